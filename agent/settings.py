@@ -246,6 +246,24 @@ class Settings(KafkaSettings):
     s3_addressing: Literal["auto", "path", "virtual"] = Field(
         default="auto", description="S3 addressing style; auto: path if an endpoint is set"
     )
+    s3_encryption: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = Field(
+        default=None,
+        description="encryption that lock objects on S3 are written with (x-amz-server-side-encryption), where a bucket policy "
+        "demands the header; default: the bucket's, without the header",
+    )
+    s3_kms_key: str | None = Field(
+        default=None,
+        min_length=1,
+        description="id or ARN of the KMS key for s3_encryption; default: the bucket's, or the account's for S3",
+    )
+    s3_requester_pays: bool = Field(
+        default=False, description="whether this agent's account pays for its requests to S3"
+    )
+    s3_bucket_owner: str | None = Field(
+        default=None,
+        pattern=r"^[0-9]{12}$",
+        description="account id that owns the buckets of locks; S3 refuses requests to a bucket of another one",
+    )
     gcs_endpoint: str | None = Field(
         default=None, description="Google Cloud Storage endpoint; default: Google's; http:// is unencrypted"
     )
@@ -619,7 +637,7 @@ def _check_file(path: Path) -> None:
             values = tomllib.load(file)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}") from None
     if unknown := unknown_keys(values, Settings.model_fields):
         raise SettingsError(f"{path}: unknown setting: {unknown}; docs/configuration.md lists all settings")

@@ -6,11 +6,18 @@ from datetime import UTC, datetime
 
 from lakewarden.agent.clock import moment
 
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000
+"""Of the years 1 and 9999. A client chooses the times in its records."""
+
+
+def utc_time(epoch_ms: float) -> datetime:
+    """The time in UTC, or the closest one that a `datetime` can be."""
+    return datetime.fromtimestamp(min(max(epoch_ms, _FIRST_MS), _LAST_MS) / 1000, tz=UTC)
+
 
 def timestamp(epoch_ms: float) -> str:
     """RFC 3339, UTC, milliseconds."""
-    at = datetime.fromtimestamp(epoch_ms / 1000, tz=UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_time(epoch_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def span(seconds: float) -> str:

@@ -12,6 +12,7 @@ The string below a field is its description in `schema.json`, `asyncapi.json` an
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -24,7 +25,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from lakewarden.events.tables import require_canonical
+from lakewarden.events.tables import MAX_PATH, require_canonical
 
 PROTOCOL = 1
 PROTOCOL_WITH_TURNS = 2
@@ -47,9 +48,6 @@ MAX_REASON = 1000
 
 INTEGER_BITS = 64
 """Of a signed integer: every client and every store of numbers has these."""
-
-MAX_PATH = 1024
-"""Characters of a table URI, a partition or a file group: the length limit of an S3 key."""
 
 
 def _at_most(limit: int) -> AfterValidator:
@@ -82,6 +80,17 @@ TableUri = Annotated[
 ]
 
 
+def _in_utc(at: datetime) -> datetime:
+    try:
+        at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("in UTC it is before the year 1 or after 9999") from None
+    return at
+
+
+Time = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+
+
 class Wire(BaseModel):
     """A frozen value that refuses unknown fields when it is built. `codec.decode` ignores them when it reads."""
 
@@ -101,5 +110,5 @@ class EventBase(Wire):
     """Id of the transaction, unique for each attempt. Empty where an event of an agent concerns no transaction."""
     writer: str
     """Name of the writing job, the same after a restart. Empty where an event of an agent concerns no writer."""
-    at: AwareDatetime
+    at: Time
     """Time at which the event was built, RFC 3339 with an offset. Informative: no reader orders events by it."""

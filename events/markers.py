@@ -6,7 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from lakewarden.events.base import MAX_PATH, Wire
+from lakewarden.events.base import Wire
+from lakewarden.events.tables import MAX_PATH
 
 Operation: TypeAlias = Literal["create", "append", "merge", "delete"]
 ConflictKind: TypeAlias = Literal["marker", "commit"]

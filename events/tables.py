@@ -16,6 +16,9 @@ import re
 from typing import Final
 from urllib.parse import unquote
 
+MAX_PATH = 1024
+"""Characters of a table URI, a partition or a file group: the length limit of an S3 key."""
+
 _URI = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/]*)(?P<path>/.*)?$", re.DOTALL)
 _ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
 _ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
@@ -45,6 +48,10 @@ def canonical_table(table: str) -> str:
     if "?" in canonical:
         raise ValueError(
             f"table URI has '?': {table!r}; some programs end the path there, and others don't; rename the folder"
+        )
+    if len(canonical) > MAX_PATH:
+        raise ValueError(
+            f"table URI has {len(canonical)} characters, at most {MAX_PATH} are possible: {table[:100]!r}…"
         )
     return _read_in_one_way(canonical)
 

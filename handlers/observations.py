@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from lakewarden.events import Marker, Operation
-from lakewarden.events.base import MAX_PATH
+from lakewarden.events.tables import MAX_PATH
 
 INVALIDATES: Final[Operation] = "delete"
 """Operation of a file whose removal or arrival refutes a rewrite that has read its partition before.

@@ -7,7 +7,7 @@ override the environment.
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import signal
 import sys
@@ -19,8 +19,6 @@ from typing import Annotated, NoReturn
 import structlog
 import typer
 from aiokafka.errors import KafkaError
-from rich.table import Table
-from rich.tree import Tree
 
 from lakewarden.agent.cli.dev import run_dev
 from lakewarden.agent.cli.doctor import doctor_command
@@ -30,13 +28,15 @@ from lakewarden.agent.cli.options import (
     BootstrapServers,
     Config,
     LockRoot,
+    OnlyTable,
     Output,
     OutputFormat,
     S3Endpoint,
+    TransactionId,
     run,
     show_help_without_command,
 )
-from lakewarden.agent.cli.output import print_rows
+from lakewarden.agent.cli.output import Rows, print_json, print_line, print_lines, print_message, print_tree
 from lakewarden.agent.cli.overview import agents_command, losses_command, refused_command
 from lakewarden.agent.cli.requests import abort_command, ledger_app
 from lakewarden.agent.cli.web import web_command
@@ -45,13 +45,13 @@ from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import denied_to_command
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.explain import AmbiguousError, explain
-from lakewarden.agent.operators.explain_json import explanation_json
+from lakewarden.agent.operators.explain_json import explanation_fields
 from lakewarden.agent.operators.explain_text import candidate_lines, explanation_lines
 from lakewarden.agent.operators.status import AUDIT_WINDOW, TableView, conflicts, status
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.watching.foreground import watch_until_signal
-from lakewarden.events import ConflictDetected, canonical_table
+from lakewarden.events import ConflictDetected
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -99,7 +99,7 @@ Allow = Annotated[
 
 def _print_version(flag: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value
     if flag:
-        typer.echo(f"lakewarden {version('lakewarden')}")
+        print_line(f"lakewarden {version('lakewarden')}")
         raise typer.Exit
 
 
@@ -248,16 +248,19 @@ def conflicts_command(
         found = 0
         async for event in conflicts(settings, follow=follow):
             found += 1
-            typer.echo(event.model_dump_json() if output is Output.JSON else _conflict_line(event))
+            if output is Output.JSON:
+                print_json(event.model_dump(mode="json"))
+            else:
+                print_line(_conflict_line(event))
         if not found and output is Output.TEXT:
-            typer.echo("no conflicts")
+            print_line("no conflicts")
 
     run(show)
 
 
 @app.command(name="status", short_help="Print each table's lock and open transactions.")
 def status_command(
-    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Only this table.")] = None,
+    table: OnlyTable = None,
     output: OutputFormat = Output.TEXT,
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
@@ -268,33 +271,24 @@ def status_command(
     """
     settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
     configure_logging("auto", "warning", stream=sys.stderr)
-    try:
-        only_table = None if table is None else canonical_table(table)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--table") from None
 
     async def show() -> None:
-        views = await status(settings, only_table)
+        views = await status(settings, table)
         if output is Output.JSON:
-            typer.echo(json.dumps([asdict(view) for view in views]))
+            print_json([asdict(view) for view in views])
         elif views:
             for view in views:
                 _print_table(view)
         else:
-            typer.echo("no table has an open transaction or a lock")
+            print_line("no table has an open transaction or a lock")
 
     run(show)
 
 
 @app.command(name="explain", short_help="Print the history of one transaction, with reasons.")
 def explain_command(
-    transaction: Annotated[
-        str, typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.")
-    ],
-    table: Annotated[
-        str | None,
-        typer.Option("--table", metavar="T", help="The transaction's table, if the id is not unique."),
-    ] = None,
+    transaction: TransactionId,
+    table: OnlyTable = None,
     output: OutputFormat = Output.TEXT,
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
@@ -307,32 +301,25 @@ def explain_command(
     Exit codes: 0 success; 1 no transaction or several transactions found, or another failure; 2 usage error.
     """
     configure_logging("auto", "warning", stream=sys.stderr)
-    if not transaction:
-        raise typer.BadParameter(
-            "the transaction id is empty; lakewarden status and lakewarden conflicts print ids",
-            param_hint="TRANSACTION",
-        )
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     try:
-        only_table = None if table is None else canonical_table(table)
-        explanation = run(lambda: explain(settings, transaction, only_table))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        explanation = run(lambda: explain(settings, transaction, table))
     except AmbiguousError as ambiguous:
         if output is Output.TEXT:
-            for line in candidate_lines(ambiguous.candidates):
-                typer.echo(line)
+            print_lines(candidate_lines(ambiguous.candidates))
         raise
     if output is Output.JSON:
-        typer.echo(explanation_json(explanation))
+        print_json(explanation_fields(explanation))
     else:
-        for line in explanation_lines(explanation):
-            typer.echo(line)
+        print_lines(explanation_lines(explanation))
 
 
 def main() -> None:
     """Run the command line: print errors as one line, and exit with the code."""
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a locale without Unicode
+                stream.reconfigure(errors="backslashreplace")
         result = app(standalone_mode=False, prog_name="lakewarden")
     except typer.Exit as done:
         sys.exit(done.exit_code)
@@ -352,6 +339,9 @@ def main() -> None:
         # The reader of our output has exited, so no message can reach it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        _exit_with_error(f"{where}{error.strerror or error}", EXIT_FAILED)
     except Exception as error:  # noqa: BLE001 - reported
         _exit_with_internal_error(error)
     else:
@@ -368,8 +358,7 @@ def _exit_with_internal_error(error: Exception) -> NoReturn:
 
 
 def _exit_with_error(message: str, status_code: int) -> NoReturn:
-    line = " ".join(message.split())
-    typer.echo(f"lakewarden: {line}", err=True)
+    print_message(message)
     sys.exit(status_code)
 
 
@@ -402,14 +391,13 @@ def _conflict_line(event: ConflictDetected) -> str:
     )
 
 
+_OPEN = ("writer", "batch", "phase", "since", "waits for", "partitions", "file groups", "transaction")
+
+
 def _print_table(view: TableView) -> None:
     if view.incomplete or view.refused is not None:
-        tree = Tree(view.table)
-        if view.refused is not None:
-            tree.add(f"REFUSED by agents: {view.refused}")
-        for missing in view.incomplete:
-            tree.add(f"LOG INCOMPLETE: {missing}")
-        print_rows(tree)
+        refused = [] if view.refused is None else [f"REFUSED by agents: {view.refused}"]
+        print_tree(view.table, [*refused, *(f"LOG INCOMPLETE: {missing}" for missing in view.incomplete)])
         return
     lock = view.lock
     if lock is None:
@@ -420,40 +408,29 @@ def _print_table(view: TableView) -> None:
         text = f"lock: lapsed; agent {lock.agent} held it until {lock.valid_until}{lock.note}"
     else:
         text = f"lock: {lock.last_step.removeprefix('lock-')}{lock.note}"
-    tree = Tree(view.table)
-    tree.add(text)
+    branches: list[str | Rows] = [text]
     if view.stopped is not None:
-        tree.add(f"STOPPED by the agent: {view.stopped}")
-    if view.transactions:
-        rows = Table(
-            "writer",
-            "batch",
-            "phase",
-            "since",
-            "waits for",
-            "partitions",
-            "file groups",
-            "transaction",
-            box=None,
+        branches.append(f"STOPPED by the agent: {view.stopped}")
+    rows = [
+        (
+            each.writer,
+            "" if each.batch_id is None else str(each.batch_id),
+            each.phase if each.revoked is None else f"{each.phase}, withdrawn",
+            each.since,
+            each.waiting_on or "",
+            str(each.partitions),
+            str(each.file_groups),
+            each.transaction,
         )
-        for each in view.transactions:
-            rows.add_row(
-                each.writer,
-                "" if each.batch_id is None else str(each.batch_id),
-                each.phase if each.revoked is None else f"{each.phase}, withdrawn",
-                each.since,
-                each.waiting_on or "",
-                str(each.partitions),
-                str(each.file_groups),
-                each.transaction,
-            )
-        tree.add(rows)
-        for each in view.transactions:
-            if each.revoked is not None:
-                tree.add(f"the grant of {each.writer} is withdrawn, its lease still runs: {each.revoked}")
-    else:
-        tree.add("no open transaction")
-    print_rows(tree)
+        for each in view.transactions
+    ]
+    branches.append([_OPEN, *rows] if rows else "no open transaction")
+    branches += [
+        f"the grant of {each.writer} is withdrawn, its lease still runs: {each.revoked}"
+        for each in view.transactions
+        if each.revoked is not None
+    ]
+    print_tree(view.table, branches)
 
 
 if __name__ == "__main__":

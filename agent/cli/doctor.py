@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import Annotated
@@ -17,11 +16,12 @@ from lakewarden.agent.cli.options import (
     OutputFormat,
     S3Endpoint,
     run,
+    table_uri,
 )
+from lakewarden.agent.cli.output import print_json, print_lines
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.settings import Settings
-from lakewarden.events import canonical_table
 from lakewarden.handlers.setup.findings import Finding, has_problem
 
 EXIT_FAILED = 1
@@ -31,7 +31,9 @@ def doctor_command(
     tables: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TABLE]...", help="Tables to check: whether they are allowed, and where their locks are."
+            metavar="[TABLE]...",
+            help="Tables to check: whether they are allowed, and where their locks are.",
+            parser=table_uri,
         ),
     ] = None,
     *,
@@ -50,19 +52,14 @@ def doctor_command(
     Exit codes: 0 no problem; 1 at least one problem; 2 usage error.
     """
     configure_logging("text", "error", stream=sys.stderr)
-    try:
-        wanted = [canonical_table(each) for each in tables or ()]
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="TABLE") from None
     settings = Settings.load(
         config, bootstrap_servers=bootstrap_servers, lock_root=lock_root, s3_endpoint=s3_endpoint
     )
-    findings = run(lambda: diagnose(settings, wanted))
+    findings = run(lambda: diagnose(settings, tables or []))
     if output is Output.JSON:
-        typer.echo(json.dumps([asdict(each) for each in findings]))
+        print_json([asdict(each) for each in findings])
     else:
-        for each in findings:
-            typer.echo(line_of(each))
+        print_lines(map(line_of, findings))
     raise typer.Exit(EXIT_FAILED if has_problem(findings) else 0)
 
 

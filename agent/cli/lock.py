@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -17,18 +16,22 @@ from lakewarden.agent.cli.options import (
     BootstrapServers,
     Config,
     LockRoot,
+    OnlyTable,
     Output,
     OutputFormat,
     S3Endpoint,
     run,
     show_help_without_command,
+    table_uri,
 )
+from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
 from lakewarden.agent.locks import commands as lock_commands
 from lakewarden.agent.locks.hold import GRACE_SECONDS, HoldOptions, hold
 from lakewarden.agent.logs import configure_logging
+from lakewarden.agent.name_text import typed
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError
-from lakewarden.events import canonical_table
+from lakewarden.events import canonical_location
 from lakewarden.handlers.explain.lock_audit import Drifts
 
 EXIT_FAILED = 1
@@ -39,10 +42,17 @@ lock_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Table = Annotated[str, typer.Argument(metavar="TABLE", help="URI or absolute path of the table.")]
+Table = Annotated[
+    str, typer.Argument(metavar="TABLE", help="URI or absolute path of the table.", parser=table_uri)
+]
 Lock = Annotated[
     str | None,
-    typer.Option("--lock", metavar="URI", help="URI of the lock object, if it is not at its usual place."),
+    typer.Option(
+        "--lock",
+        metavar="URI",
+        help="URI of the lock object, if it is not at its usual place.",
+        parser=lambda text: _parsed(lambda: canonical_location(typed(text))),
+    ),
 ]
 Hudi = Annotated[
     bool,
@@ -70,9 +80,9 @@ def probe_command(
     Exit codes: 0 the store can hold locks; 1 it can't, or it did not answer; 2 usage error.
     """
     settings = _settings(config, s3_endpoint=s3_endpoint)
-    root = _parsed(lambda: _lock_folder(uri))
+    root = _parsed(lambda: _lock_folder(typed(uri)))
     probed = _run(lambda: lock_commands.probe_place(settings, root))
-    typer.echo(
+    print_line(
         f"{root} honours both conditions (write if absent, write if unchanged), so it can hold locks; "
         f"{lock_commands.spent(probed.requests, probed.seconds)}"
     )
@@ -96,7 +106,6 @@ def show_command(
     Exit codes: 0 success, also if there is no lock object; 1 the lock object could not be read; 2 usage error.
     """
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint)
-    _check_uris(table, lock)
 
     async def show() -> lock_commands.LockView:
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
@@ -104,9 +113,9 @@ def show_command(
 
     view = _run(show)
     if output is Output.JSON:
-        typer.echo(json.dumps(lock_text.view_fields(view)))
+        print_json(lock_text.view_fields(view))
     else:
-        _print(lock_text.view_lines(view))
+        print_lines(lock_text.view_lines(view))
 
 
 @lock_app.command(name="hold", short_help="Acquire a table's lock and run a command while it is held.")
@@ -153,11 +162,10 @@ def hold_command(
     if shell is not None and command:
         raise typer.BadParameter("use --exec or a command after --, not both")
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
-    _check_uris(table, lock)
     argv = ["/bin/sh", "-c", shell] if shell is not None else command or []
     locate = partial(lock_commands.locate, settings, table, lock, hudi=hudi)
     options = HoldOptions(
-        locate, seconds, wait, argv, _print_message, _print_if_verbose if argv else _print_line
+        locate, seconds, wait, argv, print_message, _print_if_verbose if argv else _print_line
     )
     raise typer.Exit(_run(lambda: hold(settings, options)))
 
@@ -188,20 +196,19 @@ def release_command(
     Exit codes: 0 the owner no longer holds the lock; 1 nothing was written; 2 usage error.
     """
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
-    _check_uris(table, lock)
 
     async def release() -> tuple[lock_commands.ReleaseResult, str]:
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
-        return await lock_commands.release(settings, found, owner), found.place.uri
+        return await lock_commands.release(settings, found, typed(owner)), found.place.uri
 
     result, uri = _run(release)
-    _print(lock_text.release_lines(result, uri))
+    print_lines(lock_text.release_lines(result, uri))
 
 
 @lock_app.command(name="audit", short_help="Prove that a lock never had two owners at once.")
 def audit_command(
     *,
-    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Only this table's lock.")] = None,
+    table: OnlyTable = None,
     drift: Annotated[
         float | None,
         typer.Option(
@@ -220,16 +227,15 @@ def audit_command(
     Exit codes: 0 proven; 1 two owners at once, or some records could not be read; 2 usage error.
     """
     settings = _settings(config, bootstrap_servers=bootstrap_servers)
-    only_table = None if table is None else _parsed(lambda: canonical_table(table))
     agents_drift = settings.drift_seconds if drift is None else drift
     hudi_drift = settings.hudi_drift_seconds if drift is None else drift
     audited = _run(
-        lambda: lock_commands.audit(settings, only_table, Drifts(agents_drift * 1000, hudi_drift * 1000))
+        lambda: lock_commands.audit(settings, table, Drifts(agents_drift * 1000, hudi_drift * 1000))
     )
     if output is Output.JSON:
-        typer.echo(json.dumps(lock_text.audit_fields(audited)))
+        print_json(lock_text.audit_fields(audited))
     else:
-        _print(lock_text.audit_lines(audited))
+        print_lines(lock_text.audit_lines(audited))
     raise typer.Exit(0 if lock_text.proven(audited) else EXIT_FAILED)
 
 
@@ -246,13 +252,7 @@ def _settings(config: Path | None, table: str | None = None, **flags: object) ->
     settings = Settings.load(config, **flags)
     if table is None:
         return settings
-    return settings.model_copy(update={"allow": (_parsed(lambda: canonical_table(table)),)})
-
-
-def _check_uris(table: str, lock: str | None) -> None:
-    _parsed(lambda: canonical_table(table))
-    if lock is not None:
-        _parsed(lambda: canonical_table(lock))
+    return settings.model_copy(update={"allow": (table,)})
 
 
 def _parsed(parse: Callable[[], _Value]) -> _Value:
@@ -265,28 +265,19 @@ def _parsed(parse: Callable[[], _Value]) -> _Value:
 def _lock_folder(uri: str) -> str:
     """The canonical URI of a bucket or folder. A bucket alone is valid here, although it is no table."""
     try:
-        return canonical_table(f"{uri}/probed").removesuffix("/probed")
+        return canonical_location(f"{uri}/probed").removesuffix("/probed")
     except ValueError:
         raise ValueError(
             f"not a bucket or folder: {uri!r}; write s3://bucket[/prefix] or an absolute local path"
         ) from None
 
 
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        typer.echo(line)
-
-
-def _print_message(line: str) -> None:
-    typer.echo(f"lakewarden: {line}", err=True)
-
-
 def _print_line(line: str) -> None:
-    typer.echo(line)
+    print_line(line)
     sys.stdout.flush()
 
 
 def _print_if_verbose(line: str) -> None:
     """Print progress only with --verbose, because the command's own output is on the terminal."""
     if os.environ.get("LAKEWARDEN_VERBOSE"):
-        _print_message(line)
+        print_message(line)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from lakewarden.agent.cli.options import BootstrapServers, Config, Output, OutputFormat, run
-from lakewarden.agent.cli.output import print_rows
+from lakewarden.agent.cli.output import print_json, print_line, print_table
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.migrate import Migration, migrate
@@ -56,11 +54,11 @@ def migrate_command(
 
     def report(line: str) -> None:
         if output is Output.TEXT:
-            typer.echo(line)
+            print_line(line)
 
     done = run(lambda: migrate(source, target, partitions, dry_run=dry_run, report=report))
     if output is Output.JSON:
-        typer.echo(json.dumps(asdict(done)))
+        print_json(asdict(done))
     else:
         _print(done, dry_run=dry_run)
     if done.refusals:
@@ -70,25 +68,28 @@ def migrate_command(
 
 
 def _print(done: Migration, *, dry_run: bool) -> None:
-    rows = Table("prefix", "partitions", "tables", "committed batches", "writers with losses", box=None)
     counts = (str(done.tables), str(done.batches), str(done.losses))
-    rows.add_row(done.from_prefix, str(done.from_partitions), *counts)
-    rows.add_row(done.to_prefix, str(done.to_partitions), *(counts if done.complete else ("", "", "")))
-    print_rows(rows)
+    print_table(
+        [
+            ("prefix", "partitions", "tables", "committed batches", "writers with losses"),
+            (done.from_prefix, str(done.from_partitions), *counts),
+            (done.to_prefix, str(done.to_partitions), *(counts if done.complete else ("", "", ""))),
+        ]
+    )
     if done.already_there and not done.complete:
-        typer.echo(f"an interrupted run has copied {done.already_there} entries already")
-    typer.echo(
+        print_line(f"an interrupted run has copied {done.already_there} entries already")
+    print_line(
         f"not copied: {done.from_prefix}.writers, .decisions, .conflicts, .audit and .dead-letters; explain and conflicts find "
         "earlier transactions under the old prefix only, and fencing tokens begin at 0 again"
     )
     if done.left_behind:
-        typer.echo(
+        print_line(
             f"left behind: {done.left_behind} events of {done.from_prefix}.writers, published since partitions were added; none "
             "of their transactions was granted, so their writers repeat the batches"
         )
     if done.complete:
-        typer.echo(
+        print_line(
             f"complete: start agents and writers with topic prefix {done.to_prefix}, and none with {done.from_prefix} any more"
         )
     elif dry_run and not done.refusals:
-        typer.echo("dry run: nothing was written")
+        print_line("dry run: nothing was written")

@@ -9,10 +9,15 @@ from typing import Annotated, Any, TypeVar
 
 import anyio
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from lakewarden.agent.errors import AgentError
+from lakewarden.agent.name_text import typed, visible
+from lakewarden.events import canonical_table
+from lakewarden.events.base import MAX_NAME, Name
 
 _Result = TypeVar("_Result")
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 class Output(StrEnum):
@@ -47,6 +52,39 @@ S3Endpoint = Annotated[
     typer.Option(
         "--s3-endpoint", metavar="URL", help="S3 endpoint; default: AWS.  [env: LAKEWARDEN_S3_ENDPOINT]"
     ),
+]
+
+
+def _name(text: str) -> str:
+    name = typed(text)
+    try:
+        return _NAME.validate_python(name)
+    except ValidationError:
+        raise typer.BadParameter(
+            f"{visible(text)!r} is no name: 1 to {MAX_NAME} bytes of UTF-8 on one line"
+        ) from None
+
+
+def table_uri(text: str) -> str:
+    """The table that a word of the command line names."""
+    try:
+        return canonical_table(typed(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+OnlyTable = Annotated[
+    str | None, typer.Option("--table", metavar="T", help="URI of the only table.", parser=table_uri)
+]
+Writer = Annotated[
+    str,
+    typer.Option(
+        "--writer", metavar="W", help="The writer, as lakewarden ledger show prints it.", parser=_name
+    ),
+]
+TransactionId = Annotated[
+    str,
+    typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.", parser=_name),
 ]
 OutputFormat = Annotated[Output, typer.Option("--output", help="Output format.")]
 

@@ -1,14 +1,61 @@
-"""How the commands print tables and trees."""
+"""How the commands print: every line that a command prints comes through here, so that no name acts on a terminal."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
-from rich.console import Console, RenderableType
+import typer
 
-_PIPE_COLUMNS = 2_000
+from lakewarden.agent.name_text import visible, visible_cell
+
+Rows: TypeAlias = Sequence[Sequence[str]]
+"""A table: the names of its columns, then its lines."""
 
 
-def print_rows(rows: RenderableType) -> None:
-    """Print to stdout. Lines that go to a file or a pipe are not cut."""
-    Console(soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(rows)
+def print_line(line: str, *, err: bool = False) -> None:
+    """Print one line of text. A line break in it is escaped, as everything else that isn't visible."""
+    typer.echo(visible(line), err=err)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines of text."""
+    for line in lines:
+        print_line(line)
+
+
+def print_message(message: str) -> None:
+    """Print an error or a progress message on stderr, on one line."""
+    print_line(f"lakewarden: {' '.join(message.split())}", err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON on one line. It is ASCII."""
+    typer.echo(json.dumps(value))
+    sys.stdout.flush()
+
+
+def print_table(rows: Rows) -> None:
+    """Print a table. Its lines are never cut."""
+    for line in _table_lines(rows):
+        typer.echo(line)
+
+
+def print_tree(root: str, branches: Sequence[str | Rows]) -> None:
+    """Print a line, and below it lines and tables."""
+    print_line(root)
+    for number, branch in enumerate(branches, start=1):
+        lines = [visible(branch)] if isinstance(branch, str) else _table_lines(branch)
+        first, others = ("└── ", "    ") if number == len(branches) else ("├── ", "│   ")
+        typer.echo("\n".join(f"{others if at else first}{line}" for at, line in enumerate(lines)))
+
+
+def _table_lines(rows: Rows) -> list[str]:
+    cells = [[visible_cell(each) for each in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -10,20 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from lakewarden.agent.cli.options import BootstrapServers, Config, Output, OutputFormat, run
+from lakewarden.agent.cli.options import BootstrapServers, Config, OnlyTable, Output, OutputFormat, run
+from lakewarden.agent.cli.output import print_json, print_lines
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.agents import agent_lines, agents
 from lakewarden.agent.operators.losses import loss_lines, losses
 from lakewarden.agent.operators.refused import refused, refused_lines
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.events import canonical_table
 
 
 def losses_command(
     hours: Annotated[
         int, typer.Option("--hours", metavar="N", min=1, max=720, help="How far to look back.")
     ] = 6,
-    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Only this table.")] = None,
+    table: OnlyTable = None,
     output: OutputFormat = Output.TEXT,
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
@@ -33,11 +32,7 @@ def losses_command(
     The command reads the topic conflicts. The hours are full ones, and the current one.
     """
     settings = _settings(bootstrap_servers, config)
-    try:
-        only_table = None if table is None else canonical_table(table)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--table") from None
-    report = run(lambda: losses(settings, hours, only_table))
+    report = run(lambda: losses(settings, hours, table))
     _print(output, report, loss_lines(report))
 
 
@@ -73,7 +68,6 @@ def _settings(bootstrap_servers: str | None, config: Any) -> KafkaSettings:
 
 def _print(output: Output, value: Any, lines: Iterable[str]) -> None:
     if output is Output.JSON:
-        typer.echo(json.dumps(value))
-        return
-    for line in lines:
-        typer.echo(line)
+        print_json(value)
+    else:
+        print_lines(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import json
+import os
 import socket
 import sys
 from contextlib import aclosing
@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from lakewarden.agent.cli.options import (
     BootstrapServers,
     Config,
+    OnlyTable,
     Output,
     OutputFormat,
+    TransactionId,
+    Writer,
     run,
     show_help_without_command,
 )
-from lakewarden.agent.cli.output import print_rows
+from lakewarden.agent.cli.output import print_json, print_line, print_table
 from lakewarden.agent.logs import configure_logging
+from lakewarden.agent.name_text import typed
 from lakewarden.agent.operators.ledger import LedgerLine, ledger
 from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct
 from lakewarden.agent.operators.restore import read_backup, restore
@@ -43,9 +46,6 @@ ledger_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-OnlyTable = Annotated[
-    str | None, typer.Option("--table", metavar="T", help="URI of the table, if the name is not unique.")
-]
 Operator = Annotated[
     str | None,
     typer.Option("--operator", metavar="NAME", help="Who requests it; default: your user and host name."),
@@ -57,9 +57,7 @@ Timeout = Annotated[
 
 
 def abort_command(
-    transaction: Annotated[
-        str, typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.")
-    ],
+    transaction: TransactionId,
     *,
     table: OnlyTable = None,
     reason: Reason = "no reason given",
@@ -79,18 +77,17 @@ def abort_command(
     error.
     """
     settings = _settings(config, bootstrap_servers)
-    if not transaction:
-        raise typer.BadParameter(
-            "the transaction id is empty; lakewarden status prints ids", param_hint="TRANSACTION"
-        )
-    only_table, requester = _table(table), _requester(operator, reason, timeout)
+    requester = _requester(operator, reason, timeout)
 
     def report(line: str) -> None:
         if output is Output.TEXT:
-            typer.echo(line)
+            print_line(line)
 
-    outcome = run(lambda: abort(settings, transaction, only_table, requester, report))
-    typer.echo(json.dumps(asdict(outcome)) if output is Output.JSON else _outcome_line(outcome))
+    outcome = run(lambda: abort(settings, transaction, table, requester, report))
+    if output is Output.JSON:
+        print_json(asdict(outcome))
+    else:
+        print_line(_outcome_line(outcome))
 
 
 ledger_app.callback(invoke_without_command=True)(show_help_without_command)
@@ -115,22 +112,20 @@ def show_command(
     works while no agent runs.
     """
     settings = _settings(config, bootstrap_servers)
-    wanted = [_canonical_if_table(each) for each in names or ()]
+    wanted = [_canonical_if_table(typed(each)) for each in names or ()]
     lines = run(lambda: ledger(settings, wanted))
     if output is Output.JSON:
-        typer.echo(json.dumps([asdict(each) for each in lines]))
+        print_json([asdict(each) for each in lines])
     elif lines:
         _print_lines(lines)
     else:
-        typer.echo("the ledger has no entry" + (f" of {', '.join(wanted)}" if wanted else ""))
+        print_line("the ledger has no entry" + (f" of {', '.join(wanted)}" if wanted else ""))
 
 
 @ledger_app.command(name="correct", short_help="State which batch of a writer is its last committed one.")
 def correct_command(
     *,
-    writer: Annotated[
-        str, typer.Option("--writer", metavar="W", help="The writer, as lakewarden ledger show prints it.")
-    ],
+    writer: Writer,
     batch_id: Annotated[
         str,
         typer.Option(
@@ -156,12 +151,12 @@ def correct_command(
     """
     settings = _settings(config, bootstrap_servers)
     number = _batch_id(batch_id)
-    only_table, requester = _table(table), _requester(operator, reason, timeout)
-    before, after = run(lambda: correct(settings, only_table, writer, number, requester))
+    requester = _requester(operator, reason, timeout)
+    before, after = run(lambda: correct(settings, table, writer, number, requester))
     if output is Output.JSON:
-        typer.echo(json.dumps(_correction(before, after)))
+        print_json(_correction(before, after))
     else:
-        typer.echo(_correction_line(before, after))
+        print_line(_correction_line(before, after))
 
 
 @ledger_app.command(name="restore", short_help="State the last committed batches of a backup again.")
@@ -171,9 +166,7 @@ def restore_command(
     ],
     *,
     reason: Reason,
-    table: Annotated[
-        str | None, typer.Option("--table", metavar="T", help="URI of a table: restore only its writers.")
-    ] = None,
+    table: OnlyTable = None,
     lower: Annotated[
         bool,
         typer.Option("--lower", help="Also where the ledger has a later batch, which is written again then."),
@@ -193,8 +186,8 @@ def restore_command(
     Exit codes: 0 the ledger has all of them; 1 no agent recorded one in time, or another failure; 2 usage error.
     """
     settings = _settings(config, bootstrap_servers)
-    only_table, requester = _table(table), _requester(operator, reason, timeout)
-    lines = read_backup(backup, only_table)
+    requester = _requester(operator, reason, timeout)
+    lines = read_backup(backup, table)
     done: list[dict[str, Any]] = []
 
     async def restore_all() -> None:
@@ -202,12 +195,13 @@ def restore_command(
             async for before, after in restored:
                 done.append(_correction(before, after))
                 if output is not Output.JSON:
-                    typer.echo(_correction_line(before, after))
+                    print_line(_correction_line(before, after))
 
     run(restore_all)
-    typer.echo(
-        json.dumps(done) if output is Output.JSON else f"{len(done)} writers are restored from {backup}"
-    )
+    if output is Output.JSON:
+        print_json(done)
+    else:
+        print_line(f"{len(done)} writers are restored from {backup}")
 
 
 def _correction(before: LedgerLine | None, after: LedgerLine) -> dict[str, Any]:
@@ -226,13 +220,6 @@ def _settings(config: Config, bootstrap_servers: BootstrapServers) -> KafkaSetti
     return settings
 
 
-def _table(table: str | None) -> str | None:
-    try:
-        return None if table is None else canonical_table(table)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--table") from None
-
-
 def _canonical_if_table(name: str) -> str:
     try:
         return canonical_table(name)
@@ -241,12 +228,19 @@ def _canonical_if_table(name: str) -> str:
 
 
 def _requester(operator: str | None, reason: str, timeout: float) -> Requester:
-    who = operator if operator is not None else f"{getpass.getuser()}@{socket.gethostname()}"
-    if not who or len(who.encode()) > MAX_OPERATOR_BYTES or not who.isprintable():
+    who = operator if operator is not None else f"{_user()}@{socket.gethostname()}"
+    if not who or len(who.encode(errors="replace")) > MAX_OPERATOR_BYTES or not who.isprintable():
         raise typer.BadParameter(f"1 to {MAX_OPERATOR_BYTES} bytes on one line", param_hint="--operator")
     if len(reason) > MAX_REASON:
         raise typer.BadParameter(f"at most {MAX_REASON} characters", param_hint="--reason")
     return Requester(who, reason, timeout)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return str(os.getuid())
 
 
 def _batch_id(text: str) -> int | None:
@@ -277,9 +271,8 @@ def _outcome_line(outcome: AbortOutcome) -> str:
 
 
 def _print_lines(lines: list[LedgerLine]) -> None:
-    rows = Table("table", "writer", "batch", "recorded", "version", "lost in a row", "transaction", box=None)
-    for each in lines:
-        rows.add_row(
+    rows = [
+        (
             each.table,
             each.writer,
             "" if each.batch_id is None else str(each.batch_id),
@@ -288,4 +281,6 @@ def _print_lines(lines: list[LedgerLine]) -> None:
             str(each.losses),
             each.transaction or "",
         )
-    print_rows(rows)
+        for each in lines
+    ]
+    print_table([("table", "writer", "batch", "recorded", "version", "lost in a row", "transaction"), *rows])

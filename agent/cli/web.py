@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lakewarden.agent.cli.options import BootstrapServers, Config, run
+from lakewarden.agent.cli.output import print_line
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.settings import Settings
@@ -37,4 +38,4 @@ def web_command(
         from lakewarden.agent.web.foreground import web_until_signal
     except ModuleNotFoundError as missing:
         raise AgentError(f"{missing.name} is not installed; run pip install 'lakewarden[agent]'") from missing
-    run(lambda: web_until_signal(settings, typer.echo))
+    run(lambda: web_until_signal(settings, print_line))

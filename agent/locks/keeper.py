@@ -228,6 +228,10 @@ def store_at(root: str, settings: Settings) -> ConditionalStore:
             endpoint_url=settings.s3_endpoint,
             region=settings.s3_region,
             path_style=None if settings.s3_addressing == "auto" else settings.s3_addressing == "path",
+            encryption=settings.s3_encryption,
+            kms_key=settings.s3_kms_key,
+            requester_pays=settings.s3_requester_pays,
+            bucket_owner=settings.s3_bucket_owner,
         )
         return open_store(root, request_timeout_seconds=timeout, s3=options)
     endpoint = settings.gcs_endpoint if root.startswith("gs://") else settings.azure_endpoint

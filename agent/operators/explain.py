@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 from aiokafka import TopicPartition
@@ -24,6 +24,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import batches_to_end, offsets_at, partitions_of
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.time_text import utc_time
 from lakewarden.events import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
@@ -157,7 +158,7 @@ def not_found(settings: KafkaSettings, search: Search, table: str | None) -> str
             f"no transaction {search.prefix!r}: {topic} holds no event at all; check the topic prefix "
             "($LAKEWARDEN_TOPIC_PREFIX), and whether retention has removed the events"
         )
-    oldest = datetime.fromtimestamp(search.oldest_ms / 1000, tz=UTC).isoformat(timespec="seconds")
+    oldest = utc_time(search.oldest_ms).isoformat(timespec="seconds")
     searched = f"all {search.partitions} partitions of {topic}, back to {oldest}"
     elsewhere = sorted({each.table for each in search.found.values()})
     if table is not None and elsewhere:

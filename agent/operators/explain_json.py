@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -60,9 +59,9 @@ _FIELDS: dict[type, dict[str, str]] = {
 }
 
 
-def explanation_json(explanation: Explanation) -> str:
-    """One JSON object on one line."""
-    return json.dumps(_jsonable(explanation))
+def explanation_fields(explanation: Explanation) -> Any:
+    """What JSON has of it."""
+    return _jsonable(explanation)
 
 
 def json_name(kind: type, field: str) -> str:

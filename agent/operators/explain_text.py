@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import assert_never
 
 from lakewarden.agent.operators.explain import Candidate
+from lakewarden.agent.time_text import utc_time
 from lakewarden.events import ConflictEntry, Marker
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.timeline import (
@@ -63,8 +63,7 @@ def candidate_lines(candidates: list[Candidate]) -> Iterator[str]:
 
 def timestamp(epoch_ms: float) -> str:
     """UTC, to the millisecond."""
-    moment = datetime.fromtimestamp(epoch_ms / 1000, tz=UTC)
-    return moment.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+    return utc_time(epoch_ms).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 
 # -- before and after the steps ----------------------------------------------------------------------------------------

@@ -10,21 +10,24 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.ledger import LedgerLine, ledger
 from lakewarden.agent.operators.requests import Requester, correct_all
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import canonical_table
+from lakewarden.events.base import Integer, Name
 
 
 class BackupLine(BaseModel):
     """What a backup must have of a writer. A writer without a batch id has only lost conflicts."""
 
-    table: str
-    writer: str
-    batch_id: int | None
+    table: Annotated[str, AfterValidator(canonical_table)]
+    writer: Name
+    batch_id: Integer | None
 
 
 _BACKUP = TypeAdapter(list[BackupLine])

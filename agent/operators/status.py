@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -34,6 +34,7 @@ from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.agent.time_text import utc_time
 from lakewarden.events import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
@@ -327,7 +328,7 @@ async def last_lock_steps(settings: KafkaSettings) -> dict[str, AuditEventUnion]
 
 def lock_holder(step: AuditEventUnion) -> LockHolder:
     """Who holds the lock by its last step."""
-    until = datetime.fromtimestamp(step.valid_until / 1000, tz=utc_now().tzinfo)
+    until = utc_time(step.valid_until)
     holder = LockHolder(
         held=False,
         lock=step.lock,

@@ -36,7 +36,7 @@ from lakewarden.handlers.lease.conditional import (
     WriteOutcome,
 )
 
-_MESSAGE_CHARACTERS: Final = 150
+_MESSAGE_CHARACTERS: Final = 400
 """Limit for the store's own message, so that the reason before it and the status and code after it still fit."""
 
 _THROTTLES: Final = ("SlowDown", "Throttl", "RequestLimitExceeded", "TooManyRequests", "RequestThrottled")
@@ -75,7 +75,7 @@ class Answer:
         """The answer in one line, for logs and error messages; an error page is cut."""
         if not self.status:
             return shorten(self.message)
-        message = shorten(self.message)[:_MESSAGE_CHARACTERS] or "no message"
+        message = shorten(self.message, _MESSAGE_CHARACTERS) or "no message"
         return f"{message}: status={self.status} code={self.code or '-'}"
 
 

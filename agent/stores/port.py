@@ -19,7 +19,7 @@ whole would let a foreign object fill the agent's memory."""
 PROBE_FOLDER: Final = ".lakewarden-probe"
 """The only folder that `delete` accepts. A lock object is never deleted: its holder's next write if-match would find nothing."""
 
-MAX_WHY_CHARACTERS: Final = 300
+MAX_WHY_CHARACTERS: Final = 600
 """Limit for a reason, which goes into logs and events: a store's error page must not."""
 
 
@@ -69,6 +69,8 @@ def too_long(length: int) -> str:
     return f"the object is not a lock: it is longer than {MAX_OBJECT_BYTES} bytes: bytes={length}"
 
 
-def shorten(why: str) -> str:
-    """Cut a reason to one line of at most `MAX_WHY_CHARACTERS`."""
-    return " ".join(why.split())[:MAX_WHY_CHARACTERS]
+def shorten(why: str, limit: int = MAX_WHY_CHARACTERS) -> str:
+    """Shorten a reason to one line of at most `limit` characters. What matters is at its beginning and at its end."""
+    line = " ".join(why.split())
+    end = limit // 2
+    return line if len(line) <= limit else f"{line[: limit - end - 1]}…{line[-end:]}"

@@ -90,6 +90,22 @@ class S3Options:
     profile: str | None = None
     path_style: bool | None = None
     """None: botocore's default, which is path style where an endpoint is set (few of those resolve `bucket.host`)."""
+    encryption: str | None = None
+    """Of what is written: the header that a bucket policy may demand."""
+    kms_key: str | None = None
+    requester_pays: bool = False
+    bucket_owner: str | None = None
+    """The account id that the bucket must have."""
+
+    def of_requests(self) -> dict[str, str]:
+        """The parameters of every request."""
+        payer = {"RequestPayer": "requester"} if self.requester_pays else {}
+        return payer | ({"ExpectedBucketOwner": self.bucket_owner} if self.bucket_owner else {})
+
+    def of_writes(self) -> dict[str, str]:
+        """The further parameters of a write."""
+        encryption = {"ServerSideEncryption": self.encryption} if self.encryption else {}
+        return encryption | ({"SSEKMSKeyId": self.kms_key} if self.kms_key else {})
 
 
 class S3Store(AsyncContextManagerMixin):
@@ -97,6 +113,8 @@ class S3Store(AsyncContextManagerMixin):
 
     def __init__(self, options: S3Options | None = None, *, request_timeout_seconds: float) -> None:
         self._options = options or S3Options()
+        self._of_requests = self._options.of_requests()
+        self._of_writes = self._of_requests | self._options.of_writes()
         self._timeout = require_timeout(request_timeout_seconds)
         self._stack: AsyncExitStack | None = None
         self._client: Any = None
@@ -116,7 +134,7 @@ class S3Store(AsyncContextManagerMixin):
         location = _locate(uri)
         if isinstance(location, Refused):
             return location
-        return classify_read(await self._request(lambda client: _get(client, location)))
+        return classify_read(await self._request(lambda client: _get(client, location, self._of_requests)))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         """Send one PUT with `If-None-Match: *` or `If-Match: <etag>`."""
@@ -126,7 +144,8 @@ class S3Store(AsyncContextManagerMixin):
         if len(body) > MAX_OBJECT_BYTES:
             return Refused(too_long(len(body)))
         return classify_write(
-            await self._request(lambda client: _put(client, location, body, condition)), condition
+            await self._request(lambda client: _put(client, location, body, condition, self._of_writes)),
+            condition,
         )
 
     async def delete(self, uri: str) -> None:
@@ -136,7 +155,7 @@ class S3Store(AsyncContextManagerMixin):
         if isinstance(location, Refused):
             why = location.why
         else:
-            answer = await self._request(lambda client: _remove(client, location))
+            answer = await self._request(lambda client: _remove(client, location, self._of_requests))
             if 200 <= answer.status < 300:
                 return
             why = answer.summary
@@ -217,7 +236,9 @@ class S3Store(AsyncContextManagerMixin):
         )
 
 
-async def _put(client: Any, location: Location, body: bytes, condition: Condition) -> Answer:
+async def _put(
+    client: Any, location: Location, body: bytes, condition: Condition, more: Mapping[str, str]
+) -> Answer:
     match condition:
         case IfAbsent():
             header = {"IfNoneMatch": "*"}
@@ -226,13 +247,18 @@ async def _put(client: Any, location: Location, body: bytes, condition: Conditio
         case _:
             assert_never(condition)
     result = await client.put_object(
-        Bucket=location.authority, Key=location.key, Body=body, ContentType="application/json", **header
+        Bucket=location.authority,
+        Key=location.key,
+        Body=body,
+        ContentType="application/json",
+        **header,
+        **more,
     )
     return Answer(_status(result), version=result.get("ETag"), unexpected_bytes=_length(result))
 
 
-async def _get(client: Any, location: Location) -> Answer:
-    result = await client.get_object(Bucket=location.authority, Key=location.key)
+async def _get(client: Any, location: Location, more: Mapping[str, str]) -> Answer:
+    result = await client.get_object(Bucket=location.authority, Key=location.key, **more)
     length = result.get("ContentLength")
     stream = result["Body"]
     async with stream:
@@ -257,8 +283,8 @@ async def _get(client: Any, location: Location) -> Answer:
     )
 
 
-async def _remove(client: Any, location: Location) -> Answer:
-    return Answer(_status(await client.delete_object(Bucket=location.authority, Key=location.key)))
+async def _remove(client: Any, location: Location, more: Mapping[str, str]) -> Answer:
+    return Answer(_status(await client.delete_object(Bucket=location.authority, Key=location.key, **more)))
 
 
 def _disable_expect_and_redirects(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from lakewarden.agent.name_text import visible
 from lakewarden.agent.operators.status import LockHolder
 from lakewarden.agent.web.views import View, command
 
@@ -32,7 +33,7 @@ class Pages:
             loader=PackageLoader("lakewarden.agent.web"),
             autoescape=True,
             undefined=StrictUndefined,
-            finalize=visible,
+            finalize=_shown,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -74,11 +75,8 @@ class Pages:
         return self.render(view, path="", json_path="", problem=None, as_of=None, version="")
 
 
-def visible(value: Any) -> Any:
-    """A text with its invisible characters escaped: one that reverses the direction of writing makes a name look like another."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(each if each.isprintable() or each == "\n" else f"\\u{ord(each):04x}" for each in value)
+def _shown(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def at(drawing: dict[str, Any], seconds: float) -> str:
@@ -101,5 +99,5 @@ def clock(text: str | None) -> str:
         return ""
     try:
         return datetime.fromisoformat(text).astimezone(UTC).strftime("%H:%M:%S")
-    except ValueError:
+    except (ValueError, OverflowError):
         return text

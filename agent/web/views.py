@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,7 @@ from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
 from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain
-from lakewarden.agent.operators.explain_json import explanation_json
+from lakewarden.agent.operators.explain_json import explanation_fields
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.agent.operators.status import TableView, TransactionView
 from lakewarden.agent.settings import Settings
@@ -232,7 +231,7 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
         }
         return View("transaction", "One transaction", command(*words), data, live=False)
     data = {
-        **json.loads(explanation_json(found)),
+        **explanation_fields(found),
         "lines": list(explanation_lines(found)),
         "related": list(_related(found.transaction.id, found)),
     }

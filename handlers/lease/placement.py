@@ -44,6 +44,8 @@ HUDI_PROPERTIES: Final = "/.hoodie/hoodie.properties"
 """Every Hudi table has this file, and no other table does."""
 HUDI, USUAL = "hudi", "usual"
 """Locations in `lock_places` that depend on the table."""
+_MAX_CLEANED, _MAX_CLEANED_ON_DISK = 900, 200
+"""Characters. Stores take keys of 1,024 bytes, file systems names of 255. The hash distinguishes tables."""
 _UNCLEAN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -113,6 +115,7 @@ class Placement:
         authority, path = rest.split("/", 1)
         root = self.lock_root.rstrip("/") if self.lock_root else f"{scheme}://{authority}"
         cleaned = _UNCLEAN.sub("-", path).strip("-")
+        cleaned = cleaned[: _MAX_CLEANED_ON_DISK if root.startswith("file:") else _MAX_CLEANED]
         digest = hashlib.sha256(table.encode()).hexdigest()[:8]
         return f"{root}/locks/{cleaned}-{digest}.json"
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lakewarden.agent.stores import classify
 from lakewarden.agent.stores.classify import TABLE, Answer, RequestCondition, Row
-from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
+from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, MAX_WHY_CHARACTERS
 from lakewarden.agent.stores.s3 import S3Options, S3Store
 from lakewarden.handlers.lease.conditional import (
     Absent,
@@ -375,3 +375,49 @@ async def test_any_answer_becomes_an_outcome_and_never_an_exception(
     if isinstance(outcome, Won | Found):
         assert reply.status in {200, 201}
         assert outcome.version in {value.strip() for name, value in reply.headers if name == "ETag"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_requests_have_the_headers_that_a_policy_may_demand(answering: AnsweringServer) -> None:
+    """Of encryption, of a requester that pays, and of the account that a bucket must belong to."""
+    wanted = {"x-amz-request-payer": "requester", "x-amz-expected-bucket-owner": "1" * 12}
+    encrypted = {
+        "x-amz-server-side-encryption": "aws:kms",
+        "x-amz-server-side-encryption-aws-kms-key-id": "alias/locks",
+    }
+    async with faulty_server([DONE, READ, Reply(204)]) as server:
+        options = S3Options(
+            endpoint_url=server.endpoint,
+            region="us-east-1",
+            encryption="aws:kms",
+            kms_key="alias/locks",
+            requester_pays=True,
+            bucket_owner="1" * 12,
+        )
+        async with S3Store(options, request_timeout_seconds=60) as store:
+            assert isinstance(await store.write(URI, b"{}", IfAbsent()), Won)
+            assert isinstance(await store.read(URI), Found)
+            await store.delete("s3://bucket/.lakewarden-probe/1")
+
+    sent = [{name.lower(): value for name, value in each.headers.items()} for each in server.received]
+    assert [each.method for each in server.received] == ["PUT", "GET", "DELETE"]
+    assert all(wanted.items() <= headers.items() for headers in sent)
+    assert [encrypted.items() <= headers.items() for headers in sent] == [True, False, False]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_refusal_has_the_beginning_and_the_end_of_the_stores_text(answering: AnsweringServer) -> None:
+    """The end says which policy has refused."""
+    refusal = (
+        "User: arn:aws:sts::123456789012:assumed-role/lakewarden-agent/i-0123456789abcdef0 is not authorized to perform: "
+        f"s3:PutObject on resource: &quot;arn:aws:s3:::bucket/{'warehouse/' * 60}t.json&quot; with an explicit deny in a "
+        "resource-based policy"
+    )
+    body = f"<Error><Code>AccessDenied</Code><Message>{refusal}</Message></Error>"
+
+    outcome = await answering.outcome(Reply(403, (), body.encode()), IfAbsent())
+
+    assert isinstance(outcome, Refused)
+    assert "User: arn:aws:sts::123456789012:assumed-role/lakewarden-agent" in outcome.why
+    assert "explicit deny in a resource-based policy: status=403" in outcome.why
+    assert len(outcome.why) <= MAX_WHY_CHARACTERS

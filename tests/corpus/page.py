@@ -38,6 +38,7 @@ from lakewarden.events import (
     decision,
     markers,
     operator,
+    tables,
     writer,
 )
 from lakewarden.events.access.batches import MAX_BATCH
@@ -265,7 +266,7 @@ def _limits() -> str:
             f"{defaults['max_priority']} (`max_priority`)",
             "aborted, `not-allowed`",
         ),
-        ("`table`, `partition`, `file_group`", f"{base.MAX_PATH:,} characters", "refused"),
+        ("`table`, `partition`, `file_group`", f"{tables.MAX_PATH:,} characters", "refused"),
         ("`lock`", f"{lock_length:,} characters", "refused"),
         ("`heartbeat_seconds`", f"more than 0, at most {longest_heartbeat:g}", "refused"),
         (

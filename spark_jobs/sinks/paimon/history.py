@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any, Final, assert_never
@@ -34,6 +35,9 @@ from lakewarden.spark_jobs.sinks.paimon.table import UNNUMBERED, find_commit
 
 COMMITTED: Final = "lakewarden.committed"
 """Snapshot property: the last batch of each writer."""
+
+MAX_OBJECT_NAME: Final = 200
+"""Bytes. File systems take names of 255, and a temporary file has a longer one."""
 
 ATTEMPTS: Final = "_lakewarden/paimon"
 """Folder of a table with an object for each writer: the batch that it is about to publish."""
@@ -131,4 +135,7 @@ def _attempts(table: Any) -> FolderStore:
 
 
 def _object_name(writer: str) -> str:
-    return f"{quote(writer, safe='')}.json"
+    name = quote(writer, safe="")
+    if len(name) > MAX_OBJECT_NAME:
+        name = f"{name[: MAX_OBJECT_NAME - 65]}-{hashlib.sha256(writer.encode()).hexdigest()}"
+    return f"{name}.json"

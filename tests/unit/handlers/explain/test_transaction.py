@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.operators.explain_json import KINDS, explanation_json, json_name
+from lakewarden.agent.operators.explain_json import KINDS, explanation_fields, json_name
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.events import (
     AuditEventUnion,
@@ -338,7 +337,7 @@ def test_in_random_histories_every_explanation_ends_in_the_phase_of_the_table(se
         explanation = explanation_of(w, transaction)
 
         assert explanation.outcome.phase is w.phase(transaction), transaction
-        assert [json.loads(explanation_json(explanation))["steps"][0]["kind"], kinds(explanation)[0]] == [
+        assert [explanation_fields(explanation)["steps"][0]["kind"], kinds(explanation)[0]] == [
             "opened",
             "Opened",
         ]

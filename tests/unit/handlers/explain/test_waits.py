@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from lakewarden.agent.operators.explain_json import explanation_json
+from lakewarden.agent.operators.explain_json import explanation_fields
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.table.transactions import Phase
@@ -48,9 +46,7 @@ def test_the_reason_of_the_admission_is_in_the_text_and_in_the_json() -> None:
 
     assert "intent: queued (its scope is known), priority 0" in "\n".join(explanation_lines(chosen))
     assert "intent: optimistic, priority 0" in "\n".join(explanation_lines(unexplained))
-    reasons = [
-        json.loads(explanation_json(each))["steps"][0]["admission_reason"] for each in (chosen, unexplained)
-    ]
+    reasons = [explanation_fields(each)["steps"][0]["admission_reason"] for each in (chosen, unexplained)]
     assert reasons == ["its scope\nis known", None]
 
 
