@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -264,8 +265,6 @@ class DeltaTables(Tables):
 
 def _decoded(folder: Path, path: str) -> str:
     """Return the file that a log names by a URI."""
-    from urllib.parse import unquote
-
     return str(folder / unquote(path))
 
 
@@ -605,13 +604,11 @@ class HudiTables(Tables):
         place = self.folder / table
         if not (place / ".hoodie").exists():
             return Rows()
-        rows = self.spark.read.format("hudi").load(str(place))
-        columns = [quoted(name) for name in rows.columns if not name.startswith("_hoodie")]
-        found = pa.Table.from_batches(
-            _arrow_batches(rows.selectExpr("_hoodie_partition_path", "_hoodie_record_key", *columns))
+        files = self.spark.read.format("hudi").load(str(place)).inputFiles()
+        return counted(
+            (str(file.parent.relative_to(place)), file_rows(str(file)).drop_columns(OF_A_WRITE))
+            for file in (Path(unquote(urlsplit(each).path)) for each in files)
         )
-        paths = found.column("_hoodie_partition_path").to_pylist()
-        return counted((path, found.slice(number, 1).combine_chunks()) for number, path in enumerate(paths))
 
     def changed(self) -> set[str]:
         place = self.folder / "sink"
@@ -620,9 +617,8 @@ class HudiTables(Tables):
         return {str(file.parent.relative_to(place)).removeprefix(".") for file in new}
 
 
-def _arrow_batches(rows: Any) -> list[Any]:
-    return list(rows._collect_as_arrow())
-
+OF_A_WRITE = ["_hoodie_commit_time", "_hoodie_commit_seqno", "_hoodie_file_name"]
+"""Columns of Hudi that differ between two writes of the same rows."""
 
 HUDI_OPTIONS = {
     "hoodie.metadata.enable": "false",
