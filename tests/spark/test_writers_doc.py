@@ -1,15 +1,16 @@
-"""docs/writers.md: every block runs, and the defaults are those of the code."""
+"""docs/writers.md and docs/recipes.md: every block runs, and the defaults are those of the code."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY
@@ -25,11 +26,13 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "writers.md").read_text()
+RECIPES = (DOCS / "recipes.md").read_text()
+FLIGHTS = "month int, day int, flight long, departure string, arrival string"
 
 
-def blocks() -> list[str]:
-    found = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(found) == TEXT.count("```python")
+def blocks(page: str = TEXT) -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(found) == page.count("```python")
     return found
 
 
@@ -98,6 +101,108 @@ def test_every_block_runs_in_the_order_of_the_page(
     assert discarded == [], "everything was committed"
     assert completed["web"].version == published[(completed["web"].writer, 0)]
     assert "file-group-4" in {m.file_group for e in agent.wait_for("marker-created") for m in e.markers}
+
+
+@pytest.fixture
+def recipes(
+    harness: Harness, spark: SparkSession, make_table: MakeTable, tmp_path: Path
+) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """A function that runs blocks of the recipes, and returns their names. Two flights are there, one of them late."""
+    source, totals = str(tmp_path / "source"), (tmp_path / "totals").as_uri()
+    rows = [(1, 1, 10, "08:00", "07:00"), (1, 2, 11, "09:00", "10:00")]
+    spark.createDataFrame(rows, FLIGHTS).coalesce(1).write.parquet(source)
+    spark.sql(f"create table totals (month int, flights long) using parquet location '{totals}'")
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "checkpoints"))
+    replaced = {
+        'CommitGate("kafka:9092"': f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"',
+        "s3://lake/air.db/flights": make_table("flights"),
+        "s3://lake/air.db/late_flights": make_table("late_flights"),
+        "s3://lake/totals": totals,
+    }
+    names: dict[str, Any] = {
+        "spark": spark,
+        "flights": spark.readStream.schema(FLIGHTS).parquet(source),
+        "corrections": spark.createDataFrame(
+            [(1, 1, 10, "08:30")], "month int, day int, flight long, departure string"
+        ),
+    }
+
+    def run(page: str) -> dict[str, Any]:
+        for block in blocks(page):
+            names.pop("query", None)
+            code = block
+            for text, instead in replaced.items():
+                code = code.replace(text, instead)
+            exec(compile(code, "docs/recipes.md", "exec"), names)  # noqa: S102 - a page of this repository
+            if query := names.get("query"):
+                query.processAllAvailable()
+                query.stop()
+                query.awaitTermination()
+        return names
+
+    try:
+        yield run
+    finally:
+        spark.sql("drop table totals")
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+        names["gate"].close()
+
+
+def test_every_recipe_runs_in_the_order_of_the_page(
+    harness: Harness, spark: SparkSession, recipes: Callable[[str], dict[str, Any]]
+) -> None:
+    agent = harness.agent(grant_everything)
+
+    names = recipes(RECIPES)
+
+    for query in (names["first"], names["second"]):
+        query.processAllAvailable()
+    names["second"].stop()
+    names["run"]()
+    assert spark.streams.active == []
+    assert names["failed"] == []
+    times = [(row["flight"], row["departure"], row["arrival"]) for row in rows_of(names["all_flights"].table)]
+    assert times == [(10, "08:00", "07:00"), (11, "09:00", "10:00")]
+    assert spark.table("totals").collect() == [(1, 2)]
+    writers = {event.writer.partition(":")[0] for event in agent.wait_for("commit-completed", 11)}
+    assert writers == {"flights", "late-flights", "newest-flights", "nightly", "one", "two", "totals"}
+    for event in agent.wait_for("commit-intent"):
+        assert len(event.writer.partition(":")[2]) == 36, "each has its query's id"
+
+
+@pytest.mark.parametrize("function", ["write_both", "write_at_once"])
+def test_each_of_two_tables_has_each_batch_once_after_a_crash_in_between(
+    harness: Harness, recipes: Callable[[str], dict[str, Any]], tmp_path: Path, function: str
+) -> None:
+    """And a new checkpoint is a new writer in both: with a thread pool its rows were skipped."""
+    harness.agent(grant_everything)
+    page = RECIPES.replace('mode="upsert", keys=["flight"]', 'mode="append"')
+    names = recipes(page.partition("## Filter")[0].replace("query = ", "later = lambda: "))
+    to_late = names["to_late"]
+    died: list[int] = []
+
+    def dies_once(batch: DataFrame, batch_id: int) -> None:
+        if not died:
+            died.append(batch_id)
+            raise RuntimeError("the driver died here")
+        to_late(batch, batch_id)
+
+    def run(checkpoint: str) -> None:
+        stream = names["flights"].writeStream.foreachBatch(names[function]).trigger(availableNow=True)
+        stream.option("checkpointLocation", str(tmp_path / checkpoint)).start().awaitTermination()
+
+    def copies() -> list[int]:
+        tables = [rows_of(names[sink].table) for sink in ("all_flights", "late_flights")]
+        return [sum(row["flight"] == 10 for row in rows) for rows in tables]
+
+    names["to_late"] = dies_once
+    with pytest.raises(StreamingQueryException, match="the driver died here"):
+        run("first")
+    assert copies() == [1, 0]
+    run("first")
+    assert copies() == [1, 1]
+    run("another")
+    assert copies() == [2, 2]
 
 
 @pytest.mark.parametrize(
