@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote_plus
 
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -31,6 +31,19 @@ def is_blank_in_java(text: str) -> bool:
 def escape_as_java_url(text: str) -> str:
     """Escape as `java.net.URLEncoder` does, which Iceberg uses."""
     return quote_plus(text, safe="*").replace("~", "%7E")
+
+
+def transformed(transform: str, value: Any) -> Any:
+    """Return the value of one of Iceberg's partition fields as its paths spell it, where that isn't the value's own text."""
+    match transform:
+        case "year":
+            return f"{1970 + value:04d}"
+        case "month":
+            return f"{1970 + value // 12:04d}-{value % 12 + 1:02d}"
+        case "hour":
+            return f"{date_of(value // 24)}-{value % 24:02d}"
+        case _:
+            return value
 
 
 def date_of(days: int) -> str:

@@ -29,7 +29,7 @@ from lakewarden.handlers.observations import (
     changed_files,
     observed_commit,
 )
-from lakewarden.handlers.partition_spelling import date_of, escape_as_java_url
+from lakewarden.handlers.partition_spelling import date_of, escape_as_java_url, transformed
 
 METADATA_FOLDER: Final = "metadata/"
 FORMAT_VERSIONS: Final = (1, 2)
@@ -198,18 +198,8 @@ def _entries(body: bytes, spec: tuple[Field, ...] | None, snapshot: int) -> Iter
 def _spelled(value: Any, transform: str) -> str:
     if value is None:
         return "null"
-    match transform:
-        case "year":
-            text = f"{1970 + value:04d}"
-        case "month":
-            text = f"{1970 + value // 12:04d}-{value % 12 + 1:02d}"
-        case "hour":
-            text = f"{date_of(value // 24)}-{value % 24:02d}"
-        case "day" if isinstance(value, int):
-            text = date_of(value)
-        case _:
-            text = _text(value)
-    return escape_as_java_url(text)
+    days = transform == "day" and isinstance(value, int)
+    return escape_as_java_url(date_of(value) if days else _text(transformed(transform, value)))
 
 
 def _text(value: Any) -> str:

@@ -29,6 +29,9 @@ RESOLVER = f"{_CATALYST}.analysis.TableOutputResolver"
 
 _ROW = "_lakewarden_row"
 
+NOT_STORED = "a value of the batch can't be stored"
+"""How an error begins that a cast of a sink raises itself."""
+
 _VALUE_ERRORS = (
     "CAST_OVERFLOW",
     "CAST_INVALID_INPUT",
@@ -37,8 +40,13 @@ _VALUE_ERRORS = (
     "EXCEED_LIMIT_LENGTH",
     "NOT_NULL_ASSERT_VIOLATION",
     "Null value appeared in non-nullable field",
+    NOT_STORED,
+    "DELTA_CAST_OVERFLOW",
+    "DELTA_EXCEED_CHAR_VARCHAR_LIMIT",
+    "DELTA_NOT_NULL_CONSTRAINT_VIOLATED",
+    "DELTA_VIOLATE_CONSTRAINT",
 )
-"""Of Spark's errors, in Spark 3.5 too. They name at most the column."""
+"""Of the errors of Spark and Delta, in Spark 3.5 too. Most name the column only."""
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
@@ -83,18 +91,23 @@ def assigned(
 
 @contextmanager
 def naming_values(batch: DataFrame, columns: StructType, table: str) -> Iterator[None]:
-    """Run a block that computes what `assigned` returns. If a value doesn't fit, the error names it, its column and its row.
+    """Run a block that computes what `assigned` returns, or that writes the batch. Its error names the table.
 
-    The value is looked for only then, by Spark jobs over parts of the batch.
+    If a value doesn't fit, the error names it and its column. It is looked for only then, by Spark jobs over parts of the batch.
     """
     try:
         yield
     except Exception as error:
         text = _of_a_value(error)
-        found = _misfit(batch, columns, table) if text else None
-        if found is None:
+        if text is not None:
+            if not text.startswith(NOT_STORED):
+                text = f"{_misfit(batch, columns, table) or NOT_STORED}; {text}"
+            raise ValueError(f"{text}; table={table}") from error
+        causes = list(java_causes(error))
+        if not any(map(_is_analysis, causes)):
             raise
-        raise ValueError(f"{found}; {text}; table={table}") from error
+        texts = (" ".join(str(java.getMessage()).split())[:MAX_TEXT] for java in causes)
+        raise ValueError(f"the batch doesn't fit the table: {', by '.join(texts)}; table={table}") from error
 
 
 def _fits(given: StructField, expected: StructField) -> bool:

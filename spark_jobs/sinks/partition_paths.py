@@ -24,6 +24,7 @@ type, and pass the transform's value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -66,7 +67,7 @@ def _spelling(table_format: TableFormat, *, hive_style: bool, url_encode: bool) 
         case "hudi":
             return _Spelling(HIVE_NULL, named=hive_style, escape=escape_as_hive if url_encode else str)
         case "iceberg":
-            return _Spelling("null", escape=escape_as_java_url, is_null=lambda _: False)
+            return _Spelling("null", escape=escape_as_java_url, is_null=lambda _: False, date=_as_iceberg)
         case "paimon":
             return _Spelling(PAIMON_NULL, escape=escape_as_paimon, is_null=is_blank_in_java, date=_epoch_days)
 
@@ -139,6 +140,16 @@ class PartitionPaths:
 TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date", "decimal(p,s)")
 """Spark types of partition columns, with the aliases `integer`, `long`, `short` and `byte`."""
 
+_FAR_DATE = re.compile(r"(?:0000|-\d{4,7}|\+\d{5,7})-\d{2}-\d{2}")
+"""A date before the year 1 or after 9999, as Spark casts it to text. Python has none."""
+
+
+def _as_iceberg(text: str) -> str:
+    """Return a date with its year as Java's `%04d`."""
+    year, month, day = text.rsplit("-", 2)
+    return f"{int(year):04d}-{month}-{day}"
+
+
 _INTEGERS = {"tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"}
 
 
@@ -200,6 +211,8 @@ def _date(value: Any) -> str | None:
         return None
     if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, str) and _FAR_DATE.fullmatch(value):
+        return value
     try:
         return date.fromisoformat(value).isoformat() if isinstance(value, str) else None
     except ValueError:

@@ -9,11 +9,12 @@ shuffle. How many they are is known after the job that persists them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker
@@ -51,8 +52,12 @@ class Field(Protocol):
         """Spark type of its values."""
         ...
 
-    def expression(self, alias: str | None = None) -> str:
-        """Return the SQL that computes it from a row."""
+    def expression(self, alias: str) -> str:
+        """Return the SQL of its value in a row of the table."""
+        ...
+
+    def computed(self, column: str) -> str:
+        """Return the SQL of its value in a row that is going to be stored. `column` is SQL of the column's type."""
         ...
 
 
@@ -62,15 +67,43 @@ class PartitionColumn:
 
     column: str
     value_type: str
+    empty_is_null: bool = False
+    """Whether the format stores an empty text as NULL."""
 
-    def expression(self, alias: str | None = None) -> str:
+    def expression(self, alias: str) -> str:
         """Return the column."""
-        return f"{alias}.{quoted(self.column)}" if alias else quoted(self.column)
+        return f"{alias}.{quoted(self.column)}"
+
+    def computed(self, column: str) -> str:
+        """Return what the format stores."""
+        return f"nullif({column}, '')" if self.empty_is_null and self.value_type == "string" else column
+
+
+def computed_in(field: Field, stored: Mapping[str, str], alias: str | None = None) -> str:
+    """Return the SQL of a field's value in a row of the batch.
+
+    `stored` has, by the table's columns, those columns of the batch that have the values in the table's types. A column that
+    isn't in it has the table's type itself.
+    """
+    column = quoted(stored.get(field.column, field.column))
+    return field.computed(f"{alias}.{column}" if alias else column)
+
+
+def is_column(field: Field) -> bool:
+    """Return whether the field is the column itself, whatever the format makes of an empty text."""
+    return field.expression("t") == f"t.{quoted(field.column)}"
+
+
+def is_key(field: Field, keys: Collection[str], stored: Mapping[str, str]) -> bool:
+    """Return whether comparing the field's column is comparing one of the keys."""
+    return field.column in keys and field.column not in stored and is_column(field)
 
 
 def literal(value: Any, kind: str) -> str:
     """Return a value as SQL of the Spark type `kind`. A text is written in hexadecimal: it needs no escapes."""
     match value:
+        case str() if kind == "date":
+            return f"CAST('{value}' AS date)"
         case bool():
             return str(value).upper()
         case str():
@@ -144,19 +177,6 @@ class PartitionScope(BatchScope):
     """The batch in which the content was found."""
 
 
-def cast_columns(rows: DataFrame, types: Mapping[str, str]) -> DataFrame:
-    """Return the rows with these columns, if they have them, cast to these types."""
-    if all(types.get(name, kind) == kind for name, kind in rows.dtypes):
-        return rows
-    # As texts: an expression of columns takes several calls into the JVM for each of them.
-    return rows.selectExpr(
-        *(
-            f"CAST({quoted(name)} AS {types[name]}) AS {quoted(name)}" if name in types else quoted(name)
-            for name in rows.columns
-        )
-    )
-
-
 def known_content(
     scope: BatchScope | None, batch: DataFrame, fields: Sequence[Field], keys: Sequence[str]
 ) -> BatchContent | None:
@@ -190,9 +210,17 @@ def computed_once(rows: DataFrame, batch: DataFrame) -> Iterator[None]:
 
 
 def content_of(
-    rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], table: str, *, persisted: bool
+    rows: DataFrame,
+    fields: Sequence[Field],
+    keys: Sequence[str],
+    table: str,
+    *,
+    persisted: bool,
+    stored: Mapping[str, str] = MappingProxyType({}),
 ) -> BatchContent:
-    """Return the content of the rows. Without `keys` it doesn't find whether they repeat.
+    """Return the content of the rows. Without `keys` it doesn't find whether they repeat. `stored`: as for `computed_in`.
+
+    Dates are texts, because a year may be beyond those of Python.
 
     `persisted`: whether the rows are computed at most once. If not, they aren't counted before they are grouped.
 
@@ -202,7 +230,7 @@ def content_of(
         return BatchContent(((),) if rows.head(1) else ())
     if persisted and _count(rows) <= ONE_TASK_ROWS:
         rows = rows.coalesce(1)
-    found = _repeats(rows, fields, keys) if keys else _partitions(rows, fields).distinct()
+    found = _repeats(rows, fields, keys, stored) if keys else _partitions(rows, fields, stored).distinct()
     collected = found.limit(MAX_PARTITIONS + 1).collect()
     if len(collected) > MAX_PARTITIONS:
         raise ValueError(
@@ -218,19 +246,28 @@ def _count(rows: DataFrame) -> int:
     return int(rows.select()._jdf.queryExecution().toRdd().count())  # noqa: SLF001 - the RDD of PySpark converts each row
 
 
-def _partitions(rows: DataFrame, fields: Sequence[Field], *others: str) -> DataFrame:
-    computed = (f"{field.expression()} AS {_name(number)}" for number, field in enumerate(fields))
+def _partitions(
+    rows: DataFrame, fields: Sequence[Field], stored: Mapping[str, str], *others: str
+) -> DataFrame:
+    computed = []
+    for number, field in enumerate(fields):
+        value = computed_in(field, stored)
+        value = f"CAST({value} AS string)" if field.value_type == "date" else value
+        computed.append(f"{value} AS {_name(number)}")
     return rows.selectExpr(*computed, *others)
 
 
-def _repeats(rows: DataFrame, fields: Sequence[Field], keys: Sequence[str]) -> DataFrame:
+def _repeats(
+    rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], stored: Mapping[str, str]
+) -> DataFrame:
     """Return each partition, and as `most` how many of its rows have the same keys, at most."""
     from pyspark.sql import functions as f
 
     named = [_name(number) for number in range(len(fields))]
-    others = [f"key{number}" for number in range(len(keys))]
+    same = {field.column for field in fields if is_key(field, keys, stored)}
+    others = {f"key{number}": key for number, key in enumerate(keys) if key not in same}
     identified = _partitions(
-        rows, fields, *(f"{quoted(key)} AS {name}" for key, name in zip(keys, others, strict=True))
+        rows, fields, stored, *(f"{quoted(key)} AS {name}" for name, key in others.items())
     )
     counted = identified.groupBy(*named, *others).agg(f.count("*").alias("rows"))
     return counted.groupBy(*named).agg(f.max("rows").alias("most")).where("most IS NOT NULL")

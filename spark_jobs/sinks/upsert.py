@@ -7,16 +7,28 @@ fields. Then a commit to any other partition is a conflict. So each MERGE has th
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from lakewarden.spark_jobs.sinks.merge import latest
-from lakewarden.spark_jobs.sinks.partitions import Field, Partition, quoted, restriction
+from lakewarden.spark_jobs.sinks.assignment import folding
+from lakewarden.spark_jobs.sinks.merge import has_order, is_exact, latest, unused
+from lakewarden.spark_jobs.sinks.partitions import (
+    Field,
+    Partition,
+    computed_in,
+    is_column,
+    is_key,
+    quoted,
+    restriction,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 Mode: TypeAlias = Literal["append", "upsert", "overwrite"]
@@ -47,25 +59,44 @@ class Upsert:
         if mode != "upsert" and (self.order_by or self.delete_condition or self.update_condition):
             raise ValueError(f"order_by, delete_condition and update_condition are for upsert, not {mode!r}")
 
+    def of_columns(self, columns: Sequence[str], spark: SparkSession, table: str) -> Upsert:
+        """Return the upsert with its keys as the table spells them. Raise `ValueError` if it lacks one."""
+        folded = folding(spark)
+        spelling = {folded(name): name for name in columns}
+        missing = [key for key in self.keys if folded(key) not in spelling]
+        if missing:
+            raise ValueError(
+                f"the table has no columns {missing}, which are keys; table={table} columns={list(columns)}"
+            )
+        return replace(
+            self, keys=tuple(key if key in columns else spelling[folded(key)] for key in self.keys)
+        )
+
     def may_bring(self, column: str) -> bool:
         """Return whether the batch may have this column although the table doesn't."""
-        conditions = f"{self.delete_condition or ''} {self.update_condition or ''}"
-        return column == self.order_by or re.search(rf"\b{re.escape(column)}\b", conditions) is not None
+        conditions = f"{self.delete_condition or ''} {self.update_condition or ''}".replace("``", "`")
+        named = re.search(rf"(?i)(?<!\w){re.escape(column)}(?!\w)", conditions)
+        return named is not None or column.lower() == (self.order_by or "").lower()
 
-    def one_row_per_key(self, rows: DataFrame, fields: Sequence[Field]) -> DataFrame:
-        """Return one row for each key in each partition, as a MERGE needs them."""
-        from pyspark.sql import functions as f
-
-        identity = dict.fromkeys(self.keys)
-        computed: list[str] = []
-        for number, field in enumerate(fields):
-            if _is_column(field):
-                identity[field.column] = None
-            elif field.column not in identity:
-                name = f"_lakewarden_partition_{number}"
-                rows = rows.withColumn(name, f.expr(field.expression()))
-                computed.append(name)
-        return latest(rows, [*identity, *computed], self.order_by).drop(*computed)
+    def one_row_per_key(
+        self, rows: DataFrame, fields: Sequence[Field], stored: Mapping[str, str] = MappingProxyType({})
+    ) -> DataFrame:
+        """Return one row for each key in each partition, as a MERGE needs them. `stored`: as for `computed_in`."""
+        same = {field.column for field in fields if is_key(field, self.keys, stored)}
+        identity = [key for key in self.keys if key not in same]
+        taken = rows.columns
+        computed: dict[str, str] = {}
+        for field in fields:
+            value = computed_in(field, stored)
+            if value == quoted(field.column):
+                identity.append(field.column)
+            elif field.column not in identity or field.column in stored:
+                computed[unused("_lakewarden_partition", [*taken, *computed])] = value
+        if computed:
+            rows = rows.selectExpr("*", *(f"{value} AS {name}" for name, value in computed.items()))
+        folded = folding(rows.sparkSession)
+        order_by = next((name for name in taken if folded(name) == folded(self.order_by or "")), None)
+        return latest(rows, [*dict.fromkeys(identity), *computed], order_by).select(*map(quoted, taken))
 
     def statement(
         self,
@@ -76,27 +107,35 @@ class Upsert:
         partitions: Sequence[Partition],
         required: Collection[str],
         assigned: Sequence[str],
-        others: Mapping[str, str],
+        others: Collection[str] = (),
+        stored: Mapping[str, str] = MappingProxyType({}),
+        inexact: Collection[str] = (),
     ) -> str:
-        """Return the MERGE. `assigned` columns are the batch's. `others`, with their types, are NULL in inserted rows.
+        """Return the MERGE. `assigned` columns are the batch's, `others` are NULL in inserted rows.
 
-        `required` columns of the table are NOT NULL: a row of the batch with a NULL there matches none, and can't be inserted.
+        `stored`: as for `computed_in`. `inexact` keys can be equal to the table's and differ: 0.0 and -0.0, or 1 and '01'. They
+        are updated. `required` columns of the table are NOT NULL: a row of the batch with a NULL there matches none, and can't
+        be inserted.
         """
         # Spark sorts by the columns in this order. With the partition first, the rows of each partition are written in one go.
         # It sorts and hashes by two expressions for each `<=>`, so only what may be NULL has it.
         same = [
-            f"{field.expression('t')} {'<=>' if None in values else '='} {field.expression('s')}"
+            f"{field.expression('t')} {'<=>' if None in values else '='} {computed_in(field, stored, 's')}"
             for field, values in zip(fields, zip(*partitions, strict=True), strict=True)
-            if field.column not in self.keys
+            if field.column not in self.keys or field.column in stored
         ]
-        same += [f"t.{quoted(key)} {'=' if key in required else '<=>'} s.{quoted(key)}" for key in self.keys]
+        given = {field.column: computed_in(field, {}, "s") for field in fields if is_column(field)}
+        same += [
+            f"t.{quoted(key)} {'=' if key in required else '<=>'} {given.get(key, f's.{quoted(key)}')}"
+            for key in self.keys
+        ]
         within = restriction(fields, partitions, "t")
         clauses = [
             f"MERGE INTO {target} t USING {source} s ON {' AND '.join([*same, *([within] if within else [])])}"
         ]
         if self.delete_condition:
             clauses.append(f"WHEN MATCHED AND ({self.delete_condition}) THEN DELETE")
-        equal = {*self.keys, *(field.column for field in fields if _is_column(field))}
+        equal = {*self.keys} - {*inexact} | {field.column for field in fields if is_column(field)}
         updated = [name for name in assigned if name not in equal]
         if updated:
             condition = f" AND ({self.update_condition})" if self.update_condition else ""
@@ -104,14 +143,52 @@ class Upsert:
             clauses.append(f"WHEN MATCHED{condition} THEN UPDATE SET {values}")
         inserted = f" AND NOT coalesce(({self.delete_condition}), FALSE)" if self.delete_condition else ""
         columns = ", ".join(quoted(name) for name in (*assigned, *others))
-        nulls = (f"CAST(NULL AS {kind})" for kind in others.values())
-        row = ", ".join([*(f"s.{quoted(name)}" for name in assigned), *nulls])
+        row = ", ".join([*(f"s.{quoted(name)}" for name in assigned), *("NULL" for _ in others)])
         clauses.append(f"WHEN NOT MATCHED{inserted} THEN INSERT ({columns}) VALUES ({row})")  # noqa: S608 - names and literals are quoted
         return " ".join(clauses)
 
 
-def _is_column(field: Field) -> bool:
-    return field.expression() == quoted(field.column)
+def spelled_as(batch: DataFrame, columns: Collection[str], table: str) -> DataFrame:
+    """Return the batch with the table's spelling of its columns. Raise `ValueError` if it has several for one of the table's."""
+    folded = folding(batch.sparkSession)
+    spelling = {folded(name): name for name in columns}
+    given = batch.columns
+    names = [name if name in columns else spelling.get(folded(name), name) for name in given]
+    counts = Counter(map(folded, given))
+    repeated = [name for name in given if counts[folded(name)] > 1]
+    if repeated:
+        raise ValueError(
+            f"the batch has several columns for one of the table's: {repeated}; drop all but one; table={table}"
+        )
+    return batch if names == given else batch.toDF(*names)
+
+
+def inexact_keys(keys: Sequence[str], given: StructType, columns: StructType, table: str) -> list[str]:
+    """Return the keys whose equal values may differ. Raise `ValueError` for keys that Spark can't compare."""
+    types = {field.name: field.dataType for field in given.fields}
+    unordered = [key for key in keys if not has_order(types[key])]
+    if unordered:
+        raise ValueError(
+            f"Spark doesn't compare values of the types of the keys {unordered}, maps for example: use other keys; table={table}"
+        )
+    return [key for key in keys if types[key] != columns[key].dataType or not is_exact(types[key])]
+
+
+def require_comparable(
+    keys: Sequence[str], stored: Collection[str], given: StructType, columns: StructType, table: str
+) -> None:
+    """Raise `ValueError` for a key of which several partitions of the table could equal one value of the batch.
+
+    `stored` are partition columns whose type isn't the batch's. The text `01` equals the number 1, and is another partition.
+    """
+    for key in keys:
+        kind, other = columns[key].dataType.simpleString(), given[key].dataType.simpleString()
+        rounded = other in {"float", "double"} and (kind == "bigint" or kind.startswith("decimal"))
+        if key in stored and (kind.startswith("string") or rounded):
+            raise ValueError(
+                f"the key {key!r} is a partition column of type {kind}, and the batch has type {other}, in which different "
+                f"partitions are equal: cast it in the batch; table={table}"
+            )
 
 
 def require_columns(given: Collection[str], needed: Collection[str], table: str) -> None:

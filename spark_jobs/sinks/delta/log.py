@@ -26,8 +26,12 @@ from lakewarden.spark_jobs.sinks.partitions import PartitionColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 DELTA_LOG = "org.apache.spark.sql.delta.DeltaLog"
+
+GENERATED = "delta.generationExpression"
+"""In the metadata of a column."""
 
 SQL_NAMES = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
 """Types that a schema in JSON names otherwise than a DataFrame does. A column of the same type isn't cast."""
@@ -71,9 +75,11 @@ class Metadata:
     partitioned_by: tuple[PartitionColumn, ...]
     physical_names: dict[str, str]
     """Names of the partition columns in files, by their own names. They differ in tables with column mapping."""
-    columns: tuple[str, ...]
+    columns: StructType
     required: frozenset[str]
     """Columns that are NOT NULL."""
+    generated: dict[str, str]
+    """Expressions of the columns that Delta generates."""
     configuration: dict[str, str]
 
 
@@ -111,21 +117,30 @@ class TableLog:
     @staticmethod
     def parsed(java: Any) -> Metadata:
         """Return what an action of Delta says."""
+        from pyspark.sql.types import StructType
+
         action = json.loads(java.json())["metaData"]
-        fields = {field["name"]: field for field in json.loads(action["schemaString"])["fields"]}
+        schema = json.loads(action["schemaString"])
+        fields = {field["name"]: field for field in schema["fields"]}
         partitioned_by = action["partitionColumns"]
         types = {name: fields[name]["type"] for name in partitioned_by}
         return Metadata(
             table_id=action["id"],
             partitioned_by=tuple(
-                PartitionColumn(name, SQL_NAMES.get(kind, kind)) for name, kind in types.items()
+                PartitionColumn(name, SQL_NAMES.get(kind, kind), empty_is_null=True)
+                for name, kind in types.items()
             ),
             physical_names={
                 name: fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
                 for name in partitioned_by
             },
-            columns=tuple(fields),
+            columns=StructType.fromJson(schema),
             required=frozenset(name for name, field in fields.items() if not field["nullable"]),
+            generated={
+                name: field["metadata"][GENERATED]
+                for name, field in fields.items()
+                if GENERATED in field["metadata"]
+            },
             configuration=action["configuration"],
         )
 

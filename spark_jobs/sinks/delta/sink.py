@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, canonical_table
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.sinks.assignment import NOT_STORED, naming_values
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import LastBatches, Metadata, TableLog
@@ -36,12 +37,12 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
     transaction_label,
 )
 from lakewarden.spark_jobs.sinks.delta.release import Release, require_release
+from lakewarden.spark_jobs.sinks.merge import unused
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     Partition,
     PartitionScope,
-    cast_columns,
     computed_once,
     content_of,
     is_persisted,
@@ -50,7 +51,16 @@ from lakewarden.spark_jobs.sinks.partitions import (
     quoted,
 )
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
-from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view, require_columns, require_known
+from lakewarden.spark_jobs.sinks.upsert import (
+    Mode,
+    Upsert,
+    as_view,
+    inexact_keys,
+    require_columns,
+    require_comparable,
+    require_known,
+    spelled_as,
+)
 from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
 if TYPE_CHECKING:
@@ -118,10 +128,13 @@ class DeltaSink(Sink):
         """Return the partitions that the batch changes, by one query. None for an append."""
         if self._mode == "append":
             return None
-        metadata, keys = self._open(batch.sparkSession).metadata(), self._upsert.keys
-        content = self._content(self._typed(batch, metadata), metadata, persisted=is_persisted(batch))
+        metadata = self._open(batch.sparkSession).metadata()
+        upsert = self._upsert_of(metadata, batch.sparkSession)
+        rows, stored = self._with_stored(self._rows(batch, metadata), metadata, upsert)
+        with naming_values(batch, metadata.columns, self.table):
+            content = self._content(rows, metadata, upsert, stored, persisted=is_persisted(batch))
         markers = self._markers(content.partitions, metadata)
-        return PartitionScope(markers, content, metadata.partitioned_by, keys, batch)
+        return PartitionScope(markers, content, metadata.partitioned_by, upsert.keys, batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
@@ -130,10 +143,11 @@ class DeltaSink(Sink):
         metadata = table.metadata()
         self._require_supported(spark, metadata)
         txn.recognise(self.committed)
-        if self._mode == "append":
-            self._append(batch, txn, table, metadata)
-        else:
-            self._rewrite(batch, txn, table, metadata)
+        with naming_values(batch, metadata.columns, self.table):
+            if self._mode == "append":
+                self._append(batch, txn, table, metadata)
+            else:
+                self._rewrite(batch, txn, table, metadata)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         """Return the version in which `writer` committed the batch, or None."""
@@ -223,36 +237,41 @@ class DeltaSink(Sink):
             self._execute(append, txn, table, batch.sparkSession, touch_files)
             return
         with computed_once(batch, batch):
-            touch(self._content(self._typed(batch, metadata), metadata, persisted=True).partitions)
+            rows, stored = self._with_stored(self._rows(batch, metadata), metadata, self._upsert)
+            touch(self._content(rows, metadata, self._upsert, stored, persisted=True).partitions)
             self._execute(append, txn, table, batch.sparkSession)
 
     def _rewrite(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
         fields = metadata.partitioned_by
-        rows = self._typed(batch, metadata)
+        upsert = self._upsert_of(metadata, batch.sparkSession)
+        rows, stored = self._with_stored(self._rows(batch, metadata), metadata, upsert)
+        inexact = inexact_keys(upsert.keys, rows.schema, metadata.columns, self.table) if upsert.keys else []
 
         def overwrite(identity: Identity) -> None:
             writer = rows.write.format("delta").mode("overwrite").options(**identity)
             writer.option("partitionOverwriteMode", "dynamic").save(self._location)
 
         with computed_once(rows, batch):
-            content = known_content(txn.batch_scope, batch, fields, self._upsert.keys)
-            content = content or self._content(rows, metadata, persisted=True)
+            content = known_content(txn.batch_scope, batch, fields, upsert.keys)
+            content = content or self._content(rows, metadata, upsert, stored, persisted=True)
             if not content.partitions:
                 return
             txn.touch_all(self._markers(content.partitions, metadata))
             if self._mode == "overwrite":
                 self._execute(overwrite, txn, table, rows.sparkSession)
                 return
-            merged = self._upsert.one_row_per_key(rows, fields) if content.keys_repeat else rows
+            merged = upsert.one_row_per_key(rows, fields, stored) if content.keys_repeat else rows
             with as_view(merged, f"lakewarden_{txn.id}") as source:
-                statement = self._upsert.statement(
+                known = metadata.columns.names
+                statement = upsert.statement(
                     f"delta.{quoted(self._location)}",
                     source,
                     fields=fields,
                     partitions=content.partitions,
                     required=metadata.required,
-                    assigned=[name for name in rows.columns if name in metadata.columns],
-                    others={},
+                    assigned=[name for name in rows.columns if name in known],
+                    stored=stored,
+                    inexact=inexact,
                 )
                 self._execute(partial(_run_sql, rows.sparkSession, statement), txn, table, rows.sparkSession)
 
@@ -288,19 +307,84 @@ class DeltaSink(Sink):
 
     # the batch
 
-    def _typed(self, batch: DataFrame, metadata: Metadata) -> DataFrame:
-        """Return the batch with its partition columns in the table's types: as a row that isn't cast, so is its partition."""
-        types = {field.column: field.value_type for field in metadata.partitioned_by}
-        require_columns(batch.columns, [*self._upsert.keys, *types], self.table)
-        require_known(batch.columns, metadata.columns, self._upsert, self.table)
-        return cast_columns(batch, types)
+    def _upsert_of(self, metadata: Metadata, spark: SparkSession) -> Upsert:
+        return self._upsert.of_columns(metadata.columns.names, spark, self.table)
 
-    def _content(self, rows: DataFrame, metadata: Metadata, *, persisted: bool) -> BatchContent:
-        return content_of(rows, metadata.partitioned_by, self._upsert.keys, self.table, persisted=persisted)
+    def _rows(self, batch: DataFrame, metadata: Metadata) -> DataFrame:
+        """Return the batch, its columns spelled as the table's. Raise `ValueError` if it lacks one, or has one too many."""
+        names = metadata.columns.names
+        rows = spelled_as(batch, names, self.table)
+        needed = [*self._upsert_of(metadata, batch.sparkSession).keys]
+        needed += [field.column for field in metadata.partitioned_by]
+        generated = {name: metadata.generated.get(name) for name in needed if name not in rows.columns}
+        for name, expression in generated.items():
+            if expression is not None:
+                raise ValueError(
+                    f"the batch lacks the column {name!r}, which Delta generates as {expression}, and by which this sink finds "
+                    f"what the batch changes: add it to the batch with the same expression; table={self.table}"
+                )
+        require_columns(rows.columns, needed, self.table)
+        require_known(rows.columns, names, self._upsert, self.table)
+        return rows
+
+    def _with_stored(
+        self, rows: DataFrame, metadata: Metadata, upsert: Upsert
+    ) -> tuple[DataFrame, dict[str, str]]:
+        """Return the rows with their partition columns as the table stores them, and the names of those that this adds.
+
+        A MERGE converts them by an ANSI cast, whatever the session says. Delta's other writes convert nothing.
+        """
+        types, given = metadata.columns, rows.schema
+        differing = {
+            field.column: field.value_type
+            for field in metadata.partitioned_by
+            if given[field.column].dataType != types[field.column].dataType
+        }
+        if not differing:
+            return rows, {}
+        name, kind = min(differing.items())
+        both = f"the partition column {name!r} has type {kind}, and in the batch {given[name].dataType.simpleString()}"
+        policy = rows.sparkSession.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
+        if self._mode != "upsert":
+            raise ValueError(
+                f"{both}: Delta converts no columns of an {self._mode}; cast it in the batch; table={self.table}"
+            )
+        if str(policy).upper() == "LEGACY":
+            raise ValueError(
+                f"{both}: with spark.sql.storeAssignmentPolicy=LEGACY Delta stores NULL for what doesn't fit; cast it in the "
+                f"batch, or set ANSI; table={self.table}"
+            )
+        require_comparable(upsert.keys, differing, given, types, self.table)
+        stored = {column: unused(f"_lakewarden_stored_{column}", rows.columns) for column in differing}
+        casts = (
+            f"{_ansi_cast(column, given[column].dataType.simpleString(), kind)} AS {quoted(stored[column])}"
+            for column, kind in differing.items()
+        )
+        return rows.selectExpr("*", *casts), stored
+
+    def _content(
+        self,
+        rows: DataFrame,
+        metadata: Metadata,
+        upsert: Upsert,
+        stored: Mapping[str, str],
+        *,
+        persisted: bool,
+    ) -> BatchContent:
+        fields = metadata.partitioned_by
+        return content_of(rows, fields, upsert.keys, self.table, persisted=persisted, stored=stored)
 
     def _markers(self, partitions: Sequence[Partition], metadata: Metadata) -> tuple[Marker, ...]:
         paths = _paths(metadata)
         return merge_markers(paths.path(partition) for partition in partitions)
+
+
+def _ansi_cast(column: str, given: str, kind: str) -> str:
+    """Return the SQL of a cast that fails for a value that doesn't fit, also if the session's casts don't."""
+    name = quoted(column)
+    text = f"{NOT_STORED}: column {column!r} has type {given} in the batch, and {kind} in the table: "
+    failure = f"raise_error(concat(CAST(X'{text.encode().hex()}' AS string), CAST({name} AS string)))"
+    return f"CASE WHEN {name} IS NOT NULL THEN coalesce(try_cast({name} AS {kind}), {failure}) END"
 
 
 def _identity(txn: Transaction) -> Identity:

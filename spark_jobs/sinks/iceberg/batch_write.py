@@ -39,6 +39,10 @@ class BatchWrite:
     upsert: Upsert
     properties: Mapping[str, str]
     """Of the snapshot."""
+    stored: Mapping[str, str]
+    """Columns of the rows with the values of partition columns in the table's types, where those of the batch have others."""
+    inexact: Sequence[str]
+    """Keys whose equal values may differ."""
 
     def run(self, target: str, base: int | None) -> None:
         """Execute the statement on the table of this name, whose newest snapshot is `base`."""
@@ -56,7 +60,7 @@ class BatchWrite:
         writer.overwritePartitions()
 
     def _merge(self, target: str) -> None:
-        columns = self.table.columns
+        columns, given = self.table.columns.names, set(self.rows.columns)
         with as_view(self.rows, f"lakewarden_{self.properties[TRANSACTION]}") as source:
             statement = self.upsert.statement(
                 target,
@@ -64,8 +68,10 @@ class BatchWrite:
                 fields=self.table.fields,
                 partitions=self.partitions,
                 required=self.table.required,
-                assigned=[name for name in columns if name in self.rows.columns],
-                others={name: kind for name, kind in columns.items() if name not in self.rows.columns},
+                assigned=[name for name in columns if name in given],
+                others=[name for name in columns if name not in given],
+                stored=self.stored,
+                inexact=self.inexact,
             )
             self.rows.sparkSession.sql(statement)
 

@@ -32,6 +32,7 @@ from lakewarden.events import ConflictRule, Marker, canonical_table
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import BaseChanged, UnsupportedSpark
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, naming_values
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import (
     BatchWrite,
@@ -52,10 +53,10 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     open_table,
     spec_text,
 )
+from lakewarden.spark_jobs.sinks.merge import unused
 from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
     PartitionScope,
-    cast_columns,
     computed_once,
     content_of,
     is_persisted,
@@ -63,7 +64,15 @@ from lakewarden.spark_jobs.sinks.partitions import (
     merge_markers,
     quoted,
 )
-from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_columns, require_known
+from lakewarden.spark_jobs.sinks.upsert import (
+    Mode,
+    Upsert,
+    inexact_keys,
+    require_columns,
+    require_comparable,
+    require_known,
+    spelled_as,
+)
 from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
 if TYPE_CHECKING:
@@ -100,6 +109,7 @@ class IcebergSink(Sink):
         self._release = require_release(self._spark, untried=untried_release)
         self._last_opened = open_table(self._spark, table)
         self._uri = canonical_table(str(self._last_opened.java.location()))
+        self._last_alike: object = None
         if self._release.unhooked is not None:
             log.warning("iceberg.whole-statements", table=self._uri, reason=self._release.unhooked, cost=COST)
 
@@ -117,9 +127,13 @@ class IcebergSink(Sink):
         """Return the partitions that the batch changes, by one query. None for an append."""
         if self._mode == "append":
             return None
-        table, keys = self._open(), self._upsert.keys
-        rows = self._typed(batch, table)
-        content = content_of(rows, table.fields, keys, self.table, persisted=is_persisted(batch))
+        table = self._open()
+        keys = self._upsert_of(table, batch.sparkSession).keys
+        rows, stored = self._with_stored(self._rows(batch, table), table)
+        with naming_values(batch, table.columns, self.table):
+            content = content_of(
+                rows, table.fields, keys, self.table, persisted=is_persisted(batch), stored=stored
+            )
         markers = self._markers(content.partitions, table)
         return PartitionScope(markers, content, table.fields, keys, batch)
 
@@ -127,19 +141,23 @@ class IcebergSink(Sink):
         """Write one batch in a transaction of the gate."""
         txn.recognise(self.committed)
         table = self._open()
-        keys = self._upsert.keys
-        rows = self._rows(batch, table)
-        with computed_once(rows, batch):
-            content = known_content(txn.batch_scope, batch, table.fields, keys)
-            content = content or content_of(rows, table.fields, keys, self.table, persisted=True)
+        upsert = self._upsert_of(table, batch.sparkSession)
+        rows = self._complete(self._rows(batch, table), table)
+        inexact = inexact_keys(upsert.keys, rows.schema, table.columns, self.table) if upsert.keys else []
+        with computed_once(rows, batch), naming_values(batch, table.columns, self.table):
+            scoped, stored = self._with_stored(rows, table)
+            content = known_content(txn.batch_scope, batch, table.fields, upsert.keys)
+            content = content or content_of(
+                scoped, table.fields, upsert.keys, self.table, persisted=True, stored=stored
+            )
             if not content.partitions:
                 return
             txn.touch_all(self._markers(content.partitions, table))
-            if content.keys_repeat:
-                rows = self._upsert.one_row_per_key(rows, table.fields)
+            if self._mode == "upsert":
+                rows = upsert.one_row_per_key(scoped, table.fields, stored) if content.keys_repeat else scoped
             # Only after the markers: from here on the agent checks every commit to these partitions against them.
             batch_write = BatchWrite(
-                rows, table, content.partitions, self._mode, self._upsert, _properties(txn)
+                rows, table, content.partitions, self._mode, upsert, _properties(txn), stored, inexact
             )
             if self._release.unhooked is None:
                 self._commit_staged(batch_write, txn)
@@ -185,6 +203,9 @@ class IcebergSink(Sink):
             )
         return now
 
+    def _upsert_of(self, table: OpenTable, spark: SparkSession) -> Upsert:
+        return self._upsert.of_columns(table.columns.names, spark, self.table)
+
     def _open(self) -> OpenTable:
         table = self._last_opened = open_table(self._spark, self._name, self._last_opened)
         location = canonical_table(str(table.java.location()))
@@ -210,26 +231,47 @@ class IcebergSink(Sink):
         return table
 
     def _rows(self, batch: DataFrame, table: OpenTable) -> DataFrame:
-        """Return the batch in the table's types, and with all of its columns, unless it is an upsert."""
+        """Return the batch, its columns spelled as the table's. Raise `ValueError` if Spark's write by name would refuse it."""
+        spark, names = batch.sparkSession, table.columns.names
+        rows = spelled_as(batch, names, self.table)
+        require_known(rows.columns, names, self._upsert, self.table)
+        partitioned_by = [field.column for field in table.fields] if self._mode != "append" else []
+        keys = self._upsert_of(table, spark).keys
+        require_columns(rows.columns, {*table.required, *keys, *partitioned_by}, self.table)
+        policy = spark.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
+        alike = (rows.schema, table.columns, policy, is_case_sensitive(spark))
+        if alike != self._last_alike:
+            others = [name for name in rows.columns if name not in names]
+            assigned(rows, table.columns, self.table, partial=True, others=others)
+            self._last_alike = alike
+        return rows
+
+    def _complete(self, rows: DataFrame, table: OpenTable) -> DataFrame:
+        """Return the rows with all columns of the table, as INSERT with a list of columns makes them: NULL."""
         from pyspark.sql import functions as f
 
-        typed = self._typed(batch, table)
-        if self._mode == "upsert":
-            return typed
-        given = set(batch.columns)
-        return typed.select(
-            *(
-                f.col(quoted(name)) if name in given else f.lit(None).cast(kind).alias(name)
-                for name, kind in table.columns.items()
-            )
-        )
+        given = set(rows.columns)
+        missing = [field for field in table.columns.fields if field.name not in given]
+        if self._mode == "upsert" or not missing:
+            return rows
+        return rows.select("*", *(f.lit(None).cast(field.dataType).alias(field.name) for field in missing))
 
-    def _typed(self, batch: DataFrame, table: OpenTable) -> DataFrame:
-        """Return the batch with the columns that the table has in the table's types."""
-        require_known(batch.columns, table.columns, self._upsert, self.table)
-        partitioned_by = [field.column for field in table.fields] if self._mode != "append" else []
-        require_columns(batch.columns, {*table.required, *self._upsert.keys, *partitioned_by}, self.table)
-        return cast_columns(batch, table.columns)
+    def _with_stored(self, rows: DataFrame, table: OpenTable) -> tuple[DataFrame, dict[str, str]]:
+        """Return the rows with their partition columns as the table stores them, and the names of those that this adds."""
+        from pyspark.sql.types import StructField, StructType
+
+        types, given = table.columns, rows.schema
+        columns = dict.fromkeys(field.column for field in table.fields)
+        differing = [name for name in columns if given[name].dataType != types[name].dataType]
+        if not differing:
+            return rows, {}
+        require_comparable(
+            self._upsert_of(table, rows.sparkSession).keys, differing, given, types, self.table
+        )
+        stored = {name: unused(f"_lakewarden_stored_{name}", rows.columns) for name in differing}
+        added = StructType([StructField(stored[name], types[name].dataType) for name in differing])
+        wider = rows.selectExpr("*", *(f"{quoted(name)} AS {quoted(stored[name])}" for name in differing))
+        return assigned(wider, added, self.table, others=rows.columns), stored
 
     def _markers(self, partitions: Sequence[Partition], table: OpenTable) -> tuple[Marker, ...]:
         paths = [table.path(partition) for partition in partitions]

@@ -21,6 +21,7 @@ from lakewarden.spark_jobs.sinks.partitions import Partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 WRITER, BATCH = "lakewarden.writer", "lakewarden.batch"
 
@@ -47,8 +48,8 @@ class OpenTable:
     """Id of its partition spec."""
     catalog: str
     fields: tuple[PartitionField, ...]
-    columns: dict[str, str]
-    """Spark types of the table's columns, by name, in its order."""
+    columns: StructType
+    """Its schema in Spark's types."""
     required: frozenset[str]
     paths: PartitionPaths
 
@@ -102,6 +103,8 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
 
     If the layout is the same as `before`, only the version is looked up.
     """
+    from pyspark.sql.types import StructType
+
     table = load(spark, name)
     _require_supported(spark, name, table)
     if before is not None and before.same_layout(table):
@@ -109,8 +112,8 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
     catalog = str(_catalog_and_identifier(spark, name).catalog().name())
     schema = table.schema()
     converted = java_type(spark, f"{_ICEBERG}.SparkSchemaUtil").convert(schema).json()
-    columns = {field["name"]: field for field in json.loads(converted)["fields"]}
-    types = _spark_types(converted)
+    columns = StructType.fromJson(json.loads(converted))
+    types = {field.name: field.dataType.simpleString() for field in columns.fields}
     fields = tuple(_partition_fields(name, table, types, catalog))
     if any(field.transform != "identity" for field in fields) and not has_extensions(spark):
         raise ValueError(
@@ -125,8 +128,8 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
         spec=int(table.spec().specId()),
         catalog=catalog,
         fields=fields,
-        columns=types,
-        required=frozenset(name for name, field in columns.items() if not field["nullable"]),
+        columns=columns,
+        required=frozenset(field.name for field in columns.fields if not field.nullable),
         paths=PartitionPaths("iceberg", {field.name: field.path_type for field in fields}),
     )
 
@@ -182,12 +185,6 @@ def another_is_in_its_place(spark: SparkSession, operations: Any) -> bool:
 def spec_text(spec: Any) -> str:
     """Return a partition spec for an error: `[at_day, id_bucket]`."""
     return f"[{', '.join(str(field.name()) for field in elements(spec.fields()))}]"
-
-
-def _spark_types(schema: str) -> dict[str, str]:
-    from pyspark.sql.types import StructType
-
-    return {field.name: field.dataType.simpleString() for field in StructType.fromJson(json.loads(schema))}
 
 
 def _partition_fields(name: str, table: Any, types: dict[str, str], catalog: str) -> Iterator[PartitionField]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from lakewarden.handlers.partition_spelling import transformed
 from lakewarden.spark_jobs.sinks.partitions import quoted
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FUNCTIONS = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
 _RESULTS = {"year": "int", "month": "int", "day": "date", "hour": "int", "bucket": "int"}
 
@@ -38,9 +37,12 @@ class PartitionField:
         """Type of the field's values in partition paths, where Iceberg spells some of them as text."""
         return "string" if self.transform in {"year", "month", "hour"} else self.value_type
 
-    def expression(self, alias: str | None = None) -> str:
-        """Return the SQL that computes the field from a row."""
-        column = f"{alias}.{quoted(self.column)}" if alias else quoted(self.column)
+    def expression(self, alias: str) -> str:
+        """Return the SQL that computes the field from a row of the table."""
+        return self.computed(f"{alias}.{quoted(self.column)}")
+
+    def computed(self, column: str) -> str:
+        """Return the SQL that computes the field from a value."""
         if self.transform == "identity":
             return column
         arguments = column if self.width is None else f"{self.width}, {column}"
@@ -49,14 +51,4 @@ class PartitionField:
 
     def spelled(self, value: Any) -> Any:
         """Return the value as it is spelled in Iceberg's partition paths."""
-        if value is None:
-            return None
-        match self.transform:
-            case "year":
-                return f"{1970 + value:04d}"
-            case "month":
-                return f"{1970 + value // 12:04d}-{value % 12 + 1:02d}"
-            case "hour":
-                return f"{_EPOCH + timedelta(hours=value):%Y-%m-%d-%H}"
-            case _:
-                return value
+        return value if value is None else transformed(self.transform, value)

@@ -205,6 +205,29 @@ SITUATIONS: dict[str, Situation] = {
         order_by="n",
         modes=("upsert", "key"),
     ),
+    "a repeated key beside names of the sink": Situation(
+        "id bigint, `row` map<string,int>, old int, `new` int, t int, _lakewarden_row int, _lakewarden_partition int, seq int",
+        (
+            _rows(
+                "1L, map('a', 1), 2, 3, 4, 5, 6, 1",
+                "1L, map('b', 2), 7, 8, 9, 10, 11, 2",
+                names="id, `row`, old, `new`, t, _lakewarden_row, _lakewarden_partition, seq",
+            ),
+        ),
+        order_by="seq",
+        partitioned_by=("t",),
+        modes=("upsert",),
+    ),
+    "a repeated key in a table that is partitioned by texts": Situation(
+        "id bigint, p string, n int",
+        (
+            _rows("1L, 'a', 1", "1L, 'a', 2", "1L, 'b', 1", names="id, p, n"),
+            _rows("1L, 'a', 4", "1L, 'b', 3", "1L, 'b', 2", names="id, p, n"),
+        ),
+        order_by="n",
+        partitioned_by=("p",),
+        modes=("upsert",),
+    ),
     "a repeated key": Situation(
         "id bigint, n int, a string",
         (_rows("1L, 1, 'z'", "1L, 2, 'y'", "2L, 1, 'a'", names="id, n, a"),),

@@ -216,6 +216,13 @@ class DeltaTables(Tables):
         for table in ("native", "sink"):
             self.spark.sql(statement.format(table=f"delta.{quoted(str(self.folder / table))}"))
 
+    def _in_table(self, alias: str, name: str) -> str:
+        """Partition columns are compared by what Delta stores: an empty text is NULL there."""
+        column = super()._in_table(alias, name)
+        types = dict(self.spark.read.format("delta").load(str(self.folder / "native")).dtypes)
+        is_text = alias == "s" and name in self.situation.partitioned_by and types.get(name) == "string"
+        return f"nullif(CAST({column} AS string), '')" if is_text else column
+
     def rows(self, table: str) -> Rows:
         live: dict[str, dict[str, str | None]] = {}
         for commit in self._log(table):

@@ -314,8 +314,7 @@ def test_an_overwrite_by_name_replaces_the_partitions_of_the_batch_only(
         sink = DeltaSink("lakewarden_named", mode="overwrite")
     finally:
         spark.sql("DROP TABLE lakewarden_named")
-    columns = "day string, region string, id long, state string, seen int"
-    batch = spark.createDataFrame([(None, None, 9, "new", 1), ("2026-11-24", "eu", 4, "new", 1)], columns)
+    batch = spark.createDataFrame([(None, None, 9, "new", 1), (TUESDAY, "eu", 4, "new", 1)], DAYS)
 
     harness.gate().foreach_batch(sink, writer="w")(batch, 0)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
 from lakewarden.spark_jobs.sinks.merge import latest, merge
 
@@ -54,6 +54,34 @@ def test_order_by_selects_one_of_the_rows_with_equal_keys(spark: SparkSession) -
     found = latest(changes, ["k"], "version").collect()
     assert [tuple(row) for row in found] == [(1, "a", 2)]
     assert latest(changes.select("k"), ["k"]).count() == 1
+
+
+VALUES_WITHOUT_AN_ORDER = {
+    "map": "map('a', {})",
+    "struct": "named_struct('m', map('a', {}))",
+    "array": "array(map('a', {}))",
+    **({"variant": "to_variant_object(array({}))"} if hasattr(functions, "to_variant_object") else {}),
+}
+
+
+@pytest.mark.parametrize("value", VALUES_WITHOUT_AN_ORDER.values(), ids=VALUES_WITHOUT_AN_ORDER)
+def test_types_without_an_order_are_beside_repeated_keys(spark: SparkSession, value: str) -> None:
+    """The columns have names that the function could have chosen itself."""
+    rows = [
+        f"SELECT 1 `row`, {value.format(number)} `a``b`, {number} _lakewarden_row" for number in (1, 2, 0)
+    ]
+
+    found = latest(spark.sql(" UNION ALL ".join(rows)), ["row"])
+
+    assert found.columns == ["row", "a`b", "_lakewarden_row"]
+    (row,) = found.selectExpr("CAST(`a``b` AS string)", "_lakewarden_row").collect()
+    assert "2" in row[0]
+    assert row[1] == 2
+
+
+def test_a_row_keeps_its_own_one_of_equal_keys(spark: SparkSession) -> None:
+    changes = spark.sql("SELECT * FROM VALUES (-0.0D, 2), (0.0D, 1) AS t(k, v)")
+    assert [str(row.k) for row in latest(changes, ["k"]).collect()] == ["-0.0"]
 
 
 def test_columns_keep_their_order_and_types(spark: SparkSession) -> None:

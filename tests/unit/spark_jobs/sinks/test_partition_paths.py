@@ -105,6 +105,21 @@ def test_types_without_a_single_spelling_are_refused(kind: str) -> None:
         PartitionPaths("hive", {"k": kind})
 
 
+@pytest.mark.parametrize(
+    ("text", "delta", "iceberg"),
+    [
+        ("+12000-06-01", "+12000-06-01", "12000-06-01"),
+        ("-0001-03-01", "-0001-03-01", "-001-03-01"),
+        ("0000-05-06", "0000-05-06", "0000-05-06"),
+        ("1500-02-28", "1500-02-28", "1500-02-28"),
+    ],
+)
+def test_dates_that_python_lacks_are_texts_of_spark(text: str, delta: str, iceberg: str) -> None:
+    """Delta and Iceberg wrote these folders."""
+    assert PartitionPaths("delta", {"k": "date"}).path([text]) == f"k={delta}"
+    assert PartitionPaths("iceberg", {"k": "date"}).path([text]) == f"k={iceberg}"
+
+
 def test_an_unpartitioned_table_is_one_partition() -> None:
     paths = PartitionPaths("hudi", {})
     assert paths.marker([], "file-1", "merge") == Marker(partition="", file_group="file-1", operation="merge")

@@ -30,6 +30,7 @@ def field(
         (Decimal("1.50"), "decimal(4,2)", "CAST('1.50' AS decimal(4,2))"),
         ("a'b\\", "string", "CAST(X'6127625c' AS string)"),
         ("", "string", "CAST(X'' AS string)"),
+        ("+12000-06-01", "date", "CAST('+12000-06-01' AS date)"),
     ],
 )
 def test_a_literal_has_the_type_of_its_field(value: Any, kind: str, text: str) -> None:
@@ -88,6 +89,9 @@ def test_too_many_combinations_restrict_each_field_by_itself() -> None:
         ("day", date(2026, 11, 22), date(2026, 11, 22)),
         ("bucket", 3, 3),
         ("hour", None, None),
+        ("hour", 70389533, "10000-01-01-05"),
+        ("hour", -17276011, "-001-03-01-05"),
+        ("year", 8030, "10000"),
     ],
 )
 def test_values_are_spelled_as_in_the_paths_of_iceberg(transform: str, value: Any, spelled: Any) -> None:
@@ -105,7 +109,7 @@ def test_a_merge_has_keys_partitions_and_conditions() -> None:
         partitions=[(date(2026, 1, 1),)],
         required=[],
         assigned=["id", "ts", "at"],
-        others={"note": "string"},
+        others=["note"],
     )
 
     assert statement == (
@@ -115,7 +119,7 @@ def test_a_merge_has_keys_partitions_and_conditions() -> None:
         "WHEN MATCHED AND (s.gone) THEN DELETE "
         "WHEN MATCHED AND (s.at > t.at) THEN UPDATE SET t.`ts` = s.`ts`, t.`at` = s.`at` "
         "WHEN NOT MATCHED AND NOT coalesce((s.gone), FALSE) THEN INSERT (`id`, `ts`, `at`, `note`) "
-        "VALUES (s.`id`, s.`ts`, s.`at`, CAST(NULL AS string))"
+        "VALUES (s.`id`, s.`ts`, s.`at`, NULL)"
     )
 
 
@@ -127,7 +131,6 @@ def test_a_partition_column_is_neither_updated_nor_compared_by_a_function() -> N
         partitions=[(None,)],
         required=[],
         assigned=["id", "day", "note"],
-        others={},
     )
 
     assert statement == (
@@ -137,9 +140,31 @@ def test_a_partition_column_is_neither_updated_nor_compared_by_a_function() -> N
     )
 
 
+def test_partitions_are_compared_as_they_are_stored_and_keys_as_they_are_given() -> None:
+    """The batch's `day` has another type than the table's, and Delta stores an empty text as NULL."""
+    statement = Upsert(("id", "day")).statement(
+        "x",
+        "y",
+        fields=[PartitionColumn("day", "date"), PartitionColumn("region", "string", empty_is_null=True)],
+        partitions=[("2026-11-22", None)],
+        required=[],
+        assigned=["id", "day", "region"],
+        stored={"day": "stored_day"},
+        inexact=["id", "day"],
+    )
+
+    assert statement == (
+        "MERGE INTO x t USING y s ON t.`day` = s.`stored_day` AND t.`region` <=> nullif(s.`region`, '') "
+        "AND t.`id` <=> s.`id` AND t.`day` <=> s.`day` "
+        "AND t.`day` IN (CAST('2026-11-22' AS date)) AND t.`region` IS NULL "
+        "WHEN MATCHED THEN UPDATE SET t.`id` = s.`id` "
+        "WHEN NOT MATCHED THEN INSERT (`id`, `day`, `region`) VALUES (s.`id`, s.`day`, s.`region`)"
+    )
+
+
 def test_keys_that_are_not_null_are_compared_by_the_plain_equality() -> None:
     statement = Upsert(("id", "part")).statement(
-        "x", "y", fields=[], partitions=[()], required=["id", "note"], assigned=["id", "part"], others={}
+        "x", "y", fields=[], partitions=[()], required=["id", "note"], assigned=["id", "part"]
     )
 
     assert "ON t.`id` = s.`id` AND t.`part` <=> s.`part` WHEN" in statement
@@ -147,7 +172,7 @@ def test_keys_that_are_not_null_are_compared_by_the_plain_equality() -> None:
 
 def test_a_batch_of_keys_alone_updates_nothing() -> None:
     statement = Upsert(("a`b",)).statement(
-        "x", "y", fields=[], partitions=[()], required=[], assigned=["a`b"], others={}
+        "x", "y", fields=[], partitions=[()], required=[], assigned=["a`b"]
     )
 
     assert "UPDATE" not in statement
