@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from lakewarden.agent.cli import app
 from lakewarden.agent.variables import ENV_PREFIX
@@ -51,19 +49,7 @@ Call = Callable[..., Done]
 
 
 @pytest.fixture
-def _logging_kept() -> Iterator[None]:
-    """A command configures the logging of its process, which here is that of all tests."""
-    ours, root = structlog.get_config(), logging.getLogger()
-    handlers, level, of_clients = list(root.handlers), root.level, logging.getLogger("aiokafka").level
-    yield
-    structlog.configure(**ours)
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("aiokafka").setLevel(of_clients)
-
-
-@pytest.fixture
-def call(_logging_kept: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run `lakewarden` with these words and settings, in this process: the parser answers before anything connects."""
     for name in list(os.environ):
         if name.startswith(ENV_PREFIX):
