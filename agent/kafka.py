@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -16,8 +16,11 @@ from aiokafka.errors import (
     AuthenticationFailedError,
     ClusterAuthorizationFailedError,
     GroupAuthorizationFailedError,
+    InvalidConfigurationError,
+    InvalidPartitionsError,
     KafkaConnectionError,
     KafkaError,
+    PolicyViolationError,
     SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
     UnsupportedSaslMechanismError,
@@ -45,6 +48,8 @@ BATCH_BYTES = 262_144
 FETCH_BYTES = 4 * 1024 * 1024
 """Of one partition in one fetch: about 400 events with 100 markers each, so that round trips don't limit a replay."""
 _TOPIC_EXISTS = 36
+_LASTING = {InvalidPartitionsError.errno, InvalidConfigurationError.errno, PolicyViolationError.errno}
+"""Refusals that no retry changes. Brokers that are still starting are too few replicas for a while."""
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
 STOP_TIMEOUT_SECONDS = 1.0
 PROBE_SECONDS = 5.0
@@ -307,14 +312,15 @@ async def ensure_topics(
     try:
         present = set(await admin.list_topics())
         if any(each.name not in present for each in topics.settings()):
-            for name, code, *rest in await create_topics(admin, topics, present, partitions, replication):
-                if code in _FORBIDDEN:
-                    raise for_code(code)(name)
+            wanted = await _missing_topics(admin, topics, present, partitions, replication)
+            # Asked first: a policy that refuses the last topic would leave the others.
+            _require_created(await _create(admin, wanted, validate_only=True), wanted)
+            answers = await _create(admin, wanted, validate_only=False)
+            _require_created(answers, wanted)
+            for name, code, *_ in answers:
                 if code == _TOPIC_EXISTS:
                     # Another agent has just created it, or this agent may not see it; the latter raises here.
                     await _partition_count(admin, name)
-                elif code != 0:
-                    raise KafkaError(f"topic {name} could not be created: error {code} {rest}")
         described = {
             name: await _partitions(admin, name) for name in (topics.writers, topics.decisions, topics.ledger)
         }
@@ -341,24 +347,55 @@ async def create_topics(
 
     `replication` -1: the brokers' default. `validate_only`: Kafka answers whether it would, and creates none.
     """
+    wanted = await _missing_topics(admin, topics, present, partitions, replication)
+    return await _create(admin, wanted, validate_only=validate_only)
+
+
+async def _missing_topics(
+    admin: AIOKafkaAdminClient, topics: Topics, present: Collection[str], partitions: int, replication: int
+) -> list[NewTopic]:
     replicas = await default_replicas(admin) if replication == -1 else replication
     existing = await _partition_count(admin, topics.writers) if topics.writers in present else partitions
+    return [
+        NewTopic(
+            each.name,
+            min(each.partitions, existing) if each.partitions == 1 else existing,
+            replication,
+            replica_assignments={} if replication == -1 else None,  # else aiokafka refuses -1
+            topic_configs=each.config,
+        )
+        for each in topics.settings(partitions, replicas)
+        if each.name not in present
+    ]
+
+
+async def _create(admin: AIOKafkaAdminClient, wanted: list[NewTopic], *, validate_only: bool) -> list[Any]:
     await _await_controller(admin)
-    response = await admin.create_topics(
-        [
-            NewTopic(
-                each.name,
-                min(each.partitions, existing) if each.partitions == 1 else existing,
-                replication,
-                replica_assignments={} if replication == -1 else None,  # else aiokafka refuses -1
-                topic_configs=each.config,
-            )
-            for each in topics.settings(partitions, replicas)
-            if each.name not in present
-        ],
-        validate_only=validate_only,
+    return list((await admin.create_topics(wanted, validate_only=validate_only)).topic_errors)
+
+
+def _require_created(answers: Iterable[Sequence[Any]], wanted: Iterable[NewTopic]) -> None:
+    """Raise for the topics that Kafka refuses to create. `answers`: a topic's name, an error code and Kafka's text."""
+    refused = {name: (code, *text) for name, code, *text in answers if code not in (0, _TOPIC_EXISTS)}
+    if not refused:
+        return
+    for name, (code, *_) in refused.items():
+        if code in _FORBIDDEN:
+            raise for_code(code)(name)
+    why = "; ".join(
+        f"{name}: {' '.join(map(str, filter(None, text))) or 'no reason given'} ({for_code(code).__name__})"
+        for name, (code, *text) in refused.items()
     )
-    return list(response.topic_errors)
+    settings = "; ".join(
+        f"{each.name}: {each.num_partitions} partitions, "
+        + ", ".join(f"{key}={value}" for key, value in each.topic_configs.items())
+        for each in wanted
+    )
+    kind = KafkaRefusedError if {code for code, *_ in refused.values()} <= _LASTING else KafkaError
+    raise kind(
+        f"Kafka refuses to create topics: {why}; change that, or create the topics yourself, with what their policy demands and "
+        f"these settings: {settings}"
+    )
 
 
 def require_equal_counts(counts: Mapping[str, int]) -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from lakewarden.agent.name_text import visible, visible_cell
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, environment, markers, run_command
@@ -131,6 +132,93 @@ async def test_conflicts_are_listed_and_followed(scene: World) -> None:
     text = await scene.answer("conflicts")
     assert "loser lost to winner, which was open: p x; aborted " in text
     assert json.loads(await scene.answer("losses", "--output", "json"))["conflicts"] == 1
+
+
+HOSTILE = (
+    "orders[eu]",
+    "a[/b]",
+    " \x1b[2J\x1b]0;t\x07",
+    "a\x9b31m\x85\u2028b",
+    "\u202etpircs",
+    "\\u001b c:\\x",
+    "[red]",
+    "a  b ",
+)
+"""Names of writers: markup, escape sequences, other line breaks, another direction, backslashes, blanks."""
+
+
+async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(scene: World) -> None:
+    """Any client of Kafka chooses names. Ordinary ones have brackets."""
+    table = f"{scene.table}[/x] \x9b2J\u202e"
+    with scene.process() as agent:
+        await agent.logged("agent.ready")
+        winner = scene.writer("none", table)
+        for name in HOSTILE:
+            ended, winner, loser = (scene.writer(each, table) for each in (name, name, f"{name}!"))
+            for each, batch in ((ended, 7), (winner, 8), (loser, 9)):
+                await each.begin(batch_id=batch)
+                if each is ended:
+                    await each.obtain_grant()
+                    await each.complete(version=f"{name}\n2026-11-25 00:00:00  forged")
+            partition = f"{name}\n2026-11-25 00:00:00  forged"
+            await winner.touch("x", partition=partition)
+            await loser.touch("x", partition=partition)
+            await loser.wait_for(Abort)
+        await scene.send_raw(b"{", f"{table}\n".encode())
+        await scene.settle(table)
+        shown = [visible(name) for name in HOSTILE]
+        opened = visible(winner.transaction)
+        commands = [
+            *(
+                ["status"],
+                ["conflicts"],
+                ["losses"],
+                ["refused"],
+                ["agents"],
+                ["ledger", "show"],
+                ["lock", "audit"],
+            ),
+            *(["status", "--table", visible(table)], ["ledger", "show", visible(table)], ["explain", opened]),
+            *(["ledger", "show", name] for name in shown),
+        ]
+        printed = {" ".join(each): await scene.answer(*each) for each in commands}
+        fields = {" ".join(each): await scene.answer(*each, "--output", "json") for each in commands}
+        corrected = await scene.answer(
+            "ledger",
+            "correct",
+            "--writer",
+            shown[2],
+            "--batch-id",
+            "9",
+            "--reason",
+            "a\nb",
+            "--table",
+            visible(table),
+        )
+        [line] = json.loads(await scene.answer("ledger", "show", shown[2], "--output", "json"))
+        aborted = await scene.answer("abort", opened, "--output", "json")
+
+    for command, text in printed.items():
+        assert all(each.isprintable() for each in text.split("\n")), command
+        assert not any(each.startswith("2026-11-25 00:00:00  forged") for each in text.split("\n")), command
+    for command in (
+        "status",
+        "ledger show",
+        f"status --table {visible(table)}",
+        f"ledger show {visible(table)}",
+    ):
+        assert all(visible_cell(name) in printed[command] for name in HOSTILE), command
+        lines = 1 + 2 * len(HOSTILE) if "ledger" in command else 3 + len(HOSTILE)
+        assert len(printed[command].splitlines()) == lines, command
+    assert len(printed["conflicts"].splitlines()) == len(HOSTILE)
+    for name in HOSTILE:
+        [entry] = json.loads(fields[f"ledger show {visible(name)}"])
+        assert (entry["table"], entry["writer"], entry["batch_id"]) == (table, name, 7)
+    assert all(text.isascii() for text in fields.values())
+    assert json.dumps(winner.transaction) in fields[f"explain {opened}"]
+    assert (line["writer"], line["batch_id"]) == (HOSTILE[2], 9)
+    assert corrected.count("\n") == 1
+    assert json.loads(aborted)["transaction"] == winner.transaction
 
 
 async def test_dev_prints_one_line_ends_its_processes_and_keeps_its_state(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError
 from structlog.testing import capture_logs
 
-from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.errors import KafkaRefusedError
+from lakewarden.agent.kafka import _require_created, ensure_topics
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.topic_settings import default_replicas
 from tests.kafka_fixture import KafkaServer
@@ -58,3 +60,31 @@ async def test_an_existing_topic_that_weakens_a_promise_is_a_warning(
 
 async def test_the_brokers_default_number_of_replicas_is_known(admin: AIOKafkaAdminClient) -> None:
     assert await default_replicas(admin) == 1
+
+
+async def test_topics_that_kafka_refuses_are_named_with_its_reason_and_none_is_created(
+    settings: Settings, admin: AIOKafkaAdminClient
+) -> None:
+    """Brokers that are too few are refused as by a policy, but may be starting: the agent tries again."""
+    with pytest.raises(KafkaError) as refused:
+        await ensure_topics(settings, settings.topics, 2, 3)
+
+    assert "only 1 broker(s) are registered" in str(refused.value)
+    assert f"{settings.topics.ledger}: 2 partitions, cleanup.policy=compact" in str(refused.value)
+    assert not {each.name for each in settings.topics.settings()} & set(await admin.list_topics())
+
+
+def test_what_a_policy_refuses_is_not_tried_again() -> None:
+    """It needs an operator. The brokers of the tests have no policy: the answer is as `KafkaApis` gives it."""
+    wanted = [NewTopic("p.writers", 12, 3, topic_configs={"retention.ms": "604800000"})]
+
+    with pytest.raises(KafkaRefusedError) as refused:
+        _require_created(
+            [("p.writers", 44, "retention.ms must be below 3 days"), ("p.audit", 0, None)], wanted
+        )
+
+    assert str(refused.value) == (
+        "Kafka refuses to create topics: p.writers: retention.ms must be below 3 days (PolicyViolationError); change that, or "
+        "create the topics yourself, with what their policy demands and these settings: p.writers: 12 partitions, "
+        "retention.ms=604800000"
+    )
