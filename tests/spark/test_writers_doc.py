@@ -153,6 +153,7 @@ def test_every_recipe_runs_in_the_order_of_the_page(
 ) -> None:
     agent = harness.agent(grant_everything)
 
+    spark.streams.resetTerminated()  # queries of other tests have failed; `awaitAnyTermination` raises for them, too
     names = recipes(RECIPES)
 
     for query in (names["first"], names["second"]):

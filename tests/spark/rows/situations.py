@@ -528,20 +528,7 @@ SITUATIONS: dict[str, Situation] = {
     ),
 }
 
-OPEN: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("delta", "append"): ("a far date as a partition",),
-    ("delta", "upsert"): (),
-    ("delta", "overwrite"): (),
-    ("iceberg", "append"): (),
-    ("iceberg", "upsert"): (),
-    ("iceberg", "overwrite"): (),
-    ("paimon", "append"): (),
-    ("paimon", "upsert"): (),
-    ("paimon", "key"): (),
-    ("hudi", "upsert"): (),
-    ("hudi", "insert"): (),
-    ("hudi", "insert_overwrite"): (),
-}
+OPEN: Mapping[tuple[str, str], tuple[str, ...]] = {}
 """What a sink still writes otherwise, by format and mode: the names of situations. None of them: nothing runs yet."""
 
 

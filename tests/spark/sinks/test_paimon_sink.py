@@ -513,7 +513,7 @@ def test_timestamps_are_rounded_down_to_the_digits_that_the_table_keeps(
             ("by name", pa.map_(pa.string(), moments)),
         ]
     )
-    sink = PaimonSink(make_table("moments", (), schema), mode="upsert", keys=["MILLIS"])
+    sink = PaimonSink(make_table("moments", partition_keys=(), schema=schema), mode="upsert", keys=["MILLIS"])
     for digits in ("123456", "123999"):
         moment = f"timestamp_ntz'1969-12-31 23:59:58.{digits}'"
         columns = f"{moment} millis, {moment} seconds, timestamp'1969-12-31 23:59:58.{digits}Z' local"
