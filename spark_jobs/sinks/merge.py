@@ -36,7 +36,7 @@ def latest(changes: DataFrame, keys: Sequence[str], order_by: str | None = None)
     if all(has_order(types[name]) for name in ordered):
         greatest = f.max(values)
     else:
-        greatest = f.max_by(values, f.struct(*(_comparable(name, types[name]) for name in ordered)))
+        greatest = f.max_by(values, f.struct(*(comparable(name, types[name]) for name in ordered)))
     reduced = changes.groupBy(*(f.col(quoted(key)) for key in keys)).agg(greatest.alias(row))
     return reduced.select(
         *(
@@ -78,7 +78,8 @@ def is_exact(kind: DataType) -> bool:
     ) or (isinstance(kind, types.DecimalType))
 
 
-def _comparable(name: str, kind: DataType) -> Column:
+def comparable(name: str, kind: DataType) -> Column:
+    """Return the column, or as JSON what Spark doesn't order."""
     from pyspark.sql import functions as f
 
     column = f.col(quoted(name))

@@ -12,6 +12,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.sinks.assignment import assigned, folding
+from lakewarden.spark_jobs.sinks.merge import comparable
 from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     FILE,
     Ranges,
@@ -316,14 +317,10 @@ def groups_of(rows: DataFrame, table: Any) -> list[str]:
 
 def one_task_each(rows: DataFrame, columns: Sequence[str], order_by: str | None) -> DataFrame:
     """Return the rows with those of equal `columns` in one task, ordered by values only, so that a replay has the same order."""
-    known = {*columns, order_by}
-    others = [
-        field.name
-        for field in rows.schema.fields
-        if field.name not in known and "map<" not in field.dataType.simpleString()
-    ]
-    order = [quoted(name) for name in (*columns, *([order_by] if order_by is not None else []), *others)]
-    together = rows.repartition(*order[: len(columns)]) if columns else rows.coalesce(1)
+    first = [*columns, *([order_by] if order_by is not None else [])]
+    types = {field.name: field.dataType for field in rows.schema.fields}
+    order = [comparable(name, types[name]) for name in dict.fromkeys([*first, *types])]
+    together = rows.repartition(*map(quoted, columns)) if columns else rows.coalesce(1)
     return together.sortWithinPartitions(*order)
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.spark.rows.comparison import compare
 from tests.spark.rows.exploration import described, explore
 from tests.spark.rows.planted import FOUND_BY, planted
-from tests.spark.rows.situations import SITUATIONS, is_open
+from tests.spark.rows.situations import GENERATED, SITUATIONS, is_open
 from tests.spark.rows.tables import FORMATS
 
 pytestmark = [pytest.mark.real]
@@ -60,7 +60,7 @@ def test_a_batch_is_written_as_natively(
         pytest.param(table_format, mode, id=f"{table_format}-{mode}")
         for table_format, tables in FORMATS.items()
         for mode in tables.modes
-        if not is_open(table_format, mode)
+        if not is_open(table_format, mode, GENERATED)
     ],
 )
 def test_generated_batches_are_written_as_natively(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,7 @@ def test_overlapping_sums_neither_wait_nor_abort(
         CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
         gate.transaction(table=table, writer="a", batch_id=0, conflict_rule=sink.conflict_rule) as txn,
     ):
-        gate.foreach_batch(other, writer="b", max_attempts=1)(flights((1, 1, "b", 2, "+I")), 0)
+        Context().run(gate.foreach_batch(other, writer="b", max_attempts=1), flights((1, 1, "b", 2, "+I")), 0)
         sink(flights((1, 1, "a", 1, "+I")), txn)
 
     assert [(row["gate"], row["delay"]) for row in rows_of(table)] == [("b", 3)]
@@ -236,7 +237,9 @@ def test_an_upsert_that_touches_a_bucket_after_a_later_one_is_computed_again(
     def overtaken(batch: DataFrame, txn: Transaction) -> None:
         turns.append(txn.turn)
         if len(turns) == 1:
-            gate.foreach_batch(other, writer="b", max_attempts=1)(flights((1, 1, "b", 2, "+I")), 0)
+            Context().run(
+                gate.foreach_batch(other, writer="b", max_attempts=1), flights((1, 1, "b", 2, "+I")), 0
+            )
         sink(batch, txn)
 
     with (
