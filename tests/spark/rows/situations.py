@@ -535,8 +535,8 @@ OPEN: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("paimon", "upsert"): ("nested NOT NULL", GENERATED),
     ("paimon", "key"): ("nested NOT NULL", GENERATED),
 }
-"""What doesn't run yet, by format and mode: names of situations, or `GENERATED`. `PaimonSink` refuses a NULL struct with a NOT NULL
-field. pyarrow ends the Python worker of a batch with a NULL array as a map's value."""
+"""What doesn't run yet, by format and mode: names of situations, or `GENERATED`. `PaimonSink` refuses a NULL struct with a
+NOT NULL field. pyarrow ends the Python worker of a batch with a NULL array as a map's value."""
 
 
 def is_open(table_format: str, mode: str, name: str) -> bool:
