@@ -334,6 +334,8 @@ class DeltaSink(Sink):
 
         A MERGE converts them by an ANSI cast, whatever the session says. Delta's other writes convert nothing.
         """
+        from pyspark.errors import AnalysisException
+
         types, given = metadata.columns, rows.schema
         differing = {
             field.column: field.value_type
@@ -355,6 +357,15 @@ class DeltaSink(Sink):
                 f"batch, or set ANSI; table={self.table}"
             )
         require_comparable(upsert.keys, differing, given, types, self.table)
+        try:
+            rows.selectExpr(
+                *(f"{quoted(column)} <=> CAST(NULL AS {kind})" for column, kind in differing.items())
+            )
+        except AnalysisException as error:
+            raise ValueError(
+                f"{both}: Spark doesn't compare all partition columns with the batch's, as a MERGE does: "
+                f"{error.getMessage()}; cast it in the batch; table={self.table}"
+            ) from error
         stored = {column: unused(f"_lakewarden_stored_{column}", rows.columns) for column in differing}
         casts = (
             f"{_ansi_cast(column, given[column].dataType.simpleString(), kind)} AS {quoted(stored[column])}"

@@ -14,7 +14,7 @@
 | decisions during replay | replay matches | nothing is decided during a replay |
 | published decisions ignored | consistent decisions | a published decision is a fact for later owners |
 | take-overs ignored | last take-over owns | an owner whose partition was taken over later restarts its session |
-| a kept partition goes on | replay matches | an owner whose partition another agent took meanwhile doesn't resume |
+| a kept partition goes on | consistent decisions | an owner whose partition another agent took meanwhile doesn't resume |
 | expiry while lagging | lag loses no writer | silence counts only while the agent has read the whole log |
 | lapse too early | one grant | nothing is granted before the running grant's end |
 | grant without lock | no foreign holder | a grant needs the lock |
@@ -457,7 +457,7 @@ BUGS: Bugs = {
     "decisions during replay": ("replay matches", _decisions_during_replay),
     "published decisions ignored": ("consistent decisions", _published_decisions_ignored),
     "take-overs ignored": ("last take-over owns", _takeovers_ignored),
-    "a kept partition goes on": ("replay matches", _a_kept_partition_goes_on),
+    "a kept partition goes on": ("consistent decisions", _a_kept_partition_goes_on),
     "expiry while lagging": ("lag loses no writer", _expiry_while_lagging),
     "lapse too early": ("one grant", _lapse_too_early),
     "grant without lock": ("no foreign holder", _grant_without_lock),

@@ -115,10 +115,10 @@ def test_the_body_does_not_start_before_its_admission(harness: Harness) -> None:
 
 
 def test_without_an_answer_the_body_does_not_start(harness: Harness) -> None:
-    agent, gate = harness.agent(answer_nothing), harness.gate(admission_timeout_seconds=0.5)
+    agent, gate = harness.agent(answer_nothing), harness.gate(admission_timeout_seconds=3)
 
     with (
-        pytest.raises(AgentUnreachable, match=r"no agent answered the commit-intent within 0\.5 s") as caught,
+        pytest.raises(AgentUnreachable, match="no agent answered the commit-intent within 3 s") as caught,
         gate.transaction(table=TABLE, writer="w"),
     ):
         pytest.fail("the body ran")

@@ -27,6 +27,7 @@ SMALL = {
 
 REFUSED = (
     "storeAssignmentPolicy=legacy",  # MERGE, and Delta, store NULL for what doesn't fit
+    "cast it in the batch",  # a partition column whose type isn't the batch's, where Delta compares or stores something else
     "depends on the release of Java",  # Paimon's folder of a float
     "has no single spelling",  # a partition column of type timestamp, double or binary (partition_paths.py)
     "replaces whole rows",  # Paimon's merge engine `deduplicate`, where the batch lacks columns

@@ -110,7 +110,7 @@ FOUND_BY: Mapping[str, tuple[str, str, str]] = {
     "NOT NULL": ("iceberg", "append", "NOT NULL"),
     "other duplicate": ("iceberg", "upsert", "a repeated key"),
     "normal form": ("iceberg", "append", "unicode"),
-    "missing marker": ("iceberg", "upsert", "texts as partitions"),
+    "missing marker": ("iceberg", "append", "texts as partitions"),
     "other spelling": ("delta", "upsert", "texts as partitions"),
 }
 """Format, mode and name of a written situation that shows the bug. Generated ones show it, too."""
