@@ -130,7 +130,7 @@ class DeltaSink(Sink):
             return None
         metadata = self._open(batch.sparkSession).metadata()
         upsert = self._upsert_of(metadata, batch.sparkSession)
-        rows, stored = self._with_stored(self._rows(batch, metadata), metadata, upsert)
+        rows, stored = self._with_stored(self._rows(batch, metadata, upsert), metadata, upsert)
         with naming_values(batch, metadata.columns, self.table):
             content = self._content(rows, metadata, upsert, stored, persisted=is_persisted(batch))
         markers = self._markers(content.partitions, metadata)
@@ -237,14 +237,16 @@ class DeltaSink(Sink):
             self._execute(append, txn, table, batch.sparkSession, touch_files)
             return
         with computed_once(batch, batch):
-            rows, stored = self._with_stored(self._rows(batch, metadata), metadata, self._upsert)
+            rows, stored = self._with_stored(
+                self._rows(batch, metadata, self._upsert), metadata, self._upsert
+            )
             touch(self._content(rows, metadata, self._upsert, stored, persisted=True).partitions)
             self._execute(append, txn, table, batch.sparkSession)
 
     def _rewrite(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
         fields = metadata.partitioned_by
         upsert = self._upsert_of(metadata, batch.sparkSession)
-        rows, stored = self._with_stored(self._rows(batch, metadata), metadata, upsert)
+        rows, stored = self._with_stored(self._rows(batch, metadata, upsert), metadata, upsert)
         inexact = inexact_keys(upsert.keys, rows.schema, metadata.columns, self.table) if upsert.keys else []
 
         def overwrite(identity: Identity) -> None:
@@ -310,12 +312,11 @@ class DeltaSink(Sink):
     def _upsert_of(self, metadata: Metadata, spark: SparkSession) -> Upsert:
         return self._upsert.of_columns(metadata.columns.names, spark, self.table)
 
-    def _rows(self, batch: DataFrame, metadata: Metadata) -> DataFrame:
+    def _rows(self, batch: DataFrame, metadata: Metadata, upsert: Upsert) -> DataFrame:
         """Return the batch, its columns spelled as the table's. Raise `ValueError` if it lacks one, or has one too many."""
         names = metadata.columns.names
         rows = spelled_as(batch, names, self.table)
-        needed = [*self._upsert_of(metadata, batch.sparkSession).keys]
-        needed += [field.column for field in metadata.partitioned_by]
+        needed = [*upsert.keys, *(field.column for field in metadata.partitioned_by)]
         generated = {name: metadata.generated.get(name) for name in needed if name not in rows.columns}
         for name, expression in generated.items():
             if expression is not None:
@@ -324,7 +325,7 @@ class DeltaSink(Sink):
                     f"what the batch changes: add it to the batch with the same expression; table={self.table}"
                 )
         require_columns(rows.columns, needed, self.table)
-        require_known(rows.columns, names, self._upsert, self.table)
+        require_known(rows.columns, names, upsert, self.table)
         return rows
 
     def _with_stored(

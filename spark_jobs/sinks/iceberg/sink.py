@@ -129,7 +129,7 @@ class IcebergSink(Sink):
             return None
         table = self._open()
         keys = self._upsert_of(table, batch.sparkSession).keys
-        rows, stored = self._with_stored(self._rows(batch, table), table)
+        rows, stored = self._with_stored(self._rows(batch, table, keys), table, keys)
         with naming_values(batch, table.columns, self.table):
             content = content_of(
                 rows, table.fields, keys, self.table, persisted=is_persisted(batch), stored=stored
@@ -142,10 +142,10 @@ class IcebergSink(Sink):
         txn.recognise(self.committed)
         table = self._open()
         upsert = self._upsert_of(table, batch.sparkSession)
-        rows = self._complete(self._rows(batch, table), table)
+        rows = self._complete(self._rows(batch, table, upsert.keys), table)
         inexact = inexact_keys(upsert.keys, rows.schema, table.columns, self.table) if upsert.keys else []
         with computed_once(rows, batch), naming_values(batch, table.columns, self.table):
-            scoped, stored = self._with_stored(rows, table)
+            scoped, stored = self._with_stored(rows, table, upsert.keys)
             content = known_content(txn.batch_scope, batch, table.fields, upsert.keys)
             content = content or content_of(
                 scoped, table.fields, upsert.keys, self.table, persisted=True, stored=stored
@@ -230,13 +230,12 @@ class IcebergSink(Sink):
             )
         return table
 
-    def _rows(self, batch: DataFrame, table: OpenTable) -> DataFrame:
+    def _rows(self, batch: DataFrame, table: OpenTable, keys: Sequence[str]) -> DataFrame:
         """Return the batch, its columns spelled as the table's. Raise `ValueError` if Spark's write by name would refuse it."""
         spark, names = batch.sparkSession, table.columns.names
         rows = spelled_as(batch, names, self.table)
         require_known(rows.columns, names, self._upsert, self.table)
         partitioned_by = [field.column for field in table.fields] if self._mode != "append" else []
-        keys = self._upsert_of(table, spark).keys
         require_columns(rows.columns, {*table.required, *keys, *partitioned_by}, self.table)
         policy = spark.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
         alike = (rows.schema, table.columns, policy, is_case_sensitive(spark))
@@ -256,7 +255,9 @@ class IcebergSink(Sink):
             return rows
         return rows.select("*", *(f.lit(None).cast(field.dataType).alias(field.name) for field in missing))
 
-    def _with_stored(self, rows: DataFrame, table: OpenTable) -> tuple[DataFrame, dict[str, str]]:
+    def _with_stored(
+        self, rows: DataFrame, table: OpenTable, keys: Sequence[str]
+    ) -> tuple[DataFrame, dict[str, str]]:
         """Return the rows with their partition columns as the table stores them, and the names of those that this adds."""
         from pyspark.sql.types import StructField, StructType
 
@@ -265,9 +266,7 @@ class IcebergSink(Sink):
         differing = [name for name in columns if given[name].dataType != types[name].dataType]
         if not differing:
             return rows, {}
-        require_comparable(
-            self._upsert_of(table, rows.sparkSession).keys, differing, given, types, self.table
-        )
+        require_comparable(keys, differing, given, types, self.table)
         stored = {name: unused(f"_lakewarden_stored_{name}", rows.columns) for name in differing}
         added = StructType([StructField(stored[name], types[name].dataType) for name in differing])
         wider = rows.selectExpr("*", *(f"{quoted(name)} AS {quoted(stored[name])}" for name in differing))
