@@ -111,7 +111,7 @@ FOUND_BY: Mapping[str, tuple[str, str, str]] = {
     "other duplicate": ("iceberg", "upsert", "a repeated key"),
     "normal form": ("iceberg", "append", "unicode"),
     "missing marker": ("iceberg", "append", "texts as partitions"),
-    "other spelling": ("delta", "upsert", "texts as partitions"),
+    "other spelling": ("iceberg", "append", "texts as partitions"),
 }
 """Format, mode and name of a written situation that shows the bug. Generated ones show it, too."""
 
