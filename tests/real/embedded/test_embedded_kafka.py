@@ -60,13 +60,16 @@ async def test_a_second_start_on_another_port_keeps_topics_records_and_cluster_i
             await producer.send_and_wait("facts", b"written before the restart")
         identity = _identity(tmp_path)
 
-    async with EmbeddedKafka(tmp_path) as second:
-        assert second.bootstrap_servers != first_servers
-        assert _identity(tmp_path) == identity
-        async with AIOKafkaConsumer(
-            "facts", bootstrap_servers=second.bootstrap_servers, auto_offset_reset="earliest"
-        ) as consumer:
-            record = await consumer.getone()
+    host, port = first_servers.split(":")
+    # The first port is taken meanwhile, so it isn't chosen again.
+    with socket.create_server((host, int(port))):
+        async with EmbeddedKafka(tmp_path) as second:
+            assert second.bootstrap_servers != first_servers
+            assert _identity(tmp_path) == identity
+            async with AIOKafkaConsumer(
+                "facts", bootstrap_servers=second.bootstrap_servers, auto_offset_reset="earliest"
+            ) as consumer:
+                record = await consumer.getone()
 
     assert record.value == b"written before the restart"
 
