@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
 from typing import Any
 
@@ -24,7 +23,8 @@ from lakewarden.agent.web.views import BadRequestError, Sources, View
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_STREAMS = 100
-"""Open streams of events. Each costs one computation of its view per second with changes."""
+"""Open streams of events. Each costs one computation of its view per second with changes. Beyond it, the address with the most
+streams loses its oldest one, so no visitor takes the live updates from the others. Its browser connects again."""
 MAX_READING = 8
 """Requests that read the log, for a transaction or the agents. One at a time does, because each reads much of it."""
 READ_SECONDS = 120.0
@@ -52,12 +52,6 @@ class BusyError(AgentError):
     """Too many requests at once. Try again later."""
 
 
-@dataclass(slots=True)
-class _Limits:
-    streams: int = 0
-    reading: int = 0
-
-
 class Server:
     """The views of one installation."""
 
@@ -67,7 +61,9 @@ class Server:
         self._follower = sources.follower
         self._changes = changes
         self._pages = Pages(settings.web_base_path)
-        self._limits = _Limits()
+        self._streams: dict[str, list[anyio.CancelScope]] = {}
+        """By the visitor's address, the oldest first."""
+        self._reading = 0
         self._one_reader = anyio.Lock()
         self._assets = {
             name: files("lakewarden.agent.web").joinpath("static", name).read_bytes() for name in _ASSETS
@@ -98,7 +94,7 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse other methods and other hosts, and answer errors with a page or as JSON."""
+        """Refuse other methods, other hosts and the requests of other sites' pages, and answer errors with a page or as JSON."""
         if request.method not in ("GET", "HEAD"):
             return self._refusal(
                 request, 405, "this page is read-only: it answers GET and HEAD", Allow="GET, HEAD"
@@ -109,6 +105,12 @@ class Server:
                 421,
                 "the Host header names no host of this page; set web_allowed_hosts (LAKEWARDEN_WEB_ALLOWED_HOSTS) to the name "
                 "under which browsers reach it",
+            )
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and (
+            request.headers.get("Sec-Fetch-Mode") != "navigate"
+        ):
+            return self._refusal(
+                request, 403, "a page of another site has sent this request; open the address itself"
             )
         try:
             response = await handler(request)
@@ -163,15 +165,15 @@ class Server:
         """A view that is read from Kafka when it is requested."""
 
         async def view(request: web.Request) -> View:
-            if self._limits.reading >= MAX_READING:
+            if self._reading >= MAX_READING:
                 raise BusyError(f"{MAX_READING} other requests read the log; try again in a few seconds")
-            self._limits.reading += 1
+            self._reading += 1
             try:
                 with anyio.move_on_after(READ_SECONDS):
                     async with self._one_reader:
                         return await build(self._sources, request.query)
             finally:
-                self._limits.reading -= 1
+                self._reading -= 1
             raise BusyError(f"the log could not be read within {READ_SECONDS:g} s; use the command")
 
         return view
@@ -219,20 +221,32 @@ class Server:
         build = self._views.get(path)
         if build is None or path in NOT_LIVE:
             raise BadRequestError("view names no live view")
-        if self._limits.streams >= MAX_STREAMS:
-            raise BusyError(f"{MAX_STREAMS} pages are open; close one, or reload this one by hand")
         await build(request)  # a wrong request is answered before the stream begins
         response = web.StreamResponse(headers={**_HEADERS, "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
-        self._limits.streams += 1
-        try:
+        with (
+            self._stream_of(request.remote or ""),
+            suppress(ConnectionError),
+        ):  # the browser has closed the page
             await response.prepare(request)
             await self._send_versions(request, response, build)
-        except ConnectionError:
-            pass  # the browser has closed the page
-        finally:
-            self._limits.streams -= 1
         return response
+
+    @contextmanager
+    def _stream_of(self, visitor: str) -> Iterator[None]:
+        """Count a stream while the block runs. The block ends if others need the room."""
+        if sum(map(len, self._streams.values())) >= MAX_STREAMS:
+            max(self._streams.values(), key=len).pop(0).cancel()
+        with anyio.CancelScope() as scope:
+            own = self._streams.setdefault(visitor, [])
+            own.append(scope)
+            try:
+                yield
+            finally:
+                if scope in own:
+                    own.remove(scope)
+                if not own and self._streams.get(visitor) is own:
+                    del self._streams[visitor]
 
     async def _send_versions(
         self,

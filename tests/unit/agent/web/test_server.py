@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
@@ -395,19 +395,44 @@ async def test_a_stream_sends_a_new_version_only_when_its_view_has_changed() -> 
     assert f'data-version="{second}"' in shown, "the page that is fetched then has this version"
 
 
-async def test_open_streams_are_bounded_and_a_closed_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_STREAMS", 3)
-    async with served(table()) as (client, _, changes):
-        streams = [await client.get("/events") for _ in range(3)]
-        refused = await client.get("/events")
-        assert refused.status == 503
-        streams[0].close()
-        with anyio.fail_after(60):
-            while (again := await client.get("/events")).status != 200:
-                changes.announce()
-                await anyio.sleep(0.05)
+async def test_of_too_many_streams_the_visitor_with_the_most_loses_its_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One visitor can't take the live updates from the others, as often as it connects again."""
+    monkeypatch.setattr(server, "MAX_STREAMS", 4)
+    async with (
+        served(table()) as (client, follower, changes),
+        ClientSession(connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other,
+    ):
+        calm = await other.get(client.make_url("/events"))
+        crowd = [await client.get("/events") for _ in range(8)]
+        late = await other.get(client.make_url("/events"))
+        [first] = {await message(each) for each in (calm, *crowd, late)}
+        assert [await each.content.read() for each in crowd[:6]] == [b""] * 6
+        follower.status = State([])  # type: ignore[assignment]
+        changes.announce()
+        [second] = {await message(each) for each in (calm, *crowd[6:], late)}
+    assert second != first
 
-        assert again.status == 200
+
+@pytest.mark.parametrize(
+    ("site", "mode", "status"),
+    [
+        ("cross-site", "cors", 403),
+        ("cross-site", "no-cors", 403),
+        ("same-site", "cors", 403),
+        ("cross-site", "navigate", 200),
+        ("same-origin", "cors", 200),
+        ("none", "navigate", 200),
+    ],
+)
+@pytest.mark.parametrize("path", ["/events", "/tables.json"])
+async def test_pages_of_other_sites_get_nothing(path: str, site: str, mode: str, status: int) -> None:
+    """A link to the page works."""
+    async with served(table()) as (client, _, _):
+        answer = await client.get(path, headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode})
+
+    assert answer.status == status
 
 
 def test_a_command_to_copy_is_quoted() -> None:
