@@ -224,16 +224,7 @@ def store_at(root: str, settings: Settings) -> ConditionalStore:
     if root.startswith("s3://"):
         from lakewarden.agent.stores.s3 import S3Options
 
-        options = S3Options(
-            endpoint_url=settings.s3_endpoint,
-            region=settings.s3_region,
-            path_style=None if settings.s3_addressing == "auto" else settings.s3_addressing == "path",
-            encryption=settings.s3_encryption,
-            kms_key=settings.s3_kms_key,
-            requester_pays=settings.s3_requester_pays,
-            bucket_owner=settings.s3_bucket_owner,
-        )
-        return open_store(root, request_timeout_seconds=timeout, s3=options)
+        return open_store(root, request_timeout_seconds=timeout, s3=S3Options.of(settings))
     endpoint = settings.gcs_endpoint if root.startswith("gs://") else settings.azure_endpoint
     return open_store(root, request_timeout_seconds=timeout, endpoint=endpoint)
 

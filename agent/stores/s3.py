@@ -27,6 +27,7 @@ from aiobotocore.session import AioSession
 from anyio import AsyncContextManagerMixin
 from botocore import exceptions as boto
 
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.locations import Location, LocationError, parse_location
 from lakewarden.agent.stores.port import (
@@ -96,6 +97,19 @@ class S3Options:
     requester_pays: bool = False
     bucket_owner: str | None = None
     """The account id that the bucket must have."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The settings, for locks and for watched tables."""
+        return cls(
+            endpoint_url=settings.s3_endpoint,
+            region=settings.s3_region,
+            path_style=None if settings.s3_addressing == "auto" else settings.s3_addressing == "path",
+            encryption=settings.s3_encryption,
+            kms_key=settings.s3_kms_key,
+            requester_pays=settings.s3_requester_pays,
+            bucket_owner=settings.s3_bucket_owner,
+        )
 
     def of_requests(self) -> dict[str, str]:
         """The parameters of every request."""

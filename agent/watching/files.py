@@ -163,7 +163,7 @@ class Buckets:
             case "file":
                 return LocalStore()
             case "s3":
-                return self._s3(authority, endpoint, options, retry)
+                return self._s3(authority, options, retry)
             case "gs":
                 config: Any = {"base_url": endpoint} if endpoint else {}
                 return GCSStore(authority, config=config, client_options=options, retry_config=retry)
@@ -173,13 +173,16 @@ class Buckets:
             case _:
                 raise ValueError(f"tables of {scheme}:// can't be watched; use file, s3, gs, az or abfs")
 
-    def _s3(self, bucket: str, endpoint: str | None, options: ClientConfig, retry: RetryConfig) -> S3Store:
+    def _s3(self, bucket: str, options: ClientConfig, retry: RetryConfig) -> S3Store:
         # Imported here because it takes half a second, which tables elsewhere don't need.
         from aiobotocore.session import AioSession
 
+        from lakewarden.agent.stores.s3 import S3Options
+
         session = AioSession()
-        settings = self._settings
-        path_style = settings.s3_addressing == "path" or (settings.s3_addressing == "auto" and bool(endpoint))
+        given = S3Options.of(self._settings)
+        endpoint = given.endpoint_url
+        path_style = bool(endpoint) if given.path_style is None else given.path_style
 
         async def credentials() -> S3Credential:
             found = await session.get_credentials()
@@ -199,8 +202,9 @@ class Buckets:
             return made
 
         config: Any = {
-            "region": s3_region(settings.s3_region, session) or DEFAULT_REGION,
+            "region": s3_region(given.region, session) or DEFAULT_REGION,
             "virtual_hosted_style_request": not path_style,
+            "request_payer": given.requester_pays,
             **({"endpoint": endpoint} if endpoint else {}),
         }
         return S3Store(

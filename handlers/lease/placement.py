@@ -44,7 +44,7 @@ HUDI_PROPERTIES: Final = "/.hoodie/hoodie.properties"
 """Every Hudi table has this file, and no other table does."""
 HUDI, USUAL = "hudi", "usual"
 """Locations in `lock_places` that depend on the table."""
-_MAX_CLEANED, _MAX_CLEANED_ON_DISK = 900, 200
+_MAX_CLEANED, _MAX_CLEANED_ON_DISK, _MAX_KEY = 900, 200, 1024
 """Characters. Stores take keys of 1,024 bytes, file systems names of 255. The hash distinguishes tables."""
 _UNCLEAN = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -114,10 +114,11 @@ class Placement:
         scheme, rest = table.split("://", 1)
         authority, path = rest.split("/", 1)
         root = self.lock_root.rstrip("/") if self.lock_root else f"{scheme}://{authority}"
-        cleaned = _UNCLEAN.sub("-", path).strip("-")
-        cleaned = cleaned[: _MAX_CLEANED_ON_DISK if root.startswith("file:") else _MAX_CLEANED]
-        digest = hashlib.sha256(table.encode()).hexdigest()[:8]
-        return f"{root}/locks/{cleaned}-{digest}.json"
+        end = f"-{hashlib.sha256(table.encode()).hexdigest()[:8]}.json"
+        folder = root.partition("://")[2].partition("/")[2]
+        room = max(0, _MAX_KEY - len(f"{folder}/locks/{end}".encode()))
+        longest = _MAX_CLEANED_ON_DISK if root.startswith("file:") else min(_MAX_CLEANED, room)
+        return f"{root}/locks/{_UNCLEAN.sub('-', path).strip('-')[:longest]}{end}"
 
 
 @dataclass(frozen=True, slots=True)

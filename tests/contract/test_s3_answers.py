@@ -16,10 +16,12 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import classify
 from lakewarden.agent.stores.classify import TABLE, Answer, RequestCondition, Row
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, MAX_WHY_CHARACTERS
 from lakewarden.agent.stores.s3 import S3Options, S3Store
+from lakewarden.agent.watching.files import AbsentFileError, Buckets
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
@@ -379,30 +381,32 @@ async def test_any_answer_becomes_an_outcome_and_never_an_exception(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_requests_have_the_headers_that_a_policy_may_demand(answering: AnsweringServer) -> None:
-    """Of encryption, of a requester that pays, and of the account that a bucket must belong to."""
-    wanted = {"x-amz-request-payer": "requester", "x-amz-expected-bucket-owner": "1" * 12}
+    """Of encryption, of a requester that pays, and of the account that a bucket must belong to. A watcher reads and pays."""
     encrypted = {
         "x-amz-server-side-encryption": "aws:kms",
         "x-amz-server-side-encryption-aws-kms-key-id": "alias/locks",
     }
-    async with faulty_server([DONE, READ, Reply(204)]) as server:
-        options = S3Options(
-            endpoint_url=server.endpoint,
-            region="us-east-1",
-            encryption="aws:kms",
-            kms_key="alias/locks",
-            requester_pays=True,
-            bucket_owner="1" * 12,
+    async with faulty_server([DONE, READ, Reply(204), error(404, "NoSuchKey")]) as server:
+        settings = Settings(
+            s3_endpoint=server.endpoint,
+            s3_region="us-east-1",
+            s3_encryption="aws:kms",
+            s3_kms_key="alias/locks",
+            s3_requester_pays=True,
+            s3_bucket_owner="1" * 12,
         )
-        async with S3Store(options, request_timeout_seconds=60) as store:
+        async with S3Store(S3Options.of(settings), request_timeout_seconds=60) as store:
             assert isinstance(await store.write(URI, b"{}", IfAbsent()), Won)
             assert isinstance(await store.read(URI), Found)
             await store.delete("s3://bucket/.lakewarden-probe/1")
+        with pytest.raises(AbsentFileError):
+            await Buckets(settings).table("s3://bucket/t").read("log")
 
     sent = [{name.lower(): value for name, value in each.headers.items()} for each in server.received]
-    assert [each.method for each in server.received] == ["PUT", "GET", "DELETE"]
-    assert all(wanted.items() <= headers.items() for headers in sent)
-    assert [encrypted.items() <= headers.items() for headers in sent] == [True, False, False]
+    assert [each.method for each in server.received] == ["PUT", "GET", "DELETE", "GET"]
+    assert [headers.get("x-amz-request-payer") for headers in sent] == ["requester"] * 4
+    assert [headers.get("x-amz-expected-bucket-owner") for headers in sent] == ["1" * 12] * 3 + [None]
+    assert [encrypted.items() <= headers.items() for headers in sent] == [True, False, False, False]
 
 
 @pytest.mark.asyncio(loop_scope="module")

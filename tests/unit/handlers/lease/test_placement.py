@@ -84,6 +84,20 @@ def test_the_default_lock_object_is_the_one_of_the_protocol(table: str, root: st
     assert Placement(("*",), root).place(table, hudi=False) == LockPlace(uri, shared=False)
 
 
+@pytest.mark.parametrize("root", [None, "s3://locks", f"s3://locks/{'p' * 400}/", "file:///var/locks"])
+def test_the_name_of_a_lock_object_fits_into_every_store(root: str | None) -> None:
+    """A disk adds 17 characters for the files beside it. Tables that differ at their ends only have different locks."""
+    tables = [f"s3://lake/{'a/' * 500}{end}" for end in ("x", "y")]
+    places = [Placement(("*",), root).place(table, hudi=False) for table in tables]
+
+    for place in places:
+        assert isinstance(place, LockPlace)
+        key = place.uri.partition("://")[2].partition("/")[2]
+        assert len(key) <= 1024
+        assert len(key.rpartition("/")[2]) <= (238 if place.uri.startswith("file:") else 1024)
+    assert places[0] != places[1]
+
+
 def test_a_local_table_has_no_default_lock_object_without_a_lock_root() -> None:
     """It has no bucket, so the lock would be in the root of the file system."""
     found = Placement(("file:///data/*",)).place("file:///data/t", hudi=False)
