@@ -45,6 +45,7 @@ from lakewarden.events.decision import (
 from lakewarden.events.markers import (
     ALL_FILE_GROUPS,
     MAX_MARKERS_PER_EVENT,
+    WHOLE_TABLE,
     ConflictEntry,
     ConflictKind,
     Marker,
@@ -111,6 +112,7 @@ __all__ = [
     "PROTOCOL",
     "PROTOCOL_WITH_TURNS",
     "TABLE_SERVICE_PRIORITY",
+    "WHOLE_TABLE",
     "WRITER_EVENT",
     "Abort",
     "AbortReason",

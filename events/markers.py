@@ -14,6 +14,8 @@ ConflictKind: TypeAlias = Literal["marker", "commit"]
 
 ALL_FILE_GROUPS = "*"
 """The file group that stands for every file group of its partition, present and future."""
+WHOLE_TABLE = "*"
+"""The partition that stands for every partition of the table, present and future, each as a whole."""
 
 MAX_MARKERS_PER_EVENT = 10_000
 """About 1 MB of JSON, Kafka's default record limit. A writer splits a longer list into several events."""
@@ -23,7 +25,7 @@ class Marker(Wire):
     """A file group that a transaction writes. Partition and file group are compared as a pair and never joined."""
 
     partition: Annotated[str, StringConstraints(max_length=MAX_PATH)]
-    """Partition path as the table format writes it. Empty for an unpartitioned table."""
+    """Partition path as the table format writes it. Empty for an unpartitioned table. `*`: the whole table."""
     file_group: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PATH)]
     """The format's unit of conflict: Hudi's fileId, Paimon's bucket or file, Iceberg's or Delta's data file. `*`: all of them."""
     operation: Operation
@@ -37,7 +39,7 @@ class ConflictEntry(Wire):
     """One overlap: the marker of the aborted transaction, and the other transaction that touched the same file group."""
 
     partition: str
-    """As in the aborted transaction's own marker."""
+    """As in the aborted transaction's own marker. If that is `*`, as in the other transaction's."""
     file_group: str
     """As in the aborted transaction's own marker."""
     operation: Operation

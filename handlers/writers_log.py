@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from lakewarden.events import (
     ALL_FILE_GROUPS,
+    WHOLE_TABLE,
     CommitCompleted,
     CommitIntent,
     CommitRequested,
@@ -26,20 +27,23 @@ def overlap(mine: Iterable[Marker], theirs: Iterable[Marker]) -> bool:
     for marker in mine:
         groups.setdefault(marker.partition, set()).add(marker.file_group)
     return any(
-        marker.partition in groups
-        and (
-            ALL_FILE_GROUPS in (marker.file_group, *groups[marker.partition])
-            or marker.file_group in groups[marker.partition]
+        (groups and WHOLE_TABLE in (marker.partition, *groups))
+        or (
+            marker.partition in groups
+            and (
+                ALL_FILE_GROUPS in (marker.file_group, *groups[marker.partition])
+                or marker.file_group in groups[marker.partition]
+            )
         )
         for marker in theirs
     )
 
 
 def precise(declared: Iterable[Marker], touched: Iterable[Marker]) -> tuple[Marker, ...]:
-    """Return what was touched. In a partition without a marker beyond the declared scope, that is the scope."""
+    """Return what was touched. In a partition, or table, without a marker beyond the declared scope, that is the scope."""
     scope = dict.fromkeys(declared)
     beyond = tuple(marker for marker in dict.fromkeys(touched) if marker not in scope)
-    finer = {marker.partition for marker in beyond}
+    finer = {marker.partition for marker in beyond} | ({WHOLE_TABLE} if beyond else set())
     return (*beyond, *(marker for marker in scope if marker.partition not in finer))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from lakewarden.events import (
     ALL_FILE_GROUPS,
+    WHOLE_TABLE,
     AuditEventUnion,
     ConflictDetected,
     ConflictEntry,
@@ -39,18 +40,22 @@ class FirstTouches:
     def add(self, event: EventRef, markers: Iterable[Marker]) -> None:
         """Add an event with its markers."""
         for marker in markers:
-            watched = self.watched.get((event.transaction, marker.partition))
-            if watched is None:
-                continue
-            file_groups: list[str | None] = []
-            if marker.file_group in watched or marker.file_group == ALL_FILE_GROUPS:
-                file_groups.append(marker.file_group)
-            if ALL_FILE_GROUPS in watched:
-                file_groups.append(None)
-            for file_group in file_groups:
-                self.first.setdefault(
-                    (event.transaction, marker.partition, file_group, marker.operation), event
-                )
+            partitions = [marker.partition]
+            if marker.partition == WHOLE_TABLE:
+                partitions = [each for named, each in self.watched if named == event.transaction]
+            for partition in partitions:
+                self._add(event, partition, marker)
+
+    def _add(self, event: EventRef, partition: str, marker: Marker) -> None:
+        watched = self.watched.get((event.transaction, partition), set())
+        whole = ALL_FILE_GROUPS in (marker.file_group, marker.partition)
+        file_groups: list[str | None] = []
+        if whole or marker.file_group in watched:
+            file_groups.append(ALL_FILE_GROUPS if whole else marker.file_group)
+        if ALL_FILE_GROUPS in watched:
+            file_groups.append(None)
+        for file_group in file_groups if watched else ():
+            self.first.setdefault((event.transaction, partition, file_group, marker.operation), event)
 
     def by_victim(self, victim: str, entry: ConflictEntry) -> EventRef | None:
         """The event with which the victim first touched the place of an entry."""

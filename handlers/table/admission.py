@@ -44,9 +44,9 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from lakewarden.events import CommitIntent, Marker, canonical_location
+from lakewarden.events import WHOLE_TABLE, CommitIntent, Marker, canonical_location
 from lakewarden.handlers.table.conflicts import touches_meet
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
@@ -258,8 +258,14 @@ def reservation_blockers(state: TableState, transaction: Transaction) -> Iterato
     for other in state.open() if partitions else ():
         if other.phase is Phase.GRANTED or other.observed or _queue_position(state, other) < mine:
             reserved = {each.partition for each in _markers_to_reserve(state, other)}
-            if any(each in other.footprint or each in reserved for each in partitions):
+            if _share_a_partition(partitions, other.footprint) or _share_a_partition(partitions, reserved):
                 yield other
+
+
+def _share_a_partition(few: Collection[str], many: Collection[str]) -> bool:
+    if WHOLE_TABLE in few:
+        return bool(many)
+    return WHOLE_TABLE in many or any(each in many for each in few)
 
 
 def blockers(

@@ -6,6 +6,7 @@
 - Partition and file group are compared as a pair, never as one joined string.
 - A marker is checked only against the entry of its own file group, so the cost doesn't depend on the size of the index.
 - `*` overlaps every entry of its partition, and every entry overlaps the partition's `*`.
+- The partition `*` is the whole table, whatever its file group: it overlaps every entry.
 - A repeated marker changes nothing.
 - Almost every entry has one touch. All markers of a transaction with the same operation share that one-element tuple, so a
   marker costs its two strings and one slot.
@@ -15,7 +16,7 @@ Every step is bounded (docs/decisions/0021):
 - Whether two transactions conflict depends on their touches, not on the number of places that they share. So each pair of
   touches is found once, when its second touch arrives, and kept until one of the two transactions is removed. Later checks
   visit pairs of touches, never places.
-- A `*` looks for the touches of its partition among the touches of the table (`first`), not among the partition's entries.
+- A `*` looks for the touches of its partition, or of the table, among the touches of the table (`first`), not among the entries.
 - Entries that grew by the same event share one tuple. Of one tuple, an event visits the first `MAX_FOUND` places only.
 - What is removed counts no more at once, because its touches leave `first`. Its pairs, and its entries of the index, stay as
   garbage, and `collect` drops some of them after each step.
@@ -27,8 +28,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import islice
 
-from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
+from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker, Operation
 from lakewarden.handlers.table.transactions import Touch, Transaction
 
 MARKER_BYTES = 150
@@ -52,6 +54,7 @@ class Overlap:
     """Two transactions that touch the same file group, from the side of `mine`."""
 
     partition: str
+    """If one of the two touches the whole table, the other's."""
     file_group: str
     """The file group in the marker of `mine`. It differs from `other_file_group` if one of the two is `*`."""
     other_file_group: str
@@ -98,7 +101,7 @@ class Footprints:
     """Estimated bytes of all markers and pairs (`memory.py`), without garbage."""
     garbage: deque[_Removed] = field(default_factory=deque)
 
-    def add(  # noqa: PLR0915 - one loop over up to 10,000 markers, where calls would cost most of the time
+    def add(  # noqa: C901, PLR0912, PLR0915 - one loop over up to 10,000 markers, where calls would cost most of the time
         self, transaction: Transaction, markers: Iterable[Marker]
     ) -> list[Overlap]:
         """Add markers. Return the first of their overlaps with each other transaction, whether or not they are conflicts."""
@@ -115,13 +118,15 @@ class Footprints:
         firsts: dict[str, str] = {}
         met: tuple[Touch, ...] | None = None
         met_with: tuple[Touch, ...] = ()
-        known = owned = False
+        known = owned = whole = False
+        wholes = self.index.get(WHOLE_TABLE, {}).get(ALL_FILE_GROUPS)
         grown: tuple[Touch, ...] = ()
         bytes_before = transaction.bytes
         for marker in markers:
             file_group = marker.file_group
             if marker.partition != partition:
                 partition = marker.partition
+                whole = partition == WHOLE_TABLE
                 groups = self.index.setdefault(partition, {})
                 stars = groups.get(ALL_FILE_GROUPS)
                 mine = transaction.footprint.get(partition)
@@ -129,6 +134,8 @@ class Footprints:
                 operation = marker.operation
                 single = transaction.touch(operation)
                 firsts = self.first.setdefault(single[0], {})
+            if whole:
+                file_group = ALL_FILE_GROUPS
             count = len(groups)
             touches = groups.setdefault(file_group, single)
             new = len(groups) > count
@@ -152,6 +159,11 @@ class Footprints:
                 transaction.bytes += MARKER_BYTES + len(file_group)
             if partition not in firsts:
                 firsts[partition] = file_group
+            if whole:
+                self._meet_table(overlaps, single[0])
+                continue
+            if wholes is not None:
+                self._meet(overlaps, seen, (partition, file_group, ALL_FILE_GROUPS), single[0], wholes)
             if file_group == ALL_FILE_GROUPS:
                 self._meet_partition(overlaps, partition, single[0])
                 stars = groups[ALL_FILE_GROUPS]
@@ -253,6 +265,14 @@ class Footprints:
             places = other.transaction.footprint[partition][:most]
             for place in [each for each in places if other in groups[each]] or [first]:
                 self._enter(overlaps, Overlap(partition, ALL_FILE_GROUPS, place, mine, other))
+
+    def _meet_table(self, overlaps: list[Overlap], mine: Touch) -> None:
+        """Enter that the whole table shares its places with every touch."""
+        most = max(1, MAX_FOUND // len(self.first))
+        for other, firsts in self.first.items():
+            if other.transaction is not mine.transaction:
+                for partition, place in islice(firsts.items(), most):
+                    self._enter(overlaps, Overlap(partition, ALL_FILE_GROUPS, place, mine, other))
 
     def _enter(self, overlaps: list[Overlap], overlap: Overlap) -> None:
         """Report an overlap, and keep it with its pair unless the pair has enough."""

@@ -77,6 +77,10 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "commit-intent.reason": ("writers", lambda event: event.get("admission_reason") is not None),
     "commit-intent.ordered": ("writers", lambda event: event["conflict_rule"] == "ordered"),
     "marker-created": ("writers", lambda event: len(event["markers"]) > 1),
+    "marker-created.whole-table": (
+        "writers",
+        lambda event: any(each["partition"] == "*" for each in event["markers"]),
+    ),
     "writer-heartbeat": ("writers", lambda event: event["seq"] > 0),
     "commit-requested": ("writers", lambda event: not event["markers"]),
     "commit-requested.markers": ("writers", lambda event: bool(event["markers"])),
@@ -282,9 +286,10 @@ async def lapse(scene: Scene) -> None:
 
 
 async def turns(scene: Scene) -> None:
-    """A transaction that would wait for those before it that touch the same file group."""
+    """A transaction that would wait for those before it that touch the same file group. It touches the whole table."""
     upsert = Writer(scene, "orders-ingest", batch_id=45)
     assert (await upsert.begin(conflict_rule="ordered")).turn == 0
+    await upsert.touch("*", partition="*")
     await upsert.abandon()
 
 

@@ -170,13 +170,18 @@ def test_it_is_unknown_whether_they_met_if_the_events_do_not_show_all_of_them() 
     assert met(events, "t-w", [marker("day=2")], ["t-a", "t-b"]) is True
 
 
-def test_overlaps_are_found_by_file_group_or_whole_partition() -> None:
+def test_overlaps_are_found_by_file_group_whole_partition_or_whole_table() -> None:
     assert overlap([marker("p", "f")], [marker("p", "f")])
     assert overlap([marker("p")], [marker("p", "f")])
     assert overlap([marker("p", "f")], [marker("p")])
     assert not overlap([marker("p", "f")], [marker("p", "g"), marker("q", "f")])
+    assert overlap([marker("*", "f")], [marker("p", "g")])
+    assert overlap([marker("", "g")], [marker("*")])
+    assert not overlap([], [marker("*")])
+    assert not overlap([marker("*")], [])
 
 
 def test_a_scope_counts_only_where_nothing_finer_was_touched() -> None:
     declared, fine = [marker("p"), marker("q")], marker("p", "f")
     assert precise(declared, [fine, marker("q")]) == (fine, marker("q"))
+    assert precise([marker("*")], [fine]) == (fine,)

@@ -45,14 +45,14 @@ from lakewarden.handlers.table.verdicts import (
     SkipBatch,
     Verdict,
 )
-from tests.unit.handlers.table.world import VERDICTS, World, facts
+from tests.unit.handlers.table.world import VERDICTS, World, facts, place_of, places_meet
 
 WRITERS = 4
 LOCK_SECONDS = 29.5
 markers = st.lists(
     st.builds(
         Marker,
-        partition=st.sampled_from(["", "p"]),
+        partition=st.sampled_from(["", "p", "", "p", "*"]),
         file_group=st.sampled_from(["1", "10", "*"]),
         operation=st.sampled_from(["append", "merge", "delete"]),
     ),
@@ -106,9 +106,7 @@ def clash(first: Process, second: Process) -> bool:
     strict = first.rule != second.rule or first.rule == "file-group"
     strict = strict or (first.rule == "ordered" and not in_turn)
     return any(
-        x.partition == y.partition
-        and (x.file_group == y.file_group or "*" in (x.file_group, y.file_group))
-        and operations_clash(strict, x.operation, y.operation)
+        places_meet(place_of(x), place_of(y)) and operations_clash(strict, x.operation, y.operation)
         for x in first.touched
         for y in second.touched
     )
@@ -588,7 +586,7 @@ class Table(RuleBasedStateMachine):
             for touch in touches
         }
         naive = {
-            (each.id, marker.partition, marker.file_group, marker.operation)
+            (each.id, *place_of(marker), marker.operation)
             for each in state.transactions.values()
             if not each.without_index
             for marker in self.read_markers.get(each.id, ())
@@ -604,9 +602,7 @@ class Table(RuleBasedStateMachine):
             (one, x, other, y)
             for one, partition, place, x in naive
             for other, other_partition, other_place, y in naive
-            if one != other
-            and partition == other_partition
-            and (place == other_place or "*" in (place, other_place))
+            if one != other and places_meet((partition, place), (other_partition, other_place))
         }
         if any(each.without_index for each in state.transactions.values()):
             return  # a replay finds the footprint in the log

@@ -14,7 +14,7 @@ from tests.unit.handlers.table.random_table import WRITERS, Table
 def random_markers(rng: random.Random) -> tuple[Marker, ...]:
     return tuple(
         Marker(
-            partition=rng.choice(["", "p", "q"]),
+            partition=rng.choice(["", "p", "q", "", "p", "q", "*"]),
             file_group=rng.choice(["1", "10", "2", "3", "*"]),
             operation=rng.choice(["append", "merge", "delete"]),
         )

@@ -16,13 +16,13 @@ from lakewarden.handlers.table.footprints import MAX_FOUND, MAX_KEPT, Footprints
 from lakewarden.handlers.table.transactions import Touch, Transaction
 from lakewarden.handlers.table.verdicts import AcquireLock
 from tests.unit.handlers.table.test_conflicts import a_transaction
-from tests.unit.handlers.table.world import m, world
+from tests.unit.handlers.table.world import m, place_of, places_meet, world
 
 OPERATIONS = get_args(Operation)
 TRANSACTIONS = 4
 MARKERS = st.builds(
     Marker,
-    partition=st.sampled_from(["p", "q"]),
+    partition=st.sampled_from(["p", "q", "p", "q", "*"]),
     file_group=st.sampled_from(["f", "g", "*"]),
     operation=st.sampled_from(OPERATIONS[:2]),
 )
@@ -45,9 +45,7 @@ def expected_pairs(touched: list[tuple[Transaction, Marker]]) -> set[tuple[str, 
         (one.id, x.operation, other.id, y.operation)
         for one, x in touched
         for other, y in touched
-        if one is not other
-        and x.partition == y.partition
-        and (x.file_group == y.file_group or "*" in (x.file_group, y.file_group))
+        if one is not other and places_meet(place_of(x), place_of(y))
     }
 
 
@@ -71,12 +69,14 @@ def test_pairs_are_exactly_the_touches_that_share_a_place(
     left += [(late, Marker(partition="p", file_group="*", operation="create"))]
     left += [(late, Marker(partition="q", file_group="f", operation="create"))]
     assert named_pairs(footprints) == expected_pairs(left)
-    places = {(each.id, x.partition, x.file_group, x.operation) for each, x in left}
+    places = {(each.id, *place_of(x), x.operation) for each, x in left}
     for transaction in (*transactions, late):
         for each in footprints.overlaps(transaction):
             assert each.mine.transaction is transaction
             for touch, file_group in ((each.mine, each.file_group), (each.other, each.other_file_group)):
-                assert (touch.transaction.id, each.partition, file_group, touch.operation) in places
+                whole = (touch.transaction.id, "*", file_group, touch.operation)
+                named = (touch.transaction.id, each.partition, file_group, touch.operation)
+                assert {whole, named} & places
 
 
 @given(touched=TOUCHED, gone=st.sets(st.integers(0, TRANSACTIONS - 1)))
@@ -100,9 +100,7 @@ def test_after_all_garbage_is_collected_the_index_has_what_is_left(
         for touch in touches
     }
     assert found == {
-        (f"t{number}", each.partition, each.file_group, each.operation)
-        for number, each in touched
-        if number not in gone
+        (f"t{number}", *place_of(each), each.operation) for number, each in touched if number not in gone
     }
     assert all(footprints.index.values())
     assert footprints.bytes == sum(each.bytes for each in transactions)

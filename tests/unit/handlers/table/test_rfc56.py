@@ -16,10 +16,12 @@ from lakewarden.events import (
     decode,
     encode,
 )
+from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, ReportConflict
+from tests.unit.handlers.explain.explained import explanation_of, one
 from tests.unit.handlers.table.contest import Contest, Job
-from tests.unit.handlers.table.world import TABLE, World, m, world
+from tests.unit.handlers.table.world import TABLE, World, m, place_of, world
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 
@@ -50,7 +52,7 @@ def _touch_over_the_wire(w: World, transaction: str, marker: Marker) -> World:
     return w.read(event)
 
 
-@pytest.mark.parametrize("partition", NAMES)
+@pytest.mark.parametrize("partition", [name for name in NAMES if name != "*"])
 @pytest.mark.parametrize("file_group", [name for name in NAMES if name and name != "*"])
 def test_names_survive_the_wire_whatever_characters_they_contain(partition: str, file_group: str) -> None:
     """Hudi cuts its marker names at the first underscore. Partition paths contain `=`, `/`, `%` and any letter."""
@@ -78,7 +80,7 @@ def test_names_survive_the_wire_whatever_characters_they_contain(partition: str,
         (("p", "a1"), ("p", "ba12")),
         (("p", COMPOSED), ("p", DECOMPOSED)),
         (("p", "F"), ("p", "f")),
-        (("*", "f"), ("p", "f")),
+        (("**", "f"), ("p", "f")),
         (("p", "**"), ("p", "f")),
         (("p", "f*"), ("p", "f1")),
         (("p", "*"), ("p2", "f")),
@@ -115,6 +117,30 @@ def test_a_star_covers_its_whole_partition(mine: str, other: str, partition: str
     _touch_over_the_wire(w, "A", Marker(partition=partition, file_group=mine, operation="merge"))
 
     assert w.aborted == {"B": "conflict"}
+
+
+@pytest.mark.parametrize("mine", ["*/*", "*/f"])
+@pytest.mark.parametrize("other", ["p/f", "/f", "a=1/b=2/*", "*/*", "*/g"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_star_as_partition_covers_the_whole_table(mine: str, other: str, turned: bool) -> None:
+    """As a marker, as a scope, after a loss and for an explanation, whichever of the two transactions publishes it."""
+    first, second = (other, mine) if turned else (mine, other)
+    w = world().intent("A").touch("A", m(first)).intent("B").touch("B", m(second))
+
+    assert w.aborted == {"B": "conflict"}
+    (entry,) = w.one(AbortTransaction).conflicts
+    partition = m(other).partition
+    assert (entry.partition, entry.file_group) == (partition, place_of(m(second))[1])
+    (lost,) = one(explanation_of(w, "B"), timeline.Aborted).lost_conflicts
+    assert lost.victim_event is not None
+    assert lost.winner_event is not None
+    assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (3, 1)
+    assert w.state.lost_on["w-B"] == (m(f"{m(second).partition}/*"),)
+
+    w = world().intent("A").touch("A", m(first)).intent("C", m(second), admission="queued")
+    assert w.phase("C") is Phase.QUEUED
+    w.abandon("A")
+    assert w.phase("C") is Phase.ACTIVE
 
 
 # -- which markers conflict --------------------------------------------------------------------------------------------

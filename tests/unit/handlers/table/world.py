@@ -65,6 +65,18 @@ def m(place: str, operation: Operation = "merge") -> Marker:
     return Marker(partition=partition, file_group=file_group, operation=operation)
 
 
+def place_of(marker: Marker) -> tuple[str, str]:
+    """Return partition and file group as the index has them: the partition `*` is the whole table, whatever the file group."""
+    return marker.partition, "*" if marker.partition == "*" else marker.file_group
+
+
+def places_meet(one: tuple[str, str], another: tuple[str, str]) -> bool:
+    """Whether two places have a file group in common."""
+    if "*" in (one[0], another[0]):
+        return True
+    return one[0] == another[0] and (one[1] == another[1] or "*" in (one[1], another[1]))
+
+
 @dataclass
 class World:
     """A table, its log and the time. The methods for inputs return the world, so that calls can be chained."""
