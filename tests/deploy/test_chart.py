@@ -13,8 +13,10 @@ import yaml
 
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.variables import ENV_PREFIX
+from lakewarden.agent.watching.child import MEMORY_BYTES as WATCHER_BYTES
 from tests.deploy.kubernetes import CHART, NEWEST, OLDEST, ROOT, ChartError, render, violations
 
+MIB = 1024 * 1024
 MINIMAL: dict[str, Any] = {"settings": {"bootstrap_servers": "kafka:9092", "allow": ["s3://lake/*"]}}
 FULL: dict[str, Any] = {
     "settings": {
@@ -213,6 +215,57 @@ def test_services_monitors_and_policies_select_the_agents(tmp_path: Path) -> Non
     assert only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels
     assert only(objects, "StatefulSet")["spec"]["serviceName"] == service["metadata"]["name"]
     assert {each["name"] for each in container["ports"]} == {"http"}
+
+
+@helm
+@pytest.mark.parametrize("values", [MINIMAL, FULL], ids=["minimal", "full"])
+def test_the_page_has_neither_the_agents_account_nor_their_network(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    """A page without a login must not hold the role that writes locks, nor ask the node for one."""
+    objects = render(values, tmp_path)
+    pods = {"agent": agent_of(objects), "web": only(objects, "Deployment", "web")["spec"]["template"]}
+    accounts = {each: only(objects, "ServiceAccount", each)["metadata"] for each in pods}
+    policies = {each: only(objects, "NetworkPolicy", each)["spec"] for each in pods}
+
+    for name, pod in pods.items():
+        assert pod["spec"]["serviceAccountName"] == accounts[name]["name"]
+        other = next(each for each in pods if each != name)
+        selected = policies[name]["podSelector"]["matchLabels"].items()
+        assert selected <= pod["metadata"]["labels"].items()
+        assert not selected <= pods[other]["metadata"]["labels"].items()
+    assert accounts["agent"].get("annotations") == values.get("serviceAccount", {}).get("annotations")
+    assert "annotations" not in accounts["web"]
+    assert policies["web"].get("ingress", []) == [
+        {"from": each, "ports": [{"port": "web"}]} for each in [values.get("web", {}).get("clients")] if each
+    ]
+    egress = [str(rule) for rule in policies["agent"]["egress"]]
+    assert [str(rule) for rule in policies["web"]["egress"]] == egress[:-1]
+    identity = policies["agent"]["egress"][-1]
+    assert {"ipBlock": {"cidr": "169.254.169.254/32"}} in identity["to"]
+    assert identity["ports"] == [{"port": 80}, {"port": 988}]
+    assert {"ports": [{"port": 443}]} in policies["agent"]["egress"], "AWS STS, and other exchanges of tokens"
+
+
+@helm
+@pytest.mark.parametrize(
+    ("settings", "resources", "memory"),
+    [
+        ({}, {}, 1400 * MIB),
+        ({"memory_mb": 3000}, {}, 3400 * MIB),
+        ({"watch": ["s3://lake/a"]}, {}, 1400 * MIB + WATCHER_BYTES),
+        ({"watch": "s3://lake/a"}, {"limits": {"memory": "3000Mi"}}, 3000 * MIB),
+    ],
+)
+def test_the_memory_of_an_agent_has_room_for_its_watcher(
+    settings: dict[str, Any], resources: dict[str, Any], memory: int, tmp_path: Path
+) -> None:
+    """Kubernetes ends all processes of a container that has no room."""
+    values = {"settings": MINIMAL["settings"] | settings, "agents": {"resources": resources}}
+    [container] = agent_of(render(values, tmp_path))["spec"]["containers"]
+
+    assert int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB == memory
+    assert container["resources"]["requests"]["cpu"] == "500m"
 
 
 @helm

@@ -18,8 +18,20 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.serviceAccount.name | default (ternary (include "lakewarden.name" .) "default" .Values.serviceAccount.create) -}}
 {{- end -}}
 
+{{- define "lakewarden.webServiceAccount" -}}
+{{- $own := printf "%s-web" (include "lakewarden.name" .) -}}
+{{- .Values.web.serviceAccount.name | default (ternary $own "default" .Values.web.serviceAccount.create) -}}
+{{- end -}}
+
 {{- define "lakewarden.image" -}}
 {{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+
+{{- /* memory_mb and 400 Mi, and with watched tables 768 Mi: no file of a table can end the container by its watcher's limit. */ -}}
+{{- define "lakewarden.agentResources" -}}
+{{- $watcher := ternary 0 768 (empty .Values.settings.watch) -}}
+{{- $memory := dict "memory" (printf "%dMi" (add (.Values.settings.memory_mb | default 1000 | int) 400 $watcher)) -}}
+{{- mergeOverwrite (dict "requests" (deepCopy $memory) "limits" (deepCopy $memory)) (deepCopy .Values.agents.resources) | toYaml -}}
 {{- end -}}
 
 {{- define "lakewarden.podSecurity" -}}
