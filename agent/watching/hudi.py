@@ -30,6 +30,7 @@ class HudiFollower:
     def __init__(self, uri: str, files: TableFiles, grace: float) -> None:
         self._uri, self._files, self._grace = uri, files, grace
         self._watched: WatchedTable | None = None
+        self._logged = False
         self._properties_read = 0.0
         self._heartbeats: dict[str, File] = {}
         self._heartbeats_listed: float | None = None
@@ -42,6 +43,7 @@ class HudiFollower:
     async def look(self) -> Look:
         """One round."""
         watched = await self._table()
+        is_first = not watched.began
         timeline = await self._files.folder(watched.table.timeline)
         timeline.pop(PROPERTIES, None)
         active: dict[str, File] = {}
@@ -52,6 +54,8 @@ class HudiFollower:
             self._heartbeats_listed = None
         bodies, unread = await self._read(watched.wanted(timeline, active))
         seen = watched.advance(Round(monotonic(), timeline, active, bodies))
+        if is_first:
+            self._log_start(watched.table)  # what begins from now on is reported
         return Look(bool(watched.pending), seen, problems=watched.problems + unread)
 
     async def _table(self) -> WatchedTable:
@@ -61,7 +65,6 @@ class HudiFollower:
             found = read_properties(await self._files.read(PROPERTIES))
             self._properties_read = now
             if self._watched is None or self._watched.table != found:
-                self._log_start(found)
                 self._watched = WatchedTable(found, self._grace)
         return self._watched
 
@@ -89,12 +92,12 @@ class HudiFollower:
         return bodies, unread
 
     def _log_start(self, found: HudiTable) -> None:
-        event = "watch.table" if self._watched is None else "watch.table-changed"
         log.info(
-            event,
+            "watch.table-changed" if self._logged else "watch.table",
             table=self._uri,
             format=self.format,
             version=found.version,
             layout=found.layout,
             kind=found.kind,
         )
+        self._logged = True

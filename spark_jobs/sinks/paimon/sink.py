@@ -28,13 +28,14 @@ Executors publish markers and stage files. The driver commits all of them in one
   them, the sink doesn't list them again. Appends have no scope, because they never conflict.
 - *Clean-up.* The sink registers it before the first file is staged (`txn.on_discard`). So it runs when the batch's tasks have
   ended. It removes the files by the transaction's prefix, since the messages of cancelled tasks are lost. The Python worker
-  of a cancelled task may outlive it until it next reads or writes its socket, so the next batch looks for such files again.
+  of a cancelled task may outlive it until it next reads or writes its socket, so the next batches look for such files again.
 - *Exactly once.* Each snapshot carries the last batch of every writer (docs/decisions/0042), so a replayed batch is found after
   its snapshot has expired, too. That is this sink's `committed` (`sinks/contract.py`).
 """
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -109,6 +110,9 @@ MAX_NAMED = 3
 FOOTPRINT_SECONDS = 10.0
 """For reading back from Kafka into which partitions cancelled tasks may have written."""
 
+WORKER_SECONDS = 60.0
+"""How long after its task was cancelled a Python worker may still write a file. Each batch in this time sweeps again."""
+
 log = EventLogger("lakewarden.paimon")
 
 
@@ -177,7 +181,7 @@ class PaimonSink(Sink):
         self._warned = False
         self._numbers_free = False
         self._last: dict[str, _LastCommit] = {}
-        self._leftovers: list[tuple[tuple[str, ...], str]] = []
+        self._leftovers: list[tuple[tuple[str, ...], str, float]] = []
 
     @property
     def table(self) -> str:
@@ -552,12 +556,13 @@ class PaimonSink(Sink):
         prefix = work.staging.prefix
         if prefix is not None and partitions:
             sweep(table, partitions, prefix)
-            # A Python worker whose task was cancelled may still write. The next batch sweeps again.
-            self._leftovers.append((partitions, prefix))
+            # A Python worker whose task was cancelled may still write. The next batches sweep again.
+            self._leftovers.append((partitions, prefix, time.monotonic()))
 
     def _sweep_leftovers(self, table: Any) -> None:
-        leftovers, self._leftovers = self._leftovers, []
-        for partitions, prefix in leftovers:
+        leftovers, now = self._leftovers, time.monotonic()
+        self._leftovers = [each for each in leftovers if now - each[2] < WORKER_SECONDS]
+        for partitions, prefix, _ in leftovers:
             try:
                 sweep(table, partitions, prefix)
             except Exception as error:  # noqa: BLE001 - files that no snapshot refers to only cost space
