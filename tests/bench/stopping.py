@@ -36,7 +36,8 @@ from lakewarden.spark_jobs import CommitAborted, CommitGate, GateEvent, PaimonSi
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.bench.figures import summary
-from tests.spark.fake_agent import FakeAgent, aborted, fake_agent, grant_everything, wait_until
+from tests.spark.fake_agent import FakeAgent, aborted, fake_agent, grant_everything
+from tests.waiting import wait_until
 
 PARTS = ("kafka", "job", "tasks", "gate", "whole")
 SPREAD_SECONDS = 2.0

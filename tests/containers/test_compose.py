@@ -16,7 +16,7 @@ import yaml
 from lakewarden.spark_jobs import AlreadyCommitted, CommitGate
 from tests.containers.compose_project import ComposeProject
 from tests.containers.engine import ROOT
-from tests.spark.fake_agent import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.containers]
 

@@ -42,6 +42,7 @@ from tests.real.writers import (
 )
 from tests.servers.fault_proxy import FaultProxy, fault_proxy
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 BEFORE_SCRAPES = 20
 SCRAPE_SECONDS = 1.0
@@ -164,9 +165,7 @@ class Failing:
     async def next_commits(self, count: int = 3) -> None:
         """Wait until the writers have committed again."""
         before = self.commits
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while self.commits < before + count:
-                await anyio.sleep(0.1)
+        await until(lambda: self.commits >= before + count)
 
     def _write(self, name: str) -> None:
         """Commit one batch after another. An error is a reason to begin the next one, as it is for a streaming query."""
@@ -333,11 +332,12 @@ class Failing:
 
     async def shows(self, metric: str, holds: Callable[[float], bool], *, scrapes: int = 1) -> None:
         """Wait until the last samples of each series of a metric are so."""
-        with anyio.fail_after(PATIENCE_SECONDS * 2):
-            while not (found := self.recording.last(metric, scrapes)) or not all(
-                each is not None and holds(each) for each in found
-            ):
-                await anyio.sleep(0.1)
+
+        def all_hold() -> bool:
+            found = self.recording.last(metric, scrapes)
+            return bool(found) and all(each is not None and holds(each) for each in found)
+
+        await until(all_hold, seconds=PATIENCE_SECONDS * 2)
 
     async def _compute_in_vain(self, writer: Writer, batch: int) -> None:
         """Compute a batch. Commit it if the writer is granted."""

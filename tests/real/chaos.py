@@ -26,6 +26,7 @@ from lakewarden.handlers.lease.placement import HUDI_LOCK
 from tests.real.writers import AgentProcess, World, world
 from tests.servers.fault_proxy import FaultProxy, fault_proxy
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 180.0
@@ -104,9 +105,7 @@ class EvidenceProcess:
 
     async def ended(self, *, patience: float = PATIENCE_SECONDS) -> None:
         """Wait until it has ended with status 0."""
-        with anyio.fail_after(patience):
-            while self.popen.poll() is None:
-                await anyio.sleep(0.02)
+        await until(lambda: self.popen.poll() is not None, seconds=patience)
         assert self.popen.returncode == 0, self._log.read_text()
 
     def kill(self) -> None:
@@ -208,9 +207,7 @@ class Chaos:
     async def kill_owner(self, name: str) -> None:
         """Kill the owner's process right after its next grant, and start another agent."""
         granted = len(self._grants(name))
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while len(self._grants(name)) == granted:
-                await anyio.sleep(0.01)
+        await until(lambda: len(self._grants(name)) != granted, seconds=PATIENCE_SECONDS)
         agent = self._grants(name)[-1].agent
         self.killed[agent] = time.time_ns() // 1_000_000
         self.agents[agent].kill()

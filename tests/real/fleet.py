@@ -23,6 +23,7 @@ from aiokafka import TopicPartition
 from tests.real.chaos import EvidenceProcess
 from tests.real.storm_writers import WRITERS
 from tests.real.writers import AgentProcess, World, world
+from tests.waiting import until
 
 PARTITIONS = 12
 AGENTS = ("agent-1", "agent-2", "agent-3")
@@ -180,9 +181,7 @@ class Fleet:
                     await self._wait_for_two_agents()
 
     async def _wait_for_two_agents(self) -> None:
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while len(self._free) < 2:
-                await anyio.sleep(0.05)
+        await until(lambda: len(self._free) >= 2, seconds=PATIENCE_SECONDS)
 
     @asynccontextmanager
     async def _victim(self) -> AsyncGenerator[str]:

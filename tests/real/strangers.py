@@ -25,6 +25,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from lakewarden.agent.kafka import partition_of, stop_client
 from lakewarden.events import WRITER_EVENT, CommitIntent, Undecodable, decode
 from tests.real.writers import World
+from tests.waiting import until
 
 NAME: Final = "stranger"
 BURSTS: Final = 4.0
@@ -119,9 +120,7 @@ class Strangers:
 
     async def settle(self) -> None:
         """Wait until all of the strangers' transactions on the tables of others have ended."""
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while self.open:
-                await anyio.sleep(0.1)
+        await until(lambda: not self.open, seconds=PATIENCE_SECONDS)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         while True:

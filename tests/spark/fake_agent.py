@@ -7,7 +7,6 @@ for it. It contains nothing of the product's agent: it only uses the protocol.
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -253,11 +252,3 @@ def grant_everything(event: WriterEventUnion, _offset: int = 0) -> list[Decision
 def answer_nothing(_event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
     """A script that never answers."""
     return []
-
-
-def wait_until(condition: Callable[[], object], timeout: float = PATIENCE_SECONDS) -> None:
-    """Wait until another thread or process has made `condition()` true."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition was not true within {timeout:g} s"
-        time.sleep(0.01)

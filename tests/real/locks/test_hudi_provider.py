@@ -38,6 +38,7 @@ from tests.real.writers import PATIENCE_SECONDS, World, environment, world
 from tests.servers.hudi import HudiWriters, hudi_class_path
 from tests.servers.program import NoServerError
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
@@ -350,9 +351,12 @@ async def test_hudis_writers_the_agent_and_lock_hold_never_hold_the_lock_at_once
         tasks.start_soon(hold)
         try:
             least_until = time.monotonic() + CONTENTION_SECONDS
-            with anyio.fail_after(CONTENTION_PATIENCE_SECONDS):
-                while time.monotonic() < least_until or LEAST_TURNS - Counter(history.read_text().split()):
-                    await anyio.sleep(0.1)
+            await until(
+                lambda: (
+                    time.monotonic() >= least_until and not LEAST_TURNS - Counter(history.read_text().split())
+                ),
+                seconds=CONTENTION_PATIENCE_SECONDS,
+            )
         finally:
             over.set()
         await hudi.stop_cycles(*numbers)

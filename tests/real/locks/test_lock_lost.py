@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.real.lock_places import Place, held, runs, wait_until
+from tests.real.lock_places import Place, held, runs
 from tests.real.writers import PATIENCE_SECONDS
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
 

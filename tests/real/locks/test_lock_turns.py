@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import anyio
 import pytest
 import pytest_asyncio
 
@@ -26,9 +25,10 @@ from lakewarden.handlers.lease.lock_object import LockRecord, render
 from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
-from tests.real.writers import PATIENCE_SECONDS, QUICK, World, Writer, world
+from tests.real.writers import QUICK, World, Writer, world
 from tests.servers.fault_proxy import FaultProxy, fault_proxy
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real]
 
@@ -143,10 +143,8 @@ async def _both(scene: World, proxies: dict[str, FaultProxy]) -> AsyncIterator[N
         for name, proxy in proxies.items():
             agent = scene.agent(agent_id=name, s3_endpoint=proxy.endpoint)
             agents.append(await stack.enter_async_context(agent))
-        with anyio.fail_after(PATIENCE_SECONDS):
-            # The first agent has lost a partition to the second, and becomes ready again after the rebalance.
-            while not all(agent.ready.is_set() for agent in agents):
-                await anyio.sleep(0.05)
+        # The first agent has lost a partition to the second, and becomes ready again after the rebalance.
+        await until(lambda: all(agent.ready.is_set() for agent in agents))
         yield
 
 

@@ -1,4 +1,4 @@
-"""The command line from outside: failures of one line, and output. Usage errors: `tests/unit/agent/cli/test_command_line.py`."""
+"""The command line from outside: failures of one line, and output. Usage errors: `tests/unit/agent/cli/test_app.py`."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from lakewarden.agent.serving import session
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.events import Abort, LockAcquired
 from tests.real.writers import PATIENCE_SECONDS, World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real]
 
@@ -93,9 +94,7 @@ async def test_an_agent_stops_when_the_number_of_partitions_changes_while_it_run
         await writer.begin(heartbeat_seconds=100)
         await scene.wait_for(LockAcquired)
         await _add_partitions(scene, admin)
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while not ended:
-                await anyio.sleep(0.1)
+        await until(lambda: ended)
 
     assert b'"expired":true' in scene.lock_object().read_bytes(), "its lock was released"
 

@@ -35,6 +35,7 @@ from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
 from tests.unit.events.access.certificates import write_certificate
 from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
@@ -240,9 +241,7 @@ async def test_an_agent_and_a_writer_outlive_their_tokens(
         await agent.ready()
         await to_thread.run_sync(_commit, gate, scene, 1)
         issued = len(endpoint.requests)
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while len(endpoint.requests) < issued + 4:
-                await anyio.sleep(0.1)
+        await until(lambda: len(endpoint.requests) >= issued + 4)
         await to_thread.run_sync(_commit, gate, scene, 2)
         await _shows_no_secret(agent)
 

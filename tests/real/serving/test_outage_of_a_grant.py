@@ -27,6 +27,7 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import TAKES_KAFKA_AWAY
 from tests.real.promises import check, transactions
 from tests.real.writers import World, world
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, *TAKES_KAFKA_AWAY]
 
@@ -69,7 +70,7 @@ async def test_locks_without_a_grant_are_released_and_a_waiting_writer_gets_an_e
             await to_thread.run_sync(compute)
         await process.logged("kafka.silent")
         await process.logged("kafka.waiting")
-        await _until(lambda: _lock(scene, table).expired)
+        await until(lambda: _lock(scene, table).expired)
         held = _lock(scene, scene.table)
         assert (held.owner, held.expired) == (grant.lock_owner, False), (
             "the lock still covers the running grant"
@@ -131,17 +132,17 @@ async def test_kafka_is_down_for_a_minute(broker: EmbeddedKafka, scene: World) -
         minute = Minute(gate, scene.table)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(minute.write, "publishing")
-            await _until(lambda: ("publishing", "granted") in steps)
+            await until(lambda: ("publishing", "granted") in steps)
             for name in ("waiting", "computing", "beginning"):
                 tasks.start_soon(minute.write, name)
-            await _until(lambda: {("waiting", "requested"), ("computing", "markers")} <= steps)
+            await until(lambda: {("waiting", "requested"), ("computing", "markers")} <= steps)
             broker.stop()
             back_at = time.monotonic() + OUTAGE_SECONDS
             minute.outage.set()
             silent = await process.logged("kafka.silent")
             waiting = await process.logged("kafka.waiting", count=3)
-            await _until(lambda: minute.errors.keys() == minute.writers.keys())
-            await _until(lambda: all(_free(scene, each) for each in minute.locked))
+            await until(lambda: minute.errors.keys() == minute.writers.keys())
+            await until(lambda: all(_free(scene, each) for each in minute.locked))
             lost_by = _lock(scene, minute.tables["publishing"]).valid_until
             await anyio.sleep(max(0.0, back_at - time.monotonic()))
 
@@ -253,7 +254,7 @@ async def test_a_consumer_whose_broker_is_down_can_be_stopped(
         consumer._fetcher._retry_backoff = 60.0  # only now: a new topic's first requests may fail
         await consumer.getmany(timeout_ms=1_000)
         broker.kill()
-    await _until(lambda: "Failed fetch messages" in caplog.text)
+    await until(lambda: "Failed fetch messages" in caplog.text)
 
     await stop(consumer)
 
@@ -287,9 +288,3 @@ def _lock(scene: World, table: str) -> LockRecord:
     record = parse(scene.lock_object(table).read_bytes())
     assert isinstance(record, LockRecord)
     return record
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while not holds():
-            await anyio.sleep(0.1)

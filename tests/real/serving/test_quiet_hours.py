@@ -15,6 +15,7 @@ from lakewarden.spark_jobs.commit_gate import CommitGate
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, world
 from tests.servers.cut_proxy import CutProxy
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real]
 
@@ -55,9 +56,7 @@ async def test_a_transaction_after_a_pause_costs_a_reconnect(
             with gate:
                 await to_thread.run_sync(_commit, gate, scene.table, 1)
                 await anyio.sleep(drop_seconds + 1)
-                with anyio.fail_after(PATIENCE_SECONDS):
-                    while idle() != (idle_seconds == NEVER):
-                        await anyio.sleep(0.05)
+                await until(lambda: idle() == (idle_seconds == NEVER))
                 await to_thread.run_sync(_commit, gate, scene.table, 2)
 
     if idle_seconds == NEVER:

@@ -14,7 +14,8 @@ from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.operators.status import status
 from lakewarden.events import CommitGranted, canonical_table, partition_name
 from lakewarden.spark_jobs import CommitGate
-from tests.real.writers import PATIENCE_SECONDS, World
+from tests.real.writers import World
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
@@ -45,9 +46,7 @@ async def test_an_agent_logs_and_counts_an_undecodable_decision_in_its_partition
     with capture_logs() as lines:
         async with scene.agent() as agent:
             where = await publish_undecodable(scene)
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while not agent.undecodable.total:
-                    await anyio.sleep(0.05)
+            await until(lambda: agent.undecodable.total)
             writer = scene.writer("ingest")
             await writer.begin()
             await writer.touch("x")

@@ -18,6 +18,7 @@ from lakewarden.events import WRITER_EVENT, WriterEvent, decode
 from tests.real.lock_places import Place
 from tests.real.writers import PATIENCE_SECONDS, World, world
 from tests.recorded_hudi import recorded
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig
@@ -79,9 +80,12 @@ class WatchedScene:
         async with publishing(settings) as publish, anyio.create_task_group() as tasks:
             watcher = Watcher(settings, (self.place.table,), publish)
             tasks.start_soon(watcher.run)
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while (found := watcher.tables.get(self.place.table)) is None or found.looked_at is None:
-                    await anyio.sleep(0.05)
+            await until(
+                lambda: (
+                    (found := watcher.tables.get(self.place.table)) is not None
+                    and found.looked_at is not None
+                )
+            )
             yield watcher
             tasks.cancel_scope.cancel()
 

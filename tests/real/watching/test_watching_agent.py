@@ -16,6 +16,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.real.lock_places import Place, runs
 from tests.real.watching.scene import FIRST, OBSERVED, HudiScene, hudi_scene
 from tests.real.writers import PATIENCE_SECONDS, AgentProcess
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real]
 
@@ -121,9 +122,7 @@ async def test_one_of_two_agents_watches_and_after_its_death_the_other_one(local
         scene.request()
         await scene.reported(CommitIntent)
         owner.kill()
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while not watches(other):
-                await anyio.sleep(0.1)
+        await until(lambda: watches(other))
         scene.complete()
         abort = await before.wait_for(Abort)
         after = w.writer("after", scene.place.table)

@@ -46,9 +46,9 @@ from tests.spark.fake_agent import (
     granted,
     partition_taken,
     renewed,
-    wait_until,
 )
 from tests.spark.harness import Harness
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 

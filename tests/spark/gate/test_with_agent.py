@@ -16,7 +16,8 @@ from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import S3Server
 from tests.spark.agents import running_agent
 from tests.spark.conftest import SCHEMA, MakeTable, rows_of, snapshots_of
-from tests.spark.fake_agent import PATIENCE_SECONDS, wait_until
+from tests.spark.fake_agent import PATIENCE_SECONDS
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
 

@@ -16,9 +16,10 @@ from lakewarden.events import CommitRequested, DecisionEventUnion, WriterEventUn
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER
 from tests.kafka_fixture import KafkaServer
 from tests.spark.conftest import MakeTable, data_files_of, snapshots_of
-from tests.spark.fake_agent import grant_everything, wait_until
+from tests.spark.fake_agent import grant_everything
 from tests.spark.harness import Harness
 from tests.spark.sinks.test_paimon_compaction import FLIGHTS, commit_alone, files_of, values_of
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

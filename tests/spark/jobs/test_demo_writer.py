@@ -17,8 +17,9 @@ import pytest
 from lakewarden.events import CommitIntent, DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs.jobs.demo_formats import catalog_options
 from tests.spark.conftest import MakeTable, rows_of
-from tests.spark.fake_agent import aborted, grant_everything, wait_until
+from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
 

@@ -17,10 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import CommitIntent, DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, OutcomeUnknown
 from lakewarden.spark_jobs.streaming import cancelling
-from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, grant_everything, wait_until
+from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import COLUMNS, SinkCase, batch_of
 from tests.spark.sinks.cases import case as case  # noqa: PLC0414 - a fixture
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
 
@@ -106,7 +107,7 @@ def test_an_abort_leaves_nothing_behind_and_the_retry_commits(
     harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 1), 0)
 
     assert case.flights() == [1]
-    assert case.orphans() == set()
+    wait_until(lambda: case.orphans() == set())
     assert [step.attempt for step in harness.only("abort")] == [1]
     assert len(agent.wait_for("commit-completed")) == 1
 
@@ -146,7 +147,7 @@ def test_an_abort_while_tasks_run_leaves_nothing_behind_and_the_retry_commits(
     (stopped,) = harness.only("jobs-stopped")
     assert (stopped.attempt, stopped.detail["gone"]) == (1, True)
     assert case.flights() == [1, 2]
-    assert case.orphans() == set()
+    wait_until(lambda: case.orphans() == set())
 
 
 def test_a_publish_is_refused_without_a_lease(

@@ -26,7 +26,8 @@ from tests.servers.s3 import S3Server
 from tests.spark import delta_s3_driver
 from tests.spark.agents import running_agent
 from tests.spark.delta_s3_driver import OWN_LOG_STORE
-from tests.spark.fake_agent import fake_agent, grant_everything, wait_until
+from tests.spark.fake_agent import fake_agent, grant_everything
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 

@@ -12,8 +12,8 @@ from lakewarden.spark_jobs import CommitGate, LeaseLost
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from tests.kafka_fixture import KafkaServer
 from tests.spark.agents import running_agent
-from tests.spark.fake_agent import wait_until
 from tests.spark.sinks.cases import HudiCase, batch_of
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1500)]
 

@@ -34,9 +34,10 @@ from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.kafka_fixture import KafkaServer
 from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable, data_files_of, index_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import aborted, grant_everything, wait_until
+from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.spark.java_paimon import JavaPaimon, java_paimon
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(900)]
 

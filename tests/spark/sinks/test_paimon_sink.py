@@ -24,8 +24,9 @@ from lakewarden.spark_jobs.sinks.paimon.sink import Mode
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
 from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import aborted, grant_everything, wait_until
+from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
 

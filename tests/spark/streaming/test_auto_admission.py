@@ -15,8 +15,9 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer
 from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable
-from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, admitted, grant_everything, wait_until
+from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, admitted, grant_everything
 from tests.spark.harness import Harness
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
 

@@ -18,10 +18,12 @@ from lakewarden.events import CommitIntent, CommitRequested, DecisionEventUnion,
 from lakewarden.spark_jobs import CommitAborted
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.streaming import cancelling
 from lakewarden.spark_jobs.streaming.batches import wire_name
 from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY
-from tests.spark.fake_agent import aborted, already_committed, grant_everything, wait_until
+from tests.spark.fake_agent import aborted, already_committed, grant_everything
 from tests.spark.harness import Harness
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.real]
 
@@ -138,9 +140,13 @@ def test_an_abort_cancels_running_jobs_and_the_batch_is_queued(harness: Harness,
 
 @pytest.mark.wide
 def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
-    harness: Harness, run_query: RunQuery, tmp_path: Path
+    harness: Harness, run_query: RunQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark calls a cancelled job failed at once. Its task here computes on for seconds: within a row it doesn't notice."""
+    """Spark calls a cancelled job failed at once. Its task here computes on for seconds: within a row it doesn't notice.
+
+    On a busy machine it computes for longer than the gate waits by default.
+    """
+    monkeypatch.setattr(cancelling, "STOPPED_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     harness.agent(LoseFirst())
     computing = tmp_path / "computing"
     active: list[int] = []

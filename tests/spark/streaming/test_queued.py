@@ -22,7 +22,8 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer
 from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
-from tests.spark.fake_agent import PATIENCE_SECONDS, wait_until
+from tests.spark.fake_agent import PATIENCE_SECONDS
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
 

@@ -1,11 +1,27 @@
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
-from lakewarden.events import DEFAULT_PREFIX, Topics
+from pydantic import TypeAdapter
+
+from lakewarden.events import (
+    DEFAULT_PREFIX,
+    EVENT,
+    AbortReason,
+    DeadLetter,
+    Topics,
+    Undecodable,
+    canonical_table,
+    decode,
+    encode,
+)
 from lakewarden.events.asyncapi import ASYNCAPI_FILE, document, render
+from tests.corpus import page
 from tests.unit.events.building import TYPES
 
 
@@ -43,3 +59,76 @@ def test_clients_generated_from_the_document_accept_unknown_fields_and_send_a_ty
         for name, each in schemas.items()
         if "type" in each["properties"] and "type" not in each["required"]
     ]
+
+
+# docs/protocol.md agrees with the code and the recorded events.
+
+TEXT = page.PAGE.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+
+
+def event_of(block: str) -> Any:
+    """The event in a JSON block."""
+    adapter: TypeAdapter[Any] = TypeAdapter(DeadLetter) if '"dead-letter"' in block else EVENT
+    event = decode(adapter, block.encode())
+    assert not isinstance(event, Undecodable), event
+    return event
+
+
+def test_the_generated_parts_are_up_to_date() -> None:
+    """A changed field, limit or topic changes the page."""
+    assert page.render(TEXT) == TEXT, "run `python -m tests.corpus.page`"
+
+
+def test_the_page_has_a_section_for_every_event() -> None:
+    """A new event needs one."""
+    sections = set(re.findall(r"^#{3,4} `([a-z-]+)`$", TEXT, re.MULTILINE))
+    generated = {what.removeprefix("event ") for what in page.parts(TEXT) if what.startswith("event ")}
+
+    assert sections == generated == TYPES
+
+
+def test_every_example_is_an_event_and_encodes_to_the_same_fields() -> None:
+    """Authors of clients copy the examples."""
+    for block in BLOCKS:
+        example, written = json.loads(block), json.loads(encode(event_of(block)))
+
+        assert {name: written[name] for name in example} == example
+
+
+def test_there_is_an_example_of_every_event() -> None:
+    """As above."""
+    assert {json.loads(block)["type"] for block in BLOCKS} == TYPES
+
+
+def test_the_page_explains_every_abort_reason_and_every_topic() -> None:
+    """A writer in another language handles each reason."""
+    assert not [reason for reason in get_args(AbortReason) if f"| `{reason}` |" not in TEXT]
+    assert not [each.name for each in Topics().settings() if f"`{each.name}`" not in TEXT]
+
+
+def test_the_examples_of_canonical_uris_are_right() -> None:
+    """Two clients that differ here use different keys for one table."""
+    section = TEXT.split("### The canonical URI of a table")[1].split("###")[0]
+    rows = [row.split("|")[2] for row in section.splitlines() if "→" in row]
+
+    pairs = [
+        ([each.strip(" `") for each in left.split(",")], right.strip(" `"))
+        for left, _, right in (row.partition("→") for row in rows)
+    ]
+
+    assert len(pairs) == 5
+    for spelled, canonical in pairs:
+        assert {canonical_table(each) for each in spelled} == {canonical}
+
+
+def test_every_link_leads_to_a_file_or_a_section() -> None:
+    """The page links to other pages, the corpus and the client."""
+    sections = {
+        re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        file, _, section = target.partition("#")
+        assert not file or (page.PAGE.parent / file).exists(), target
+        assert file or section in sections, target

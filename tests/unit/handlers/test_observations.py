@@ -6,8 +6,6 @@ import pytest
 
 from lakewarden.handlers.observations import ADDS, INVALIDATES, ChangedFile, LogPosition, observed_commit
 
-pytestmark = [pytest.mark.unit]
-
 
 @pytest.mark.parametrize(
     ("newest", "identity", "has_next", "why"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from lakewarden.events import (
     CommitCompleted,
     CommitIntent,
@@ -25,8 +23,6 @@ from lakewarden.handlers.writers_log import (
     writers_ahead,
     writers_before,
 )
-
-pytestmark = pytest.mark.unit
 
 TABLE = "file:///lake/t"
 

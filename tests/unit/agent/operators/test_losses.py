@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.operators.losses import Losses
 from lakewarden.events import ConflictDetected, ConflictEntry, encode
+from tests.unit.agent.serving.owner_in_memory import consumed
 
 
 def lost(table: str, victim: str, winner: str, seconds: float, *partitions: str) -> ConsumerRecord:
@@ -42,9 +42,7 @@ def lost(table: str, victim: str, winner: str, seconds: float, *partitions: str)
         detected_after_ms=1,
         victim_age_seconds=seconds,
     )
-    value = encode(event)
-    made: Any = ConsumerRecord("t", 0, 0, moment().wall_ms, 0, b"", value, None, 0, len(value), ())
-    return made
+    return consumed(encode(event), at_ms=moment().wall_ms)
 
 
 def test_the_seconds_of_a_transaction_that_loses_to_two_writers_count_once() -> None:

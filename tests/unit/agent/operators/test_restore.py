@@ -15,7 +15,6 @@ from lakewarden.agent.operators.requests import Requester
 from lakewarden.agent.operators.restore import BackupLine, read_backup, restore
 from lakewarden.agent.settings import KafkaSettings
 
-pytestmark = [pytest.mark.unit]
 LARGE = 2**60 + 1
 LINES = [
     {"table": "s3://lake/a", "writer": r"job\1:q", "batch_id": LARGE, "transaction": "t", "losses": 0},

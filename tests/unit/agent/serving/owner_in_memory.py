@@ -1,15 +1,20 @@
-"""The owner of one partition with its log in memory: no Kafka, no store, no event loop."""
+"""The owner of one partition in memory: its log, and what is sent to it. It needs no Kafka, no store and no event loop."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
+import pytest
 from aiokafka.structs import ConsumerRecord
 from pydantic import TypeAdapter
 
+from lakewarden.agent import clock
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.publisher import Outgoing
@@ -24,17 +29,21 @@ from lakewarden.events import (
     CommitGranted,
     DeadLetter,
     Undecodable,
+    WriterEvent,
     decode,
+    encode,
 )
 from lakewarden.handlers.table.machine import LockConfirmed, LockForbidden, LockGone
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import LockView
 
 RECORD_BYTES = 1_000_000
+TABLE, OTHER = "s3://lake/orders", "s3://lake/trips"
+SETTINGS = Settings(allow=("s3://*",), lock_places=("s3://*=>usual",))
 CONFIGURED = Settings(
     allow=("s3://*",), lock_places=("s3://*=>usual",), agent_id="\U0001f40b" * 200, max_losses=1
 )
-TOPICS = CONFIGURED.topics
+TOPICS = SETTINGS.topics
 READERS: dict[str, TypeAdapter[Any]] = {
     TOPICS.decisions: DECISION_RECORD,
     TOPICS.conflicts: CONFLICT_EVENT,
@@ -42,11 +51,32 @@ READERS: dict[str, TypeAdapter[Any]] = {
     TOPICS.ledger: LEDGER_EVENT,
     TOPICS.dead_letters: TypeAdapter(DeadLetter),
 }
+CONSUMED = -1
+"""An end of the log up to which the owner has consumed."""
+
+E = TypeVar("E")
 
 
 def filled(start: str, filler: str, limit: int) -> str:
     """A text of at most `limit` bytes, as long as possible."""
     return start + filler * ((limit - len(start.encode())) // len(filler.encode()))
+
+
+def consumed(
+    value: bytes,
+    offset: int = 0,
+    *,
+    topic: str = "t",
+    partition: int = 0,
+    key: str | bytes = b"",
+    at_ms: int = 0,
+) -> ConsumerRecord:
+    """A record as Kafka returns it."""
+    key = key.encode() if isinstance(key, str) else key
+    record: Any = ConsumerRecord(
+        topic, partition, offset, at_ms, 0, key, value, None, len(key), len(value), ()
+    )
+    return record
 
 
 class Log:
@@ -66,15 +96,79 @@ class Log:
         """The records of the ledger without the take-overs."""
         return [each for each in self.of(TOPICS.ledger) if b'"type":"partition-taken"' not in each.value]
 
-    def of(self, topic: str) -> list[ConsumerRecord]:
+    def of(self, topic: str, partition: int | None = None) -> list[ConsumerRecord]:
         """The records of a topic, as Kafka returns them."""
-        found = [each for each in self.records if each.topic == topic]
-        return [_consumed(topic, offset, each.key, each.value) for offset, each in enumerate(found)]
+        found = [each for each in self.records if each.topic == topic and partition in (None, each.partition)]
+        return [
+            consumed(each.value, offset, topic=topic, partition=each.partition or 0, key=each.key)
+            for offset, each in enumerate(found)
+        ]
+
+    def published(self, kind: type[E]) -> list[E]:
+        """The events of this type, of all topics."""
+        found = [decode(READERS[each.topic], each.value) for each in self.records]
+        return [each for each in found if isinstance(each, kind)]
 
 
-def _consumed(topic: str, offset: int, key: bytes, value: bytes) -> ConsumerRecord:
-    record: Any = ConsumerRecord(topic, 0, offset, 0, 0, key, value, None, len(key), len(value), ())
-    return record
+def offline_owner(log: Log, settings: Settings = SETTINGS, number: int = 0, **more: Any) -> PartitionOwner:
+    """An owner that requests and releases no lock, because it has no store."""
+    publisher: Any = log
+    no_tasks: Any = None
+    owner = PartitionOwner(number, settings, publisher, Stores(settings, AsyncExitStack()), no_tasks, **more)
+    for name in ("start_acquire", "start_release"):
+        setattr(owner.locks, name, lambda *_, **__: None)
+    return owner
+
+
+@dataclass
+class Scene:
+    """An owner, its log and its clock: the machine's (None), or the one that a test sets."""
+
+    owner: PartitionOwner
+    log: Log
+    now: float | None = 1_000.0
+
+    def time(self) -> float:
+        return clock.monotonic() if self.now is None else self.now
+
+    def send(
+        self, kind: type[WriterEvent], transaction: str = "T", table: str = TABLE, **fields: Any
+    ) -> None:
+        """Publish an event of the writer `w-<transaction>`."""
+        offset = self.owner.position
+        values: dict[str, Any] = {
+            "event_id": f"e{offset}",
+            "table": table,
+            "transaction": transaction,
+            "writer": f"w-{transaction}",
+            "at": datetime.now(UTC),
+        }
+        record = consumed(encode(kind(**{**values, **fields})), offset, topic="writers", key=table)
+        self.owner.consume([record], self.time())
+
+    def published(self, kind: type[E]) -> list[E]:
+        return self.log.published(kind)
+
+    async def check(
+        self, *, after: float, asked: float = 0.0, end: int | None = CONSUMED, stalled: bool = False
+    ) -> None:
+        """Let `after` seconds pass, then check. The end offset (default: the owner's position) is `asked` seconds old."""
+        self.now = self.time() + after
+        end = self.owner.position if end == CONSUMED else end
+        await self.owner.tick(self.now, self.now - asked, end, stalled=stalled)
+
+
+@dataclass
+class SetClock:
+    """Replaces the module `time` of `agent/clock.py`: the monotonic time is what `now` returns."""
+
+    now: Callable[[], float]
+
+    def clock_gettime(self, _: int) -> float:
+        return self.now()
+
+    def time_ns(self) -> int:
+        return time.time_ns()
 
 
 class Table:
@@ -93,20 +187,10 @@ class Table:
 
     def start(self, start_acquire: Callable[..., None] = lambda *_, **__: None) -> None:
         """A new owner replays everything. It requests locks by `start_acquire`."""
-        publisher: Any = self.log
-        no_tasks: Any = None
-        stores = Stores(CONFIGURED, AsyncExitStack())
-        self.owner = PartitionOwner(
-            0,
-            CONFIGURED,
-            publisher,
-            stores,
-            no_tasks,
-            unpublishable=self.unpublishable,
-            metrics=self.metrics,
+        self.owner = offline_owner(
+            self.log, CONFIGURED, unpublishable=self.unpublishable, metrics=self.metrics
         )
-        for name, request in (("start_acquire", start_acquire), ("start_release", lambda *_: None)):
-            setattr(self.owner.locks, name, request)
+        setattr(self.owner.locks, "start_acquire", start_acquire)  # noqa: B010 - mypy refuses the assignment to a method
         end = len(self.events)
         self.owner.publish_takeover()
         decisions, ledger = self.log.of(TOPICS.decisions), self.log.of(TOPICS.ledger)
@@ -130,7 +214,7 @@ class Table:
         }
         content = {name: value for name, value in content.items() if value is not None}
         value = json.dumps(content, ensure_ascii=False).encode()
-        record = _consumed("writers", offset, content["table"].encode(), value)
+        record = consumed(value, offset, topic="writers", key=content["table"])
         self.events.append(record)
         found: Any = decode(WRITER_EVENT, value, key=record.key)
         self.accepted += not isinstance(found, Undecodable)
@@ -150,8 +234,20 @@ class Table:
 
     def grant_of(self, which: int) -> str | None:
         """The id of the transaction's grant, if it has one."""
-        for record in self.log.of(TOPICS.decisions):
-            found = decode(DECISION_RECORD, record.value)
-            if isinstance(found, CommitGranted) and found.transaction == self.names[which][0]:
-                return found.grant
-        return None
+        granted = self.log.published(CommitGranted)
+        return next((each.grant for each in granted if each.transaction == self.names[which][0]), None)
+
+    def decisions(self) -> list[Any]:
+        """What is in `decisions`, take-overs included."""
+        return [decode(DECISION_RECORD, record.value) for record in self.log.of(TOPICS.decisions)]
+
+
+NAMES = [("A", "w-A"), ("B", "w-B"), ("C", "w-C")]
+
+
+@pytest.fixture
+def memory_table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A table with three writers, and its clock as the agent's."""
+    made = Table(TABLE, NAMES)
+    monkeypatch.setattr(clock, "time", SetClock(lambda: made.now))
+    return made

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from lakewarden.agent import clock
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import Tick
-from tests.unit.agent.serving.owner_in_memory import Table, filled
-from tests.unit.agent.serving.set_clock import SetClock
+from tests.unit.agent.serving.owner_in_memory import SetClock, Table, filled
 
 FILLERS = ("n", "é", "\U0001f40b", "\x01", '"', "\u2028", "\x7f")
 
@@ -66,19 +65,9 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 ACTIONS = (
-    *(
-        "intent",
-        "intent",
-        "intent",
-        "markers",
-        "markers",
-        "beat",
-        "request",
-        "request",
-        "complete",
-        "abandon",
-    ),
-    *("lock", "lock", "tick", "restart", "forged", "operator", "loss", "commit", "commit"),
+    *("intent", "intent", "intent", "markers", "markers", "beat", "request", "request"),
+    *("complete", "abandon", "lock", "lock", "tick", "restart", "forged", "operator"),
+    *("loss", "commit", "commit"),
 )
 
 

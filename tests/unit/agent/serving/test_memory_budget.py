@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.locks.keeper import Stores
-from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving.memory_budget import MemoryBudget
-from lakewarden.agent.serving.partition.owner import PartitionOwner
-from lakewarden.agent.settings import Settings
-from lakewarden.events import (
-    DECISION_RECORD,
-    Abort,
-    CommitIntent,
-    Marker,
-    MarkerCreated,
-    Undecodable,
-    WriterEventUnion,
-    decode,
-    encode,
-)
+from lakewarden.events import Abort, CommitIntent, Marker, MarkerCreated, WriterEventUnion, encode
 from lakewarden.handlers.table.memory import used_bytes
 from lakewarden.handlers.table.replay import Position
+from tests.unit.agent.serving.owner_in_memory import OTHER as TRIPS
+from tests.unit.agent.serving.owner_in_memory import TABLE as ORDERS
+from tests.unit.agent.serving.owner_in_memory import TOPICS, Log, consumed, offline_owner
 
 LIMIT = 100_000
-SETTINGS = Settings(allow=("s3://*",), lock_places=("s3://*=>usual",))
-ORDERS, TRIPS = "s3://lake/orders", "s3://lake/trips"
 PARTITION = {ORDERS: 0, TRIPS: 1}
 
 
@@ -57,18 +43,20 @@ class Agent:
     def __init__(self, limit: int = LIMIT, log: Agent | None = None) -> None:
         self.memory = PeakBudget(limit)
         self.events: dict[int, list[ConsumerRecord]] = {0: [], 1: []} if log is None else log.events
-        self.published: list[Outgoing] = [] if log is None else list(log.published)
-        already = len(self.published)
-        self.owners = [self._owner(number) for number in (0, 1)]
+        self.log = Log()
+        self.log.records += [] if log is None else log.log.records
+        already = len(self.aborts())
+        self.owners = [
+            offline_owner(self.log, number=number, memory=self.memory, partitions=len(PARTITION))
+            for number in (0, 1)
+        ]
         for number, owner in enumerate(self.owners):
-            owner.load(0, len(self.events[number]), Position(0, None), self._decisions(number), ())
+            decisions = self.log.of(TOPICS.decisions, number)
+            owner.load(0, len(self.events[number]), Position(0, None), decisions, ())
         for number, owner in reversed(list(enumerate(self.owners))):  # not in the order in which it was live
             owner.consume(self.events[number], 0.0)
             owner.finish_replay(len(self.events[number]))
-        self.decided = self.aborts(already)
-
-    def put(self, record: Outgoing) -> None:
-        self.published.append(record)
+        self.decided = self.aborts()[already:]
 
     def send(self, table: str, transaction: str, markers: int = 0) -> None:
         """Publish an intent, or an event with so many markers."""
@@ -91,17 +79,13 @@ class Agent:
             event = MarkerCreated(markers=places, **common)
         else:
             event = CommitIntent(**common)
-        record = _consumed("writers", partition, offset, table.encode(), encode(event))
+        record = consumed(encode(event), offset, topic="writers", partition=partition, key=table)
         self.events[partition].append(record)
         self.owners[partition].consume([record], 0.0)
 
-    def aborts(self, after: int = 0) -> list[str]:
+    def aborts(self) -> list[str]:
         """The aborted transactions, in the order of the decisions."""
-        found: list[Any] = [
-            decode(DECISION_RECORD, each.value) for each in self._records(self.published[after:])
-        ]
-        assert not any(isinstance(each, Undecodable) for each in found)
-        return [each.transaction for each in found if isinstance(each, Abort)]
+        return [each.transaction for each in self.log.published(Abort)]
 
     def open(self) -> set[str]:
         return {each.id for owner in self.owners for state in owner.tables.values() for each in state.open()}
@@ -109,32 +93,6 @@ class Agent:
     def used(self) -> int:
         """The bytes of all tables, counted again."""
         return sum(used_bytes(state) for owner in self.owners for state in owner.tables.values())
-
-    def _owner(self, number: int) -> PartitionOwner:
-        publisher: Any = self
-        no_tasks: Any = None
-        stores = Stores(SETTINGS, AsyncExitStack())
-        owner = PartitionOwner(
-            number, SETTINGS, publisher, stores, no_tasks, memory=self.memory, partitions=len(PARTITION)
-        )
-        for name in ("start_acquire", "start_release"):
-            setattr(owner.locks, name, lambda *_, **__: None)
-        return owner
-
-    def _decisions(self, number: int) -> list[ConsumerRecord]:
-        mine = [each for each in self._records(self.published) if each.partition == number]
-        return [
-            _consumed(each.topic, number, offset, each.key, each.value) for offset, each in enumerate(mine)
-        ]
-
-    @staticmethod
-    def _records(published: list[Outgoing]) -> list[Outgoing]:
-        return [each for each in published if each.topic == SETTINGS.topics.decisions]
-
-
-def _consumed(topic: str, partition: int, offset: int, key: bytes, value: bytes) -> ConsumerRecord:
-    record: Any = ConsumerRecord(topic, partition, offset, 0, 0, key, value, None, len(key), len(value), ())
-    return record
 
 
 def _busy() -> Agent:

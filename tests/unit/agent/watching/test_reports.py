@@ -18,8 +18,6 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.hudi.watching import Alive, Completed, Observation, Opened, Touched
 
-pytestmark = [pytest.mark.unit]
-
 TABLE, INSTANT = "s3://lake/trips", "20261122135643314"
 EARLY, LATE = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UTC)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,16 +14,29 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+from anyio.streams.memory import MemoryObjectSendStream
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from lakewarden.agent.kafka import partition_of
+from lakewarden.agent.serving.lasting import Lasting
+from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching import supervisor
-from lakewarden.agent.watching.instructions import Assignment, decode_assignment, decode_settings
+from lakewarden.agent.watching import child, supervisor
+from lakewarden.agent.watching.instructions import (
+    Assignment,
+    decode_assignment,
+    decode_settings,
+    encode_assignment,
+    encode_settings,
+)
 from lakewarden.agent.watching.supervisor import keep_watching
+from lakewarden.agent.watching.watcher import Watcher
+from lakewarden.events import CommitCompleted, CommitIntent, WriterEventUnion
+from tests.recorded_delta import commit
+from tests.recorded_hudi import recorded
+from tests.waiting import until
 
-pytestmark = [pytest.mark.unit]
-
-PATIENCE_SECONDS = 120.0
 COPY = "import os, sys; out = open(sys.argv[1], 'ab', 0); [out.write(line) for line in sys.stdin.buffer]"
 FAIL = "import sys; sys.exit(3)"
 NAME = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\n'); time.sleep(1000)"
@@ -56,12 +70,6 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", (0.01,))
     monkeypatch.setattr(supervisor, "ASSIGNMENT_SECONDS", 0.01)
     return Agent(tmp_path / "out")
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while not holds():
-            await anyio.sleep(0.005)
 
 
 async def test_the_watcher_gets_the_settings_and_each_new_assignment(agent: Agent) -> None:
@@ -169,3 +177,215 @@ async def test_the_watcher_ends_with_its_agent(agent: Agent) -> None:
         pid = int(agent.lines()[0])
 
     assert not psutil.pid_exists(pid)
+
+
+# Which of several agents watches which table, and what happens when a partition moves from one to another (decision 54).
+
+PARTITIONS = 2
+ALL = frozenset(range(PARTITIONS))
+NONE: frozenset[int] = frozenset()
+TIME = "20261122135643314"
+DONE = "20261122135643314_20261122135847753.commit"
+
+
+class RecordedWatcher(Watcher):
+    """Can be found by a test."""
+
+    made: list[Watcher]
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.made.append(self)
+
+
+@dataclass
+class WatchingAgent:
+    """The watcher of one agent, and what it has published."""
+
+    watcher: Watcher
+    assignments: MemoryObjectSendStream[Assignment]
+    published: list[WriterEventUnion]
+
+    def assign(self, own: Iterable[int]) -> None:
+        self.assignments.send_nowait(Assignment(PARTITIONS, frozenset(own)))
+
+    async def has_looked_at(self, table: str) -> None:
+        await until(lambda: table in self.watcher.tables and self.watcher.tables[table].looked_at is not None)
+
+    def versions(self) -> list[str | None]:
+        """Of the commits that it has reported."""
+        return [each.version for each in self.published if isinstance(each, CommitCompleted)]
+
+
+@dataclass
+class Lake:
+    """Tables on a disk."""
+
+    root: Path
+    settings: Settings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.set(watch=(f"file://{self.root}/*",))
+
+    def set(self, **settings: Any) -> None:
+        """Replace the settings of agents that start later."""
+        periods = {"watch_seconds": 0.01, "watch_idle_seconds": 0.01, "watch_grace_seconds": 0.0}
+        self.settings = Settings(**{"allow": (f"file://{self.root}/*",), **periods, **settings})
+
+    def uri(self, table: str) -> str:
+        return f"file://{self.root}/{table}"
+
+    def put(self, table: str, path: str, body: bytes = b"") -> None:
+        file = self.root / table / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_name(f".{file.name}.written")
+        written.write_bytes(body)
+        written.rename(file)
+
+    def commit(self, table: str, *versions: int) -> None:
+        """Add commits of the recorded Delta table."""
+        for version in versions:
+            self.put(table, f"_delta_log/{version:020d}.json", commit("days", version))
+
+    @asynccontextmanager
+    async def agent(self, own: Iterable[int]) -> AsyncIterator[WatchingAgent]:
+        send, receive = anyio.create_memory_object_stream[Assignment](math.inf)
+        published: list[WriterEventUnion] = []
+
+        async def publish(events: list[WriterEventUnion]) -> None:
+            published.extend(events)
+
+        async with send, receive, anyio.create_task_group() as tasks:
+            before = len(RecordedWatcher.made)
+            tasks.start_soon(child.watch_assigned, self.settings, receive, publish)
+            await until(lambda: len(RecordedWatcher.made) > before)
+            made = WatchingAgent(RecordedWatcher.made[before], send, published)
+            made.assign(own)
+            yield made
+            send.close()
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setattr(RecordedWatcher, "made", [], raising=False)
+    monkeypatch.setattr(child, "Watcher", RecordedWatcher)
+    return Lake(tmp_path.resolve())
+
+
+async def test_each_table_is_watched_by_the_agent_that_has_its_partition(lake: Lake) -> None:
+    """One of the tables is also named. A third agent has no partition."""
+    tables = [f"t{number}" for number in range(8)]
+    for table in tables:
+        lake.commit(table, 0)
+    lake.set(watch=(lake.uri("t3"), f"file://{lake.root}/*"))
+    async with lake.agent({0}) as first, lake.agent({1}) as second, lake.agent(NONE) as spare:
+        watchers = [each.watcher for each in (first, second, spare)]
+        await until(lambda: sum(len(each.tables) for each in watchers) >= len(tables))
+        watched = [{*each.tables} for each in watchers]
+
+    expected = [{lake.uri(each) for each in tables if partition_of(lake.uri(each), PARTITIONS) == number}
+                for number in (0, 1)]  # fmt: skip
+    assert watched == [*expected, set()]
+    assert all(expected)
+
+
+async def test_after_a_hand_over_only_the_new_agent_watches_and_nothing_is_repeated(lake: Lake) -> None:
+    """Version 3 is committed while no agent watches: the format's own check finds its conflicts."""
+    lake.commit("days", 0, 1)
+    with capture_logs() as logs:
+        async with lake.agent(ALL) as first, lake.agent(NONE) as second:
+            await first.has_looked_at(lake.uri("days"))
+            lake.commit("days", 2)
+            await until(first.versions)
+            first.assign(NONE)
+            await until(lambda: any(each["event"] == "watch.table-left" for each in logs))
+            lake.commit("days", 3)
+            second.assign(ALL)
+            await second.has_looked_at(lake.uri("days"))
+            lake.commit("days", 4)
+            await until(second.versions)
+
+    assert (first.versions(), second.versions()) == (["2"], ["4"])
+    assert first.watcher.tables == {}
+
+
+async def test_the_next_watcher_reports_the_end_of_what_the_former_one_has_opened(lake: Lake) -> None:
+    """An instant of Hudi that completes after a hand-over, before the next watcher's first look."""
+    lake.put("trips", ".hoodie/hoodie.properties", recorded("cow-v9", "hoodie.properties"))
+    async with lake.agent(ALL) as first, lake.agent(NONE) as second:
+        await first.has_looked_at(lake.uri("trips"))
+        lake.put("trips", f".hoodie/timeline/{TIME}.commit.requested")
+        await until(lambda: first.published)
+        first.assign(NONE)
+        await until(lambda: not first.watcher.tables)
+        lake.put("trips", f".hoodie/timeline/{DONE}", recorded("cow-v9", DONE))
+        second.assign(ALL)
+        await until(lambda: second.published)
+
+    (intent,), (completion,) = first.published, second.published
+    assert isinstance(intent, CommitIntent)
+    assert isinstance(completion, CommitCompleted)
+    assert intent.transaction == completion.transaction == f"hudi:{TIME}"
+
+
+async def test_a_table_that_stays_is_not_begun_again(lake: Lake) -> None:
+    """A rebalance that moves other partitions."""
+    lake.commit("days", 0)
+    uri = lake.uri("days")
+    own = partition_of(uri, PARTITIONS)
+    async with lake.agent(ALL) as agent:
+        await agent.has_looked_at(uri)
+        table = agent.watcher.tables[uri]
+        follower = table.watched
+        agent.assign({own})
+        lake.commit("days", 1)
+        await until(agent.versions)
+
+        assert agent.watcher.tables[uri] is table
+        assert table.watched is follower
+
+
+async def test_a_table_that_allow_does_not_cover_is_not_watched(lake: Lake) -> None:
+    """Its events would become dead letters."""
+    for table in ("days", "other"):
+        lake.commit(table, 0)
+    named = lake.uri("not-allowed")
+    lake.set(watch=(named, f"file://{lake.root}/*"), allow=(lake.uri("days"),))
+    with capture_logs() as logs:
+        async with lake.agent(ALL) as agent:
+            await agent.has_looked_at(lake.uri("days"))
+
+            assert {*agent.watcher.tables} == {lake.uri("days")}
+
+    assert [each["table"] for each in logs if each["event"] == "watch.not-allowed"] == [named]
+
+
+def test_instructions_are_read_as_they_were_written() -> None:
+    """Each is one line. The password reaches the watcher."""
+    settings = Settings(
+        watch=("s3://lake/*",), allow=("s3://lake/*",), kafka_sasl_password=SecretStr("open-sesame")
+    )
+    assignment = Assignment(12, frozenset({3, 11}))
+    lines = [encode_settings(settings), encode_assignment(assignment)]
+
+    read = decode_settings(lines[0])
+    assert read == settings
+    assert read.access() == settings.access()
+    assert decode_assignment(lines[1]) == assignment
+    assert [line.count(b"\n") for line in lines] == [1, 1]
+
+
+def test_a_session_has_an_assignment_only_while_it_is_assigned() -> None:
+    """Between two, the watcher goes on with the former one."""
+    stores: Any = None
+    session: Any = KafkaSession(Lasting(Settings(allow=("s3://lake/*",))), stores)
+    session._partitions, session._owners = 12, {4: None, 7: None}
+    found = [session.assignment()]
+    session._check = object()
+    found.append(session.assignment())
+    session._assigned = True
+    found.append(session.assignment())
+    session._check = None
+    found.append(session.assignment())
+
+    assert found == [None, None, Assignment(12, frozenset({4, 7})), None]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -21,8 +20,7 @@ from lakewarden.events import CommitCompleted, CommitIntent, WriterEventUnion
 from tests import recorded_iceberg
 from tests.recorded_delta import commit, recorded
 from tests.recorded_paimon import metadata
-
-pytestmark = [pytest.mark.unit]
+from tests.waiting import until
 
 PATIENCE_SECONDS = 120.0
 LOG = "_delta_log/{:020d}.json"
@@ -67,12 +65,6 @@ class Lake:
 
     def completed(self) -> list[str | None]:
         return [each.version for each in self.published if isinstance(each, CommitCompleted)]
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while not holds():
-            await anyio.sleep(0.005)
 
 
 @pytest.fixture

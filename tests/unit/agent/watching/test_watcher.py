@@ -27,8 +27,7 @@ from lakewarden.events import (
     WriterEventUnion,
 )
 from tests.recorded_hudi import recorded
-
-pytestmark = [pytest.mark.unit]
+from tests.waiting import until
 
 PATIENCE_SECONDS = 120.0
 TIME = "20261122135643314"
@@ -89,9 +88,7 @@ def table(tmp_path: Path) -> Table:
 
 async def first_round(watcher: Watcher, uri: str) -> None:
     """Wait until the watcher has looked at the table once."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while not ((found := watcher.tables.get(uri)) and found.watched and found.watched.began):
-            await anyio.sleep(0.005)
+    await until(lambda: (found := watcher.tables.get(uri)) and found.watched and found.watched.began)
 
 
 async def test_a_write_is_reported_from_its_request_to_its_commit(table: Table) -> None:
@@ -138,9 +135,7 @@ async def test_two_watchers_publish_events_with_the_same_ids(table: Table) -> No
 async def test_a_table_that_is_not_there_yet_is_watched_when_it_appears(table: Table) -> None:
     with capture_logs() as logs:
         async with table.watched() as watcher:
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while not any(each["event"] == "watch.table-unreadable" for each in logs):
-                    await anyio.sleep(0.005)
+            await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
             table.create()
             await first_round(watcher, table.uri)
 
@@ -158,9 +153,7 @@ async def test_a_table_that_vanishes_ends_no_transaction(table: Table) -> None:
             table.put(f"timeline/{TIME}.commit.requested")
             await table.until(CommitIntent)
             away = table.root.rename(table.root.with_name("away"))
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while not any(each["event"] == "watch.file-unreadable" for each in logs):
-                    await anyio.sleep(0.005)
+            await until(lambda: any(each["event"] == "watch.file-unreadable" for each in logs))
             away.rename(table.root)
             table.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
             await table.until(CommitCompleted)
@@ -185,9 +178,9 @@ async def test_an_unknown_table_version_is_logged_once_with_what_is_known(table:
     table.put("hoodie.properties", b"hoodie.table.version=10\n")
     with capture_logs() as logs:
         async with table.watched() as watcher:
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while (found := watcher.tables.get(table.uri)) is None or found.files.requests < 4:
-                    await anyio.sleep(0.005)
+            await until(
+                lambda: (found := watcher.tables.get(table.uri)) is not None and found.files.requests >= 4
+            )
 
     (line,) = [each for each in logs if each["event"] == "watch.table-unreadable"]
     assert line["why"] == "table version 10 is unknown; known are 6, 8, 9"
@@ -243,9 +236,7 @@ async def test_a_table_of_a_glob_that_was_dropped_is_left_and_found_again(
             await first_round(watcher, named.uri)
             shutil.rmtree(named.root)
             shutil.rmtree(table.root)
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while set(watcher.tables) != {named.uri}:
-                    await anyio.sleep(0.005)
+            await until(lambda: set(watcher.tables) == {named.uri})
             table.create()
             await first_round(watcher, table.uri)
 
@@ -273,9 +264,7 @@ async def test_a_table_of_a_glob_that_can_not_be_read_is_not_left(
     async with table.watched(f"file://{table.root.parent}/*") as watcher:
         await first_round(watcher, table.uri)
         monkeypatch.setattr(TableFiles, "folders", refusal)
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while refused < 3:
-                await anyio.sleep(0.005)
+        await until(lambda: refused >= 3)
 
         assert set(watcher.tables) == {table.uri}
 
@@ -317,9 +306,7 @@ async def test_a_table_that_fails_unexpectedly_is_begun_again_and_disturbs_no_ot
     monkeypatch.setattr(watcher_module, "follow", follow_or_fail)
     with capture_logs() as logs:
         async with table.watched(table.uri, other) as watcher:
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while not any(each["event"] == "watch.table-failed" for each in logs):
-                    await anyio.sleep(0.005)
+            await until(lambda: any(each["event"] == "watch.table-failed" for each in logs))
             await first_round(watcher, other)
             broken = False
             await first_round(watcher, table.uri)

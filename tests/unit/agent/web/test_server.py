@@ -32,6 +32,7 @@ from lakewarden.agent.web.history import History
 from lakewarden.agent.web.server import Server
 from lakewarden.agent.web.views import Sources, command
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, DeadLetter, encode
+from tests.unit.agent.serving.owner_in_memory import consumed
 
 HOSTILE = """"><script>alert('1')</script><img src=x onerror=alert(2)>{{ 7777*7777 }}\u202e"""
 LIVE = ("/", "/locks", "/waits", "/table?uri=s3://lake/t", "/losses", "/refused")
@@ -129,8 +130,7 @@ def history(name: str, uri: str = "s3://lake/t") -> History:
 
 def record(value: bytes, at_ms: int) -> ConsumerRecord:
     """A record as Kafka returns it."""
-    made: Any = ConsumerRecord("t", 0, 0, at_ms, 0, b"", value, None, 0, len(value), ())
-    return made
+    return consumed(value, at_ms=at_ms)
 
 
 @asynccontextmanager

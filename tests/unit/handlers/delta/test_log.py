@@ -23,8 +23,6 @@ from lakewarden.handlers.delta.log import (
 from lakewarden.handlers.observations import ObservedCommit, UnreadableCommit
 from tests.recorded_delta import commit, recorded
 
-pytestmark = [pytest.mark.unit]
-
 DAYS = PartitionLayout((("day", "day", "date"), ("region", "region", "string")))
 FLAT = PartitionLayout(())
 VALUES = {"region": "a b/c", "day": "2026-11-23"}

@@ -24,7 +24,7 @@ from lakewarden.handlers.explain.timeline import Explanation, RecordRef, Transac
 from lakewarden.handlers.table.transactions import OPEN, Phase
 from lakewarden.handlers.table.verdicts import ReportConflict
 from tests.unit.handlers.explain.explained import SECOND, explanation_of, kinds, one, published, reference
-from tests.unit.handlers.table.table_history import history
+from tests.unit.handlers.table.test_table_stateful import history
 from tests.unit.handlers.table.world import AT, TABLE, World, m, world
 
 

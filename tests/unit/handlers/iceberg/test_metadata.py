@@ -28,8 +28,6 @@ from lakewarden.handlers.iceberg.metadata import (
 from lakewarden.handlers.observations import UnreadableCommit
 from tests.recorded_iceberg import recorded
 
-pytestmark = [pytest.mark.unit]
-
 MONDAY = "at_day=2026-11-23/later_hour=2026-11-23-05/region=a+b%2Fc/id_bucket={}"
 NULL = "at_day=1969-12-31/later_hour=null/region=null/id_bucket={}"
 

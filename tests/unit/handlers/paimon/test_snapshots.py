@@ -32,8 +32,6 @@ from lakewarden.handlers.paimon.snapshots import (
 from lakewarden.handlers.partition_spelling import date_of, is_blank_in_java
 from tests.recorded_paimon import metadata
 
-pytestmark = [pytest.mark.unit]
-
 NO_KEYS = TableLayout(PartitionSpelling(()), has_primary_key=False)
 MONDAY, LONG = "day=20780/region=a b%2Fc", "day=20780/region=a region with a long name"
 TUESDAY = "day=20781/region=__DEFAULT_PARTITION__"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 from lakewarden.events import (
     Admitted,
     CommitGranted,
@@ -124,63 +126,65 @@ def granted(term: str, lock_owner: str, table: str = "s3://lake/t") -> CommitGra
     )
 
 
-def test_an_owner_that_left_in_order_has_handed_its_locks_over() -> None:
-    """Its hand-over is before the take-over of the next owner, which reads it."""
-    published = decisions(
-        partition_taken("one"), granted("one", "lock-1"), handed_over("one"), partition_taken("two")
-    )
-
-    assert published.handed_over == {"s3://lake/t": "lock-1"}
-    assert len(published) == 1
+ONE, TWO, THREE = (partition_taken(term) for term in ("one", "two", "three"))
+OTHER = "s3://lake/other"
 
 
-def test_the_hand_over_of_a_replaced_owner_does_not_count() -> None:
-    """The former owner was suspended, and granted after the take-over: a writer may believe it until the lease ends."""
-    published = decisions(
-        partition_taken("one"), granted("one", "lock-1"), partition_taken("two"), handed_over("one")
-    )
+@pytest.mark.parametrize(
+    ("records", "locks", "counting"),
+    [
+        pytest.param(
+            (ONE, granted("one", "lock-1"), handed_over("one"), TWO),
+            {"s3://lake/t": "lock-1"},
+            1,
+            id="it left in order: the next owner reads the hand-over before its take-over",
+        ),
+        pytest.param(
+            (ONE, granted("one", "lock-1"), TWO, handed_over("one")),
+            {},
+            1,
+            id="it was replaced while suspended: a writer may believe its grant until the lease ends",
+        ),
+        pytest.param(
+            (ONE, handed_over("one"), ONE, TWO),
+            {},
+            0,
+            id="it resumed after a rebalance, relied on its locks again, and was killed later",
+        ),
+        pytest.param(
+            (ONE, handed_over("one"), TWO, THREE),
+            {"s3://lake/t": "lock-1"},
+            0,
+            id="the next owner died before it used the lock: the lock object shows which owner it has",
+        ),
+        pytest.param(
+            (
+                ONE,
+                handed_over("one"),
+                handed_over("one", "lock-9", OTHER),
+                TWO,
+                granted("two", "lock-2"),
+                THREE,
+            ),
+            {OTHER: "lock-9"},
+            1,
+            id="the next owner adopted one of two locks, and was killed: its own lock was not handed over",
+        ),
+        pytest.param(
+            (ONE, handed_over("one"), TWO, granted("one", "lock-1")),
+            {"s3://lake/t": "lock-1"},
+            0,
+            id="a grant that does not count ends no hand-over",
+        ),
+    ],
+)
+def test_which_locks_an_owner_has_handed_over(
+    records: tuple[DecisionRecord, ...], locks: dict[str, str], counting: int
+) -> None:
+    published = decisions(*records)
 
-    assert published.handed_over == {}
-
-
-def test_an_owner_that_resumes_relies_on_its_locks_again() -> None:
-    """It was paused in a rebalance, kept the partition, and was killed later."""
-    published = decisions(
-        partition_taken("one"), handed_over("one"), partition_taken("one"), partition_taken("two")
-    )
-
-    assert published.handed_over == {}
-
-
-def test_a_hand_over_outlives_an_owner_that_died_before_it_used_it() -> None:
-    """The lock object shows which owner it has; the id is never used again."""
-    published = decisions(
-        partition_taken("one"), handed_over("one"), partition_taken("two"), partition_taken("three")
-    )
-
-    assert published.handed_over == {"s3://lake/t": "lock-1"}
-
-
-def test_a_later_lock_owner_of_the_table_ends_the_hand_over() -> None:
-    """The next owner adopted the lock, published that, and was killed: its own lock was not handed over."""
-    published = decisions(
-        partition_taken("one"),
-        handed_over("one"),
-        handed_over("one", "lock-9", "s3://lake/other"),
-        partition_taken("two"),
-        granted("two", "lock-2"),
-        partition_taken("three"),
-    )
-
-    assert published.handed_over == {"s3://lake/other": "lock-9"}
-
-
-def test_a_grant_that_does_not_count_ends_no_hand_over() -> None:
-    published = decisions(
-        partition_taken("one"), handed_over("one"), partition_taken("two"), granted("one", "lock-1")
-    )
-
-    assert published.handed_over == {"s3://lake/t": "lock-1"}
+    assert published.handed_over == locks
+    assert len(published) == counting
 
 
 def test_without_a_known_term_no_hand_over_counts() -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings as hypothesis_settings
 
 from lakewarden.events import Marker
-from lakewarden.handlers.table.verdicts import Admit
-from tests.unit.handlers.table.random_table import Table
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    Admit,
+)
+from tests.unit.handlers.table.random_table import WRITERS, Table
 
 TestTable = Table.TestCase
 TestTable.settings = hypothesis_settings(max_examples=100, stateful_step_count=30, deadline=None)
@@ -40,3 +48,107 @@ def _begin(table: Table, writer: int, *, read: bool = True) -> None:
     if read:
         table.read_all()
         table.receive(index=0)
+
+
+# Seeded histories of a table among random writers (`random_table.py`).
+
+
+def random_markers(rng: random.Random) -> tuple[Marker, ...]:
+    return tuple(
+        Marker(
+            partition=rng.choice(["", "p", "q", "", "p", "q", "*"]),
+            file_group=rng.choice(["1", "10", "2", "3", "*"]),
+            operation=rng.choice(["append", "merge", "delete"]),
+        )
+        for _ in range(rng.randint(1, 3))
+    )
+
+
+def random_action(rng: random.Random) -> Callable[[Table], object]:
+    """Draw one action. The weights are those of a busy table: mostly work, some silence, some faults."""
+    index = rng.randint(0, 7)
+    actions: list[tuple[int, Callable[[Table], object]]] = [
+        (
+            10,
+            lambda t: t.begin(
+                writer=rng.randrange(WRITERS),
+                admission=rng.choice(["optimistic", "optimistic", "queued"]),
+                conflict_rule=rng.choice(["file-group", "file-group", "deleted-file"]),
+                priority=rng.choice([0, 0, 0, 1, -1]),
+                scope=rng.choice([(), random_markers(rng)]),
+                killed=rng.random() < 0.5,
+            ),
+        ),
+        (12, lambda t: t.touch(index=index, found=random_markers(rng))),
+        (12, lambda t: t.work(index=index, found=random_markers(rng))),
+        (8, lambda t: t.request(index=index, last=rng.choice([(), random_markers(rng)]))),
+        (8, lambda t: t.beat(index=index)),
+        (12, lambda t: t.receive(index=index)),
+        (12, lambda t: t.publish(index=index)),
+        (6, lambda t: t.complete(index=index)),
+        (1, lambda t: t.abandon(index=index)),
+        (2, lambda t: t.sent and t.deliver_again(index=rng.randrange(1000))),
+        (16, lambda t: t.read(count=rng.randint(1, 4))),
+        (6, lambda t: t.tick(seconds=rng.choice([0.5, 1.0, 3.0, 6.0]))),
+        (2, lambda t: t.pass_time(seconds=rng.choice([0.1, 2.0, 8.0, 22.0]))),
+        (12, lambda t: t.lock_confirmed()),
+        (1, lambda t: t.w.state.lock is not None and t.lock_gone()),
+        (1, lambda t: t.inbox and t.crash(published=rng.randint(0, 3))),
+        (1, lambda t: t.restart_cleanly()),
+        (1, lambda t: t.over_budget(index_too=rng.random() < 0.3)),
+    ]
+    return rng.choices([action for _, action in actions], [weight for weight, _ in actions])[0]
+
+
+def history(seed: int) -> Table:
+    """Run a whole history of a table. The same seed gives the same history."""
+    rng = random.Random(seed)
+    table = Table()
+    table.start(
+        early=rng.random() < 0.8,
+        policy=rng.choice(["first-intent", "first-intent", "first-committer"]),
+        hold=rng.choice(["while-active", "per-commit"]),
+        max_losses=rng.choice([1, 2, 3]),
+        format_records_batches=rng.random() < 0.5,
+    )
+    for _ in range(120):
+        random_action(rng)(table)
+    table.teardown()
+    return table
+
+
+# Long seeded histories of a table among random writers (`test_table_stateful.py`). Hypothesis rarely reaches such states.
+
+
+@pytest.mark.parametrize("block", range(16))
+def test_the_promises_hold_in_long_histories(block: int) -> None:
+    """Each history has 120 steps. A failure names its seed."""
+    for seed in range(block * 10, block * 10 + 10):
+        try:
+            history(seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}: history({seed}) repeats it")
+            raise
+
+
+def test_the_histories_reach_every_verdict_and_reason() -> None:
+    """A simulation in which nothing happens proves nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(80):
+        table = history(seed)
+        seen["published"] += sum(each.published is not None for each in table.processes)
+        for each in table.w.log:
+            if not isinstance(each, tuple):
+                seen[each.reason if isinstance(each, AbortTransaction) else type(each).__name__] += 1
+                seen["reserved"] += isinstance(each, Admit) and bool(each.reserved)
+
+    expected = {"Admit", "GrantCommit", "RenewGrant", "SkipBatch", "conflict", "writer-lost", "lease-lost"}
+    assert expected | {"outcome-unknown", "superseded", "not-allowed"} <= set(seen), seen
+    assert seen["reserved"] > 5, seen
+    assert seen["published"] > 100, seen
+    assert seen["conflict"] > 50, seen
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    """Otherwise a failing seed could not be investigated."""
+    assert history(3).w.log == history(3).w.log

@@ -6,8 +6,6 @@ import pytest
 
 from lakewarden.spark_jobs import BaseChanged, CallbackErrors, LeaseLost
 
-pytestmark = pytest.mark.unit
-
 
 class JavaError(Exception):
     """Has the text of the original, and no more."""

@@ -9,8 +9,6 @@ import pytest
 from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 
-pytestmark = pytest.mark.unit
-
 
 class Reports:
     """Keeps what a grant reports. `in_table` is the answer of the lookup."""

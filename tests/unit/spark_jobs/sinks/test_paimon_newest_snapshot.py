@@ -14,8 +14,6 @@ from tests.unit.spark_jobs.sinks.test_paimon_primary_key import Make, commit, fl
 
 __all__ = ["make"]
 
-pytestmark = [pytest.mark.unit]
-
 
 @pytest.fixture
 def table(make: Make) -> TableAddress:

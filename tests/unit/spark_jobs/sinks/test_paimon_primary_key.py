@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from pypaimon import CatalogFactory, Schema
 
 from lakewarden.handlers.paimon.primary_key import first_sequence_number
+from lakewarden.spark_jobs import PaimonSink
 from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.sinks.paimon import sink as paimon_sink
 from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, grouping_function
 from lakewarden.spark_jobs.sinks.paimon.sequences import require_free_numbers, require_greater_numbers
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
@@ -279,3 +282,24 @@ def test_tables_that_this_sink_or_pypaimon_can_not_write(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         require_supported(make(**options).open(), upsert=True, keys=())
+
+
+def test_what_a_cancelled_tasks_worker_writes_is_removed_by_the_batches_of_the_next_minute(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may write after the first of them has looked: on a busy machine the retry begins before it."""
+    where = make()
+    sink, table = PaimonSink(where.uri, mode="upsert"), where.open()
+    sink._leftovers.append((("day=1",), "data-x-", time.monotonic()))
+    files = Path(where.uri.removeprefix("file://"))
+
+    for _ in range(2):
+        stage(where, [flight(1)])
+        assert list(files.rglob("data-x-*"))
+        sink._sweep_leftovers(table)
+        assert not list(files.rglob("data-x-*"))
+
+    later = time.monotonic() + paimon_sink.WORKER_SECONDS
+    monkeypatch.setattr(paimon_sink.time, "monotonic", lambda: later)
+    sink._sweep_leftovers(table)
+    assert sink._leftovers == []

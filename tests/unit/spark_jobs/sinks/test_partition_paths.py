@@ -20,8 +20,6 @@ from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
 from lakewarden.spark_jobs.sinks.partition_paths import TableFormat
 
-pytestmark = pytest.mark.unit
-
 COLUMNS = {"region": "string", "day": "date"}
 ROW = {"region": "a b/c", "day": date(2026, 11, 21), "other": 1}
 

@@ -26,8 +26,6 @@ from lakewarden.spark_jobs import HudiSink
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.paimon.table import address
 
-pytestmark = [pytest.mark.unit]
-
 PROPERTIES = ".hoodie/hoodie.properties"
 
 NAMES = st.one_of(

@@ -12,8 +12,6 @@ from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
 from lakewarden.spark_jobs.sinks.partitions import MAX_COMBINATIONS, PartitionColumn, literal, restriction
 from lakewarden.spark_jobs.sinks.upsert import Upsert, require_columns, require_known
 
-pytestmark = pytest.mark.unit
-
 
 def field(
     name: str, transform: str = "identity", column_type: str = "int", width: int | None = None

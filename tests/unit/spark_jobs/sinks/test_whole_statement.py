@@ -12,8 +12,6 @@ import pytest
 from lakewarden.spark_jobs import BaseChanged
 from lakewarden.spark_jobs.sinks.whole_statement import run_under_grant
 
-pytestmark = pytest.mark.unit
-
 
 class Table:
     """What the table has of the batch, and the transaction that asks for it."""

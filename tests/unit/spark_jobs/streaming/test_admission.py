@@ -7,8 +7,6 @@ import pytest
 from lakewarden.events import Marker
 from lakewarden.spark_jobs.streaming.admission import MAX_REQUIRED, Choice, Prediction, TableHistory
 
-pytestmark = pytest.mark.unit
-
 SCOPE = (Marker(partition="day=1", file_group="*", operation="merge"),)
 TOUCHED = (Marker(partition="day=1", file_group="f-1", operation="merge"),)
 ELSEWHERE = (Marker(partition="day=9", file_group="f-1", operation="merge"),)

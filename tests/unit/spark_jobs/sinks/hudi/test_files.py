@@ -16,8 +16,6 @@ from lakewarden.events import Marker
 from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 
-pytestmark = [pytest.mark.unit]
-
 PROPERTIES = "hoodie.table.name=trips\nhoodie.table.version=9\nhoodie.timeline.layout.version=2\n"
 
 STAT = {

@@ -17,8 +17,6 @@ from lakewarden.spark_jobs.sinks.hudi.options import (
     transaction_options,
 )
 
-pytestmark = [pytest.mark.unit]
-
 FILE = "org.apache.hudi.client.transaction.lock.FileSystemBasedLockProvider"
 ZOOKEEPER = "org.apache.hudi.client.transaction.lock.ZookeeperBasedLockProvider"
 

@@ -12,7 +12,6 @@ from lakewarden.events import Abort
 from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.sinks.hudi.write import _Repeated
 
-pytestmark = [pytest.mark.unit]
 PATIENCE_SECONDS = 60.0
 
 

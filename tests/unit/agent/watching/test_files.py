@@ -11,8 +11,6 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import files
 from lakewarden.agent.watching.files import Buckets
 
-pytestmark = [pytest.mark.unit]
-
 
 @pytest.mark.parametrize(
     ("place", "region"),

@@ -9,34 +9,25 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from lakewarden.agent import clock, wire_events
+from lakewarden.agent import wire_events
 from lakewarden.agent.operators.status import stopped_tables
 from lakewarden.agent.serving.partition import replay, tables
 from lakewarden.agent.serving.partition.stopped_tables import STOPPED
-from lakewarden.events import (
-    DECISION_RECORD,
-    Abort,
-    PartitionTaken,
-    Undecodable,
-    decode,
-)
+from lakewarden.events import Abort, PartitionTaken
 from lakewarden.handlers.table import machine, verdicts
-from tests.unit.agent.serving.owner_in_memory import TOPICS, Table
-from tests.unit.agent.serving.set_clock import SetClock
+from tests.unit.agent.serving.owner_in_memory import NAMES, OTHER, TABLE, TOPICS, Table, memory_table
 
-URI = "s3://lake/orders"
-OTHER = "s3://lake/trips"
-NAMES = [("A", "w-A"), ("B", "w-B"), ("C", "w-C")]
+__all__ = ["memory_table"]
+
+MARKER = [{"partition": "p", "file_group": "f", "operation": "merge"}]
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+def table(memory_table: Table) -> Iterator[Table]:
     """At the end of each test, the metrics must count the aborts that are in the log."""
-    made = Table(URI, NAMES)
-    monkeypatch.setattr(clock, "time", SetClock(lambda: made.now))
-    yield made
-    reasons = Counter(reason for kind, _, reason in decisions(made) if kind == "abort")
-    assert counted(made, "lakewarden_aborts_total", "reason") == reasons
+    yield memory_table
+    reasons = Counter(each.reason for each in memory_table.log.published(Abort))
+    assert counted(memory_table, "lakewarden_aborts_total", "reason") == reasons
 
 
 def counted(table: Table, sample: str, label: str) -> Counter[str]:
@@ -51,23 +42,17 @@ def counted(table: Table, sample: str, label: str) -> Counter[str]:
 
 def decisions(table: Table) -> list[tuple[str, str, str]]:
     """Type, transaction and reason of each decision."""
-    found: list[tuple[str, str, str]] = []
-    for record in table.log.of(TOPICS.decisions):
-        event = decode(DECISION_RECORD, record.value)
-        assert not isinstance(event, Undecodable)
-        if not isinstance(event, PartitionTaken):
-            found.append((event.type, event.transaction, event.reason if isinstance(event, Abort) else ""))
-    return found
+    return [
+        (each.type, each.transaction, each.reason if isinstance(each, Abort) else "")
+        for each in table.decisions()
+        if not isinstance(each, PartitionTaken)
+    ]
 
 
 def aborts_of_the_stop(table: Table) -> dict[str, tuple[str, bool]]:
-    found: dict[str, tuple[str, bool]] = {}
-    for record in table.log.of(TOPICS.decisions):
-        event = decode(DECISION_RECORD, record.value)
-        if isinstance(event, Abort) and (event.detail or "").startswith(STOPPED):
-            assert event.transaction not in found, "each is aborted once"
-            found[event.transaction] = (event.reason, event.retriable)
-    return found
+    found = [each for each in table.log.published(Abort) if (each.detail or "").startswith(STOPPED)]
+    assert len({each.transaction for each in found}) == len(found), "each is aborted once"
+    return {each.transaction: (each.reason, each.retriable) for each in found}
 
 
 def fails_once(real: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
@@ -96,14 +81,14 @@ def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
     assert "commit-granted" not in {kind for kind, _, _ in decisions(table)}
     assert aborts_of_the_stop(table) == {name: ("not-allowed", False) for name, _ in NAMES}
     (stopped,) = [each for each in logs if each["event"] == "table.stopped"]
-    assert (stopped["table"], stopped["reason"]) == (URI, "planted")
+    assert (stopped["table"], stopped["reason"]) == (TABLE, "planted")
     assert stopped["unpublished"] == ["GrantCommit A"]
     assert stopped["recent"][-1].endswith("LockConfirmed")
-    assert list(table.owner.stopped) == [URI]
-    assert stopped_tables(table.log.of(TOPICS.decisions)) == {URI: "planted"}
+    assert list(table.owner.stopped) == [TABLE]
+    assert stopped_tables(table.log.of(TOPICS.decisions)) == {TABLE: "planted"}
     table.send("commit-intent", 1, table=OTHER, transaction="Y")
     assert ("admitted", "Y", "") in decisions(table)
-    assert counted(table, "lakewarden_aborts_total", "table") == {URI: 3}
+    assert counted(table, "lakewarden_aborts_total", "table") == {TABLE: 3}
     assert counted(table, "lakewarden_transactions_total", "outcome") == {"aborted": 3}
 
 
@@ -112,10 +97,9 @@ def test_what_a_failed_step_decided_is_not_published(table: Table, monkeypatch: 
     for which in range(2):
         table.send("commit-intent", which)
     monkeypatch.setattr(wire_events, "conflict", fails_once(wire_events.conflict, lambda *_: True))
-    marker = [{"partition": "p", "file_group": "f", "operation": "merge"}]
-    table.send("marker-created", 0, markers=marker)
+    table.send("marker-created", 0, markers=MARKER)
 
-    table.send("marker-created", 1, markers=marker)
+    table.send("marker-created", 1, markers=MARKER)
 
     assert ("abort", "B", "conflict") not in decisions(table)
     assert aborts_of_the_stop(table) == {"A": ("not-allowed", False), "B": ("not-allowed", False)}
@@ -140,7 +124,7 @@ def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts
     assert table.owner.checkpoint() == before, "the checkpoint doesn't move"
     assert table.log.ledger_entries() == []
 
-    assert "planted" in stopped_tables(table.log.of(TOPICS.decisions))[URI]
+    assert "planted" in stopped_tables(table.log.of(TOPICS.decisions))[TABLE]
 
     table.start()
 
@@ -157,13 +141,12 @@ def test_an_error_of_the_step_itself_aborts_what_it_had_decided_about(
     """The failed step had closed B already, so that the state alone would not name it."""
     for which in range(2):
         table.send("commit-intent", which)
-    marker = [{"partition": "p", "file_group": "f", "operation": "merge"}]
-    table.send("marker-created", 0, markers=marker)
+    table.send("marker-created", 0, markers=MARKER)
     monkeypatch.setattr(
         machine, "_decide_outstanding", fails_once(machine._decide_outstanding, lambda *_: True)
     )
 
-    table.send("marker-created", 1, markers=marker)
+    table.send("marker-created", 1, markers=MARKER)
 
     assert set(aborts_of_the_stop(table)) == {"A", "B"}
     assert ("abort", "B", "conflict") not in decisions(table)
@@ -175,9 +158,8 @@ def test_a_transaction_that_had_ended_before_the_failed_step_keeps_its_abort(
     """It repeated its request, and the failed step was about to repeat the answer."""
     for which in range(2):
         table.send("commit-intent", which)
-    marker = [{"partition": "p", "file_group": "f", "operation": "merge"}]
     for which in range(2):
-        table.send("marker-created", which, markers=marker)
+        table.send("marker-created", which, markers=MARKER)
     assert ("abort", "B", "conflict") in decisions(table)
     monkeypatch.setattr(wire_events, "decision", fails_once(wire_events.decision, lambda *_: True))
 
@@ -195,7 +177,7 @@ def test_a_record_that_is_too_large_for_kafka_stops_its_table(
     table.send("commit-intent", 0)
 
     assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
-    assert "bytes" in table.owner.stopped[URI]
+    assert "bytes" in table.owner.stopped[TABLE]
 
 
 def test_a_table_that_fails_in_the_replay_is_stopped_and_its_writers_learn_of_it_once(
@@ -210,7 +192,7 @@ def test_a_table_that_fails_in_the_replay_is_stopped_and_its_writers_learn_of_it
         broken.setattr(replay, "replay_event", fails)
         table.start()
         assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
-        assert list(table.owner.stopped) == [URI]
+        assert list(table.owner.stopped) == [TABLE]
 
         table.start()
         assert list(aborts_of_the_stop(table)) == ["A"], "the log has its abort"
@@ -229,7 +211,7 @@ def test_an_unpublishable_table_is_stopped_after_the_next_replay(table: Table) -
     assert table.owner.stopped == {}, "this session ends"
     table.start()
 
-    assert "max.message.bytes" in table.owner.stopped[URI]
+    assert "max.message.bytes" in table.owner.stopped[TABLE]
     assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
 
 
@@ -281,3 +263,58 @@ def test_tables_that_only_a_refused_event_names_share_one_value_of_the_label(tab
         table.send("commit-intent", 0, table=name, transaction=name)
 
     assert counted(table, "lakewarden_aborts_total", "table") == {"other": 2}
+
+
+# A stranger uses the id and the writer of a running transaction on another table: nothing changes for the transaction.
+
+FORBIDDEN = "gs://elsewhere/orders"
+
+
+def all_aborts(table: Table) -> list[tuple[str, str, str]]:
+    """Table, transaction and reason of each abort."""
+    return [(each.table, each.transaction, each.reason) for each in table.log.published(Abort)]
+
+
+def test_a_restart_keeps_what_the_transaction_has_touched(table: Table) -> None:
+    """A replay drops the markers of aborted transactions. Without those of A, B would overwrite its data."""
+    table.send("commit-intent", 0)
+    table.send("marker-created", 0, markers=MARKER)
+    table.send("marker-created", 0, table=FORBIDDEN, markers=MARKER)
+    assert all_aborts(table) == [(FORBIDDEN, "A", "not-allowed")]
+
+    table.start()
+    table.send("commit-intent", 1)
+    table.send("marker-created", 1, markers=MARKER)
+
+    assert all_aborts(table)[1:] == [(TABLE, "B", "conflict")]
+
+
+def test_its_writer_learns_in_a_restart_that_its_table_is_stopped(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open transaction of a table that fails in the replay gets an abort, unless the log has one."""
+    table.send("commit-intent", 0)
+    table.send("marker-created", 0, table=FORBIDDEN, markers=MARKER)
+    table.send("commit-intent", 1)
+    assert all_aborts(table) == [(FORBIDDEN, "A", "not-allowed")]
+
+    monkeypatch.setattr(
+        replay,
+        "replay_event",
+        fails_once(machine.replay_event, lambda _, event, *__: event.transaction == "B"),
+    )
+    table.start()
+
+    assert all_aborts(table)[1:] == [(TABLE, "A", "not-allowed")]
+
+
+def test_its_intent_on_a_stopped_table_is_answered(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(tables, "step", fails_once(machine.step, lambda *_: True))
+        table.send("commit-intent", 1)
+    assert all_aborts(table) == [(TABLE, "B", "not-allowed")]
+
+    table.send("commit-intent", 0, table=FORBIDDEN)
+    table.send("commit-intent", 0)
+
+    assert all_aborts(table)[1:] == [(FORBIDDEN, "A", "not-allowed"), (TABLE, "A", "not-allowed")]

@@ -17,8 +17,6 @@ from lakewarden.agent.watching import foreground
 from lakewarden.agent.watching.foreground import publishing
 from lakewarden.events import TransactionAbandoned, WriterEventUnion
 
-pytestmark = [pytest.mark.unit]
-
 SETTINGS = Settings(watch=("s3://lake/trips",))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -15,6 +14,7 @@ from lakewarden.agent.operators import ledger as module
 from lakewarden.agent.operators.ledger import ledger
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import BatchCommitted, ConflictsLost, LedgerRecord, PartitionTaken, encode
+from tests.unit.agent.serving.owner_in_memory import consumed
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 PARTITIONS = [TopicPartition("lakewarden.ledger", number) for number in range(2)]
@@ -40,8 +40,7 @@ class Topic:
             yield PARTITIONS[number], [self._record(number, entry) for entry in entries]
 
     def _record(self, number: int, entry: LedgerRecord) -> ConsumerRecord:
-        value = encode(entry)
-        record: Any = ConsumerRecord("t", number, 0, 0, 0, b"", value, None, 0, len(value), ())
+        record = consumed(encode(entry), partition=number)
         self.alive += 1
         self.most_alive = max(self.most_alive, self.alive)
         weakref.finalize(record, self._forget)

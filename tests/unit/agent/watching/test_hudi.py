@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import hudi as hudi_module
@@ -15,8 +16,6 @@ from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER
 from lakewarden.handlers.hudi.watching import BEAT_SECONDS, Alive, Opened
 from lakewarden.handlers.observations import File
 from tests.recorded_hudi import recorded
-
-pytestmark = [pytest.mark.unit]
 
 TIME = "20261122135643314"
 
@@ -70,6 +69,27 @@ async def test_heartbeats_are_listed_at_once_when_an_instant_is_pending_and_then
     scene.now += 1
     await scene.follower.look()
     assert scene.listed[3:] == [MARKER_FOLDER, HEARTBEAT_FOLDER]
+
+
+async def test_the_table_is_logged_as_watched_when_its_first_look_is_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What begins after that line is reported. What the first look finds pending is reported only if it moves."""
+    with capture_logs() as logs:
+        folder = TableFiles.folder
+
+        async def folder_before_the_line(files: TableFiles, path: str) -> dict[str, File]:
+            assert not logs
+            return await folder(files, path)
+
+        with monkeypatch.context() as first:
+            first.setattr(TableFiles, "folder", folder_before_the_line)
+            await scene.follower.look()
+        scene.put(f"timeline/{TIME}.commit.requested")
+        look = await scene.follower.look()
+
+    assert [each["event"] for each in logs] == ["watch.table"]
+    assert [type(each) for each in look.seen] == [Opened]
 
 
 async def test_a_heartbeat_between_two_listings_is_reported_after_the_second(scene: Scene) -> None:

@@ -1,20 +1,22 @@
-"""Where an agent writes the lock of a table, whatever the intents name, and how it finds out."""
+"""The locks of a partition's tables: where they are, a store that refuses or hangs, and their release."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import pytest
+import pytest_asyncio
 from structlog.testing import capture_logs
 
 from lakewarden.agent.locks import table_locks
 from lakewarden.agent.locks.keeper import Stores
-from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import MemoryStore
@@ -26,14 +28,18 @@ from lakewarden.events import (
     CommitIntent,
     CommitRequested,
     LockAcquired,
+    LockRefused,
     LockReleased,
+    LockRenewed,
     TransactionAbandoned,
 )
 from lakewarden.handlers.lease.conditional import IfAbsent, ReadOutcome, Refused, Unknown, Won, WriteOutcome
 from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
-from tests.unit.agent.serving.live_owner import LiveOwner
+from tests.unit.agent.serving import owner_in_memory
+from tests.unit.agent.serving.owner_in_memory import E, Log
+from tests.waiting import until
 
 TABLE = "s3://lake/warehouse/air.db/flights"
 OTHER = "s3://lake/warehouse/air.db/other"
@@ -52,27 +58,41 @@ HOSTILE = [
 ]
 
 
-@dataclass
-class LookUps:
-    """The fault of each read of a table's properties, and the writes that reached the store."""
+EXPIRED = Refused("the store refused the request: status=400 code=ExpiredToken")
 
+
+@dataclass
+class Faults:
+    """The fault of each request that `concerns`, or no answer to it."""
+
+    concerns: Callable[[str], bool]
     fault: Fault | None = None
     hangs: bool = False
-    lookups: int = 0
-    written: set[str] = field(default_factory=set)
+    requests: list[Request] = field(default_factory=list)
 
     async def before(self, request: Request) -> Fault | None:
-        if request.operation == "write":
-            self.written.add(request.uri)
-        if not request.uri.endswith(HUDI_PROPERTIES):
+        self.requests.append(request)
+        if not self.concerns(request.uri):
             return None
-        self.lookups += 1
         if self.hangs:
             await anyio.sleep_forever()
         return self.fault
 
     async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
         return None
+
+    @property
+    def lookups(self) -> int:
+        """How often a table's properties were read."""
+        return sum(each.uri.endswith(HUDI_PROPERTIES) for each in self.requests)
+
+    @property
+    def written(self) -> set[str]:
+        """The objects that were written; the usual place of a lock without its hash."""
+        uris = {each.uri for each in self.requests if each.operation == "write"}
+        return {
+            each.rpartition("-")[0] + "-" if each.startswith("s3://lake/locks/") else each for each in uris
+        }
 
 
 class OneStore:
@@ -89,52 +109,46 @@ class OneStore:
 
 
 @dataclass
-class Scene(LiveOwner):
-    """An owner and the objects of its store."""
+class Scene(owner_in_memory.Scene):
+    """A live owner whose store is in memory."""
 
-    faults: LookUps
-    objects: dict[str, bytes]
+    faults: Faults = field(kw_only=True)
+    objects: dict[str, bytes] = field(kw_only=True)
 
     def begin(self, transaction: str, table: str = TABLE, lock: str | None = None) -> None:
         self.send(CommitIntent, transaction, table, heartbeat_seconds=100, lock=lock)
 
+    def request(self, transaction: str, table: str = TABLE) -> None:
+        self.send(CommitRequested, transaction, table, seq=1)
+
     async def commit(self, transaction: str, table: str = TABLE, lock: str | None = None) -> None:
         """Begin, obtain a grant, and give it back."""
         self.begin(transaction, table, lock)
-        self.send(CommitRequested, transaction, table, seq=1)
-        await self.until(lambda: transaction in self.transactions(CommitGranted))
-        self.abandon(transaction, table)
-
-    def abandon(self, transaction: str, table: str = TABLE) -> None:
+        self.request(transaction, table)
+        await until(lambda: transaction in self.transactions(CommitGranted))
         self.send(TransactionAbandoned, transaction, table, reason="the test")
 
     def transactions(self, kind: type[Abort | Admitted | CommitGranted]) -> list[str]:
         return [each.transaction for each in self.published(kind)]
 
-    def locks_written(self) -> set[str]:
-        """The objects that were written; the usual place of a lock without its hash."""
-        return {
-            uri.rpartition("-")[0] + "-" if uri.startswith("s3://lake/locks/") else uri
-            for uri in self.faults.written
-        }
+    async def wait_for(self, kind: type[E], count: int = 1) -> list[E]:
+        await until(lambda: len(self.published(kind)) >= count)
+        return self.published(kind)
 
 
 @asynccontextmanager
-async def scene(**settings: Any) -> AsyncIterator[Scene]:
-    faults, objects, records = LookUps(), dict[str, bytes](), list[Outgoing]()
+async def scene(
+    concerns: Callable[[str], bool] = lambda uri: uri.endswith(HUDI_PROPERTIES), **settings: Any
+) -> AsyncIterator[Scene]:
+    faults, objects, log = Faults(concerns), dict[str, bytes](), Log()
     store = MemoryStore(request_timeout_seconds=60, objects=objects, faults=faults)
-
-    class Log:
-        def put(self, record: Outgoing) -> None:
-            records.append(record)
-
     values = {"allow": ("s3://lake/warehouse/*",), "lock_root": "s3://lake", **settings}
     async with store, in_own_task(anyio.create_task_group()) as tasks:
         owner = PartitionOwner(
-            0, Settings(**values), cast("Publisher", Log()), cast("Stores", OneStore(store)), tasks
+            0, Settings(**values), cast("Publisher", log), cast("Stores", OneStore(store)), tasks
         )
         owner.load(0, 0, Position(0, None), [], [])
-        yield Scene(owner, records, faults, objects)
+        yield Scene(owner, log, None, faults=faults, objects=objects)
         tasks.cancel_scope.cancel()
 
 
@@ -149,9 +163,9 @@ async def test_whatever_intents_name_only_the_tables_own_lock_is_written(hudi: b
         await s.commit("good")
         expected = {HOSTILE.index(TABLE + HUDI_LOCK)} if hudi else set()
         refused = {f"T{number}" for number in range(len(HOSTILE)) if number not in expected}
-        await s.until(lambda: refused <= set(s.transactions(Abort)))
+        await until(lambda: refused <= set(s.transactions(Abort)))
 
-    assert s.locks_written() == {TABLE + HUDI_LOCK if hudi else USUAL}
+    assert s.faults.written == {TABLE + HUDI_LOCK if hudi else USUAL}
     assert set(s.transactions(Abort)) == refused
     assert {each.reason for each in s.published(Abort)} == {"not-allowed"}
 
@@ -162,7 +176,7 @@ async def test_a_table_with_hudis_properties_shares_hudis_lock_whether_or_not_it
         s.objects[TABLE + HUDI_PROPERTIES] = b"hoodie.table.name=flights"
         await s.commit("silent")
         await s.commit("named", lock=TABLE + HUDI_LOCK)
-        await s.until(lambda: len(s.published(LockReleased)) == 2)
+        await until(lambda: len(s.published(LockReleased)) == 2)
 
     assert {each.lock for each in s.published(LockAcquired)} == {TABLE + HUDI_LOCK}
     assert s.published(Abort) == []
@@ -189,13 +203,13 @@ async def test_while_the_store_does_not_answer_intents_are_admitted_and_wait_for
         s.faults.fault = Unknown("timeout")
         with capture_logs() as logs:
             s.begin("A")
-            s.send(CommitRequested, "A", TABLE, seq=1)
-            await s.until(lambda: s.faults.lookups >= 4)
+            s.request("A")
+            await until(lambda: s.faults.lookups >= 4)
         assert s.transactions(Admitted) == ["A"]
         assert s.faults.written == set()
         s.faults.fault = None
 
-        await s.until(lambda: s.transactions(CommitGranted) == ["A"])
+        await until(lambda: s.transactions(CommitGranted) == ["A"])
 
     assert s.published(Abort) == []
     [line] = [each for each in logs if each["event"] == "lock.place-unknown"]
@@ -206,7 +220,7 @@ async def test_a_table_whose_look_up_hangs_delays_no_other_table() -> None:
     async with scene() as s:
         s.faults.hangs = True
         s.begin("A")
-        await s.until(lambda: s.faults.lookups == 1)
+        await until(lambda: s.faults.lookups == 1)
         s.faults.hangs = False
 
         await s.commit("B", OTHER)
@@ -219,7 +233,7 @@ async def test_a_store_that_refuses_the_look_up_for_long_is_told_to_the_transact
     async with scene(refusal_seconds=0.5) as s:
         s.faults.fault = Refused("the store refused the request: status=403 code=AccessDenied")
         s.begin("A")
-        await s.until(lambda: s.transactions(Abort) == ["A"])
+        await until(lambda: s.transactions(Abort) == ["A"])
 
     [abort] = s.published(Abort)
     assert (abort.reason, abort.retriable) == ("lock-refused", True)
@@ -231,7 +245,7 @@ async def test_a_local_table_without_a_lock_root_that_is_no_hudi_table_is_refuse
     table = "file:///data/t"
     async with scene(allow=("file:///data/*",), lock_root=None) as s:
         s.begin("A", table)
-        await s.until(lambda: s.transactions(Abort) == ["A"])
+        await until(lambda: s.transactions(Abort) == ["A"])
         s.objects[table + HUDI_PROPERTIES] = b"hoodie.table.name=t"
         await s.commit("B", table)
 
@@ -248,9 +262,9 @@ async def test_a_table_that_became_a_hudi_table_is_found_when_it_is_used_again(
     monkeypatch.setattr(table_locks, "LOOK_AGAIN_SECONDS", 0.0)
     async with scene() as s:
         await s.commit("first")
-        await s.until(lambda: len(s.published(LockReleased)) == 1)
+        await until(lambda: len(s.published(LockReleased)) == 1)
         s.objects[TABLE + HUDI_PROPERTIES] = b"hoodie.table.name=flights"
-        await s.until(s.owner.tables[TABLE].idle)
+        await until(s.owner.tables[TABLE].idle)
 
         await s.commit("second", lock=TABLE + HUDI_LOCK)
 
@@ -265,11 +279,11 @@ async def test_a_tables_place_does_not_change_while_it_is_used(monkeypatch: pyte
     monkeypatch.setattr(table_locks, "LOOK_AGAIN_SECONDS", 0.0)
     async with scene() as s:
         s.begin("A")
-        await s.until(lambda: len(s.published(LockAcquired)) == 1)
+        await until(lambda: len(s.published(LockAcquired)) == 1)
         s.objects[TABLE + HUDI_PROPERTIES] = b"hoodie.table.name=flights"
         s.begin("B", lock=TABLE + HUDI_LOCK)
         s.begin("C")
-        await s.until(lambda: s.transactions(Abort) == ["B"])
+        await until(lambda: s.transactions(Abort) == ["B"])
 
     assert s.faults.lookups == 1
     assert len(s.published(LockAcquired)) == 1
@@ -314,3 +328,144 @@ async def test_hudis_lock_has_a_store_where_a_glob_covers_the_whole_disk(tmp_pat
         written = await store.write(lock, b"{}", IfAbsent())
 
     assert isinstance(written, Won)
+
+
+# A store that refuses the lock of a table: the answers to the table's transactions, and when they come.
+
+
+@pytest_asyncio.fixture
+async def refusing() -> AsyncIterator[Scene]:
+    async with scene(
+        lambda _: True,
+        lock_places=("s3://lake/*=>usual",),
+        refusal_seconds=1.0,
+        renew_seconds=0.3,
+        request_timeout_seconds=0.2,
+    ) as made:
+        yield made
+
+
+async def test_refused_renewals_abort_no_transaction_while_the_lease_lasts(refusing: Scene) -> None:
+    """A session token expires for some renewals. Before, one refused renewal ended every query of the table."""
+    for number in range(5):
+        refusing.begin(f"T{number}")
+    refusing.request("T0")
+    await refusing.wait_for(CommitGranted)
+
+    refusing.faults.fault = EXPIRED
+    await refusing.wait_for(LockRefused, count=2)
+    refusing.faults.fault = None
+    renewals = len(refusing.published(LockRenewed))
+    await refusing.wait_for(LockRenewed, count=renewals + 1)
+
+    assert refusing.published(Abort) == []
+    assert len(refusing.published(LockAcquired)) == 1
+
+
+async def test_a_refusal_that_lasts_is_told_to_the_transactions_that_wait(refusing: Scene) -> None:
+    """They may retry. The detail names the lock and the answer, and the next transaction commits once the store answers."""
+    refusing.faults.fault = EXPIRED
+    for transaction in ("A", "B"):
+        refusing.begin(transaction)
+    refusing.request("A")
+
+    aborts = await refusing.wait_for(Abort, count=2)
+
+    assert {each.transaction for each in aborts} == {"A", "B"}
+    for abort in aborts:
+        assert (abort.reason, abort.retriable) == ("lock-refused", True)
+        assert "s3://lake/locks/" in str(abort.detail)
+        assert "ExpiredToken" in str(abort.detail)
+    assert not any(each.waiting for each in refusing.published(LockRefused))
+
+    refusing.faults.fault = None
+    refusing.begin("C")
+    refusing.request("C")
+    [grant] = await refusing.wait_for(CommitGranted)
+    assert grant.transaction == "C"
+
+
+async def test_a_short_refusal_delays_the_grant_and_aborts_nothing(refusing: Scene) -> None:
+    """The session is renewed before the transactions have waited for long."""
+    refusing.faults.fault = EXPIRED
+    refusing.begin("A")
+    refusing.request("A")
+    await until(lambda: len(refusing.faults.requests) >= 3)
+    refusing.faults.fault = None
+
+    [grant] = await refusing.wait_for(CommitGranted)
+
+    assert grant.transaction == "A"
+    assert refusing.published(Abort) == []
+
+
+async def test_a_store_that_ignores_conditions_aborts_the_transactions_for_good(refusing: Scene) -> None:
+    refusing.faults.fault = Refused("this store ignores the condition if-absent", unusable=True)
+    refusing.begin("A")
+
+    [abort] = await refusing.wait_for(Abort)
+
+    assert (abort.reason, abort.retriable) == ("not-allowed", False)
+    assert "ignores the condition" in str(abort.detail)
+
+
+# The locks when the partition is released or a table is stopped.
+
+
+@pytest_asyncio.fixture
+async def both_held() -> AsyncIterator[Scene]:
+    """The locks of both tables are held. What the tests plant concerns the first one."""
+    async with scene(lambda uri: "flights" in uri, lock_places=("s3://lake/*=>usual",)) as made:
+        for table in (TABLE, OTHER):
+            made.begin(f"T-{table}", table)
+        await until(lambda: all(each.lock is not None for each in made.owner.tables.values()))
+        yield made
+
+
+async def test_tables_whose_locks_were_not_released_in_time_are_listed(both_held: Scene) -> None:
+    """The store may be slow. The next owner of these tables waits until their leases have expired."""
+    both_held.faults.hangs = True
+    both_held.owner.stop_deciding()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(both_held.owner.release)
+        await until(lambda: OTHER not in both_held.owner.unreleased())
+        tasks.cancel_scope.cancel()
+
+    assert both_held.owner.unreleased() == [TABLE]
+
+
+async def test_a_release_that_the_store_refuses_is_logged(both_held: Scene) -> None:
+    """No event shows it, but the next grant waits for the end of the lease."""
+    both_held.faults.fault = Refused("403")
+    both_held.owner.stop_deciding()
+
+    with capture_logs() as logs:
+        await both_held.owner.release()
+
+    [warning] = [each for each in logs if each["log_level"] == "warning"]
+    assert (warning["event"], warning["table"]) == ("lock.not-released", TABLE)
+    assert "403" in warning["why"]
+    assert both_held.owner.unreleased() == []
+
+
+async def test_a_stopped_tables_keeper_gets_no_further_hints(both_held: Scene) -> None:
+    """It does not run any more, so hints would accumulate until the process ends."""
+    keeper, _ = both_held.owner.locks._keepers[TABLE]
+    both_held.owner._tables.stop(TABLE, AssertionError("two grants"))
+    for number in range(3):
+        both_held.owner.locks.observe(
+            LockReleased(
+                event_id=f"r{number}",
+                table=TABLE,
+                at=datetime.now(UTC),
+                agent="another",
+                lock=keeper.place.uri,
+                owner="o",
+                valid_until=0,
+                requests=1,
+                duration_ms=1.0,
+            )
+        )
+
+    assert not keeper._inbox

@@ -10,7 +10,6 @@ import pytest
 from lakewarden.agent.operators.status import lock_holder
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased, LockRenewed
 
-pytestmark = [pytest.mark.unit]
 HOUR = 3600.0
 UNCONFIRMED = "left to lapse: no complete answer arrived"
 

@@ -1,0 +1,461 @@
+"""The command line as a user calls it: help, usage errors, and its two spellings."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import pytest
+import typer
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lakewarden.agent.cli import app
+from lakewarden.agent.cli.configuration_reference import render
+from lakewarden.agent.cli.output import print_line, print_table, print_tree
+from lakewarden.agent.cli.requests import _batch_id, _requester
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.name_text import typed, visible, visible_cell
+from lakewarden.agent.operators.restore import read_backup
+from lakewarden.agent.time_text import timestamp
+from lakewarden.agent.variables import ENV_PREFIX
+from lakewarden.events import LedgerCorrected
+
+SCRIPT = (str(Path(sys.executable).with_name("lakewarden")),)
+MODULE = (sys.executable, "-m", "lakewarden.agent")
+COMMANDS = [
+    (),
+    ("abort",),
+    ("agent",),
+    ("conflicts",),
+    ("demo",),
+    ("dev",),
+    ("doctor",),
+    ("explain",),
+    ("migrate",),
+    ("status",),
+    ("ledger",),
+    *(("ledger", name) for name in ("correct", "restore", "show")),
+    ("lock",),
+    *(("lock", name) for name in ("audit", "hold", "probe", "release", "show")),
+]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command printed, and its exit code."""
+
+    code: int | str | None
+    out: str
+    err: str
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run `lakewarden` with these words and settings, in this process: the parser answers before anything connects."""
+    for name in list(os.environ):
+        if name.startswith(ENV_PREFIX):
+            monkeypatch.delenv(name)
+
+    def call_here(*words: str, **settings: Any) -> Done:
+        with monkeypatch.context() as patch:
+            for name, value in settings.items():
+                patch.setenv(f"{ENV_PREFIX}{name.upper()}", str(value))
+            patch.setattr(sys, "argv", ["any-name", *words])
+            with pytest.raises(SystemExit) as ended:
+                app.main()
+        return Done(ended.value.code, *capsys.readouterr())
+
+    return call_here
+
+
+def test_the_version_is_the_installed_one(call: Call) -> None:
+    """Bug reports begin with it."""
+    assert call("--version") == Done(0, f"lakewarden {metadata.version('lakewarden')}\n", "")
+
+
+def test_the_command_starts_without_the_clients_of_stores_and_engines() -> None:
+    """Their imports take as long as the rest of a start. A command imports the client that it uses."""
+    clients = ["aiobotocore", "aiohttp", "pyarrow", "pypaimon", "pyspark"]
+    code = f"import sys, lakewarden.agent.cli.app; print([each for each in {clients} if each in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("arguments", [("lock", "show", "--help"), ("agnet",)], ids=" ".join)
+def test_python_m_lakewarden_agent_is_the_same_command(arguments: tuple[str, ...]) -> None:
+    """Its help and its errors name the program `lakewarden`, too."""
+    script, module = (
+        subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
+        for program in (SCRIPT, MODULE)
+    )
+
+    assert "lakewarden" in module.stdout + module.stderr
+    assert "__main__" not in module.stdout + module.stderr
+    assert (module.returncode, module.stdout, module.stderr) == (
+        script.returncode,
+        script.stdout,
+        script.stderr,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "lakewarden")
+def test_help_begins_with_the_usage_and_the_purpose(command: tuple[str, ...], call: Call) -> None:
+    done = call(*command, "--help")
+
+    usage, blank, purpose, *rest = done.out.splitlines()
+    assert done.code == 0
+    assert usage.startswith(" ".join(("Usage: lakewarden", *command)))
+    assert blank == ""
+    assert len(purpose.split()) > 3
+    assert any(line.strip() == "Options:" for line in rest)
+    if command[:1] == ("lock",) and command[1:]:
+        assert "Exit codes" in " ".join(done.out.split())
+
+
+def test_help_lists_the_variable_of_every_flag(call: Call) -> None:
+    done = call("agent", "--help")
+
+    for name in ("BOOTSTRAP_SERVERS", "ALLOW", "LOCK_ROOT", "S3_ENDPOINT", "CONFIG"):
+        assert f"LAKEWARDEN_{name}" in done.out
+
+
+def test_a_group_without_a_command_lists_its_commands(call: Call) -> None:
+    done = call("lock")
+
+    assert done.code == 2
+    for name in ("probe", "show", "hold", "release", "audit"):
+        assert f"\n  {name} " in done.err
+
+
+CORRECT = ("ledger", "correct", "--writer", "w", "--batch-id")
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "problem"),
+    [
+        (("agent", "--nope"), {}, "No such option: --nope"),
+        (("conflcts",), {}, "No such command 'conflcts'. Did you mean 'conflicts'? See lakewarden --help"),
+        (("explain",), {}, "Missing argument 'TRANSACTION'; see lakewarden explain --help"),
+        (("explain", ""), {}, "Invalid value for 'TRANSACTION': '' is no name: 1 to 512 bytes"),
+        (("agent",), {}, "--allow"),
+        (("agent", "--allow", "/w/*", "--s3-endpoint", "s3:9000"), {}, "'s3:9000' is not a URL"),
+        (("agent", "--allow", "warehouse"), {}, "allow ($LAKEWARDEN_ALLOW): 'warehouse' is not a table URI"),
+        (("agent", "--allow", "/w/*"), {"validity_seconds": "soon"}, "$LAKEWARDEN_VALIDITY_SECONDS"),
+        (("agent", "--allow", "/w/*"), {"grant_seconds": 30}, "a grant would outlive its lock"),
+        (("agent", "--config", "/nowhere.toml"), {}, "/nowhere.toml: cannot be read"),
+        (("status", "--table", "t"), {}, "'--table': not a table URI: 't'"),
+        (("status", "--output", "xml"), {}, "xml"),
+        (("status", "--bootstrap-servers", ""), {}, "bootstrap_servers ($LAKEWARDEN_BOOTSTRAP_SERVERS)"),
+        (
+            ("status",),
+            {"kafka_security_protocol": "SSL", "kafka_ssl_cafile": "/nowhere.pem"},
+            "kafka_ssl_cafile=/nowhere.pem can't be read",
+        ),
+        (("status",), {"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username and kafka_sasl_password"),
+        (("dev",), {}, "--data"),
+        (("dev", "--data", "/w"), {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),
+        (("dev", "--data", "/w"), {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
+        (("demo", "--s3-bucket", "b"), {}, "--s3-bucket needs --s3-endpoint"),
+        (("abort", ""), {}, "'' is no name"),
+        (("abort", "t", "--table", "x"), {}, "'--table': not a table URI"),
+        ((*CORRECT, "many", "--reason", "r"), {}, "'many' is neither an integer of 64 bits nor none"),
+        ((*CORRECT, "1"), {}, "--reason"),
+        (("lock", "hold", "/t"), {}, "Missing option '--seconds'"),
+        (("lock", "hold", "/t", "--seconds", "0"), {}, "--seconds"),
+        (("lock", "hold", "/t", "--seconds", "1", "--exec", "ls", "--", "ls"), {}, "not both"),
+        (("lock", "hold", "t", "--seconds", "1"), {}, "not a table URI: 't'"),
+        (("lock", "release", "/t"), {}, "Missing option '--if-owner'"),
+        (("lock", "probe", "foo"), {}, "not a bucket or folder: 'foo'"),
+        (("lock", "audit", "--table", "t"), {}, "not a table URI: 't'"),
+        (("lock", "show", "orders"), {}, "not a table URI: 'orders'"),
+        (("lock", "show", "/t", "--lock", "nope"), {}, "not a table URI: 'nope'"),
+        (("lock", "show", "ftp://a/b"), {}, "no store for ftp://"),
+        (("lock", "shwo"), {}, "No such command 'shwo'"),
+    ],
+)
+def test_a_usage_error_has_exit_code_2_and_one_line_with_the_problem(
+    words: tuple[str, ...], settings: dict[str, Any], problem: str, call: Call
+) -> None:
+    done = call(*words, **settings)
+
+    assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1, done.err
+    assert problem in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--format", "orc"), "'orc' is not one of 'paimon', 'delta', 'hudi', 'iceberg'"),
+        (("--format", "delta", "--without-agent"), "only with --format paimon, not delta"),
+        (("--format", "hudi", "--s3-endpoint", "http://s3"), "only with --format paimon, not hudi"),
+        (("--primary-key", "--format", "iceberg"), "--primary-key: not with --format iceberg"),
+        (("--primary-key", "--without-agent"), "--primary-key: not with --without-agent"),
+        (("--without-agent", "--admission", "auto"), "without an agent there is no admission"),
+    ],
+    ids=" ".join,
+)
+def test_the_demo_refuses_what_would_have_no_effect(words: tuple[str, ...], said: str, call: Call) -> None:
+    done = call("demo", *words)
+
+    assert done.code == 2
+    assert said in " ".join(done.err.split())
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "configuration.md"
+
+
+def test_the_configuration_reference_is_what_the_settings_say() -> None:
+    """Run `python -m lakewarden.agent.cli.configuration_reference > docs/configuration.md` after changing a setting."""
+    assert PAGE.read_text() == render()
+
+
+# Names, arguments and files that act on a terminal, or that no command expects: printed escaped, or refused in one line.
+#
+# `tests/real/operators/test_cli.py` lets every command print such names from a log.
+
+CLI = Path(app.__file__).parent
+
+NAMES = st.text(
+    st.sampled_from("a [/]\\u0041b\n\r\t\x1b\x9b\x85\u2028\u202e\u2066\u200b\u00a0\U000e0041é中")
+    | st.characters(exclude_categories=["Cs"]),
+    min_size=1,
+    max_size=20,
+)
+"""Of writers and the like."""
+
+WORDS = NAMES | st.sampled_from(
+    [
+        *(
+            "",
+            "0",
+            "-1",
+            "nan",
+            "inf",
+            "1e999",
+            "9" * 25,
+            "none",
+            "text",
+            "json",
+            "*",
+            "~",
+            ".",
+            "..",
+            "-",
+            "--",
+        ),
+        *("/", "//", "/lake/t", "/" + "b" * 1100, "a" * 600, "\udcff"),
+        *("s3a://lake/t", "s3://lake", "s3://lake/a#b", "file:///a%20b", "abfs://c@H:443/t"),
+    ]
+)
+OPTIONS = st.sampled_from(
+    [
+        *(
+            "--table",
+            "--output",
+            "--config",
+            "--reason",
+            "--writer",
+            "--batch-id",
+            "--operator",
+            "--timeout",
+            "--hours",
+        ),
+        *("--if-owner", "--lock", "--lock-root", "--hudi", "--seconds", "--wait", "--drift"),
+        *("--to-prefix", "--partitions", "--dry-run", "--follow", "--help"),
+    ]
+)
+HOSTILE_COMMANDS = [
+    *(
+        ["abort"],
+        ["conflicts"],
+        ["doctor"],
+        ["explain"],
+        ["losses"],
+        ["refused"],
+        ["agents"],
+        ["migrate"],
+        ["status"],
+    ),
+    *(["ledger", name] for name in ("correct", "restore", "show")),
+    *(["lock", name] for name in ("audit", "hold", "release", "show")),
+]
+
+
+@given(NAMES)
+@example("\\u001b")
+@example("\x1b[2J")
+@example("\\\\u0041")
+def test_a_visible_name_can_be_given_back(name: str) -> None:
+    """It has no character that a terminal obeys, and no two names look the same."""
+    assert visible(name).isprintable()
+    assert typed(visible(name)) == name
+    assert typed(visible_cell(name)) == name
+    assert not re.search("^ | $|  ", visible_cell(name))
+    assert name == visible(name) or not name.isprintable() or "\\" in name
+
+
+@given(st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=4))
+def test_what_is_printed_has_the_lines_that_it_should_have(rows: list[tuple[str, str]]) -> None:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        print_line(rows[0][0])
+        print_table([("name", "other"), *rows])
+        print_tree(rows[0][1], [rows[0][0], [("name", "other"), *rows], rows[0][1]])
+
+    lines = out.getvalue().split("\n")
+    assert len(lines) == 1 + (1 + len(rows)) + (1 + 1 + 1 + len(rows) + 1) + 1
+    assert all(line.isprintable() for line in lines)
+    table = [re.split(" {2,}", line) for line in lines[2 : 2 + len(rows)]]
+    assert [tuple(map(typed, cells)) for cells in table] == rows
+
+
+def test_every_line_of_the_commands_is_printed_by_one_module() -> None:
+    """Another way to print wouldn't escape names."""
+    prints = re.compile(r"typer\.(echo|secho)\(|\bprint\(|sys\.stdout\.write|\brich\b")
+    assert {path.name for path in CLI.glob("*.py") if prints.search(path.read_text())} == {
+        *("output.py", "options.py"),
+        *("configuration_reference.py", "metrics_reference.py"),
+    }
+
+
+NOWHERE = {"LAKEWARDEN_BOOTSTRAP_SERVERS": "", "LAKEWARDEN_LOCK_ROOT": "/nowhere/locks"}
+
+
+@dataclass
+class Ended:
+    """How a command has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(arguments: Sequence[str], out: Any = None) -> Ended:
+    """Call the command as a user does, in this process."""
+    out, err = out or io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["lakewarden", *arguments]),
+        mock.patch.dict("os.environ", NOWHERE),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        app.main()
+    assert isinstance(ended.value.code, int)
+    return Ended(ended.value.code, getattr(out, "getvalue", str)(), err.getvalue())
+
+
+def assert_explained(ended: Ended) -> None:
+    assert "internal error" not in ended.err
+    if ended.code != 0 and "Usage:" not in ended.out + ended.err:
+        assert ended.err.startswith("lakewarden: ")
+        assert ended.err.count("\n") == 1
+    assert all(line.isprintable() for line in f"{ended.out}{ended.err}".split("\n"))
+
+
+@settings(max_examples=80)
+@given(st.sampled_from(HOSTILE_COMMANDS), st.lists(WORDS | OPTIONS, max_size=5))
+def test_no_arguments_end_a_command_with_an_internal_error(command: list[str], words: list[str]) -> None:
+    """Neither Kafka nor S3 is reached. `-- COMMAND` of `lock hold` would run."""
+    if command[0] != "lock" or not any("://" in word or word == "--" for word in words):
+        assert_explained(run([*command, *words]))
+
+
+@given(WORDS, WORDS, st.floats())
+def test_who_asks_for_what_is_checked_before_anything_is_published(
+    operator: str, batch: str, timeout: float
+) -> None:
+    for check in (lambda: _requester(operator, batch, timeout), lambda: _batch_id(batch)):
+        with suppress(typer.BadParameter):
+            check()
+
+
+def test_a_user_without_a_name_is_named_by_a_number() -> None:
+    """As in a container with a user id of its own."""
+    with mock.patch("getpass.getuser", side_effect=KeyError("getpwuid(): uid not found: 12345")):
+        assert re.match(r"\d+@", _requester(None, "", 1).operator)
+
+
+CORRECTION: dict[str, Any] = {
+    "event_id": "1",
+    "transaction": "t",
+    "at": datetime(2026, 11, 25, tzinfo=UTC),
+    "operator": "o",
+    "reason": "",
+}
+
+FILES = st.binary(max_size=60) | st.one_of(
+    st.builds(
+        lambda *values: json.dumps(
+            [dict(zip(("table", "writer", "batch_id"), values, strict=True))]
+        ).encode(),
+        WORDS,
+        WORDS,
+        st.none() | st.integers() | st.text(max_size=3),
+    ),
+    st.sampled_from(
+        [b"allow = 1", b"topic_prefix = [", b"\xff = 1", b"allow = ['/a%20b/*']", b'{"owner": 1}']
+    ),
+    st.builds(
+        lambda until, owner: json.dumps({"expired": False, "validUntil": until, "owner": owner}).encode(),
+        st.integers() | st.floats(),
+        WORDS,
+    ),
+)
+
+
+@settings(max_examples=30)
+@given(FILES)
+@example(json.dumps([{"table": "s3a://lake/t", "writer": "w", "batch_id": 1}]).encode())
+@example(json.dumps([{"table": "s3://lake/t", "writer": "", "batch_id": 1}]).encode())
+@example(json.dumps([{"table": "s3://lake/t", "writer": "w", "batch_id": 2**64}]).encode())
+@example(json.dumps({"expired": False, "validUntil": 2**63 - 1, "owner": "\x1b[2J"}).encode())
+def test_no_file_ends_a_command_with_an_internal_error(content: bytes) -> None:
+    """A backup of the ledger, a file of settings, and a lock object that another program has written."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "lock.json"
+        file.write_bytes(content)
+        try:
+            lines = read_backup(file, None)
+        except AgentError:
+            pass
+        else:
+            for line in lines:
+                LedgerCorrected(**CORRECTION, **line.model_dump())
+        for command in (
+            ["status", "--config", str(file)],
+            ["lock", "show", "/lake/t", "--lock", str(file)],
+            ["lock", "show", "/lake/t", "--lock", str(file), "--output", "json"],
+            ["lock", "release", "/lake/t", "--lock", str(file), "--if-owner", "x"],
+        ):
+            assert_explained(run(command))
+
+
+def test_output_that_can_not_be_written_is_one_line() -> None:
+    ended = run(["--version"], Path("/dev/full").open("w"))  # noqa: SIM115 - closing it fails
+
+    assert (ended.code, ended.err) == (1, "lakewarden: No space left on device\n")
+
+
+@pytest.mark.parametrize("epoch_ms", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**63 - 1])
+def test_a_time_that_no_calendar_has_is_shown_as_the_closest_one(epoch_ms: int) -> None:
+    """Of a lock object or a record that another program has written."""
+    assert timestamp(epoch_ms) in {"0001-01-01T00:00:00.000Z", "9999-12-31T23:59:59.000Z"}
