@@ -26,7 +26,7 @@ from lakewarden.events import (
     DeadLetter,
     DecisionEvent,
     LedgerCopied,
-    LedgerEventUnion,
+    LedgerRecord,
     LocksHandedOver,
     PartitionTaken,
     encode,
@@ -176,7 +176,7 @@ def _intent(number: int) -> Any:
     return consumed(encode(event), topic=TOPICS.writers, partition=number, key=TABLE)
 
 
-def _ledger(*entries: LedgerEventUnion) -> list[Any]:
+def _ledger(*entries: LedgerRecord) -> list[Any]:
     return [
         consumed(encode(each), offset, topic=TOPICS.ledger, key=TABLE) for offset, each in enumerate(entries)
     ]
@@ -252,7 +252,7 @@ def _copied(*, complete: bool) -> LedgerCopied:
     return LedgerCopied(table=partition_name(0), source="old", complete=complete, **AT)
 
 
-def _decisions(*ledger: LedgerEventUnion) -> tuple[str, list[DecisionEvent]]:
+def _decisions(*ledger: LedgerRecord) -> tuple[str, list[DecisionEvent]]:
     """The phase of an owner with this ledger, and its answers to an intent for the copied batch."""
     log = Log()
     made = Scene(offline_owner(log), log)

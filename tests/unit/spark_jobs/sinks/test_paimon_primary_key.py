@@ -300,6 +300,6 @@ def test_what_a_cancelled_tasks_worker_writes_is_removed_by_the_batches_of_the_n
         assert not list(files.rglob("data-x-*"))
 
     later = time.monotonic() + paimon_sink.WORKER_SECONDS
-    monkeypatch.setattr(paimon_sink.time, "monotonic", lambda: later)
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.time.monotonic", lambda: later)
     sink._sweep_leftovers(table)
     assert sink._leftovers == []
