@@ -35,6 +35,7 @@ from lakewarden.handlers.lease.conditional import (
     Refused,
     Unknown,
     Won,
+    WriteOutcome,
 )
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
 from tests.servers.s3 import VIRTUAL_DOMAIN, S3Server
@@ -43,6 +44,7 @@ URI = "s3://bucket/locks/t.json"
 ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
 WON = Reply(200, (("ETag", ETAG),))
 SECONDS = 60.0
+Written = tuple[WriteOutcome, FaultyServer]
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,19 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def store_at(endpoint: str | None, **options: str | bool) -> S3Store:
     return S3Store(S3Options(endpoint_url=endpoint, **options), request_timeout_seconds=SECONDS)  # type: ignore[arg-type]
+
+
+async def written(reply: Reply = WON, *, tls: ssl.SSLContext | None = None, **options: str) -> Written:
+    """What a write returns on a server that answers `reply` once, and that server."""
+    async with faulty_server([reply], tls=tls) as server, store_at(server.endpoint, **options) as store:
+        return await store.write(URI, b"body", IfAbsent()), server
+
+
+def require_refusal(outcome: object, *parts: str) -> None:
+    """The outcome is a refusal, whose reason has these parts."""
+    assert isinstance(outcome, Refused), outcome
+    for part in parts:
+        assert part in outcome.why
 
 
 def credential(server: FaultyServer) -> str:
@@ -93,11 +108,7 @@ async def test_a_private_authority_is_trusted_if_aws_ca_bundle_names_it(
     authority: trustme.CA, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "authority.pem"))
-    async with (
-        faulty_server([WON], tls=tls(authority, "127.0.0.1")) as server,
-        store_at(server.endpoint) as store,
-    ):
-        outcome = await store.write(URI, b"body", IfAbsent())
+    outcome, server = await written(tls=tls(authority, "127.0.0.1"))
 
     assert server.endpoint.startswith("https://")
     assert outcome == Won(ETAG)
@@ -105,15 +116,9 @@ async def test_a_private_authority_is_trusted_if_aws_ca_bundle_names_it(
 
 @pytest.mark.usefixtures("keys")
 async def test_an_untrusted_certificate_is_refused_with_what_to_set(authority: trustme.CA) -> None:
-    async with (
-        faulty_server([WON], tls=tls(authority, "127.0.0.1")) as server,
-        store_at(server.endpoint) as store,
-    ):
-        outcome = await store.write(URI, b"body", IfAbsent())
+    outcome, server = await written(tls=tls(authority, "127.0.0.1"))
 
-    assert isinstance(outcome, Refused)
-    assert "certificate is not trusted: " in outcome.why
-    assert "set AWS_CA_BUNDLE to its PEM file" in outcome.why
+    require_refusal(outcome, "certificate is not trusted: ", "set AWS_CA_BUNDLE to its PEM file")
     assert server.received == []
 
 
@@ -122,14 +127,9 @@ async def test_a_certificate_for_another_host_is_refused(
     authority: trustme.CA, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "authority.pem"))
-    async with (
-        faulty_server([WON], tls=tls(authority, "elsewhere.test")) as server,
-        store_at(server.endpoint) as store,
-    ):
-        outcome = await store.write(URI, b"body", IfAbsent())
+    outcome, server = await written(tls=tls(authority, "elsewhere.test"))
 
-    assert isinstance(outcome, Refused)
-    assert "IP address mismatch" in outcome.why
+    require_refusal(outcome, "IP address mismatch")
     assert server.received == []
 
 
@@ -144,8 +144,7 @@ async def test_an_unreadable_authority_file_is_refused(
     async with store_at("https://127.0.0.1:1") as store:
         outcome = await store.write(URI, b"body", IfAbsent())
 
-    assert isinstance(outcome, Refused)
-    assert "check AWS_CA_BUNDLE" in outcome.why
+    require_refusal(outcome, "check AWS_CA_BUNDLE")
 
 
 @asynccontextmanager
@@ -170,8 +169,7 @@ async def test_https_to_an_http_server_is_refused() -> None:
     async with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as endpoint, store_at(endpoint) as store:
         outcome = await store.write(URI, b"body", IfAbsent())
 
-    assert isinstance(outcome, Refused)
-    assert "does not use TLS; write it with http://" in outcome.why
+    require_refusal(outcome, "does not use TLS; write it with http://")
 
 
 @pytest.mark.usefixtures("keys")
@@ -271,8 +269,7 @@ async def test_an_invalid_endpoint_url_is_refused(keys: None) -> None:
     async with store_at("127.0.0.1:9000") as store:
         outcome = await store.read(URI)
 
-    assert isinstance(outcome, Refused)
-    assert "127.0.0.1:9000" in outcome.why
+    require_refusal(outcome, "127.0.0.1:9000")
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------
@@ -280,9 +277,9 @@ async def test_an_invalid_endpoint_url_is_refused(keys: None) -> None:
 
 @pytest.mark.usefixtures("keys")
 async def test_credentials_are_taken_from_the_environment() -> None:
-    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
-        assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+    outcome, server = await written()
 
+    assert outcome == Won(ETAG)
     assert credential(server).startswith("key-of-the-environment/")
 
 
@@ -296,10 +293,9 @@ async def test_credentials_are_taken_from_a_profile(
     )
     if named == "AWS_PROFILE":
         monkeypatch.setenv("AWS_PROFILE", "other")
-    options = {"profile": "other"} if named == "option" else {}
-    async with faulty_server([WON]) as server, store_at(server.endpoint, **options) as store:
-        assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+    outcome, server = await written(**({"profile": "other"} if named == "option" else {}))
 
+    assert outcome == Won(ETAG)
     assert credential(server).startswith(f"key-of-{name}/")
 
 
@@ -404,8 +400,7 @@ async def test_missing_credentials_are_refused_until_they_exist(home: Path) -> N
         )
         after = await store.write(URI, b"body", IfAbsent())
 
-    assert isinstance(before, Refused)
-    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in AWS_PROFILE" in before.why
+    require_refusal(before, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in AWS_PROFILE")
     assert sent == 0
     assert after == Won(ETAG)
 
@@ -423,19 +418,16 @@ async def test_incomplete_credentials_are_refused(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
-        outcome = await store.write(URI, b"body", IfAbsent())
+    outcome, server = await written()
 
-    assert isinstance(outcome, Refused), outcome
-    assert reason in outcome.why
+    require_refusal(outcome, reason)
     assert server.received == []
 
 
 async def test_no_reason_contains_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-value")
-    async with faulty_server([Reply(403)]) as server, store_at(server.endpoint) as store:
-        outcome = await store.write(URI, b"body", IfAbsent())
+    outcome, _ = await written(Reply(403))
 
     assert isinstance(outcome, Refused)
     assert "secret-value" not in outcome.why
@@ -453,19 +445,18 @@ async def test_a_region_of_the_standard_chain_is_used(
         (home / "config").write_text("[default]\nregion = eu-west-1\n")
     elif place != "option":
         monkeypatch.setenv(place, "eu-west-1")
-    options = {"region": "eu-west-1"} if place == "option" else {}
-    async with faulty_server([WON]) as server, store_at(server.endpoint, **options) as store:
-        assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+    outcome, server = await written(**({"region": "eu-west-1"} if place == "option" else {}))
 
+    assert outcome == Won(ETAG)
     assert credential(server).endswith("/eu-west-1/s3/aws4_request")
 
 
 @pytest.mark.usefixtures("keys")
 async def test_an_endpoint_needs_no_region() -> None:
     """Most other stores have no regions, and accept the one that clients send by default."""
-    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
-        assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+    outcome, server = await written()
 
+    assert outcome == Won(ETAG)
     assert credential(server).endswith("/us-east-1/s3/aws4_request")
 
 
@@ -474,8 +465,7 @@ async def test_aws_needs_a_region() -> None:
     async with store_at(None) as store:
         outcome = await store.read(URI)
 
-    assert isinstance(outcome, Refused)
-    assert "no region is set; set LAKEWARDEN_S3_REGION" in outcome.why
+    require_refusal(outcome, "no region is set; set LAKEWARDEN_S3_REGION")
 
 
 @pytest.mark.usefixtures("keys")
@@ -489,6 +479,5 @@ async def test_a_bucket_in_another_region_is_refused_with_its_region() -> None:
     async with faulty_server([elsewhere, WON]) as server, store_at(server.endpoint) as store:
         outcome = await store.write(URI, b"body", IfAbsent())
 
-    assert isinstance(outcome, Refused)
-    assert "the bucket is in region eu-west-1" in outcome.why
+    require_refusal(outcome, "the bucket is in region eu-west-1")
     assert len(server.received) == 1

@@ -114,16 +114,29 @@ async def test_a_log_with_a_checkpoint_is_read_from_its_newest_version(lake: Lak
     assert lake.completed() == ["8"]
 
 
-async def test_a_table_whose_metadata_is_in_a_parquet_checkpoint_only_is_not_watched(lake: Lake) -> None:
-    lake.put("days", f"_delta_log/{7:020d}.checkpoint.parquet", b"")
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        pytest.param(f"_delta_log/{7:020d}.checkpoint.parquet", "Parquet checkpoint only", id="delta"),
+        pytest.param(
+            "metadata/00001-80a083e8-7026-4e79-81be-64bd76c43a11.metadata.json",
+            "only the table's catalog knows",
+            id="iceberg of another catalog: of two files with one number, only that knows which is committed",
+        ),
+    ],
+)
+async def test_a_table_whose_files_do_not_say_what_is_committed_is_not_watched(
+    lake: Lake, path: str, why: str
+) -> None:
+    lake.put("t", path, b"{}" if path.endswith("json") else b"")
     with capture_logs() as logs:
-        running = Watcher(Settings(watch_idle_seconds=0.01), (f"file://{lake.root}/days",), lake.publish)
+        running = Watcher(Settings(watch_idle_seconds=0.01), (f"file://{lake.root}/t",), lake.publish)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(running.run)
             await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
             tasks.cancel_scope.cancel()
 
-    assert "Parquet checkpoint only" in next(each["why"] for each in logs if "why" in each)
+    assert why in next(each["why"] for each in logs if "why" in each)
 
 
 async def test_a_gap_is_left_behind(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,20 +262,6 @@ async def test_snapshots_of_iceberg_are_reported_with_their_files(lake: Lake) ->
     assert len(set(lake.completed())) == 5
     assert lake.published[0].transaction.startswith("iceberg:")
     assert table.problems == set()
-
-
-async def test_an_iceberg_table_of_another_catalog_is_not_watched(lake: Lake) -> None:
-    """Of two files with one number, only the catalog knows which one is committed."""
-    name = "metadata/00001-80a083e8-7026-4e79-81be-64bd76c43a11.metadata.json"
-    lake.put("flights", name, b"{}")
-    with capture_logs() as logs:
-        running = Watcher(Settings(watch_idle_seconds=0.01), (f"file://{lake.root}/flights",), lake.publish)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(running.run)
-            await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
-            tasks.cancel_scope.cancel()
-
-    assert "only the table's catalog knows" in next(each["why"] for each in logs if "why" in each)
 
 
 async def test_a_snapshot_whose_manifests_are_gone_is_read_again_and_left_behind(

@@ -64,11 +64,11 @@ class Actions:
 class World:
     """One transaction of the gate, one of Delta, and the log of the table."""
 
-    def __init__(self, *, committed: int | None = None, lease: bool = True, readable: bool = True) -> None:
+    def __init__(self, *, committed: int | None = None, readable: bool = True) -> None:
         self.reports: list[str | None] = []
         self.batches: list[tuple[str, int]] = []
         self.read: list[str] = []
-        self.committed, self.lease, self.readable = committed, lease, readable
+        self.committed, self.lease, self.readable = committed, True, readable
         self.modified = 1
         txn: Any = SimpleNamespace(
             id="t1",
@@ -122,6 +122,12 @@ class World:
         made.deltaLog = lambda: SimpleNamespace(dataPath=lambda: SimpleNamespace(toString=lambda: path))
         self.observer.startingTransaction(SimpleNamespace(apply=lambda: made))
 
+    def begin_commit(self) -> World:
+        """Delta starts a transaction, and begins to commit it."""
+        self.start()
+        self.observer.beginDoCommit()
+        return self
+
     def end(self, error: Exception | None = None) -> None:
         """What `run` does after the statement."""
         if error is None:
@@ -145,10 +151,7 @@ def failing(call: Callable[[], object]) -> Exception:
 
 
 def test_the_batch_is_in_the_transaction_and_its_commit_is_reported_with_its_version() -> None:
-    world = World()
-
-    world.start()
-    world.observer.beginDoCommit()
+    world = World().begin_commit()
     world.observer.beginPostCommit()
     world.end()
 
@@ -156,9 +159,7 @@ def test_the_batch_is_in_the_transaction_and_its_commit_is_reported_with_its_ver
 
 
 def test_a_conflict_with_a_foreign_commit_means_that_nothing_was_published() -> None:
-    world = World()
-    world.start()
-    world.observer.beginDoCommit()
+    world = World().begin_commit()
 
     with pytest.raises(BaseChanged, match="files were added to day=1"):
         world.end(Conflict())
@@ -168,9 +169,7 @@ def test_a_conflict_with_a_foreign_commit_means_that_nothing_was_published() -> 
 
 def test_a_conflict_of_the_commit_with_itself_is_a_published_commit() -> None:
     """The store wrote the commit file and its answer was lost. Delta tried again, found the file, and saw a conflict."""
-    world = World(committed=4)
-    world.start()
-    world.observer.beginDoCommit()
+    world = World(committed=4).begin_commit()
 
     world.end(Conflict())
 
@@ -180,9 +179,7 @@ def test_a_conflict_of_the_commit_with_itself_is_a_published_commit() -> None:
 
 @pytest.mark.parametrize(("error", "readable"), [(OSError("reset"), True), (Conflict(), False)])
 def test_what_the_log_does_not_show_is_unknown(error: Exception, readable: bool) -> None:
-    world = World(readable=readable)
-    world.start()
-    world.observer.beginDoCommit()
+    world = World(readable=readable).begin_commit()
 
     with pytest.raises(OutcomeUnknown):
         world.end(error)
@@ -190,21 +187,34 @@ def test_what_the_log_does_not_show_is_unknown(error: Exception, readable: bool)
     assert world.grant.outcome is Outcome.UNKNOWN
 
 
-def test_a_lease_that_ended_before_the_commit_is_raised_as_itself() -> None:
-    world = World(lease=False)
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        pytest.param({"lease": False}, LeaseLost, "expired", id="the lease has ended"),
+        pytest.param(
+            {"modified": 2},
+            BaseChanged,
+            "the table was dropped and created again",
+            id="another table is there: the commit would be after a gap in its log",
+        ),
+    ],
+)
+def test_what_is_found_under_the_grant_before_the_commit_is_raised_as_itself(
+    changed: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    world = World()
     world.start()
+    vars(world).update(changed)
 
-    error = failing(world.observer.beginDoCommit)
+    failed = failing(world.observer.beginDoCommit)
 
-    with pytest.raises(LeaseLost, match="expired"):
-        world.end(error)
+    with pytest.raises(error, match=text):
+        world.end(failed)
     assert world.grant.outcome is Outcome.NOT_PUBLISHED
 
 
 def test_what_fails_after_the_commit_does_not_fail_the_batch() -> None:
-    world = World()
-    world.start()
-    world.observer.beginDoCommit()
+    world = World().begin_commit()
     world.observer.beginPostCommit()
 
     world.end(RuntimeError("the checkpoint could not be written"))
@@ -214,9 +224,7 @@ def test_what_fails_after_the_commit_does_not_fail_the_batch() -> None:
 
 def test_a_second_transaction_after_the_commit_is_refused() -> None:
     """Auto compaction, for example, would commit without a grant."""
-    world = World()
-    world.start()
-    world.observer.beginDoCommit()
+    world = World().begin_commit()
     world.observer.beginPostCommit()
 
     with pytest.raises(RuntimeError, match="would commit without a grant"):
@@ -260,16 +268,3 @@ def test_files_of_the_table_that_a_commit_adds_again_are_not_staged_files() -> N
     world.observer.preparingCommit(SimpleNamespace(apply=lambda: actions))
 
     assert world.observer.staged_files == ["day=1/new.parquet", "_change_data/cdc-1.parquet"]
-
-
-def test_a_base_that_is_another_tables_is_found_under_the_grant() -> None:
-    """Delta would put its commit after a gap in the log of the new table."""
-    world = World()
-    world.start()
-    world.modified = 2
-
-    error = failing(world.observer.beginDoCommit)
-
-    with pytest.raises(BaseChanged, match="the table was dropped and created again"):
-        world.end(error)
-    assert world.grant.outcome is Outcome.NOT_PUBLISHED
