@@ -1,4 +1,4 @@
-"""The agent's decisions about transactions, over a real broker."""
+"""The agent's decisions about transactions, over a real broker. The rules: `tests/unit/handlers/table/`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lakewarden.events import (
     ConflictDetected,
     GrantRenewed,
 )
-from tests.real.writers import World, markers
+from tests.real.writers import World
 
 pytestmark = [pytest.mark.real]
 
@@ -40,28 +40,6 @@ async def test_the_later_of_two_writers_of_a_file_group_is_aborted_before_it_req
     assert granted.transaction == first.transaction
     assert scene.events(Abort, first.mine) == []
     assert len(scene.events(ConflictDetected)) == 1
-
-
-async def test_a_transaction_that_began_before_a_commit_and_then_touches_the_same_is_aborted(
-    scene: World,
-) -> None:
-    """RFC-56, figure 4: the other transaction has committed, and its markers are removed."""
-    async with scene.agent():
-        early, other = scene.writer("early"), scene.writer("other")
-        await early.begin()
-        await other.begin()
-        await other.touch("x")
-        await other.complete((await other.obtain_grant()).grant)
-        await early.touch("x")
-        abort = await early.wait_for(Abort)
-
-        late = scene.writer("late")
-        await late.begin()
-        await late.touch("x")
-        await late.obtain_grant()
-
-    assert abort.reason == "conflict"
-    assert [entry.kind for entry in abort.conflicts] == ["commit"]
 
 
 async def test_a_committed_batch_is_never_granted_again(scene: World) -> None:
@@ -119,37 +97,6 @@ async def test_a_lapsed_grant_is_published_before_the_next_grant(scene: World) -
     assert order.index(lapsed[0]) < order.index(scene.events(CommitGranted, next_one.mine)[0])
 
 
-async def test_a_completion_after_the_lapse_counts(scene: World) -> None:
-    """Its writer was alive, and found its commit in the table."""
-    async with scene.agent(grant_seconds=2):
-        slow = scene.writer("slow")
-        await slow.begin(batch_id=3, heartbeat_seconds=100)
-        granted = await slow.obtain_grant()
-        assert (await slow.wait_for(Abort)).reason == "outcome-unknown"
-
-        await slow.complete(granted.grant, "9")
-        [entry] = await scene.wait_for(BatchCommitted)
-        again = scene.writer("slow")
-        await again.send_intent(batch_id=3)
-        await again.wait_for(AlreadyCommitted)
-
-    assert (entry.batch_id, entry.transaction) == (3, slow.transaction)
-
-
-async def test_a_silent_writer_is_lost_and_the_next_transaction_in_the_queue_is_admitted(
-    scene: World,
-) -> None:
-    async with scene.agent():
-        silent, behind = scene.writer("silent"), scene.writer("behind")
-        await silent.begin(heartbeat_seconds=0.4)
-        await silent.touch("x")
-        await behind.send_intent(admission="queued", scope=markers("x"), heartbeat_seconds=100)
-        abort = await silent.wait_for(Abort)
-        await behind.wait_for(Admitted)
-
-    assert (abort.reason, abort.retriable) == ("writer-lost", True)
-
-
 async def test_a_silent_writer_is_lost_while_others_write_without_a_pause(scene: World) -> None:
     """A busy log always has unread events, which is not a lag."""
     async with scene.agent():
@@ -166,32 +113,3 @@ async def test_a_silent_writer_is_lost_while_others_write_without_a_pause(scene:
             assert sent < 20_000
 
     assert scene.events(Abort, silent.mine)[0].reason == "writer-lost"
-
-
-async def test_a_restarted_writer_supersedes_its_older_transaction(scene: World) -> None:
-    async with scene.agent():
-        older, newer = scene.writer("job"), scene.writer("job")
-        await older.begin()
-        await newer.begin()
-        abort = await older.wait_for(Abort)
-
-    assert (abort.reason, abort.retriable) == ("superseded", False)
-
-
-async def test_a_queued_transaction_waits_only_for_transactions_that_overlap_its_scope(scene: World) -> None:
-    async with scene.agent():
-        first, elsewhere, queued = scene.writer("first"), scene.writer("elsewhere"), scene.writer("queued")
-        await first.begin()
-        await first.touch("x")
-        await elsewhere.send_intent(admission="queued", scope=markers("y"))
-        await elsewhere.wait_for(Admitted)
-        await queued.send_intent(admission="queued", scope=markers("x"))
-        await scene.settle()
-        assert scene.events(Admitted, queued.mine) == []
-
-        await first.complete((await first.obtain_grant()).grant)
-        await queued.wait_for(Admitted)
-        await queued.touch("x")
-        await queued.obtain_grant()
-
-    assert scene.events(Abort, queued.mine) == []

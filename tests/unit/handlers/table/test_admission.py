@@ -285,7 +285,8 @@ def test_a_restarted_writer_supersedes_its_older_transaction() -> None:
     w.intent("A2", writer="w").touch("A2", m("p/f"), writer="w")
 
     assert w.phase("A") is Phase.ABORTED
-    assert w.state.closed["A"].reason == "superseded"
+    closed = w.state.closed["A"]
+    assert (closed.reason, closed.retriable) == ("superseded", False)
     assert w.phase("A2") is Phase.ACTIVE
 
 
