@@ -69,9 +69,12 @@ def store_at(endpoint: str | None, **options: str | bool) -> S3Store:
     return S3Store(S3Options(endpoint_url=endpoint, **options), request_timeout_seconds=SECONDS)  # type: ignore[arg-type]
 
 
-async def written(reply: Reply = WON, *, tls: ssl.SSLContext | None = None, **options: str) -> Written:
+async def written(
+    reply: Reply = WON, *, tls: ssl.SSLContext | None = None, options: dict[str, str] | None = None
+) -> Written:
     """What a write returns on a server that answers `reply` once, and that server."""
-    async with faulty_server([reply], tls=tls) as server, store_at(server.endpoint, **options) as store:
+    opened = faulty_server([reply], tls=tls)
+    async with opened as server, store_at(server.endpoint, **(options or {})) as store:
         return await store.write(URI, b"body", IfAbsent()), server
 
 
@@ -293,7 +296,7 @@ async def test_credentials_are_taken_from_a_profile(
     )
     if named == "AWS_PROFILE":
         monkeypatch.setenv("AWS_PROFILE", "other")
-    outcome, server = await written(**({"profile": "other"} if named == "option" else {}))
+    outcome, server = await written(options={"profile": "other"} if named == "option" else {})
 
     assert outcome == Won(ETAG)
     assert credential(server).startswith(f"key-of-{name}/")
@@ -445,7 +448,7 @@ async def test_a_region_of_the_standard_chain_is_used(
         (home / "config").write_text("[default]\nregion = eu-west-1\n")
     elif place != "option":
         monkeypatch.setenv(place, "eu-west-1")
-    outcome, server = await written(**({"region": "eu-west-1"} if place == "option" else {}))
+    outcome, server = await written(options={"region": "eu-west-1"} if place == "option" else {})
 
     assert outcome == Won(ETAG)
     assert credential(server).endswith("/eu-west-1/s3/aws4_request")

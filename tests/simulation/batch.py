@@ -16,7 +16,7 @@ from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from unittest.mock import patch
 
 from tests.simulation.timeline import Line, digest, format_line
@@ -38,8 +38,33 @@ class Outcome:
 
 Patch: TypeAlias = tuple[Any, str, Any]
 """Object, attribute, and the replacement."""
-Bugs: TypeAlias = Mapping[str, tuple[str, Callable[[], list[Patch]]]]
-"""By name of the bug: the oracle that must find it, and the patches that plant it."""
+
+
+class Bug(NamedTuple):
+    """A bug that can be planted."""
+
+    oracle: str
+    """The oracle that must find it."""
+    patches: Callable[[], list[Patch]]
+    kind: str | None
+    """The kind of run that reveals it, if only one does."""
+    addition: str | None
+    """The addition to a scenario that reveals it."""
+
+
+class Bugs(dict[str, Bug]):
+    """Bugs by their names."""
+
+    def plant(
+        self, name: str, oracle: str, *, kind: str | None = None, addition: str | None = None
+    ) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+        """Add the bug that the decorated function's patches plant. Its docstring is the rule that the bug breaks."""
+
+        def add(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+            self[name] = Bug(oracle, patches, kind, addition)
+            return patches
+
+        return add
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +139,7 @@ class Simulation:
     def planted(self, bug: str) -> ExitStack:
         """Plant the bug while the returned context is active."""
         stack = ExitStack()
-        for where, what, instead in self.bugs[bug][1]():
+        for where, what, instead in self.bugs[bug].patches():
             stack.enter_context(patch.object(where, what, instead))
         return stack
 
@@ -178,6 +203,6 @@ def _hunt(module: str, bug: str, seeds: Sequence[int]) -> Counter[str]:
             if not simulation.may_reveal(bug, seed):
                 continue
             found.update(violation.partition(":")[0] for violation in simulation.run(seed).violations[:1])
-            if found[simulation.bugs[bug][0]]:
+            if found[simulation.bugs[bug].oracle]:
                 break
     return found

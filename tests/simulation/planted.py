@@ -1,31 +1,5 @@
 """Bugs that prove the oracles. Each is planted into the production code at one seam, and its oracle must find it.
 
-| bug | found by | the rule that it breaks |
-| --- | --- | --- |
-| read-back trusted | no belief beyond expiry | an own record that is read back is written again before it is relied on |
-| challenger's drift flipped | no lock stealing | a challenger waits the drift longer: its clock may be ahead |
-| holder's drift flipped | no belief beyond expiry | a holder stops the drift earlier: the challenger's clock may be ahead |
-| lease counted from the response | no belief beyond expiry | a lease counts from before its write was sent |
-| 409 treated as lost | no self-block | after 409 the outcome is unknown; until it is settled, all writes have one owner |
-| own record not recognised | no self-block | an own lock whose response was lost is acquired again (Hudi waits for its end) |
-| own renewal treated as a loss | no false loss | a renewal that lost to an own write is no loss (Hudi interrupts its writer) |
-| renewal without if-match | no lock stealing | a renewal that was delayed must not overwrite the next holder |
-| unknown treated as won | confirmed version exists | an unknown outcome is read back |
-| three read-backs | unknown outcomes settled | one read and one write settle an unknown outcome |
-| validUntil repeated | unique versions | each write differs from all before it |
-| strict rule ignored | no lock stealing | with clocks apart, a version must have stayed the same for a whole lease |
-| quiet time ignored | one holder | an adopted lock covers no new grant while its former owner may believe in it |
-| hand-over without proof | one holder | only an owner that left in order is adopted without a quiet time |
-| margin ignored | expiry reported in time | an unconfirmed lease is ended early enough before its expiry to report it |
-| lease ended too early | no loss without faults | a lease is renewed before it is in doubt |
-| polls too often | bounded polling | a waiting agent sends no request for `poll_seconds` |
-| never polls again | every contender acquires | and then it reads again |
-| malformed object overwritten | foreign objects untouched | an object that is no lock record is never overwritten |
-| malformed object crashes | no crash | such an object ends no agent |
-| hints delay without bound | bounded silence | a hint delays the next read by `poll_seconds` at most |
-| queue delays without bound | bounded silence | so does the queue, however many contenders it has |
-| refusal is final | refusals waited out | a refusal is a doubt: an expired session or a wrong clock is corrected elsewhere |
-
 A trusted read-back is harmless if the record found is the one in doubt and the lease is counted from its sending: the object
 proves as much as the lost response would. It is dangerous because an owner id doesn't say which of its writes was found, and
 an earlier one ends sooner. The bug is planted that way.
@@ -58,11 +32,15 @@ from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, 
 from lakewarden.handlers.lease.types import LeaseSettings, Moment, State, Step, Waiting, Work, Writing
 from tests.simulation.batch import Bugs, Patch
 
+BUGS = Bugs()
+
 ANY_VERSION = "*"
 """As in HTTP: if-match with it holds for any object."""
 
 
+@BUGS.plant("read-back trusted", "no belief beyond expiry")
 def _read_back_trusted() -> list[Patch]:
+    """An own record that is read back is written again before it is relied on."""
     put_hold, found = lease._write_hold, lease._found_while_needed
     sent: dict[str, float] = {}
 
@@ -83,7 +61,9 @@ def _read_back_trusted() -> list[Patch]:
     return [(lease, "_write_hold", put_noting), (lease, "_found_while_needed", found_trusting)]
 
 
+@BUGS.plant("challenger's drift flipped", "no lock stealing")
 def _challengers_drift_flipped() -> list[Patch]:
+    """A challenger waits the drift longer: its clock may be ahead."""
     held_at, binds_for = LockRecord.held_at, lease._seconds_to_respect
 
     def held(self: LockRecord, wall_ms: int, drift_ms: int) -> bool:
@@ -95,7 +75,9 @@ def _challengers_drift_flipped() -> list[Patch]:
     return [(LockRecord, "held_at", held), (lease, "_seconds_to_respect", binds)]
 
 
+@BUGS.plant("holder's drift flipped", "no belief beyond expiry")
 def _holders_drift_flipped() -> list[Patch]:
+    """A holder stops the drift earlier: the challenger's clock may be ahead."""
     confirmed = lease._confirm_lease
 
     def flipped(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
@@ -104,7 +86,9 @@ def _holders_drift_flipped() -> list[Patch]:
     return [(lease, "_confirm_lease", flipped)]
 
 
+@BUGS.plant("lease counted from the response", "no belief beyond expiry")
 def _lease_counted_from_response() -> list[Patch]:
+    """A lease counts from before its write was sent."""
     confirmed = lease._confirm_lease
 
     def late(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
@@ -113,7 +97,9 @@ def _lease_counted_from_response() -> list[Patch]:
     return [(lease, "_confirm_lease", late)]
 
 
+@BUGS.plant("409 treated as lost", "no self-block")
 def _conflict_treated_as_lost() -> list[Patch]:
+    """After 409 the outcome is unknown; until it is settled, all writes have one owner."""
     row_of = classify.row_of
 
     def lost(answer: Answer, condition: Condition | None) -> classify.Row:
@@ -122,7 +108,9 @@ def _conflict_treated_as_lost() -> list[Patch]:
     return [(classify, "row_of", lost)]
 
 
+@BUGS.plant("own record not recognised", "no self-block")
 def _own_record_not_recognised() -> list[Patch]:
+    """An own lock whose response was lost is acquired again (Hudi waits for its end)."""
     found = lease._found_while_needed
 
     def strange(work: Work, *rest: Any) -> Step:
@@ -131,7 +119,9 @@ def _own_record_not_recognised() -> list[Patch]:
     return [(lease, "_found_while_needed", strange)]
 
 
+@BUGS.plant("own renewal treated as a loss", "no false loss")
 def _own_renewal_treated_as_loss() -> list[Patch]:
+    """A renewal that lost to an own write is no loss (Hudi interrupts its writer)."""
     found = lease._found_while_needed
 
     def killed(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str) -> Step:
@@ -142,7 +132,9 @@ def _own_renewal_treated_as_loss() -> list[Patch]:
     return [(lease, "_found_while_needed", killed)]
 
 
+@BUGS.plant("renewal without if-match", "no lock stealing")
 def _renewal_without_if_match() -> list[Patch]:
+    """A renewal that was delayed must not overwrite the next holder."""
     put_hold, put = lease._write_hold, Objects.put
 
     def unconditional(
@@ -160,7 +152,9 @@ def _renewal_without_if_match() -> list[Patch]:
     return [(lease, "_write_hold", unconditional), (Objects, "put", put_over)]
 
 
+@BUGS.plant("unknown treated as won", "confirmed version exists")
 def _unknown_treated_as_won() -> list[Patch]:
+    """An unknown outcome is read back."""
     wrote = lease._on_write_done
 
     def trusting(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
@@ -170,7 +164,9 @@ def _unknown_treated_as_won() -> list[Patch]:
     return [(lease, "_on_write_done", trusting)]
 
 
+@BUGS.plant("three read-backs", "unknown outcomes settled")
 def _three_read_backs() -> list[Patch]:
+    """One read and one write settle an unknown outcome."""
     read = lease._on_read_done
 
     def reading(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
@@ -181,7 +177,9 @@ def _three_read_backs() -> list[Patch]:
     return [(lease, "_on_read_done", reading)]
 
 
+@BUGS.plant("validUntil repeated", "unique versions")
 def _valid_until_repeated() -> list[Patch]:
+    """Each write differs from all before it."""
     put_hold = lease._write_hold
 
     def coarse(work: Work, at: Moment, settings: LeaseSettings, condition: Condition, _: Any) -> Step:
@@ -194,7 +192,9 @@ def _valid_until_repeated() -> list[Patch]:
     return [(lease, "_write_hold", coarse)]
 
 
+@BUGS.plant("strict rule ignored", "no lock stealing")
 def _strict_rule_ignored() -> list[Patch]:
+    """With clocks apart, a version must have stayed the same for a whole lease."""
     binds_for = lease._seconds_to_respect
 
     def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
@@ -203,7 +203,9 @@ def _strict_rule_ignored() -> list[Patch]:
     return [(lease, "_seconds_to_respect", binds)]
 
 
+@BUGS.plant("quiet time ignored", "one holder")
 def _quiet_time_ignored() -> list[Patch]:
+    """An adopted lock covers no new grant while its former owner may believe in it."""
     confirmed = lease._confirm_lease
 
     def loud(state: Writing, *rest: Any) -> Step:
@@ -212,7 +214,9 @@ def _quiet_time_ignored() -> list[Patch]:
     return [(lease, "_confirm_lease", loud)]
 
 
+@BUGS.plant("hand-over without proof", "one holder")
 def _handed_over_without_proof() -> list[Patch]:
+    """Only an owner that left in order is adopted without a quiet time."""
     needed = lease._mark_needed
 
     def trusting(work: Work, wanted: lease.Acquire) -> Work:
@@ -240,7 +244,9 @@ def _poll_delay_of(seconds: Callable[[LeaseSettings], float]) -> list[Patch]:
     return [(lease, "_poll_delay", patience)]
 
 
+@BUGS.plant("malformed object overwritten", "foreign objects untouched")
 def _malformed_object_overwritten() -> list[Patch]:
+    """An object that is no lock record is never overwritten."""
     read = lease._on_read_done
 
     def overwriting(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
@@ -251,7 +257,10 @@ def _malformed_object_overwritten() -> list[Patch]:
     return [(lease, "_on_read_done", overwriting)]
 
 
+@BUGS.plant("malformed object crashes", "no crash")
 def _malformed_object_crashes() -> list[Patch]:
+    """Such an object ends no agent."""
+
     def trusting(body: bytes) -> LockRecord:
         fields = json.loads(body)
         return LockRecord(fields["expired"], fields["validUntil"], fields["owner"])
@@ -259,14 +268,19 @@ def _malformed_object_crashes() -> list[Patch]:
     return [(lease, "parse", trusting)]
 
 
+@BUGS.plant("refusal is final", "refusals waited out")
 def _refusal_is_final() -> list[Patch]:
+    """A refusal is a doubt: an expired session or a wrong clock is corrected elsewhere."""
+
     def final(work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
         return lease._found_unusable(work, at, settings, refused.why)
 
     return [(lease, "_on_refused", final)]
 
 
+@BUGS.plant("hints delay without bound", "bounded silence")
 def _hints_delay_without_bound() -> list[Patch]:
+    """A hint delays the next read by `poll_seconds` at most."""
     observed = lease._on_acquisition_observed
 
     def delayed(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
@@ -278,7 +292,9 @@ def _hints_delay_without_bound() -> list[Patch]:
     return [(lease, "_on_acquisition_observed", delayed)]
 
 
+@BUGS.plant("queue delays without bound", "bounded silence")
 def _queue_delays_without_bound() -> list[Patch]:
+    """So does the queue, however many contenders it has."""
     start = lease._start_acquiring
 
     def started(work: Work, at: Moment, settings: LeaseSettings) -> Step:
@@ -290,37 +306,25 @@ def _queue_delays_without_bound() -> list[Patch]:
     return [(lease, "_start_acquiring", started)]
 
 
-BUGS: Bugs = {
-    "read-back trusted": ("no belief beyond expiry", _read_back_trusted),
-    "challenger's drift flipped": ("no lock stealing", _challengers_drift_flipped),
-    "holder's drift flipped": ("no belief beyond expiry", _holders_drift_flipped),
-    "lease counted from the response": ("no belief beyond expiry", _lease_counted_from_response),
-    "409 treated as lost": ("no self-block", _conflict_treated_as_lost),
-    "own record not recognised": ("no self-block", _own_record_not_recognised),
-    "own renewal treated as a loss": ("no false loss", _own_renewal_treated_as_loss),
-    "renewal without if-match": ("no lock stealing", _renewal_without_if_match),
-    "unknown treated as won": ("confirmed version exists", _unknown_treated_as_won),
-    "three read-backs": ("unknown outcomes settled", _three_read_backs),
-    "validUntil repeated": ("unique versions", _valid_until_repeated),
-    "strict rule ignored": ("no lock stealing", _strict_rule_ignored),
-    "quiet time ignored": ("one holder", _quiet_time_ignored),
-    "hand-over without proof": ("one holder", _handed_over_without_proof),
-    "margin ignored": ("expiry reported in time", lambda: _margin_of(lambda _: -0.001)),
-    "lease ended too early": (
-        "no loss without faults",
-        lambda: _margin_of(lambda settings: 0.94 * settings.validity),
-    ),
-    "polls too often": (
-        "bounded polling",
-        lambda: _poll_delay_of(lambda settings: settings.poll_seconds / 10),
-    ),
-    "never polls again": (
-        "every contender acquires",
-        lambda: _poll_delay_of(lambda settings: 1_000 * settings.validity),
-    ),
-    "malformed object overwritten": ("foreign objects untouched", _malformed_object_overwritten),
-    "malformed object crashes": ("no crash", _malformed_object_crashes),
-    "hints delay without bound": ("bounded silence", _hints_delay_without_bound),
-    "queue delays without bound": ("bounded silence", _queue_delays_without_bound),
-    "refusal is final": ("refusals waited out", _refusal_is_final),
-}
+@BUGS.plant("margin ignored", "expiry reported in time")
+def _margin_ignored() -> list[Patch]:
+    """An unconfirmed lease is ended early enough before its expiry to report it."""
+    return _margin_of(lambda _: -0.001)
+
+
+@BUGS.plant("lease ended too early", "no loss without faults")
+def _lease_ended_too_early() -> list[Patch]:
+    """A lease is renewed before it is in doubt."""
+    return _margin_of(lambda settings: 0.94 * settings.validity)
+
+
+@BUGS.plant("polls too often", "bounded polling")
+def _polls_too_often() -> list[Patch]:
+    """A waiting agent sends no request for `poll_seconds`."""
+    return _poll_delay_of(lambda settings: settings.poll_seconds / 10)
+
+
+@BUGS.plant("never polls again", "every contender acquires")
+def _never_polls_again() -> list[Patch]:
+    """And then it reads again."""
+    return _poll_delay_of(lambda settings: 1000 * settings.validity)

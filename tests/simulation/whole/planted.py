@@ -1,53 +1,4 @@
-"""Bugs that prove the oracles. Each is planted at one seam, and its oracle must find it.
-
-| bug | found by | the rule that it breaks |
-| --- | --- | --- |
-| terms ignored | no commit without grant | decisions of an agent that was replaced don't count |
-| unfenced publish | no overlap | a fenced publish lands only on the snapshot that its writer looked at |
-| deadline not checked | no commit without grant | a writer checks its lease right before it publishes |
-| lease counted from the grant | deadline within grant | a writer counts the lease from when it sent the `seq` |
-| asymmetric victim rule | right victim | the victim doesn't depend on which marker arrives last |
-| both aborted | one victim | a batch of markers that loses aborts no other transaction |
-| granted may be a victim | granted never aborted | a granted transaction is never a victim |
-| turns ignored | granted in turn | an `ordered` transaction waits for those with earlier turns |
-| landed commits ignored | no overlap | a commit that landed since a transaction began conflicts with it |
-| decisions during replay | replay matches | nothing is decided during a replay |
-| published decisions ignored | consistent decisions | a published decision is a fact for later owners |
-| take-overs ignored | last take-over owns | an owner whose partition was taken over later restarts its session |
-| a kept partition goes on | consistent decisions | an owner whose partition another agent took meanwhile doesn't resume |
-| expiry while lagging | lag loses no writer | silence counts only while the agent has read the whole log |
-| lapse too early | one grant | nothing is granted before the running grant's end |
-| grant without lock | no foreign holder | a grant needs the lock |
-| ledger ignored | committed batch skipped | a batch in the ledger is skipped |
-| table not queried | once | a batch that the table contains is not written again |
-| queue never moves | every batch commits | a queued transaction is admitted when nothing ahead overlaps it |
-| index leaks | no crash | the index and the transactions agree |
-| strangers believed | forged events change nothing | an event counts only for its own writer's transaction |
-| any grant completes | committed batch skipped | a completion counts only with a grant of its transaction |
-| decisions of other tables believed | no commit without grant | a decision counts only for its own table and writer |
-| grants extended for ever | a hung body owns no table | no grant is extended beyond `max_grant_seconds` |
-| a refusal is final | limits are waited out | a refusal of the store is a doubt until it lasts |
-| open without limit | every batch commits | a transaction that is open for longer than `max_transaction_seconds` is aborted |
-| aborts matched by id | replay matches | a replay matches decisions by table, transaction and writer |
-| an incomplete log not noticed | an incomplete log is noticed | a take-over compares the log with the checkpoint |
-| gaps not shown | an incomplete log is noticed | the checkpoints name the gaps that were found |
-| a lost decision forgotten | replay matches | the last checkpoint of a session names the decision that was lost meanwhile |
-| a lost ledger not noticed | an incomplete log is noticed | an owner compares the ledger with what it has recorded |
-| a lost ledger not restored | an incomplete log is noticed | entries that an owner knows are recorded again after their loss |
-| misplaced events accepted | one partition per table | an event counts only in the partition of its table |
-| an incomplete copy accepted | committed batch skipped | a partition whose ledger is an incomplete copy is refused |
-| an error ends the session | an error stops one table | an unexpected exception concerns one table |
-| writers of a stopped table not answered | an error stops one table | a stopped table's open transactions are aborted |
-| requests in a replay not answered | requests are answered | a request that was published while no agent ran gets its answer |
-| observed ones ignored | observed ones win | a transaction that conflicts with an observed one is aborted |
-| operators ignored | operators are obeyed | an operator's request ends a transaction, or the extension of its grant |
-| budget ignored | the memory budget holds | at the agent's memory budget, open transactions are aborted |
-| small transactions aborted | the memory budget holds | the largest open transaction is aborted first |
-| any priority accepted | priorities are limited | an intent with a priority above `max_priority` is refused |
-| another lock accepted | locks stay in place | the lock that an intent names is compared with the table's |
-| the named lock obeyed | locks stay in place | a table's lock doesn't move because an intent names another one |
-| newer decisions skipped | newer decisions are refused | an agent refuses a partition with a decision that it doesn't know |
-"""
+"""Bugs that prove the oracles. Each is planted at one seam, and its oracle must find it."""
 
 from __future__ import annotations
 
@@ -101,18 +52,25 @@ from lakewarden.spark_jobs.gate.progress import Progress
 from tests.simulation.batch import Bugs, Patch
 from tests.simulation.whole import writers
 from tests.simulation.whole.processes import current_process
-from tests.simulation.whole.scenario import Kind
 from tests.simulation.whole.table import Commit, LakeTable
 
+BUGS = Bugs()
 
+
+@BUGS.plant("terms ignored", "no commit without grant", kind="suspended after grant")
 def _terms_ignored() -> list[Patch]:
+    """Decisions of an agent that was replaced don't count."""
+
     def any_decision(_: DecisionEvent, __: str | None) -> bool:
         return True
 
     return [(replay_rules, "counts", any_decision), (writers, "counts", any_decision)]
 
 
+@BUGS.plant("observed ones ignored", "observed ones win", addition="watched")
 def _observed_ones_ignored() -> list[Patch]:
+    """A transaction that conflicts with an observed one is aborted."""
+
     def among_the_gates(overlaps: Iterable[Overlap]) -> list[Overlap]:
         return [
             each
@@ -123,7 +81,9 @@ def _observed_ones_ignored() -> list[Patch]:
     return [(detection, "conflicting", among_the_gates)]
 
 
+@BUGS.plant("unfenced publish", "no overlap", kind="suspended before publish")
 def _unfenced_publish() -> list[Patch]:
+    """A fenced publish lands only on the snapshot that its writer looked at."""
     land = LakeTable.publish
 
     def unfenced(self: LakeTable, commit: Commit, _: int | None, now: float) -> int | None:
@@ -132,18 +92,26 @@ def _unfenced_publish() -> list[Patch]:
     return [(LakeTable, "publish", unfenced), (LakeTable, "unchanged", lambda *_: True)]
 
 
+@BUGS.plant("deadline not checked", "no commit without grant")
 def _deadline_not_checked() -> list[Patch]:
+    """A writer checks its lease right before it publishes."""
     return [(Progress, "_expired", staticmethod(lambda *_: None))]
 
 
+@BUGS.plant("lease counted from the grant", "deadline within grant")
 def _lease_counted_from_grant() -> list[Patch]:
+    """A writer counts the lease from when it sent the `seq`."""
+
     def from_grant(self: SendTimes, _: int, lease_seconds: float) -> float:
         return current_process().node.now() + lease_seconds - self.margin_seconds
 
     return [(SendTimes, "deadline", from_grant)]
 
 
+@BUGS.plant("asymmetric victim rule", "right victim")
 def _asymmetric_victim_rule() -> list[Patch]:
+    """The victim doesn't depend on which marker arrives last."""
+
     def arriving_loses(
         mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
     ) -> Transaction | None:
@@ -154,7 +122,9 @@ def _asymmetric_victim_rule() -> list[Patch]:
     return [(detection, "loser_of", arriving_loses)]
 
 
+@BUGS.plant("both aborted", "one victim")
 def _both_aborted() -> list[Patch]:
+    """A batch of markers that loses aborts no other transaction."""
     judge = detection.judge_markers
 
     def judging(context: StepContext, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
@@ -169,7 +139,10 @@ def _both_aborted() -> list[Patch]:
     return [(table, "judge_markers", judging)]
 
 
+@BUGS.plant("granted may be a victim", "granted never aborted")
 def _granted_may_be_victim() -> list[Patch]:
+    """A granted transaction is never a victim."""
+
     def granted_loses(
         mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
     ) -> Transaction | None:
@@ -187,29 +160,41 @@ def _granted_may_be_victim() -> list[Patch]:
     return [(detection, "loser_of", granted_loses), (detection, "_abort_losers", abort_others)]
 
 
+@BUGS.plant("landed commits ignored", "no overlap")
 def _landed_commits_ignored() -> list[Patch]:
+    """A commit that landed since a transaction began conflicts with it."""
+
     def alive(overlaps: Iterable[Overlap]) -> list[Overlap]:
         return [each for each in conflicting(overlaps) if each.other.transaction.phase not in LANDED]
 
     return [(detection, "conflicting", alive), (detection, "judge_landing", lambda *_: None)]
 
 
+@BUGS.plant("decisions during replay", "replay matches")
 def _decisions_during_replay() -> list[Patch]:
+    """Nothing is decided during a replay."""
+
     def deciding_replay(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
         step(state, EventRead(event, offset, now, now))
 
     return [(replay_module, "replay_event", deciding_replay)]
 
 
+@BUGS.plant("published decisions ignored", "consistent decisions")
 def _published_decisions_ignored() -> list[Patch]:
+    """A published decision is a fact for later owners."""
     return [(replay_module, "decisions_in", lambda *_: ())]
 
 
+@BUGS.plant("take-overs ignored", "last take-over owns", kind="take-overs reordered")
 def _takeovers_ignored() -> list[Patch]:
+    """An owner whose partition was taken over later restarts its session."""
     return [(PartitionOwner, "replaced", False)]
 
 
+@BUGS.plant("expiry while lagging", "lag loses no writer")
 def _expiry_while_lagging() -> list[Patch]:
+    """Silence counts only while the agent has read the whole log."""
     silent, lapse = liveness.abort_silent_writers, grants.publish_lapse
 
     def hasty(context: StepContext, caught_up: CaughtUp | None) -> None:
@@ -221,7 +206,9 @@ def _expiry_while_lagging() -> list[Patch]:
     return [(table, "abort_silent_writers", hasty), (table, "publish_lapse", early_lapse)]
 
 
+@BUGS.plant("lapse too early", "one grant")
 def _lapse_too_early() -> list[Patch]:
+    """Nothing is granted before the running grant's end."""
     lapse = grants.publish_lapse
 
     def early(context: StepContext, caught_up: CaughtUp | None) -> None:
@@ -235,7 +222,9 @@ def _lapse_too_early() -> list[Patch]:
     return [(table, "publish_lapse", early)]
 
 
+@BUGS.plant("grant without lock", "no foreign holder")
 def _grant_without_lock() -> list[Patch]:
+    """A grant needs the lock."""
     grant = grants.grant_next
 
     def hasty(context: StepContext) -> None:
@@ -246,26 +235,37 @@ def _grant_without_lock() -> list[Patch]:
     return [(table, "grant_next", hasty)]
 
 
+@BUGS.plant("ledger ignored", "committed batch skipped")
 def _ledger_ignored() -> list[Patch]:
+    """A batch in the ledger is skipped."""
     return [(admission, "_already_committed", lambda *_: False)]
 
 
+@BUGS.plant("turns ignored", "granted in turn", addition="ordered")
 def _turns_ignored() -> list[Patch]:
+    """An `ordered` transaction waits for those with earlier turns."""
     return [(grants, "earlier_turns", lambda *_: iter(()))]
 
 
+@BUGS.plant("table not queried", "once")
 def _table_not_queried() -> list[Patch]:
+    """A batch that the table contains is not written again."""
     return [(LakeTable, "look_up_batch", lambda *_: None)]
 
 
+@BUGS.plant("queue never moves", "every batch commits")
 def _queue_never_moves() -> list[Patch]:
+    """A queued transaction is admitted when nothing ahead overlaps it."""
+
     def waits_for_itself(_: TableState, transaction: Transaction, **_more: bool) -> Iterator[Transaction]:
         return iter([transaction] if transaction.admission == "queued" else [])
 
     return [(admission, "blockers", waits_for_itself)]
 
 
+@BUGS.plant("index leaks", "no crash")
 def _index_leaks() -> list[Patch]:
+    """The index and the transactions agree."""
     remove = Footprints.remove
 
     def leaking(self: Footprints, transaction: Transaction) -> None:
@@ -285,11 +285,16 @@ def _ignoring(trusting: Callable[[WriterEventUnion, Transaction | Closed], Write
     return [(facts, "why_ignored", why_ignored), (table, "why_ignored", why_ignored)]
 
 
+@BUGS.plant("strangers believed", "forged events change nothing", addition="strangers")
 def _strangers_believed() -> list[Patch]:
+    """An event counts only for its own writer's transaction."""
     return _ignoring(lambda event, known: event.model_copy(update={"writer": known.writer}))
 
 
+@BUGS.plant("any grant completes", "committed batch skipped", addition="strangers")
 def _any_grant_completes() -> list[Patch]:
+    """A completion counts only with a grant of its transaction."""
+
     def as_a_heartbeat(event: WriterEventUnion, known: Transaction | Closed) -> WriterEventUnion:
         """Of a heartbeat, only the writer is checked."""
         if not isinstance(event, CommitCompleted):
@@ -300,11 +305,15 @@ def _any_grant_completes() -> list[Patch]:
     return _ignoring(as_a_heartbeat)
 
 
+@BUGS.plant("decisions of other tables believed", "no commit without grant", addition="strangers")
 def _decisions_of_other_tables_believed() -> list[Patch]:
+    """A decision counts only for its own table and writer."""
     return [(Progress, "_concerns", lambda *_: True)]
 
 
+@BUGS.plant("grants extended for ever", "a hung body owns no table", addition="hangs")
 def _grants_extended_for_ever() -> list[Patch]:
+    """No grant is extended beyond `max_grant_seconds`."""
     extend = grants.extend_grant
 
     def young(context: StepContext, transaction: Transaction) -> None:
@@ -315,29 +324,41 @@ def _grants_extended_for_ever() -> list[Patch]:
     return [(table, "extend_grant", young)]
 
 
+@BUGS.plant("a refusal is final", "limits are waited out", addition="refusals")
 def _a_refusal_is_final() -> list[Patch]:
+    """A refusal of the store is a doubt until it lasts."""
+
     def final(work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
         return lease._retry(work, at, settings), (LockDenied(refused.why, "lasting", work.cost),)
 
     return [(lease, "_on_refused", final)]
 
 
+@BUGS.plant("open without limit", "every batch commits", addition="hung_bodies")
 def _open_without_limit() -> list[Patch]:
+    """A transaction that is open for longer than `max_transaction_seconds` is aborted."""
     return [(table, "abort_overdue", lambda _: None)]
 
 
+@BUGS.plant("aborts matched by id", "replay matches", addition="used_ids")
 def _aborts_matched_by_id() -> list[Patch]:
+    """A replay matches decisions by table, transaction and writer."""
+
     def by_id(event: WriterEventUnion | DecisionEventUnion) -> Subject:
         return "", event.transaction, ""
 
     return [(replay_module, "subject", by_id), (memory, "subject", by_id)]
 
 
+@BUGS.plant("an incomplete log not noticed", "an incomplete log is noticed", addition="losses")
 def _an_incomplete_log_not_noticed() -> list[Patch]:
+    """A take-over compares the log with the checkpoint."""
     return [(takeover, "find_gap", lambda *_: None), (log_seen, "missing_events", lambda *_: None)]
 
 
+@BUGS.plant("gaps not shown", "an incomplete log is noticed", addition="losses")
 def _gaps_not_shown() -> list[Patch]:
+    """The checkpoints name the gaps that were found."""
     checkpoint = LogSeen.checkpoint
 
     def without_gaps(self: LogSeen, offset: int, decisions: Position) -> Checkpoint:
@@ -346,21 +367,30 @@ def _gaps_not_shown() -> list[Patch]:
     return [(LogSeen, "checkpoint", without_gaps)]
 
 
+@BUGS.plant("a lost ledger not noticed", "an incomplete log is noticed", addition="checkpoints_restored")
 def _a_lost_ledger_not_noticed() -> list[Patch]:
+    """An owner compares the ledger with what it has recorded."""
+
     def nothing(self: LogSeen, value: bytes, offset: int) -> None:
         self._entry, self.ledger_end = LastRecord(offset, digest(value)), 0
 
     return [(takeover, "find_ledger_gap", lambda *_: None), (LogSeen, "on_ledger_entry", nothing)]
 
 
+@BUGS.plant("a lost ledger not restored", "an incomplete log is noticed", addition="checkpoints_restored")
 def _a_lost_ledger_not_restored() -> list[Patch]:
+    """Entries that an owner knows are recorded again after their loss."""
+
     async def forget(_: KafkaSession, __: float) -> float:
         return 0.0
 
     return [(KafkaSession, "_restore_ledgers", forget)]
 
 
+@BUGS.plant("a lost decision forgotten", "replay matches", addition="losses")
 def _a_lost_decision_forgotten() -> list[Patch]:
+    """The last checkpoint of a session names the decision that was lost meanwhile."""
+
     def forget(self: LogSeen, value: bytes, offset: int) -> None:
         if offset < self.decisions_end:
             self.cut = "lost records"
@@ -370,15 +400,22 @@ def _a_lost_decision_forgotten() -> list[Patch]:
     return [(LogSeen, "on_decision", forget)]
 
 
+@BUGS.plant("misplaced events accepted", "one partition per table", addition="misplaced")
 def _misplaced_events_accepted() -> list[Patch]:
+    """An event counts only in the partition of its table."""
     return [(tables_module, "partition_of", lambda *_: ANY)]
 
 
+@BUGS.plant("an incomplete copy accepted", "committed batch skipped", addition="copied_again")
 def _an_incomplete_copy_accepted() -> list[Patch]:
+    """A partition whose ledger is an incomplete copy is refused."""
     return [(Replay, "incomplete_copy_of", None)]
 
 
+@BUGS.plant("a kept partition goes on", "consistent decisions")
 def _a_kept_partition_goes_on() -> list[Patch]:
+    """An owner whose partition another agent took meanwhile doesn't resume."""
+
     def unless_unread(takeovers: TakeOvers, read_until: int) -> Literal["yes", "unknown yet"]:
         if takeovers.again < 0 or read_until <= takeovers.again:
             return "unknown yet"
@@ -388,30 +425,44 @@ def _a_kept_partition_goes_on() -> list[Patch]:
     return [(owner_module, "may_resume", unless_unread)]
 
 
+@BUGS.plant("an error ends the session", "an error stops one table", addition="errors")
 def _an_error_ends_the_session() -> list[Patch]:
+    """An unexpected exception concerns one table."""
+
     def failing(_: Tables, __: str, error: Exception, *___: object) -> None:
         raise error
 
     return [(Tables, "stop", failing)]
 
 
+@BUGS.plant("writers of a stopped table not answered", "an error stops one table", addition="errors")
 def _writers_of_a_stopped_table_not_told() -> list[Patch]:
+    """A stopped table's open transactions are aborted."""
     return [(StoppedTables, "abort_open", lambda *_, **__: [])]
 
 
+@BUGS.plant("requests in a replay not answered", "requests are answered", addition="losses")
 def _requests_in_a_replay_not_answered() -> list[Patch]:
+    """A request that was published while no agent ran gets its answer."""
     return [(table, "_answer_unknown_requests", lambda _: None)]
 
 
+@BUGS.plant("operators ignored", "operators are obeyed", addition="operators")
 def _operators_ignored() -> list[Patch]:
+    """An operator's request ends a transaction, or the extension of its grant."""
     return [(table, "abort_as_requested", lambda _: None)]
 
 
+@BUGS.plant("budget ignored", "the memory budget holds", addition="memory_mb")
 def _budget_ignored() -> list[Patch]:
+    """At the agent's memory budget, open transactions are aborted."""
     return [(MemoryBudget, "enforce", lambda _: None)]
 
 
+@BUGS.plant("small transactions aborted", "the memory budget holds", addition="memory_mb")
 def _small_transactions_aborted() -> list[Patch]:
+    """The largest open transaction is aborted first."""
+
     def smallest(state: TableState) -> memory.Excess | None:
         open_ = [each for each in state.open() if each.phase is not Phase.GRANTED]
         found = min(open_, key=lambda each: each.bytes, default=None)
@@ -420,15 +471,21 @@ def _small_transactions_aborted() -> list[Patch]:
     return [(memory, "largest_transaction", smallest)]
 
 
+@BUGS.plant("any priority accepted", "priorities are limited", addition="refused_intents")
 def _any_priority_accepted() -> list[Patch]:
+    """An intent with a priority above `max_priority` is refused."""
     return [(admission, "_refuse_priority", lambda *_: None)]
 
 
+@BUGS.plant("another lock accepted", "locks stay in place", addition="refused_intents")
 def _another_lock_accepted() -> list[Patch]:
+    """The lock that an intent names is compared with the table's."""
     return [(admission, "_names_another_lock", lambda *_: False)]
 
 
+@BUGS.plant("the named lock obeyed", "locks stay in place", addition="refused_intents")
 def _the_named_lock_obeyed() -> list[Patch]:
+    """A table's lock doesn't move because an intent names another one."""
     step_table = Tables.step
 
     def obeying(self: Tables, uri: str, step_input: Input) -> None:
@@ -440,94 +497,7 @@ def _the_named_lock_obeyed() -> list[Patch]:
     return [(Tables, "step", obeying)]
 
 
+@BUGS.plant("newer decisions skipped", "newer decisions are refused", addition="rolled_back")
 def _newer_decisions_skipped() -> list[Patch]:
+    """An agent refuses a partition with a decision that it doesn't know."""
     return [(Replay, "_on_newer_decision", lambda *_: None)]
-
-
-BUGS: Bugs = {
-    "terms ignored": ("no commit without grant", _terms_ignored),
-    "unfenced publish": ("no overlap", _unfenced_publish),
-    "deadline not checked": ("no commit without grant", _deadline_not_checked),
-    "lease counted from the grant": ("deadline within grant", _lease_counted_from_grant),
-    "asymmetric victim rule": ("right victim", _asymmetric_victim_rule),
-    "both aborted": ("one victim", _both_aborted),
-    "granted may be a victim": ("granted never aborted", _granted_may_be_victim),
-    "turns ignored": ("granted in turn", _turns_ignored),
-    "landed commits ignored": ("no overlap", _landed_commits_ignored),
-    "decisions during replay": ("replay matches", _decisions_during_replay),
-    "published decisions ignored": ("consistent decisions", _published_decisions_ignored),
-    "take-overs ignored": ("last take-over owns", _takeovers_ignored),
-    "a kept partition goes on": ("consistent decisions", _a_kept_partition_goes_on),
-    "expiry while lagging": ("lag loses no writer", _expiry_while_lagging),
-    "lapse too early": ("one grant", _lapse_too_early),
-    "grant without lock": ("no foreign holder", _grant_without_lock),
-    "ledger ignored": ("committed batch skipped", _ledger_ignored),
-    "table not queried": ("once", _table_not_queried),
-    "queue never moves": ("every batch commits", _queue_never_moves),
-    "index leaks": ("no crash", _index_leaks),
-    "strangers believed": ("forged events change nothing", _strangers_believed),
-    "any grant completes": ("committed batch skipped", _any_grant_completes),
-    "decisions of other tables believed": ("no commit without grant", _decisions_of_other_tables_believed),
-    "grants extended for ever": ("a hung body owns no table", _grants_extended_for_ever),
-    "a refusal is final": ("limits are waited out", _a_refusal_is_final),
-    "open without limit": ("every batch commits", _open_without_limit),
-    "aborts matched by id": ("replay matches", _aborts_matched_by_id),
-    "an incomplete log not noticed": ("an incomplete log is noticed", _an_incomplete_log_not_noticed),
-    "gaps not shown": ("an incomplete log is noticed", _gaps_not_shown),
-    "a lost decision forgotten": ("replay matches", _a_lost_decision_forgotten),
-    "a lost ledger not noticed": ("an incomplete log is noticed", _a_lost_ledger_not_noticed),
-    "a lost ledger not restored": ("an incomplete log is noticed", _a_lost_ledger_not_restored),
-    "misplaced events accepted": ("one partition per table", _misplaced_events_accepted),
-    "an incomplete copy accepted": ("committed batch skipped", _an_incomplete_copy_accepted),
-    "an error ends the session": ("an error stops one table", _an_error_ends_the_session),
-    "writers of a stopped table not answered": (
-        "an error stops one table",
-        _writers_of_a_stopped_table_not_told,
-    ),
-    "requests in a replay not answered": ("requests are answered", _requests_in_a_replay_not_answered),
-    "observed ones ignored": ("observed ones win", _observed_ones_ignored),
-    "operators ignored": ("operators are obeyed", _operators_ignored),
-    "budget ignored": ("the memory budget holds", _budget_ignored),
-    "small transactions aborted": ("the memory budget holds", _small_transactions_aborted),
-    "any priority accepted": ("priorities are limited", _any_priority_accepted),
-    "another lock accepted": ("locks stay in place", _another_lock_accepted),
-    "the named lock obeyed": ("locks stay in place", _the_named_lock_obeyed),
-    "newer decisions skipped": ("newer decisions are refused", _newer_decisions_skipped),
-}
-
-
-REVEALED_BY: dict[str, Kind] = {
-    "unfenced publish": "suspended before publish",
-    "terms ignored": "suspended after grant",
-    "take-overs ignored": "take-overs reordered",
-}
-"""The kind of run that reveals a bug. All other bugs show soon in hard runs, or by an addition."""
-REVEALED_BY_ADDITION: dict[str, str] = {
-    "turns ignored": "ordered",
-    "strangers believed": "strangers",
-    "any grant completes": "strangers",
-    "decisions of other tables believed": "strangers",
-    "grants extended for ever": "hangs",
-    "a refusal is final": "refusals",
-    "open without limit": "hung_bodies",
-    "aborts matched by id": "used_ids",
-    "an incomplete log not noticed": "losses",
-    "gaps not shown": "losses",
-    "a lost decision forgotten": "losses",
-    "a lost ledger not noticed": "checkpoints_restored",
-    "a lost ledger not restored": "checkpoints_restored",
-    "misplaced events accepted": "misplaced",
-    "an incomplete copy accepted": "copied_again",
-    "an error ends the session": "errors",
-    "writers of a stopped table not answered": "errors",
-    "requests in a replay not answered": "losses",
-    "observed ones ignored": "watched",
-    "operators ignored": "operators",
-    "budget ignored": "memory_mb",
-    "small transactions aborted": "memory_mb",
-    "any priority accepted": "refused_intents",
-    "another lock accepted": "refused_intents",
-    "the named lock obeyed": "refused_intents",
-    "newer decisions skipped": "rolled_back",
-}
-"""The addition, a field of `Additions`, that reveals a bug."""

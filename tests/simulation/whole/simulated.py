@@ -9,15 +9,16 @@ from pathlib import Path
 from tests.simulation.batch import Simulation
 from tests.simulation.whole.additions import scenario_of
 from tests.simulation.whole.drawing import draw_kind
-from tests.simulation.whole.planted import BUGS, REVEALED_BY, REVEALED_BY_ADDITION
+from tests.simulation.whole.planted import BUGS
 from tests.simulation.whole.run import CountedOutcome, run, stream
 from tests.simulation.whole.scenario import VERSION
 
 
 def _may_reveal(bug: str, seed: int) -> bool:
-    if (addition := REVEALED_BY_ADDITION.get(bug)) is not None:
+    """Most bugs show soon in hard runs, or by an addition."""
+    if (addition := BUGS[bug].addition) is not None:
         return bool(getattr(scenario_of(seed, partial(stream, seed)).additions, addition))
-    return draw_kind(stream(seed, "scenario")) == REVEALED_BY.get(bug, "hard")
+    return draw_kind(stream(seed, "scenario")) == (BUGS[bug].kind or "hard")
 
 
 def _counts(outcome: CountedOutcome) -> Mapping[str, int]:
