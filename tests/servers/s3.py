@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import os
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +25,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from lakewarden.agent.embedded.kafka import free_port
-from tests.servers.program import NoServerError, built_by_go, spawn, stop
+from tests.servers.program import NoServerError, built_by_go, started
 
 ENDPOINT_VARIABLE: Final = "LAKEWARDEN_TEST_S3_ENDPOINT"
 REGION: Final = "us-east-1"
@@ -36,14 +34,6 @@ VIRTUAL_DOMAIN: Final = "s3.lakewarden.test"
 
 ACCESS_KEY: Final = "lakewarden"
 SECRET_KEY: Final = "lakewarden-secret"
-
-_START_SECONDS: Final = 30
-_START_ATTEMPTS: Final = 3
-"""Another process may take the free port before the server listens on it."""
-
-
-class NoS3ServerError(NoServerError):
-    """No S3 server is available; the message lists what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +145,7 @@ def started_server() -> Iterator[S3Server]:
             if binary is not None and (server := _start(program, binary, data, stack, tried)) is not None:
                 yield server
                 return
-    raise NoS3ServerError(
+    raise NoServerError(
         f"no S3 server for the tests ({'; '.join(tried)}): install Go, or name a server in {ENDPOINT_VARIABLE}"
     )
 
@@ -197,40 +187,26 @@ def _has_xattr(folder: Path) -> bool:
 def _start(
     program: _Program, binary: Path, data: Path, stack: contextlib.ExitStack, tried: list[str]
 ) -> S3Server | None:
-    log = data.with_suffix(".log")
-    stack.callback(log.unlink, missing_ok=True)
     folder = data / program.name
     folder.mkdir()
-    for _ in range(_START_ATTEMPTS):
-        port = free_port()
-        process = spawn([str(binary), *program.arguments(port, folder)], _ENVIRONMENT, log)
-        server = S3Server(
-            f"http://127.0.0.1:{port}",
-            ACCESS_KEY,
-            SECRET_KEY,
-            f"{program.name} {program.version}: {binary}",
-            objects=folder if program is VERSITYGW else None,
-        )
-        if _answers(server, lambda process=process: process.poll() is None):
-            stack.callback(stop, process)
-            return server
-        stop(process)
-    tried.append(f"{program.name}: did not start: {log.read_text(errors='replace')[-300:].strip()}")
-    return None
 
+    def server(port: int) -> S3Server:
+        used = f"{program.name} {program.version}: {binary}"
+        objects = folder if program is VERSITYGW else None
+        return S3Server(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY, used, objects=objects)
 
-def _answers(server: S3Server, alive: Any) -> bool:
-    """Whether the server lists its buckets within `_START_SECONDS`; the request is repeated until then."""
-    client = server.new_client()
-    deadline = time.monotonic() + _START_SECONDS
-    try:
-        while alive() and time.monotonic() < deadline:
-            try:
-                client.list_buckets()
-            except (BotoCoreError, ClientError):
-                time.sleep(0.05)
-            else:
-                return True
-    finally:
-        client.close()
-    return False
+    def answers(port: int) -> bool:
+        client = server(port).new_client()
+        try:
+            client.list_buckets()
+        except (BotoCoreError, ClientError):
+            return False
+        finally:
+            client.close()
+        return True
+
+    def command(port: int) -> list[str]:
+        return [str(binary), *program.arguments(port, folder)]
+
+    port = started(program.name, command, answers, stack, tried, **_ENVIRONMENT)
+    return None if port is None else server(port)
