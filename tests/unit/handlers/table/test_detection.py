@@ -1,4 +1,4 @@
-"""When the agent finds a conflict, which transaction it aborts, and what the abort contains."""
+"""When the agent finds a conflict, which transaction it aborts, and what the abort contains. Names, stars: `test_rfc56.py`."""
 
 from __future__ import annotations
 
@@ -117,27 +117,6 @@ def test_a_second_operation_on_the_same_file_group_is_checked_too() -> None:
     assert w.touch("B", m("p/f", "delete")).aborted == {"B": "conflict"}
 
 
-def test_a_star_overlaps_its_whole_partition_and_nothing_else() -> None:
-    """A partition overwrite against updates of rows."""
-    w = world().intent("A").touch("A", m("p/f"), m("q/f")).intent("B").touch("B", m("r/*"))
-    assert w.aborted == {}
-
-    w.touch("B", m("p/*", "delete"))
-
-    assert w.aborted == {"B": "conflict"}
-    (entry,) = w.one(AbortTransaction).conflicts
-    assert (entry.partition, entry.file_group, entry.operation) == ("p", "*", "delete")
-
-
-def test_every_marker_in_a_partition_overlaps_its_star() -> None:
-    """The update arrives after the overwrite began, on a file group without earlier markers."""
-    w = world().intent("A").touch("A", m("p/*")).intent("B").touch("B", m("p/brand-new", "create"))
-
-    assert w.aborted == {"B": "conflict"}
-    (entry,) = w.one(AbortTransaction).conflicts
-    assert entry.file_group == "brand-new"
-
-
 def test_a_conflict_entry_names_the_victims_own_file_group_not_the_star() -> None:
     """The victim's writer must recognise the entry: partition, file group and operation are those of its own marker."""
     w = (
@@ -152,34 +131,6 @@ def test_a_conflict_entry_names_the_victims_own_file_group_not_the_star() -> Non
     assert {(e.file_group, e.operation, e.other_operation) for e in w.one(AbortTransaction).conflicts} == {
         ("f", "append", "delete"),
         ("g", "merge", "delete"),
-    }
-
-
-@pytest.mark.parametrize(
-    "mine, other",
-    [
-        ("p/1", "p/10"),
-        ("p/10", "p/1"),
-        ("a_b/c", "a/b_c"),
-        ("a/b/c", "a/b_c"),
-        ("p/f", "P/f"),
-        ("/f", "f/f"),
-        ("dt=1/f", "dt=10/f"),
-        ("a%2Fb/f", "a/b/f"),
-        ("p/*x", "p/y"),
-    ],
-)
-def test_partition_and_file_group_are_compared_as_a_pair(mine: str, other: str) -> None:
-    """Hudi joins marker names with underscores. A prefix match of such names aborted the wrong job."""
-    w = world().intent("A").touch("A", m(mine)).intent("B").touch("B", m(other))
-
-    assert w.aborted == {}
-
-
-def test_transactions_on_an_unpartitioned_table_conflict_too() -> None:
-    """Its partition is the empty string."""
-    assert world().intent("A").touch("A", m("/f")).intent("B").touch("B", m("/f")).aborted == {
-        "B": "conflict"
     }
 
 
@@ -318,18 +269,6 @@ def test_the_scope_of_a_committed_batch_aborts_no_other_transaction() -> None:
 
     assert w.aborted == {}
     assert w.phase("B") is Phase.ACTIVE
-
-
-def test_with_early_detection_off_a_conflict_is_found_when_the_commit_is_requested() -> None:
-    """Optimistic concurrency control, as the table formats do it."""
-    w = world(early_detection=False).intent("A").intent("B").lock()
-    w.touch("A", m("p/f")).touch("B", m("p/f"))
-    assert w.effects == []
-    w.commits("B")
-    assert w.aborted == {}
-
-    assert w.request("A").aborted == {"A": "conflict"}
-    assert w.granted == []
 
 
 def test_under_first_committer_markers_abort_no_transaction() -> None:

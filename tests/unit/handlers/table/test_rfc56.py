@@ -198,6 +198,12 @@ def test_names_survive_the_wire_whatever_characters_they_contain(partition: str,
         (("p", "f*"), ("p", "f1")),
         (("p", "*"), ("p2", "f")),
         (("p", "*"), ("", "f")),
+        (("p", "1"), ("p", "10")),
+        (("a/b", "c"), ("a", "b_c")),
+        (("p", "f"), ("P", "f")),
+        (("", "f"), ("f", "f")),
+        (("dt=1", "f"), ("dt=10", "f")),
+        (("p", "*x"), ("p", "y")),
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
@@ -227,9 +233,12 @@ def test_a_star_covers_its_whole_partition(mine: str, other: str, partition: str
     w = world().intent("A").intent("B")
 
     _touch_over_the_wire(w, "B", Marker(partition=partition, file_group=other, operation="merge"))
-    _touch_over_the_wire(w, "A", Marker(partition=partition, file_group=mine, operation="merge"))
+    _touch_over_the_wire(w, "A", Marker(partition=partition, file_group=mine, operation="delete"))
 
     assert w.aborted == {"B": "conflict"}
+    (entry,) = w.one(AbortTransaction).conflicts
+    assert (entry.partition, entry.operation, entry.other_operation) == (partition, "merge", "delete")
+    assert entry.file_group == other or partition == "*"
 
 
 @pytest.mark.parametrize("mine", ["*/*", "*/f"])
@@ -399,6 +408,7 @@ def test_without_early_detection_the_losers_are_aborted_at_their_commit_requests
     assert w.request("C").granted == ["C"]
     w.complete("C")
     assert {name: w.request(name).aborted.get(name) for name in "ABD"} == dict.fromkeys("ABD", "conflict")
+    assert w.granted == []
     w.intent("A2", writer="w-A").lock().touch("A2", m("p/f"), writer="w-A")
     assert w.request("A2", writer="w-A").granted == ["A2"]
 
