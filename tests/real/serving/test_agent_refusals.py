@@ -186,21 +186,6 @@ async def test_an_undecodable_event_aborts_its_open_transaction_for_good(scene: 
     assert scene.events(Abort, other.mine) == []
 
 
-async def test_an_undecodable_event_does_not_abort_its_granted_transaction(scene: World) -> None:
-    async with scene.agent():
-        writer = scene.writer("granted")
-        await writer.begin(heartbeat_seconds=100)
-        grant = await writer.obtain_grant()
-        fields = json.loads(encode(writer.event(MarkerCreated, markers=markers("y"))))
-        fields["markers"] = "y"
-        await scene.send_raw(json.dumps(fields).encode(), scene.table.encode())
-        await scene.wait_for(DeadLetter)
-        await writer.complete(grant.grant)
-        await scene.settle()
-
-    assert scene.events(Abort, writer.mine) == []
-
-
 async def test_a_table_that_is_not_allowed_is_never_touched(scene: World) -> None:
     outside = f"file://{scene.root}/elsewhere/t"
     async with scene.agent():

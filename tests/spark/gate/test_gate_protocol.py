@@ -238,24 +238,6 @@ def test_a_grant_that_arrives_after_its_lease_is_refused(harness: Harness) -> No
     assert "LeaseLost" in agent.wait_for("transaction-abandoned")[0].reason
 
 
-def test_decisions_of_a_replaced_agent_do_not_count(harness: Harness) -> None:
-    """It was suspended, lost the partition without noticing, and aborts what the new owner grants."""
-
-    def two_agents(event: WriterEventUnion, _offset: int) -> list[DecisionRecord]:
-        if not isinstance(event, CommitRequested):
-            return list(grant_everything(event))
-        outdated = aborted(event, MINE).model_copy(update={"term": "one"})
-        return [
-            partition_taken("two", 0),
-            outdated,
-            granted(event).model_copy(update={"term": "two"}),
-        ]
-
-    harness.agent(two_agents, partitions=1)
-    with harness.gate().transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
-        grant.check()
-
-
 def test_a_fresh_writer_knows_the_term_in_force(harness: Harness) -> None:
     """It starts after the take-over, and before the replaced agent publishes."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import AlreadyCommitted, CommitGate, GateEvent, PaimonSink
+from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import S3Server
@@ -115,20 +115,6 @@ def test_an_abort_cancels_a_running_spark_job(
     assert [step.what for step in steps if step.writer == "younger"][3:] == [
         *("abort", "jobs-stopped", "intent", "admitted", "requested", "granted", "completed")
     ]
-
-
-def test_a_committed_batch_is_not_granted_again(gate: CommitGate, make_table: MakeTable) -> None:
-    table = make_table()
-    tokens = []
-    for batch_id in (0, 1):
-        with gate.transaction(table=table, writer="w", batch_id=batch_id) as txn, txn.commit() as grant:
-            tokens.append(grant.token)
-    assert tokens == sorted(set(tokens))
-    with (
-        pytest.raises(AlreadyCommitted, match="batch 1"),
-        gate.transaction(table=table, writer="w", batch_id=1),
-    ):
-        pytest.fail("the body ran")
 
 
 def test_a_new_checkpoint_is_a_new_writer(
