@@ -1,0 +1,158 @@
+"""Every connection to Kafka names its client, so that an operator can set a quota for each kind of client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import aiokafka.client
+import anyio
+import pytest
+import pytest_asyncio
+from anyio import to_thread
+
+from lakewarden.agent.kafka import ended_tasks, producer, reader, start_client, stop_client
+from lakewarden.agent.operators.status import status
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.spark_jobs.commit_gate import CommitGate
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, TEST_CLIENT_ID, World, world
+from tests.servers.cut_proxy import CutProxy
+from tests.waiting import until
+
+pytestmark = [pytest.mark.real]
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The client ids of the connections of this process, the test's own clients left out."""
+    found: set[str] = set()
+    connect = aiokafka.client.create_conn
+
+    async def recorded(*args: Any, **more: Any) -> Any:
+        if more["client_id"] != TEST_CLIENT_ID:
+            found.add(more["client_id"])
+        return await connect(*args, **more)
+
+    monkeypatch.setattr(aiokafka.client, "create_conn", recorded)
+    return found
+
+
+async def test_each_kind_of_client_has_its_own_id(scene: World, connected: set[str]) -> None:
+    async with scene.agent():
+        assert connected == {"lakewarden-agent"}
+        await to_thread.run_sync(_commit, scene)
+        assert connected == {"lakewarden-agent", "lakewarden-writer", "lakewarden-executor"}
+        await status(scene.settings(), None)
+
+    assert connected == {"lakewarden-agent", "lakewarden-writer", "lakewarden-executor", "lakewarden-cli"}
+
+
+async def test_an_operator_may_choose_the_ids(scene: World, connected: set[str]) -> None:
+    async with scene.agent(kafka_client_id="team-a"):
+        await to_thread.run_sync(_commit, scene, {"client_id": "team-b"})
+
+    assert connected == {"team-a", "team-b"}
+
+
+def _commit(scene: World, kafka: dict[str, str] | None = None) -> None:
+    with (
+        closing(
+            CommitGate(
+                scene.bootstrap_servers,
+                topic_prefix=scene.prefix,
+                kafka=kafka,
+                admission_timeout_seconds=PATIENCE_SECONDS,
+                send_timeout_seconds=PATIENCE_SECONDS,
+            )
+        ) as gate,
+        gate.transaction(table=scene.table, writer="w", batch_id=1) as txn,
+    ):
+        txn.executor_channel().touch("p", "x", "merge")
+        with txn.commit() as grant:
+            grant.version = "1"
+
+
+# The background tasks of aiokafka's clients, as the session watches them. A new aiokafka may rename them.
+
+
+async def test_the_background_tasks_of_a_kafka_client_that_have_ended_are_named(kafka: KafkaServer) -> None:
+    """aiokafka ends the task of a consumer that fetches, and that of a producer that sends, without an error."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    consuming, sending = reader(settings), producer(settings)
+    try:
+        for client in (consuming, sending):
+            await start_client(client, settings)
+        running = [ended_tasks(client) for client in (consuming, sending)]
+        tasks = [
+            consuming._fetcher._fetch_task,
+            consuming._client._sync_task,
+            sending._sender._sender_task,
+        ]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+        assert running == [{}, {}]
+        assert ended_tasks(consuming) == {"metadata": "cancelled", "fetching": "returned"}
+        assert set(ended_tasks(sending)) == {"sending"}
+    finally:
+        for client in (consuming, sending):
+            await stop_client(client)
+
+
+# Pauses: load balancers, NATs and brokers drop idle connections, and neither end learns of it.
+
+SOON, NEVER = 0.5, 3_600.0
+"""After which a client closes an idle connection."""
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("idle_seconds", "drop_seconds"), [(SOON, 2.0), pytest.param(NEVER, 5.0, marks=pytest.mark.matrix)]
+)
+async def test_a_transaction_after_a_pause_costs_a_reconnect(
+    kafka: KafkaServer, scene: World, idle_seconds: float, drop_seconds: float
+) -> None:
+    """Clients close an idle connection before it is dropped. Where it is dropped sooner, a request is repeated on a new one.
+
+    The agent's heartbeats in its group are 2 s apart, so their connection is not idle for 5.
+    """
+
+    def idle() -> bool:
+        now = time.monotonic()
+        return any(now - each.used_at > drop_seconds for each in proxy.connections)
+
+    with CutProxy(f"kafka://{kafka.bootstrap_servers}", drop_idle_seconds=drop_seconds) as proxy:
+        brokers = f"127.0.0.1:{proxy.port}"
+        gate = CommitGate(
+            brokers,
+            topic_prefix=scene.prefix,
+            kafka={"connections_max_idle_ms": round(idle_seconds * 1000)},
+            admission_timeout_seconds=PATIENCE_SECONDS,
+        )
+        async with scene.agent(bootstrap_servers=brokers, kafka_idle_seconds=idle_seconds):
+            with gate:
+                await to_thread.run_sync(_quiet_commit, gate, scene.table, 1)
+                await anyio.sleep(drop_seconds + 1)
+                await until(lambda: idle() == (idle_seconds == NEVER))
+                await to_thread.run_sync(_quiet_commit, gate, scene.table, 2)
+
+    if idle_seconds == NEVER:
+        assert proxy.lost, "no connection was dropped"
+
+
+def _quiet_commit(gate: CommitGate, table: str, batch: int) -> None:
+    with gate.transaction(table=table, writer="w", batch_id=batch) as txn:
+        txn.executor_channel().touch("p", "x", "merge")
+        with txn.commit() as grant:
+            grant.version = str(batch)
