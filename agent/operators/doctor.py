@@ -30,6 +30,7 @@ from lakewarden.agent.operators.cluster_facts import controller_clock, group_fac
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError
 from lakewarden.agent.topic_settings import config_values
+from lakewarden.events.access.batches import readable_codecs
 from lakewarden.handlers.setup.agents import judge_agents
 from lakewarden.handlers.setup.clocks import judge_kafka_clock, judge_store_clock
 from lakewarden.handlers.setup.findings import Check, Finding, failed
@@ -41,6 +42,8 @@ from lakewarden.handlers.setup.topics import (
     missing_rights,
 )
 
+COMPRESSIONS = ("gzip", "snappy", "lz4", "zstd")
+"""Of Kafka. A client may use any of them."""
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
 
 
@@ -48,7 +51,7 @@ async def diagnose(
     settings: Settings, tables: Sequence[str], *, clock: Callable[[], int] = wall_ms
 ) -> list[Finding]:
     """All findings, Kafka's first. `tables`: canonical URIs. `clock`: this machine's, in Unix milliseconds."""
-    found = await _check_kafka(settings, clock)
+    found = [*await _check_kafka(settings, clock), _check_codecs(readable_codecs())]
     places: list[str] = []
     for table in tables:
         found.append(_check_allowed(settings, table))
@@ -57,6 +60,19 @@ async def diagnose(
         if place is not None:
             places.append(place)
     return found + await _check_stores(settings, places, clock)
+
+
+def _check_codecs(readable: Sequence[str]) -> Finding:
+    missing = [each for each in COMPRESSIONS if each not in readable]
+    if missing:
+        return Finding(
+            "codecs",
+            "problem",
+            "this installation",
+            f"can't read what clients compress with {', '.join(missing)}: such events are refused",
+            "install the package with its dependencies (cramjam)",
+        )
+    return Finding("codecs", "ok", "this installation", f"reads {', '.join(readable)}")
 
 
 # -- Kafka -------------------------------------------------------------------------------------------------------------

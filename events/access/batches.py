@@ -13,9 +13,13 @@ header whose name isn't UTF-8. The broker keeps such a batch for days, and every
 
 from __future__ import annotations
 
+import gzip
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import cramjam
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.default_records import DefaultRecordBase, DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
@@ -42,6 +46,22 @@ _CRC, _ATTRIBUTES = DefaultRecordBase.CRC_OFFSET, DefaultRecordBase.ATTRIBUTES_O
 
 class _UnreadableError(Exception):
     """The batch can't be read."""
+
+
+def readable_codecs() -> tuple[str, ...]:
+    """The compressions of Kafka that this process reads, each tried."""
+    compressed: dict[str, Callable[[], Any]] = {
+        "gzip": lambda: gzip.compress(b"x"),
+        "snappy": lambda: cramjam.snappy.compress_raw(b"x"),
+        "lz4": lambda: cramjam.lz4.compress(b"x"),
+        "zstd": lambda: cramjam.zstd.compress(b"x"),
+    }
+    found = []
+    for name, inflate in _CODECS.values():
+        with suppress(InflateError, AttributeError):  # a build of the library without this codec
+            inflate(bytes(compressed[name]()), 1)
+            found.append(name)
+    return tuple(found)
 
 
 def read_every_batch(consumer: Any) -> None:

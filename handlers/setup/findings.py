@@ -17,7 +17,17 @@ _OUTSIDE_OF_PARENTHESES = re.compile(r"; (?![^()]*\))")
 
 Result: TypeAlias = Literal["ok", "warning", "problem", "unchecked"]
 Check: TypeAlias = Literal[
-    "kafka", "topic", "partitions", "group", "agents", "kafka-clock", "store", "store-clock", "table", "lock"
+    "codecs",
+    "kafka",
+    "topic",
+    "partitions",
+    "group",
+    "agents",
+    "kafka-clock",
+    "store",
+    "store-clock",
+    "table",
+    "lock",
 ]
 
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import cramjam
 import pytest
 
 from lakewarden.agent.clock import wall_ms
 from lakewarden.agent.kafka import ensure_topics
-from lakewarden.agent.operators.doctor import diagnose
+from lakewarden.agent.operators.doctor import _check_codecs, diagnose
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.events.access.batches import readable_codecs
 from lakewarden.handlers.setup.findings import Finding
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, QUICK, environment, world
@@ -94,6 +96,8 @@ async def test_beside_a_running_agent_everything_is_ok_but_the_single_replica(
     assert len(by_check(findings, "topic")) == 6
     [agents] = by_check(findings, "agents")
     assert agents.found == f"1 agent of version {version('lakewarden')} ({agent.settings.agent_id})"
+    [codecs] = by_check(findings, "codecs")
+    assert codecs.found == "reads gzip, snappy, lz4, zstd"
     [lock] = by_check(findings, "lock")
     assert lock.found.startswith(f"{scene.overrides['lock_root']}/locks/tables-t-")
     assert [each.about for each in by_check(findings, "store")] == [values["lock_root"]]
@@ -158,6 +162,16 @@ async def test_a_table_outside_of_allow_is_a_problem(
 
     assert (problem.check, problem.about) == ("table", table)
     assert "allow doesn't cover it" in problem.found
+
+
+def test_a_compression_that_can_not_be_read_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a build of the library without it."""
+    monkeypatch.delattr(cramjam, "lz4")
+
+    found = _check_codecs(readable_codecs())
+
+    assert (found.result, found.next) == ("problem", "install the package with its dependencies (cramjam)")
+    assert "compress with lz4:" in found.found
 
 
 def test_the_command_prints_one_line_per_finding_and_exits_with_1_without_kafka(
