@@ -19,6 +19,7 @@ from lakewarden.spark_jobs.gate import errors
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import grant_everything
+from tests.spark.formats import iceberg_name
 from tests.spark.harness import Harness
 from tests.unit.events.access.certificates import write_certificate
 
@@ -108,19 +109,21 @@ def recipes(
     harness: Harness, spark: SparkSession, make_table: MakeTable, tmp_path: Path
 ) -> Iterator[Callable[[str], dict[str, Any]]]:
     """A function that runs blocks of the recipes, and returns their names. Two flights are there, one of them late."""
-    source, totals = str(tmp_path / "source"), (tmp_path / "totals").as_uri()
+    source, lake = str(tmp_path / "source"), iceberg_name(spark, tmp_path / "warehouse" / "air" / "latest")
     rows = [(1, 1, 10, "08:00", "07:00"), (1, 2, 11, "09:00", "10:00")]
     spark.createDataFrame(rows, FLIGHTS).coalesce(1).write.parquet(source)
-    spark.sql(f"create table totals (month int, flights long) using parquet location '{totals}'")
+    spark.sql(f"create table latest (month int, arrival string) using delta location '{tmp_path / 'latest'}'")
+    spark.sql(f"create table {lake} (month int, arrival string) using iceberg")
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "checkpoints"))
     replaced = {
         'CommitGate("kafka:9092"': f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"',
         "s3://lake/air.db/flights": make_table("flights"),
         "s3://lake/air.db/late_flights": make_table("late_flights"),
-        "s3://lake/totals": totals,
+        "lake.air.latest": lake,
     }
     names: dict[str, Any] = {
         "spark": spark,
+        "tables": ["latest", lake],
         "flights": spark.readStream.schema(FLIGHTS).parquet(source),
         "corrections": spark.createDataFrame(
             [(1, 1, 10, "08:30")], "month int, day int, flight long, departure string"
@@ -143,7 +146,7 @@ def recipes(
     try:
         yield run
     finally:
-        spark.sql("drop table totals")
+        spark.sql("drop table latest")
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
         names["gate"].close()
 
@@ -164,9 +167,10 @@ def test_every_recipe_runs_in_the_order_of_the_page(
     assert names["failed"] == []
     times = [(row["flight"], row["departure"], row["arrival"]) for row in rows_of(names["all_flights"].table)]
     assert times == [(10, "08:00", "07:00"), (11, "09:00", "10:00")]
-    assert spark.table("totals").collect() == [(1, 2)]
-    writers = {event.writer.partition(":")[0] for event in agent.wait_for("commit-completed", 11)}
-    assert writers == {"flights", "late-flights", "newest-flights", "nightly", "one", "two", "totals"}
+    for name in names["tables"]:
+        assert spark.table(name).collect() == [(1, "10:00")]
+    writers = {event.writer.partition(":")[0] for event in agent.wait_for("commit-completed", 13)}
+    assert writers == {"flights", "late-flights", "newest-flights", "once", "nightly", "one", "two", "latest"}
     for event in agent.wait_for("commit-intent"):
         assert len(event.writer.partition(":")[2]) == 36, "each has its query's id"
 
