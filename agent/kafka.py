@@ -430,6 +430,17 @@ async def topic_exists(settings: KafkaSettings, topic: str) -> bool:
         await stop_client(admin)
 
 
+async def cluster_id(settings: KafkaSettings) -> str | None:
+    """The id of the Kafka cluster, if it has one."""
+    admin = admin_client(settings)
+    await start_client(admin, settings)
+    try:
+        found: str | None = (await admin.describe_cluster()).get("cluster_id")
+        return found
+    finally:
+        await stop_client(admin)
+
+
 def partition_of(table: str, partitions: int) -> int:
     """The Kafka partition of a table, of so many: Kafka's default partitioner, with the table's URI as key."""
     return int(DefaultPartitioner()(table.encode(), range(partitions), ()))

@@ -293,7 +293,7 @@ class Settings(KafkaSettings):
         description="replicas of the topics that the agent creates; -1: the brokers' default",
     )
     session_timeout_seconds: Seconds = Field(
-        default=10.0,
+        default=6.0,
         description="after this long without a heartbeat, the group assigns an agent's partitions to other agents",
     )
 

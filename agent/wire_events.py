@@ -200,6 +200,7 @@ def lock_event(
                     "valid_until": held.record.valid_until,
                     "adopted": None if former is None else former.owner,
                     "handed_over": former is not None and former.handed_over,
+                    "fenced": former is not None and former.fenced,
                 }
             )
         case lease.Confirmed(lease=held):

@@ -72,9 +72,11 @@ class LockAcquired(LockEvent):
 
     type: Literal["lock-acquired"] = "lock-acquired"
     adopted: str | None = None
-    """The former owner, if the agent took over its unexpired lease because a grant still runs under it."""
+    """The former owner, if the agent took over its unexpired lease: because a grant still runs under it, or with `fenced`."""
     handed_over: bool = False
     """Whether the former owner relied on it no more, see `locks-handed-over`. Otherwise it may have, until its lease ended."""
+    fenced: bool = False
+    """Whether the former owner held it in an earlier term of the same Kafka partition, so that its later grants don't count."""
 
 
 class LockRenewed(LockEvent):

@@ -4,6 +4,8 @@
   up, so that a slow store delays no other table. A request for the lock waits for the result.
 - Each keeper event is published to the topic `audit`. It also becomes an input of the table's state machine, unless the lease may
   not be relied upon or the table has changed to another lock.
+- The owner ids in the lock objects are those of this ownership of the partition, and locks of former ownerships are acquired at
+  once (docs/decisions/0058-a-former-owners-lock.md), if the cluster has an id.
 - A lock is released when the table does not need it any more, and when its partition is released. A lock under which a grant runs
   and the lock of a stopped table are not released but left to expire.
 
@@ -13,6 +15,7 @@ A keeper is one task per table (`keeper.py`). `handlers/table/grants.py` decides
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 
 import anyio
 import anyio.abc
@@ -28,6 +31,7 @@ from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, encode, object_uri
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import ReadOutcome, Unknown
+from lakewarden.handlers.lease.lock_object import owner_prefix
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import (
     HUDI_PROPERTIES,
@@ -56,7 +60,8 @@ LOOK_AGAIN_SECONDS = 60.0
 class TableLocks:
     """The locks of one partition. `step_table` passes an input to a table, `last_offset` returns the last consumed offset.
 
-    `on_event` gets each audit event, and the interval of the lock's renewals.
+    `on_event` gets each audit event, and the interval of the lock's renewals. `cluster`: the id of the Kafka cluster, if it has
+    one. `term`: the one of this ownership of the partition.
     """
 
     def __init__(
@@ -71,7 +76,13 @@ class TableLocks:
         last_offset: Callable[[], int],
         on_failure: Callable[[str, Exception], None],
         on_event: Callable[[AuditEventUnion, float], None],
+        cluster: str | None,
+        term: str,
     ) -> None:
+        self.former_terms: tuple[str, ...] = ()
+        """Those of former owners of the partition, as far as the log is complete."""
+        self._log = None if cluster is None else f"{cluster}/{settings.topics.decisions}"
+        self._term = term
         self._settings = settings
         self._placement = settings.placement()
         self._publisher = publisher
@@ -237,7 +248,7 @@ class TableLocks:
             place = self._places[uri]
             keeper = LockKeeper(
                 place,
-                self._settings.lease(shared=place.shared),
+                self._lease(uri, place),
                 lambda: self._stores.for_lock(place.uri),
                 lambda event, relied_on: self._on_keeper_event(uri, place, event, relied_on=relied_on),
                 name=Contender(self._settings.agent_id, uri),
@@ -247,6 +258,13 @@ class TableLocks:
             self._keepers[uri] = (keeper, scope)
             self._tasks.start_soon(self._run_within, scope, keeper.run, uri, name=f"lock of {uri}")
         return self._keepers[uri][0]
+
+    def _lease(self, uri: str, place: LockPlace) -> lease.LeaseSettings:
+        settings = self._settings.lease(shared=place.shared)
+        if self._log is None:
+            return settings
+        own, *former = (owner_prefix(self._log, term, uri) for term in (self._term, *self.former_terms))
+        return replace(settings, owner_prefix=own, fenced=tuple(former))
 
     def _on_keeper_event(self, uri: str, place: LockPlace, step: KeeperEvent, *, relied_on: bool) -> None:
         event = wire_events.lock_event(self._settings.agent_id, uri, place.uri, step)

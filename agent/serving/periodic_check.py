@@ -9,8 +9,8 @@
   next one finds out what is missing (`takeover.py`).
 - If the client's metadata know no partition of `writers` any more, Kafka is asked whether the topic exists. If it doesn't, the
   session ends, and the next one creates it.
-- If Kafka has not answered for a session timeout, the session ends. The group may have assigned the partitions to other agents,
-  and an agent that can't know must not hold their locks. After a suspension Kafka has one more check to answer.
+- If Kafka has not answered for a session timeout, and not for `SILENCE_SECONDS`, the session ends. The group may have assigned
+  the partitions to other agents. After a suspension Kafka has one more check to answer.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ LEDGER_BEGINNING_SECONDS = 10.0
 """How often it is asked where the ledger begins. Compaction doesn't move that, only a wrong setting or a person."""
 TOPIC_SECONDS = 5.0
 """How often, and for how long, Kafka is asked whether a topic still exists of which the client's metadata know no partition."""
+SILENCE_SECONDS = 10.0
+"""The shortest silence that ends the session. After the death of a broker, the controller waits `broker.session.timeout.ms` (9 s)
+before its partitions get another leader."""
 STALL_FACTOR = 3
 """A check that is late by this many intervals means that the process was suspended."""
 
@@ -163,7 +166,7 @@ class PeriodicCheck:
                 )
             else:
                 log.info("kafka.answers-again", bootstrap_servers=where)
-        if seconds > self._settings.session_timeout_seconds and not stalled:
+        if seconds > max(SILENCE_SECONDS, self._settings.session_timeout_seconds) and not stalled:
             raise KafkaUnreachableError(f"Kafka has not answered for {seconds:.0f} s")
 
     async def _end_offsets(self) -> tuple[dict[int, int], dict[int, int]]:

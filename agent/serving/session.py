@@ -43,6 +43,7 @@ from lakewarden.agent.errors import (
 from lakewarden.agent.kafka import (
     BATCH_BYTES,
     FETCH_BYTES,
+    cluster_id,
     ended_tasks,
     ensure_topics,
     producer,
@@ -130,6 +131,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             check=not self._lasting.topics_checked,
         )
         self._lasting.topics_checked = True
+        self._cluster = await cluster_id(settings)
         log.info(
             "kafka.connected",
             bootstrap_servers=settings.bootstrap_servers,
@@ -316,6 +318,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             memory=self._memory,
             metrics=self._lasting.metrics,
             partitions=self._partitions,
+            cluster=self._cluster,
         )
         self._lasting.terms.append(owner.term)
 

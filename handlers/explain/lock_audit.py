@@ -26,6 +26,8 @@ Adoption
   own until that lease has ended (`lease/machine.py`, Adoption), so its interval begins there.
 - With `handed_over`, the former owner relied on nothing any more when the new one began to acquire the lock. So the former
   interval ends there.
+- With `fenced`, the grants of the former owner didn't count any more at that time. It may not know that, so what it publishes
+  later extends nothing.
 
 Order and duplicates
 - Within a partition, the events of one owner are in the order of the log; between partitions, in the order of `at`. (There is a
@@ -45,6 +47,7 @@ Times are epoch milliseconds.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -212,6 +215,8 @@ class _Owner:
     """By partition: the offset of the last end, and the latest time of an end."""
     confirmed_until: dict[int, int] = field(default_factory=dict)
     """By partition: the latest `valid_until`."""
+    fenced_at: float = math.inf
+    """When an owner of a later term began to take its lock over."""
 
     def add_end(self, end: _End) -> None:
         self.ends.append(end)
@@ -295,12 +300,15 @@ class LockAudit:
         lock.tables.add(event.table)
         lock.requests += event.requests
         match event:
-            case LockAcquired(adopted=adopted, handed_over=handed_over):
+            case LockAcquired(adopted=adopted, handed_over=handed_over, fenced=fenced):
                 lock.acquisitions += 1
-                if adopted is not None and handed_over:
+                if adopted is not None and (handed_over or fenced):
                     began = _at(event) - event.duration_ms
                     former = lock.owners.setdefault(adopted, _Owner())
-                    former.add_end(_End("released", _at(event), began, position))
+                    if fenced:
+                        former.fenced_at = min(former.fenced_at, began)
+                    else:
+                        former.add_end(_End("released", _at(event), began, position))
                 _begin_hold(_owner(lock, event), position, event, adopted=adopted)
             case LockRenewed():
                 lock.renewals += 1
@@ -428,7 +436,7 @@ def _intervals(lock: _Lock, drift: float) -> Iterator[Interval]:
     for name, owner in lock.owners.items():
         ends_after = _ends_after(owner)
         for hold in owner.holds:
-            interval = _interval(name, hold, ends_after(hold), drift)
+            interval = _interval(name, hold, ends_after(hold), drift, owner.fenced_at)
             ends[name] = max(ends.get(name, interval.until), interval.until)
             if hold.adopted is None:
                 yield interval
@@ -470,13 +478,15 @@ def _ends_after(owner: _Owner) -> Callable[[_Hold], Iterator[_End]]:
     return after
 
 
-def _interval(name: str, hold: _Hold, ends: Iterator[_End], drift: float) -> Interval:
+def _interval(name: str, hold: _Hold, ends: Iterator[_End], drift: float, fenced_at: float) -> Interval:
     until, last = hold.valid_until - drift, hold.last
     by: EndedBy = "lease"
     for end in ends:
         relied_until = max(hold.confirmed, end.relied_until)
         if relied_until < until:
             until, by, last = relied_until, end.by, end.position
+    if fenced_at < until:
+        until, by = fenced_at, "lost"
     return Interval(name, hold.agent, hold.since, max(hold.since, until), by, hold.first, last)
 
 

@@ -3,12 +3,15 @@
 - Written: `expired`, `validUntil` (epoch milliseconds) and `owner`, in this order, without spaces or newline. Hudi 1.2.0's own
   provider writes the same bytes.
 - Read: any key order, spaces and unknown fields are accepted.
+- `owner`: the first half of an agent's owner id is `owner_prefix`, so that later owners of its Kafka partition recognise it
+  (docs/decisions/0058-a-former-owners-lock.md). Other programs read it as any other id.
 - Anything else is `Malformed`: a missing field, another type, a time that can't be milliseconds, no JSON. Such an object is
   reported and never overwritten, because another program may rely on it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +41,15 @@ class Malformed:
     """The object is no lock record, and why."""
 
     why: str
+
+
+def owner_prefix(log: str, term: str, table: str) -> str:
+    """How the owner ids begin by which one ownership of a Kafka partition holds the lock of one table.
+
+    `log`: names the cluster and the topic that `term` is in. A copy of the log in another cluster gives other ids.
+    """
+    digest = hashlib.sha256(f"{log}\0{term}\0{table}".encode()).hexdigest()
+    return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-"
 
 
 def render(record: LockRecord) -> bytes:

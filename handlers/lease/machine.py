@@ -92,6 +92,11 @@ Adoption
 - If the log proves that the former owner relies on its lease no more (`handed_over`, see `table/replay.py`), that is all.
 - Otherwise it may be alive and rely on its lease. Until that lease has ended (`quiet_until`), our lease covers the running
   grant but no new one, and the object is not released.
+- A *fenced* owner is a former owner of our own Kafka partition, by its owner id. The automaton adopts its live lease whether a
+  grant runs or not, and as one that was handed over: the log has every grant of it that counts
+  (docs/decisions/0058-a-former-owners-lock.md).
+- Our owner ids begin with `owner_prefix`, so that the next owner can fence them. Those of a quiet period don't: the next owner
+  must wait, too, for an adopted owner that is not fenced.
 """
 
 from __future__ import annotations
@@ -439,10 +444,14 @@ def _found_while_needed(
     respect_for = _seconds_to_respect(work, at, settings, record)
     if respect_for < 0:
         return _write_hold(work, at, settings, IfMatch(version), record)
-    if record.owner == work.adopt:
+    former: FormerOwner | None = None
+    if record.owner.startswith(settings.fenced):
+        former = work.former if _in_quiet_period(work, at) else FormerOwner(record.owner, at.now, fenced=True)
+    elif record.owner == work.adopt:
         until = at.now if work.handed_over else at.now + respect_for
-        adopting = replace(work, former=FormerOwner(record.owner, until, work.handed_over))
-        return _write_hold(adopting, at, settings, IfMatch(version), record)
+        former = FormerOwner(record.owner, until, work.handed_over)
+    if former is not None:
+        return _write_hold(replace(work, former=former), at, settings, IfMatch(version), record)
     return _wait_for_holder(work, at, settings, record, respect_for)
 
 
@@ -517,7 +526,7 @@ def _confirm_lease(state: Writing, at: Moment, version: str, settings: LeaseSett
         expires_at=state.sent_at + settings.validity - settings.drift,
         renew_at=state.sent_at + settings.renew_interval + spread,
         former=work.former
-        if _in_quiet_period(work, at) or (work.lease is None and _was_handed_over(work))
+        if _in_quiet_period(work, at) or (work.lease is None and _is_harmless(work))
         else None,
     )
     if at.now >= lease.expires_at - settings.margin:
@@ -601,7 +610,9 @@ def _write_hold(
 ) -> Step:
     ours = before is not None and before.owner == work.own_id
     same_condition = work.in_doubt == condition
-    owner = work.own_id if work.own_id is not None and (ours or same_condition) else at.new_owner_id
+    prefix = "" if _in_quiet_period(work, at) else settings.owner_prefix
+    fresh = prefix + at.new_owner_id[len(prefix) :]
+    owner = work.own_id if work.own_id is not None and (ours or same_condition) else fresh
     valid_until = at.wall_ms + round(settings.validity * 1000)
     if before is not None and (ours or before.held_at(at.wall_ms, settings.drift_ms)):
         # Exceed only a `validUntil` that is in force. One that a wrong clock wrote is not inherited.
@@ -638,13 +649,13 @@ def _count_request(work: Work) -> Work:
     return replace(work, cost=Cost(work.cost.requests + 1, work.cost.since))
 
 
-def _was_handed_over(work: Work) -> bool:
-    return work.former is not None and work.former.handed_over
+def _is_harmless(work: Work) -> bool:
+    return work.former is not None and (work.former.handed_over or work.former.fenced)
 
 
 def _kept_former(work: Work) -> FormerOwner | None:
-    """The former owner that may still rely on its lease. One that handed the lock over doesn't."""
-    return None if _was_handed_over(work) else work.former
+    """The former owner that may still rely on its lease. One that handed the lock over, or is fenced, is harmless."""
+    return None if _is_harmless(work) else work.former
 
 
 def _in_quiet_period(work: Work, at: Moment) -> bool:

@@ -16,7 +16,7 @@ from lakewarden.handlers.lease.lock_object import LockRecord
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """Durations in seconds. `agent/settings.py` validates their ratios."""
+    """Durations in seconds, and whose locks they are. `agent/settings.py` validates the ratios."""
 
     validity: float = 30.0
     """Length of a lease."""
@@ -40,6 +40,10 @@ class LeaseSettings:
     """How long a contender waits for each contender ahead of it, after the lock was released."""
     strict: bool = False
     """Whether a lapsed lock must also have been observed unchanged for a whole lease before it is acquired."""
+    owner_prefix: str = ""
+    """How our owner ids begin (`lock_object.py`)."""
+    fenced: tuple[str, ...] = ()
+    """How the owner ids of former owners begin whose grants don't count any more (see Adoption)."""
 
     @property
     def drift_ms(self) -> int:
@@ -215,9 +219,11 @@ class FormerOwner:
 
     owner: str
     until: float
-    """Monotonic seconds, including the drift. If the lock was handed over: the time of the adoption."""
+    """Monotonic seconds, including the drift. Without a quiet time: the time of the adoption."""
     handed_over: bool = False
     """Whether it relies on its lease no more, so that there is no quiet time."""
+    fenced: bool = False
+    """Whether none of its later grants counts, so that there is no quiet time either."""
 
 
 @dataclass(frozen=True, slots=True)

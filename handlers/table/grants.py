@@ -15,7 +15,7 @@ Granting
    grant lease at the latest.
 6. After an adoption of the lock (`lease/machine.py`), nothing is granted or extended before `quiet_until`. The former owner
    may still be running. It would not know of an extension, and could grant another transaction after the first lease. If it
-   handed the lock over in the log, there is no quiet time.
+   handed the lock over in the log, or is fenced, there is no quiet time.
 
 Lapse
 7. A grant whose lease expires without a report is published as `abort(outcome-unknown)` of its own transaction. That record is

@@ -17,15 +17,17 @@ Locks (docs/decisions/0019-an-orderly-hand-over-of-locks.md)
 6. A hand-over ends with a later decision that counts and names a lock owner of the same table, and with a `partition-taken` of
    the same term: its owner was only paused, and relies on its locks again. It survives other take-overs, because no owner id is
    ever used again.
+7. An owner takes over the locks of all owners before its own `partition-taken` at once: it has read each of their grants that
+   counts (docs/decisions/0058-a-former-owners-lock.md). It knows them by their terms (`terms_before`).
 
 Requests of unknown transactions
-7. A `commit-requested` that was published while no agent ran may be of a transaction that the agent doesn't know: its intent was
+8. A `commit-requested` that was published while no agent ran may be of a transaction that the agent doesn't know: its intent was
    removed, or its transaction had ended. Its writer waits for an answer. So at the end of the replay the agent publishes
    `unknown-transaction` for it, if no decision about the transaction follows it in the log. An admission doesn't count: it
    answers the intent. A published answer is found by each later replay that reads the request, because a checkpoint has no
    decision before its position that answers a later event. So the answer is published once. Events of other types get theirs
    when the writer's next event is read.
-8. The ledger's last transaction of the writer gets no such answer: the request is a repeated delivery. Other repeated requests of
+9. The ledger's last transaction of the writer gets no such answer: the request is a repeated delivery. Other repeated requests of
    transactions that ended before the checkpoint look like unanswered ones. They get the answer, which no writer awaits.
 """
 
@@ -63,6 +65,8 @@ class Position:
     term: str | None
 
 
+MAX_FORMER_TERMS = 100
+"""Take-overs whose locks are recognised. Older ones are contenders as any other."""
 MAX_POSITIONS = 10_000
 """Intents whose positions are kept, about 150 bytes each. With more, every second one is dropped."""
 
@@ -103,6 +107,8 @@ class PublishedDecisions:
         self.start = start
         self.term = start.term
         """The term in force at the end."""
+        self._terms: dict[str, None] = {} if start.term is None else {start.term: None}
+        """In the order of their first `partition-taken`."""
         self._decisions: list[tuple[Position, DecisionEventUnion]] = []
         self._handed_over: dict[str, tuple[str, str]] = {}
         """By table: the term of the owner that handed its lock over, and the owner in the lock object."""
@@ -114,6 +120,7 @@ class PublishedDecisions:
         """Add the next record of the topic."""
         if isinstance(record, PartitionTaken):
             self.term = record.term
+            self._terms.setdefault(record.term)
             resumed = [table for table, (term, _) in self._handed_over.items() if term == record.term]
             for table in resumed:
                 del self._handed_over[table]
@@ -124,6 +131,11 @@ class PublishedDecisions:
             if isinstance(record, CommitGranted | GrantRenewed):
                 self._handed_over.pop(record.table, None)
             self._decisions.append((Position(offset, self.term), record))
+
+    def terms_before(self, own: str) -> tuple[str, ...]:
+        """The last terms before the first `partition-taken` of `own`. None if that is not in the log."""
+        terms = list(self._terms)
+        return tuple(terms[: terms.index(own)][-MAX_FORMER_TERMS:]) if own in self._terms else ()
 
     @property
     def handed_over(self) -> dict[str, str]:

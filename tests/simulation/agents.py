@@ -5,14 +5,17 @@ leases. It may stop waiting, and it may acquire the lock again before its releas
 continues to wait, or starts again.
 
 `SharedLog` stands for Kafka. It records which owner a running grant names, so that the agent that takes the table over may
-adopt the lock. It delivers audit events to the other agents: late, repeated, reordered, or not at all.
+adopt the lock. That agent also *fences* the former one, whose later grants don't count: its owner ids begin with its name,
+unless it is one of an older release. A fenced agent may go on as any contender, but takes no table over.
+
+`SharedLog` delivers audit events to the other agents: late, repeated, reordered, or not at all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -64,6 +67,8 @@ class SharedLog:
     adoptable: dict[str, str] = field(default_factory=dict)
     """The owner that the next agent of the table may adopt, by lock."""
     listeners: list[Agent] = field(default_factory=list)
+    fenced: set[str] = field(default_factory=set)
+    """The prefixes of all fenced owner ids, which show the agent and the lock."""
 
     def publish(self, event: AuditEventUnion) -> None:
         """Deliver an audit event to all running agents, each with its own delay."""
@@ -100,17 +105,24 @@ class SharedLog:
             self.timeline.after(number * every, partial(event, number, "forged", LockAcquired))
 
     def node_fails(self, node: Node) -> None:
-        """Assign the tables of a dead or silent node to others. Their new agents may adopt its locks."""
+        """Assign the tables of a dead or silent node to others. Their new agents may adopt its locks, and fence it."""
         for user in [user for agent in self.listeners if agent.node is node for user in agent.users]:
-            if user.owner is None or self.granted.get(user.uri) != user.owner:
-                continue
-            self.adoptable[user.uri] = user.owner
-            others = [agent for agent in self.listeners if agent.node.state == "running"]
+            granted = user.owner is not None and self.granted.get(user.uri) == user.owner
+            if granted and user.owner is not None:
+                self.adoptable[user.uri] = user.owner
+            others = [
+                other
+                for agent in self.listeners
+                for other in agent.users
+                if agent.node.state == "running"
+                and other.uri == user.uri
+                and other is not user
+                and other.prefix not in self.fenced
+            ]
             if others and self.random.random() < 0.5:
                 successor = self.random.choice(others)
-                for other in successor.users:
-                    if other.uri == user.uri:
-                        successor.node.deliver(other.take_over)
+                self.fenced.add(user.prefix)
+                successor.node.deliver(partial(successor.take_over, user.prefix, adopt=granted))
 
 
 class Agent:
@@ -122,8 +134,12 @@ class Agent:
         log: SharedLog,
         settings: lease.LeaseSettings,
         locks: dict[str, LockUsage],
+        *,
+        old: bool,
     ) -> None:
+        """`old`: its release is an older one, whose owner ids show nothing."""
         self.node = environment.node
+        self._old = old
         self.users: list[LockUser] = []
         self._environment = environment
         self._log = log
@@ -157,7 +173,7 @@ class Agent:
         return lease.Moment(
             self.node.now(),
             self.node.wall_ms(),
-            f"{self.node.name}-{self._ids}",
+            f"{self.node.name}-{self._ids:024}",  # longer than any prefix
             self._environment.random.random(),
         )
 
@@ -175,9 +191,10 @@ class Agent:
             async with anyio.create_task_group() as tables:
                 for uri, usage in self._locks.items():
                     user = LockUser(uri, self._environment, self._log, usage)
+                    user.prefix = f"{self.node.name}/{short_name(uri)}/"
                     user.keeper = LockKeeper(
                         LockPlace(uri, shared=False),
-                        self._settings,
+                        self._settings if self._old else replace(self._settings, owner_prefix=user.prefix),
                         opened,
                         user.on_keeper_event,
                         name=Contender(self.node.name, user.table),
@@ -193,6 +210,7 @@ class LockUser:
     """One table's use of its lock."""
 
     keeper: LockKeeper
+    prefix: str
 
     def __init__(self, uri: str, environment: Environment, log: SharedLog, usage: LockUsage) -> None:
         self.uri = uri
@@ -202,7 +220,7 @@ class LockUser:
         self.done = False
         self._waiting = False
         self._environment = environment
-        self._node = environment.node
+        self.node = environment.node
         self._log = log
         self._oracles = environment.oracles
         self._usage = usage
@@ -211,8 +229,8 @@ class LockUser:
 
     def on_keeper_event(self, event: KeeperEvent, relied_on: bool) -> None:
         """Handle what the keeper reports and publish the audit event, as `agent/locks/table_locks.py` does."""
-        self._node.log(_describe(self.uri, event, relied_on=relied_on))
-        self._oracles.on_keeper_event(self._node, self.uri, event, relied_on=relied_on)
+        self.node.log(_describe(self.uri, event, relied_on=relied_on))
+        self._oracles.on_keeper_event(self.node, self.uri, event, relied_on=relied_on)
         match event:
             case lease.Confirmed(lease=held):
                 self.owner = held.record.owner if relied_on else None
@@ -221,7 +239,7 @@ class LockUser:
             case lease.LockDenied():
                 pass
         if not isinstance(event, lease.Confirmed) or event.what == "acquired":
-            self._log.publish(lock_event(self._node.name, self.table, self.uri, event))
+            self._log.publish(lock_event(self.node.name, self.table, self.uri, event))
         self._changed.set()
 
     async def run(self) -> None:
@@ -238,9 +256,13 @@ class LockUser:
         await self.keeper.wait_released()
         self.done = True
 
-    def take_over(self) -> None:
-        """Take the table over from another agent while waiting for its lock."""
-        if self._waiting and self.owner is None:
+    def take_over(self, former: str, *, adopt: bool) -> None:
+        """Take the table over from another agent, also while waiting for its lock. `former`: begins that agent's owner ids."""
+        self._oracles.on_taken_over(self.node, self.uri, former)
+        settings = self.keeper._settings
+        if settings.owner_prefix:  # otherwise it is of an older release
+            self.keeper._settings = replace(settings, fenced=(*settings.fenced, former))
+        if adopt and self._waiting and self.owner is None:
             self._acquire()
 
     async def _use(self, patience: float) -> None:
@@ -268,13 +290,13 @@ class LockUser:
 
     def _acquire(self) -> None:
         adopt = self._log.adoptable.pop(self.uri, None)
-        self._node.log(f"acquires {short_name(self.uri)}{f', may adopt {adopt}' if adopt else ''}")
-        self._oracles.on_acquire(self._node, self.uri, adopt)
+        self.node.log(f"acquires {short_name(self.uri)}{f', may adopt {adopt}' if adopt else ''}")
+        self._oracles.on_acquire(self.node, self.uri, adopt)
         self.keeper.acquire(adopt)
 
     def _release(self) -> None:
-        self._node.log(f"releases {short_name(self.uri)}")
-        self._oracles.on_release(self._node, self.uri)
+        self.node.log(f"releases {short_name(self.uri)}")
+        self._oracles.on_release(self.node, self.uri)
         self._waiting = False
         self.owner = None
         self.keeper.release()

@@ -7,6 +7,8 @@ A *belief* is the span for which a contender relies on the lock:
 - A Hudi writer's belief begins when its PUT is confirmed to it. It ends when its wall clock shows the confirmed `validUntil`,
   or when it sends its release.
 
+- The belief of a fenced agent ends when the agent that took its table over replaces its record.
+
 A belief continues while its node is paused or dead, because writers rely on what it reported. What Hudi relies on beyond that
 is Hudi's own defect: the 500 ms after the end of a lease, and the lock that it "re-enters" from memory after a lost response to
 a release (`reference/hudi-measured.md` §4, W3).
@@ -17,7 +19,7 @@ monotonic clock gains or loses at most half the drift per lease; the store honou
 | oracle | a run violates it when |
 | --- | --- |
 | one holder | two contenders believe in one lock at the same time (two Hudi writers are not judged) |
-| no lock stealing | a write replaces the record of a contender that still believes, except by adoption |
+| no lock stealing | a write replaces the record of a contender that still believes, except by adoption or after fencing it |
 | no belief beyond expiry | by the object, a clock of the run may take the lock over while its holder still believes |
 | confirmed version exists | `Confirmed` names a version that was never in the store |
 | expiry reported in time | a holder that ran all through its `margin` still believes when the lease ends |
@@ -124,6 +126,10 @@ class LockHistory:
     """By agent: the owners that it ever sent."""
     adopts: dict[str, str] = field(default_factory=dict)
     """By agent: the owner that the log allows it to adopt."""
+    fences: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By agent: how the owner ids of those begin from which it took the table over."""
+    fenced: set[str] = field(default_factory=set)
+    """Owners whose lock such an agent has taken over. Nothing that they believe counts."""
     adopted: list[str] = field(default_factory=list)
     """Owners that were adopted for a running grant. The adopter's quiet time protects what they still believe."""
     waits: dict[str, Wait] = field(default_factory=dict)
@@ -252,6 +258,10 @@ class Oracles(ViolationRecorder):
 
     def _check_theft(self, history: LockHistory, writer: str, uri: str, former: LockRecord | None) -> None:
         now = self._timeline.now
+        if former is not None and former.owner.startswith(history.fences.get(writer, ())):
+            history.fenced.add(former.owner)
+            for name in [each for each, belief in history.beliefs.items() if belief.owner == former.owner]:
+                del history.beliefs[name]
         if former is not None and history.adopts.get(writer) == former.owner:
             history.adopted.append(former.owner)
         for name, belief in history.beliefs.items():
@@ -282,6 +292,11 @@ class Oracles(ViolationRecorder):
         history.waits.setdefault(node.name, Wait(self._timeline.now, self._timeline.now))
         if adopt is not None:
             history.adopts[node.name] = adopt
+
+    def on_taken_over(self, node: Node, uri: str, former: str) -> None:
+        """An agent takes the table over from the one whose owner ids begin with `former`."""
+        history = self._history(uri)
+        history.fences[node.name] = (*history.fences.get(node.name, ()), former)
 
     def on_release_observed(self, node: Node, uri: str) -> None:
         """An agent receives an audit event that the lock was released, perhaps late or repeated: a reason for a request."""
@@ -326,7 +341,7 @@ class Oracles(ViolationRecorder):
             self.violated(
                 "confirmed version exists", f"{node.name} never wrote {held.version} to {short_name(uri)}"
             )
-        if not relied_on:
+        if not relied_on or held.record.owner in history.fenced:
             history.beliefs.pop(node.name, None)
             return
         now = self._timeline.now

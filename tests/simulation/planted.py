@@ -225,6 +225,30 @@ def _handed_over_without_proof() -> list[Patch]:
     return [(lease, "_mark_needed", trusting)]
 
 
+@BUGS.plant("any owner fenced", "no lock stealing")
+def _any_owner_fenced() -> list[Patch]:
+    """Only a former owner of the table's partition, by its owner id, is replaced at once."""
+    found = lease._found_while_needed
+
+    def greedy(work: Work, at: Moment, settings: LeaseSettings, *rest: Any) -> Step:
+        return found(work, at, replace(settings, fenced=("",)), *rest)
+
+    return [(lease, "_found_while_needed", greedy)]
+
+
+@BUGS.plant("adopted lock shows a term", "one holder")
+def _adopted_lock_shows_a_term() -> list[Patch]:
+    """The next owner must wait, too, for an adopted owner that is not fenced."""
+    put_hold = lease._write_hold
+
+    def named(work: Work, at: Moment, settings: LeaseSettings, *rest: Any) -> Step:
+        prefix = settings.owner_prefix
+        shown = replace(at, new_owner_id=prefix + at.new_owner_id[len(prefix) :])
+        return put_hold(work, shown, settings, *rest)
+
+    return [(lease, "_write_hold", named)]
+
+
 def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Patch]:
     give_up, deadline = lease._end_unconfirmed_lease, lease.deadline
 

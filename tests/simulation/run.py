@@ -19,6 +19,9 @@ from tests.simulation.store import ObjectStore, Wire
 from tests.simulation.tampering import tamper
 from tests.simulation.timeline import Timeline
 
+OLD_SHARE = 0.25
+"""Of the agents that are of an older release, or of another cluster, whose locks can't be fenced."""
+
 
 def run(seed: int) -> Outcome:
     """Run a seed. The same seed always gives the same run."""
@@ -51,6 +54,8 @@ class World:
         self._store = ObjectStore(self.objects, self.oracles)
         self._log = SharedLog(self.timeline, stream(seed, "log"), scenario.hint_delay)
         self._stops = stream(seed, "stops")
+        releases = stream(seed, "releases")
+        self._old = {each.name for each in scenario.agents if releases.random() < OLD_SHARE}
         self._machines = {each.name: each for each in (*scenario.agents, *scenario.hudi)}
         self._nodes: list[Node] = []
         self._restarts = 0
@@ -103,6 +108,7 @@ class World:
             self._log,
             self.scenario.assumed.settings,
             self.scenario.locks,
+            old=machine.name in self._old,
         )
         for stop in stops:
             self._plan_stop(node, stop)

@@ -20,7 +20,7 @@ from tests.simulation.faults import FAULTS, FaultPeriod, FaultProfile, PeriodKin
 from tests.simulation.hudi import HudiSettings
 from tests.simulation.oracles import Assumed
 
-VERSION = 4
+VERSION = 5
 
 Kind: TypeAlias = Literal["fault-free", "usual", "clocks apart"]
 

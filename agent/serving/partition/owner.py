@@ -97,11 +97,12 @@ class PartitionOwner:
         memory: MemoryBudget | None = None,
         metrics: AgentMetrics | None = None,
         partitions: int = 1,
+        cluster: str | None = None,
     ) -> None:
-        """An agent's owners share the last five.
+        """An agent's owners share the last six.
 
         `unpublishable`: tables whose record a broker refused for its size, with the reason. `partitions`: their number in
-        `writers`, by which each table has its place.
+        `writers`, by which each table has its place. `cluster`: the id of the Kafka cluster, if it has one.
         """
         self.number = number
         self.follows_paused = False
@@ -119,7 +120,15 @@ class PartitionOwner:
         parts = self._progress, settings, self._records, self._seen
         observer = PartitionObserver(metrics or AgentMetrics())
         self._tables = Tables(
-            *parts, memory, publisher, stores, tasks, watch, observer=observer, partitions=partitions
+            *parts,
+            memory,
+            publisher,
+            stores,
+            tasks,
+            watch,
+            observer=observer,
+            partitions=partitions,
+            cluster=cluster,
         )
         undecodable = undecodable or UndecodableRecords()
         self._replay = Replay(self._progress, self._tables, self._records, self._seen, undecodable)

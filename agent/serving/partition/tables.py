@@ -80,8 +80,12 @@ class Tables:
         *,
         observer: PartitionObserver,
         partitions: int,
+        cluster: str | None,
     ) -> None:
-        """`observer`: counts what is decided. `partitions`: their number in `writers`, by which each table has its place."""
+        """`observer`: counts what is decided. `partitions`: their number in `writers`, by which each table has its place.
+
+        `cluster`: the id of the Kafka cluster, if it has one.
+        """
         self.number = records.number
         self._partitions = partitions
         self.states: dict[str, TableState] = {}
@@ -98,6 +102,8 @@ class Tables:
             last_offset=lambda: progress.position - 1,
             on_failure=self.stop,
             on_event=observer.on_lock_event,
+            cluster=cluster,
+            term=records.term,
         )
         self.deferred = DeferredInputs()
         """What has happened to the locks since the owner was paused."""

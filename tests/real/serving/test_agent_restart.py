@@ -8,6 +8,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -23,15 +24,18 @@ from lakewarden.events import (
     CommitGranted,
     CommitIntent,
     LockAcquired,
+    LockRefused,
     LockReleased,
     PartitionTaken,
     encode,
     partition_name,
 )
-from lakewarden.handlers.lease.lock_object import LockRecord, parse
+from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from tests.all_states import all_states
+from tests.kafka_fixture import KafkaServer
 from tests.real.promises import Id, TransactionLog, check, transactions
-from tests.real.writers import PATIENCE_SECONDS, World, Writer
+from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
+from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.real]
 
@@ -44,6 +48,8 @@ BRISK = {
 }
 
 
+LONG_LEASES = {"validity_seconds": 600.0, "renew_seconds": 2.0}
+"""Longer than a test waits for anything."""
 SESSION_SECONDS = 6.0
 """The minimum that a broker allows."""
 JOBS_PATIENCE_SECONDS = 400.0
@@ -82,6 +88,49 @@ async def test_an_agent_that_was_killed_during_a_grant_resumes_with_the_same_dec
     assert scene.events(Abort, committing.mine) == []
     assert len(scene.events(Admitted)) == 3
     check(await _transactions(scene))
+
+
+async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Under one lock a grant runs, under the other none. A third one is held by a program without an agent."""
+    bucket = s3_credentials.bucket()
+    given = {"allow": (f"s3://{bucket}/*",), "lock_root": None, "s3_endpoint": s3_credentials.endpoint}
+    tables = [f"s3://{bucket}/t{number}" for number in range(3)]
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **given, **LONG_LEASES) as scene:
+        running, idle, after = (scene.writer(f"w{n}", tables[place]) for n, place in enumerate((0, 1, 0)))
+        excluded = scene.writer("excluded", tables[2])
+        foreign = LockRecord(expired=False, valid_until=_in_ms(3600.0), owner=str(uuid.uuid4()))
+        place = scene.settings().placement().place(tables[2], hudi=False)
+        where = {"Bucket": bucket, "Key": getattr(place, "uri", "").removeprefix(f"s3://{bucket}/")}
+        client = s3_credentials.new_client()
+        client.put_object(**where, Body=render(foreign))
+        with scene.process() as first:
+            await first.ready()
+            for each in (running, idle):
+                await each.begin(heartbeat_seconds=100)
+            grant = await running.obtain_grant()
+            former = await scene.wait_for(LockAcquired, count=2)
+            first.kill()
+
+        with scene.process() as second:
+            await second.ready()
+            await excluded.begin(heartbeat_seconds=100)
+            await excluded.request_commit()
+            await scene.wait_for(LockRefused, lambda lock: lock.holder == foreign.owner)
+            await idle.obtain_grant()
+            await idle.complete()
+            await running.complete(grant.grant)
+            await after.begin(heartbeat_seconds=100)
+            await after.obtain_grant()
+            await after.complete()
+
+        assert client.get_object(**where)["Body"].read() == render(foreign)
+        client.close()
+        taken = scene.events(LockAcquired, lambda lock: lock.fenced)
+        assert {each.adopted for each in taken} == {each.owner for each in former}
+        assert scene.events(CommitGranted, excluded.mine) == []
+        check(await _transactions(scene), answered=lambda writer: writer != "excluded")
 
 
 @pytest.mark.wide
@@ -421,6 +470,10 @@ class WriterJobs:
 
 def _outcome(decision: Any) -> str:
     return str(getattr(decision, "reason", decision.type))
+
+
+def _in_ms(seconds: float) -> int:
+    return round((time.time() + seconds) * 1000)
 
 
 def _lock(scene: World) -> LockRecord:

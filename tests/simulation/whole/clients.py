@@ -70,6 +70,10 @@ class SimAdmin:
     async def close(self) -> None:
         return
 
+    async def describe_cluster(self) -> dict[str, Any]:
+        cluster = current_process().cluster
+        return await self._kafka.call_until_answered(lambda: {"cluster_id": cluster})
+
     async def list_topics(self) -> list[str]:
         return await self._kafka.call_until_answered(lambda: list(self._kafka.broker.counts))
 

@@ -167,7 +167,8 @@ class DecisionOracles:
         self._check_forged_abort(event, history)
         if event.reason == "unknown-transaction":
             if history.is_open():
-                if not (history.intent_lost or self._knowledge.may_lack(event.term)):
+                overlooked = name in self._knowledge.overlooked
+                if not (history.intent_lost or overlooked or self._knowledge.may_lack(event.term)):
                     self._violated("consistent decisions", f"{name} is open, and aborted as unknown")
                 elif history.granted is None:
                     history.ended = event

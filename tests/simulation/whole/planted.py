@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 from unittest.mock import ANY
 
+from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.serving import takeover
 from lakewarden.agent.serving.checkpoint import Checkpoint, digest
 from lakewarden.agent.serving.memory_budget import MemoryBudget
@@ -501,3 +502,30 @@ def _the_named_lock_obeyed() -> list[Patch]:
 def _newer_decisions_skipped() -> list[Patch]:
     """An agent refuses a partition with a decision that it doesn't know."""
     return [(Replay, "_on_newer_decision", lambda *_: None)]
+
+
+@BUGS.plant("any owner fenced", "no foreign holder")
+def _any_owner_fenced() -> list[Patch]:
+    """Only a former owner's lock is taken over at once, and its owner id shows the term."""
+    of_table = TableLocks._lease
+
+    def greedy(self: TableLocks, uri: str, place: LockPlace) -> LeaseSettings:
+        return replace(of_table(self, uri, place), fenced=("",))
+
+    return [(TableLocks, "_lease", greedy)]
+
+
+@BUGS.plant("decisions read before the term", "consistent decisions")
+def _decisions_read_before_the_term() -> list[Patch]:
+    """An owner reads `decisions` after its `partition-taken` is in the log."""
+    read = Replay.read_decisions
+
+    def early(self: Replay, start: Position, records: Iterable[Any]) -> None:
+        """Without what was published in the second before the owner's own `partition-taken`."""
+        records = list(records)
+        own = next((each for each in records if self._records.term.encode() in each.value), None)
+        if own is not None:
+            records = [each for each in records if each.offset >= own.offset or each.at < own.at - 1.0]
+        read(self, start, records)
+
+    return [(Replay, "read_decisions", early)]

@@ -29,6 +29,8 @@ class Process:
     store: Wire
     report_violation: Callable[[str, str], None]
     """Records a violation."""
+    cluster: str | None = "kafka"
+    """The id of the Kafka cluster, as this process knows it."""
 
 
 _processes: dict[asyncio.AbstractEventLoop, Process] = {}

@@ -21,6 +21,7 @@ from tests.simulation.hudi import HudiSettings, HudiWriter
 from tests.simulation.network import Network
 from tests.simulation.node import BusyLoopError, Node
 from tests.simulation.oracles import Assumed
+from tests.simulation.run import OLD_SHARE
 from tests.simulation.store import ObjectStore, Wire
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.additions import scenario_of
@@ -134,6 +135,8 @@ class World:
         self._network = Network(self.timeline, self._at_request, self._at_request)
         self._objects = ObjectStore(Objects(), self._watch)
         self._stops = stream(seed, "stops")
+        releases = stream(seed, "releases")
+        self._old = {each.name for each in scenario.agents if releases.random() < OLD_SHARE}
         self._hangs = stream(seed, "hanging publishes")
         self._hung_bodies = stream(seed, "hanging bodies")
         self._used_ids = UsedIds(
@@ -398,7 +401,9 @@ class World:
             self._store_faults,
             self.scenario.settings.request_timeout_seconds,
         )
-        process = register(Process(node, stream(self.seed, name), kafka, store, self.oracles.violated))
+        process = Process(node, stream(self.seed, name), kafka, store, self.oracles.violated)
+        process.cluster = None if machine.name in self._old else process.cluster
+        register(process)
         self._processes.append(process)
         return process
 

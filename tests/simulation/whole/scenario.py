@@ -67,6 +67,7 @@ watchers that report it (`watched.py`, drawn by `draw_watched`).
 of the first kind what it meant in version 3, one of the second kind what it meant in version 4, one with losses of other topics
 what it meant in version 5, one with other faults of the log what it meant in version 6, one with faults of the ledger what it
 meant in version 7, one with `ordered` transactions what it meant in version 8, and one with requests what it meant in version 9.
+Since version 11, some agents are of an older release, whose locks can't be fenced.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ from tests.simulation import scenario as lock
 from tests.simulation.faults import FaultPeriod, FaultProfile
 from tests.simulation.whole.connection import Lag
 
-VERSION = 10
+VERSION = 11
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""

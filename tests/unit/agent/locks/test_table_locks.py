@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,14 +31,18 @@ from lakewarden.events import (
     LockRefused,
     LockReleased,
     LockRenewed,
+    PartitionTaken,
     TransactionAbandoned,
+    encode,
+    partition_name,
 )
 from lakewarden.handlers.lease.conditional import IfAbsent, ReadOutcome, Refused, Unknown, Won, WriteOutcome
 from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
+from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
 from tests.unit.agent.serving import owner_in_memory
-from tests.unit.agent.serving.owner_in_memory import E, Log
+from tests.unit.agent.serving.owner_in_memory import E, Log, consumed
 from tests.waiting import until
 
 TABLE = "s3://lake/warehouse/air.db/flights"
@@ -469,3 +473,50 @@ async def test_a_stopped_tables_keeper_gets_no_further_hints(both_held: Scene) -
         )
 
     assert not keeper._inbox
+
+
+@pytest.mark.parametrize(
+    ("cluster", "known", "gaps", "fenced"),
+    [
+        ("kafka", ("former", "own"), (), True),
+        ("kafka", ("another", "own"), (), False),  # of another partition, prefix or group
+        ("kafka", ("own", "former"), (), False),  # a later owner
+        ("a copy of the log", ("former", "own"), (), False),
+        (None, ("former", "own"), (), False),
+        ("kafka", ("former", "own"), (Gap("lakewarden.decisions", "end-lost", 9, 3),), False),
+    ],
+)
+async def test_only_locks_of_former_owners_are_taken_over_at_once(
+    cluster: str | None, known: tuple[str, ...], gaps: tuple[Gap, ...], fenced: bool
+) -> None:
+    """The former owner was killed, or is paused. Without a proof that it was one, its leases must end first."""
+    store, settings = MemoryStore(request_timeout_seconds=60), Settings(allow=("s3://lake/warehouse/*",))
+
+    def serve(cluster: str | None, *former: str, gaps: Sequence[Gap] = ()) -> Scene:
+        stores, log = cast("Stores", OneStore(store)), Log()
+        owner = PartitionOwner(0, settings, cast("Publisher", log), stores, tasks, cluster=cluster)
+        taken = [
+            PartitionTaken(event_id=each, table=partition_name(0), at=datetime.now(UTC), agent="a", term=each)
+            for each in (owner.term if each == "own" else each for each in former)
+        ]
+        decisions = [consumed(encode(each), offset) for offset, each in enumerate(taken)]
+        owner.load(0, 0, Position(0, None), decisions, [], gaps=gaps)
+        scene = Scene(owner, log, None, faults=Faults(lambda _: False), objects={})
+        for table in (TABLE, OTHER):
+            scene.begin(table, table)
+        return scene
+
+    async with store, in_own_task(anyio.create_task_group()) as tasks:
+        one = serve("kafka")
+        held = await one.wait_for(LockAcquired, 2)
+        two = serve(cluster, *(one.owner.term if each == "former" else each for each in known), gaps=gaps)
+        if fenced:
+            acquired = await two.wait_for(LockAcquired, 2)
+            assert {(each.table, each.adopted) for each in acquired} == {
+                (each.table, each.owner) for each in held
+            }
+            assert all(each.fenced for each in acquired)
+        else:
+            refused = await two.wait_for(LockRefused, 2)
+            assert {each.holder for each in refused} == {each.owner for each in held}
+        tasks.cancel_scope.cancel()

@@ -17,7 +17,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.handlers.group.readiness import Lag
 
 PARTITIONS = 3
-SETTINGS = Settings(allow=("s3://lake/orders",), check_seconds=1.0, session_timeout_seconds=10.0)
+SETTINGS = Settings(allow=("s3://lake/orders",), check_seconds=1.0)
 
 
 @dataclass

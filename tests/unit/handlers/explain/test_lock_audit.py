@@ -644,3 +644,28 @@ def test_a_former_owner_that_was_confirmed_after_its_hand_over_is_a_violation() 
     )
 
     assert report.violations > 0
+
+
+@pytest.mark.parametrize("wakes_up", [False, True])
+def test_a_fenced_owners_interval_ends_when_its_lock_is_taken_over(wakes_up: bool) -> None:
+    """It was killed. Or it was suspended before the answer to a renewal, reads it later, and loses the lock only then."""
+    late = (event(LockRenewed, 9_000, "x"), event(LockLost, 12_000, "x")) if wakes_up else ()
+    report = checked(
+        event(LockAcquired, 0, "x"),
+        event(LockAcquired, 5_000, "y", agent="b", adopted="x", fenced=True, duration_ms=20.0),
+        event(LockReleased, 7_000, "y", agent="b"),
+        event(LockAcquired, 7_100, "z", agent="c"),
+        *late,
+    )
+
+    assert (report.violations, report.within_drift) == (0, 0)
+
+
+def test_a_second_owner_beside_one_that_took_a_lock_over_is_found() -> None:
+    report = checked(
+        event(LockAcquired, 0, "x"),
+        event(LockAcquired, 3_000, "c", agent="c"),
+        event(LockAcquired, 5_000, "y", agent="b", adopted="x", fenced=True),
+    )
+
+    assert {(each.earlier.owner, each.later.owner) for each in report.overlaps} == {("x", "c"), ("c", "y")}

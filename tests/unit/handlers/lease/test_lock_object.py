@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from lakewarden.handlers.lease.lock_object import (
     OLDEST_MILLISECONDS,
     LockRecord,
     Malformed,
+    owner_prefix,
     parse,
     render,
 )
@@ -116,3 +118,22 @@ def test_a_contender_respects_it_until_its_end_is_past_by_the_drift(
     record = LockRecord(expired, 1_700_000_000_000, "o")
 
     assert record.held_at(wall_ms, drift_ms=500) is held
+
+
+def test_the_prefix_of_an_owner_id_shows_log_term_and_table_and_is_half_a_uuid() -> None:
+    """Two tables may share a lock object, and another cluster may have a copy of the log."""
+    parts = [
+        ("k/t.decisions", "a", "s3://x/t"),
+        ("m/t.decisions", "a", "s3://x/t"),
+        ("k/u.decisions", "a", "s3://x/t"),
+    ]
+    parts += [
+        ("k/t.decisions", "b", "s3://x/t"),
+        ("k/t.decisions", "a", "s3://x/u"),
+        ("k/t.decisions", "as", "3://x/t"),
+    ]
+
+    prefixes = {owner_prefix(*each) for each in parts}
+
+    assert len(prefixes) == len(parts)
+    assert all(uuid.UUID(prefix + "9a8b-0123456789ab") for prefix in prefixes)

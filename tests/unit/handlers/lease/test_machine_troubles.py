@@ -497,6 +497,65 @@ def test_an_unknown_write_during_a_hand_over_leads_to_no_quiet_period() -> None:
 # Events of other agents are hints: they shorten waits, and change nothing else.
 
 
+def owner_of_the_partition(adopt: str | None = None) -> Keeper:
+    """The owner with the term `b`; the term `a` is over."""
+    return Keeper(replace(SETTINGS, owner_prefix="b-", fenced=("z-", "a-"))).acquire(adopt)
+
+
+def finds(keeper: Keeper, owner: str, version: str) -> Keeper:
+    return keeper.reads(
+        LockRecord(expired=False, valid_until=keeper.wall + 20_000, owner=owner), version, after=0
+    )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("adopt", [None, "a-17", "other"])
+def test_a_former_owners_live_lock_is_taken_over_at_once(adopt: str | None, strict: bool) -> None:
+    """It was killed, or is paused. None of its later grants counts, whether one runs now or not."""
+    keeper = owner_of_the_partition(adopt)
+    keeper.settings = replace(keeper.settings, strict=strict)
+    finds(keeper, "a-17", "a1")
+    assert keeper.put.condition == IfMatch("a1")
+    assert keeper.written.owner.startswith("b-")
+
+    lease = keeper.writes(Won("a2")).one(Confirmed).lease
+    assert lease.quiet_until <= keeper.now
+    assert lease.former is not None
+    assert (lease.former.owner, lease.former.fenced, lease.former.handed_over) == ("a-17", True, False)
+
+    keeper.release()
+    assert keeper.written.expired
+
+
+@pytest.mark.parametrize("owner", ["c-1", "b-9", "a", "java", "o1"])
+def test_any_other_owner_is_waited_for(owner: str) -> None:
+    """A later owner of the partition, a lost lease of our own, a Java writer, an agent of an older release."""
+    assert isinstance(finds(owner_of_the_partition(), owner, "f1").state, Waiting)
+
+
+def test_a_renewal_of_the_former_owner_that_comes_first_is_taken_over() -> None:
+    """It is paused, and its request was still on its way."""
+    keeper = finds(owner_of_the_partition(), "a-17", "a1").writes(Lost("412"))
+
+    assert finds(keeper, "a-17", "a2").put.condition == IfMatch("a2")
+
+
+def test_an_adopted_lock_has_an_owner_id_that_no_later_owner_fences() -> None:
+    """The owner after this one must wait, too, for the adopted owner, which no term fences."""
+    keeper = finds(owner_of_the_partition(adopt="old"), "old", "a1")
+    assert not keeper.written.owner.startswith("b-")
+
+
+def test_a_fenced_owner_shortens_no_quiet_period() -> None:
+    """An adopted lock was lost to a former owner of the partition, which woke up."""
+    keeper = finds(owner_of_the_partition(adopt="old"), "old", "a1").writes(Won("a2")).timer()
+    keeper.writes(Lost("412"))
+    finds(keeper, "a-18", "a3").timer()
+    finds(keeper, "a-18", "a3").writes(Won("a4"))
+
+    assert keeper.one(Confirmed).lease.quiet_until == pytest.approx(120.5)
+
+
 def test_the_first_contender_reads_immediately_after_a_release() -> None:
     """Another agent published `lock-released`."""
     keeper = Keeper().acquire().reads(foreign(left=300.0), "f1").observe_release()

@@ -191,3 +191,18 @@ def test_without_a_known_term_no_hand_over_counts() -> None:
     """Its owner may have been replaced before the beginning of what was read."""
     assert decisions(handed_over("one")).handed_over == {}
     assert decisions(handed_over("one"), term="one").handed_over == {"s3://lake/t": "lock-1"}
+
+
+def test_the_terms_before_an_owners_own_are_those_whose_locks_it_takes_over() -> None:
+    """Not those of owners that took the partition over later, even if one of them had it before, too."""
+    published = decisions(
+        partition_taken("one"),
+        partition_taken("two"),
+        partition_taken("one"),
+        partition_taken("three"),
+        term="zero",
+    )
+
+    assert published.terms_before("two") == ("zero", "one")
+    assert published.terms_before("three") == ("zero", "one", "two")
+    assert published.terms_before("zero") == published.terms_before("unknown") == ()
