@@ -127,13 +127,13 @@ async def test_the_lock_of_a_running_grant_is_handed_over_when_an_agent_stops(sc
         granted = await first.obtain_grant()
         [held] = await scene.wait_for(LockAcquired)
     async with scene.agent(agent_id="b", **LONG):
-        await scene.wait_for(LockAcquired, lambda lock: lock.handed_over)
+        await scene.wait_for(LockAcquired, lambda lock: lock.fenced)
         await first.complete(granted.grant)
         await second.obtain_grant()
 
     [event] = scene.events(LocksHandedOver)
     assert [(each.table, each.owner) for each in event.locks] == [(scene.table, held.owner)]
-    [adopted] = scene.events(LockAcquired, lambda lock: lock.handed_over)
+    [adopted] = scene.events(LockAcquired, lambda lock: lock.fenced)
     assert adopted.adopted == held.owner
 
 
