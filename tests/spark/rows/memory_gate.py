@@ -5,68 +5,19 @@ Everything else is the gate's own code. It keeps the markers that each transacti
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from lakewarden.events import CommitIntent, CommitRequested, Marker, MarkerCreated, Topics, WriterEventUnion
+from lakewarden.events import CommitIntent, CommitRequested, Marker, MarkerCreated
 from lakewarden.spark_jobs import CommitGate, Sink
-from lakewarden.spark_jobs.gate.channel import OnDecision
 from lakewarden.spark_jobs.gate.event_publisher import Intent
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from tests.spark.fake_agent import grant_everything
-
-
-class MemoryChannel:
-    """What a transaction needs of `Channel`."""
-
-    topics = Topics("memory")
-    bootstrap_servers = "memory:9092"
-    timeout = 60.0
-    kafka = None
-    share = "memory"
-    reading_error = None
-
-    def __init__(self) -> None:
-        self.events: list[WriterEventUnion] = []
-        self._receivers: dict[str, OnDecision] = {}
-
-    def subscribe(self, _table: str, transaction: str, on_decision: OnDecision, **_facts: str) -> None:
-        self._receivers[transaction] = on_decision
-
-    def unsubscribe(self, transaction: str) -> None:
-        self._receivers.pop(transaction, None)
-
-    def send(self, event: WriterEventUnion) -> int:
-        self.events.append(event)
-        for decision in grant_everything(event, len(self.events) - 1):
-            self._receivers[event.transaction](decision, len(self.events))
-        return len(self.events) - 1
-
-    def run(self, function: Callable[[], Coroutine[Any, Any, Any]], **_facts: object) -> Any:
-        return asyncio.run(function())
-
-    async def publish(self, event: WriterEventUnion) -> Awaitable[int]:
-        offset = asyncio.get_running_loop().create_future()
-        offset.set_result(self.send(event))
-        return offset
-
-    def spawn(self, *_: object, **__: object) -> None:
-        """Start no heartbeats: leases last for minutes."""
-
-    def read_back(self, _table: str, start: int, _timeout: float) -> list[WriterEventUnion]:
-        return self.events[start:]
-
-    def agent_read_up_to(self, _table: str) -> int | None:
-        return len(self.events)
-
-    def close(self) -> None:
-        """Nothing is open."""
+from tests.spark.memory_channel import MemoryChannel
 
 
 class MemoryGate(CommitGate):

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 
-from lakewarden.events import Admitted, CommitIntent, Marker, Topics, WriterEventUnion, WriterHeartbeat
+from lakewarden.events import (
+    Admitted,
+    CommitIntent,
+    DecisionEventUnion,
+    Marker,
+    Topics,
+    WriterEventUnion,
+    WriterHeartbeat,
+)
 from lakewarden.spark_jobs import AgentUnreachable, AsyncGate, GateError, GrantTimeout
 from lakewarden.spark_jobs.gate import transaction
 from lakewarden.spark_jobs.gate.channel import Channel
@@ -20,14 +28,14 @@ from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
 from lakewarden.spark_jobs.gate.observer import GateEvent, Observer
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from tests.spark.fake_agent import grant_everything
+from tests.spark.memory_channel import MemoryChannel
 
 TABLE = "s3://lake/t"
 SCOPE = (Marker(partition="day=1", file_group="*", operation="merge"),)
 TIMING = Timing(admission_timeout_seconds=0.01, queue_timeout_seconds=0.05)
 
 
-class SilentChannel:
+class SilentChannel(MemoryChannel):
     """A channel whose broker accepts everything. No agent runs, unless `answers` is set."""
 
     topics = Topics("air")
@@ -44,61 +52,34 @@ class SilentChannel:
         reading_error: str | None = None,
     ) -> None:
         """`ahead` are the events before the intent in `writers`. Each of their transactions is still open."""
+        super().__init__()
         self._answers = answers
         self._turn = turn
-        self._on_decision: Callable[..., None] = lambda *_: None
-        self._events = list(ahead)
+        self.events = list(ahead)
         self._agent_read = agent_read
         self.reading_error = reading_error
 
-    def subscribe(self, _table: str, _id: str, on_decision: Callable[..., None], **_facts: str) -> None:
-        """Keep the receiver of decisions."""
-        self._on_decision = on_decision
-
-    def send(self, event: Any) -> int:
-        """Accept an event, and admit its transaction if an agent answers."""
-        if self._answers and isinstance(event, CommitIntent):
-            admitted = Admitted(
-                event_id="a",
-                table=event.table,
-                transaction=event.transaction,
-                writer=event.writer,
-                at=datetime.now(UTC),
-                agent="agent-1",
-                cause_offset=0,
-                turn=self._turn,
-            )
-            self._on_decision(admitted, 0)
-        self._events.append(event)
-        return len(self._events) - 1
-
-    def run(self, function: Callable[[], Coroutine[Any, Any, Any]], **_facts: str) -> Any:
-        """Run a coroutine function."""
-        return asyncio.run(function())
-
-    async def publish(self, event: Any) -> Awaitable[int]:
-        """Accept an event, as `send` does."""
-        offset = asyncio.get_running_loop().create_future()
-        offset.set_result(self.send(event))
-        return offset
+    def answer(self, event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        """Admit the transaction, if an agent answers."""
+        if not self._answers or not isinstance(event, CommitIntent):
+            return []
+        header = _header(event.writer, event.transaction)
+        return [Admitted(**header, agent="agent-1", cause_offset=0, turn=self._turn)]
 
     def read_back(self, _table: str, start: int, _timeout: float) -> list[WriterEventUnion]:
         """Return the events, and a heartbeat of each open transaction after the intent."""
         assert start == 0
         beats = [
             WriterHeartbeat(**_header(event.writer, event.transaction), seq=2)
-            for event in self._events
+            for event in self.events
             if isinstance(event, CommitIntent)
         ]
-        return [*self._events, *beats]
+        return [*self.events, *beats]
 
     def agent_read_up_to(self, table: str) -> int | None:
         """Return what the decisions of an agent say."""
         assert table == TABLE
         return self._agent_read
-
-    def spawn(self, *_: Any, **__: Any) -> None:
-        """Start no heartbeats."""
 
 
 class UnreadableChannel(SilentChannel):
@@ -321,50 +302,8 @@ def test_a_wait_for_another_reason_is_not_called_a_turn(
 # Several transactions, or several commits, in one body: safe, or refused at once with what to do.
 
 
-class GrantingChannel:
-    """A channel whose agent admits and grants everything."""
-
-    topics = Topics("air")
-    bootstrap_servers = "kafka:9092"
-    timeout = 1.0
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-        self._subscribers: dict[str, Callable[..., None]] = {}
-
-    def subscribe(self, _table: str, txn: str, on_decision: Callable[..., None], **_facts: str) -> None:
-        self._subscribers[txn] = on_decision
-
-    def unsubscribe(self, txn: str) -> None:
-        del self._subscribers[txn]
-
-    def send(self, event: Any) -> int:
-        self.events.append(event)
-        for decision in grant_everything(event, len(self.events) - 1):
-            self._subscribers[event.transaction](decision, len(self.events) - 1)
-        return len(self.events) - 1
-
-    def run(self, function: Callable[[], Coroutine[Any, Any, Any]], **_facts: Any) -> Any:
-        return asyncio.run(function())
-
-    async def publish(self, event: Any) -> Awaitable[int]:
-        offset = asyncio.get_running_loop().create_future()
-        offset.set_result(self.send(event))
-        return offset
-
-    def spawn(self, *_: Any, **__: Any) -> None:
-        """Start no heartbeats."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def writers(self) -> set[str]:
-        """Those of the transactions that were opened."""
-        return {event.writer for event in self.events}
-
-
-def granting_gate() -> tuple[GrantingChannel, TransactionGate]:
-    channel, gate = GrantingChannel(), TransactionGate("kafka:9092")
+def granting_gate() -> tuple[MemoryChannel, TransactionGate]:
+    channel, gate = MemoryChannel(), TransactionGate("kafka:9092")
     gate._channel = cast("Channel", channel)
     return channel, gate
 
@@ -420,7 +359,7 @@ def test_a_transaction_inside_another_one_is_refused_at_once_where_both_could_wa
             open_both()
         with pytest.raises(GateError, match=remedy):
             asyncio.run(open_both_async())
-        assert channel.writers() == {"outer"}
+        assert {event.writer for event in channel.events} == {"outer"}
 
 
 @pytest.mark.parametrize("recognises", [True, False])
