@@ -6,10 +6,11 @@ a handshake) is *unknown*. In both cases nothing is sent, and no restart is need
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import AF_INET, AddressFamily
@@ -17,6 +18,7 @@ from typing import Any
 
 import aiohttp.connector
 import anyio
+import botocore.session
 import pytest
 import trustme
 from aiobotocore.client import AioClientCreator
@@ -25,6 +27,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from anyio.abc import SocketAttribute, SocketStream
 from anyio.lowlevel import checkpoint
 
+from lakewarden.agent.stores import probe
 from lakewarden.agent.stores.s3 import S3Options, S3Store
 from lakewarden.handlers.lease.conditional import (
     Absent,
@@ -38,7 +41,7 @@ from lakewarden.handlers.lease.conditional import (
     WriteOutcome,
 )
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
-from tests.servers.s3 import VIRTUAL_DOMAIN, S3Server
+from tests.servers.s3 import VIRTUAL_DOMAIN, S3Server, encrypting_s3_server
 
 URI = "s3://bucket/locks/t.json"
 ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
@@ -484,3 +487,81 @@ async def test_a_bucket_in_another_region_is_refused_with_its_region() -> None:
 
     require_refusal(outcome, "the bucket is in region eu-west-1")
     assert len(server.received) == 1
+
+
+# -- encryption --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encrypting() -> Iterator[S3Server]:
+    with encrypting_s3_server() as server:
+        yield server
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("given", "accepted"),
+    [
+        ({}, False),
+        ({"encryption": "AES256"}, False),
+        ({"encryption": "aws:kms"}, True),
+        ({"encryption": "aws:kms", "kms_key": "locks"}, True),
+    ],
+)
+async def test_a_policy_that_demands_encryption_by_a_key_is_met(
+    encrypting: S3Server, given: dict[str, str], *, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bucket policies of AWS do. MinIO applies these to requests without a signature only, so it is the session's policy."""
+    bucket = encrypting.bucket()
+    for name, value in credentials_with(encrypting, policy_of(bucket)).items():
+        monkeypatch.setenv(name, value)
+    uri = f"s3://{bucket}/locks/t.json"
+
+    async with store_at(encrypting.endpoint, **given) as store:
+        first = await store.write(uri, b"1", IfAbsent())
+        if not accepted:
+            assert isinstance(first, Refused)
+            assert "Access Denied" in first.why
+            return
+        assert isinstance(first, Won)
+        second = await store.write(uri, b"2", IfMatch(first.version))
+        assert isinstance(second, Won)
+        assert isinstance(await store.write(uri, b"3", IfMatch(first.version)), Lost)
+        assert await store.read(uri) == Found(b"2", second.version)
+        await probe(store, f"s3://{bucket}/locks")
+    headers = encrypting.new_client().head_object(Bucket=bucket, Key="locks/t.json")
+    assert (headers["ServerSideEncryption"], headers["SSEKMSKeyId"]) == ("aws:kms", "arn:aws:kms:locks")
+
+
+def policy_of(bucket: str) -> dict[str, Any]:
+    everything = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    demanded = {"StringNotEquals": {"s3:x-amz-server-side-encryption": "aws:kms"}}
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": ["s3:*"], "Resource": everything},
+            {"Effect": "Deny", "Action": ["s3:PutObject"], "Resource": everything[1:], "Condition": demanded},
+        ],
+    }
+
+
+def credentials_with(server: S3Server, policy: dict[str, Any]) -> dict[str, str]:
+    """The variables of a session that this policy restricts."""
+    client = botocore.session.Session().create_client(
+        "sts",
+        endpoint_url=server.endpoint,
+        region_name=server.region,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+    )
+    given = client.assume_role(
+        RoleArn="arn:aws:iam::0:role/any", RoleSessionName="test", Policy=json.dumps(policy)
+    )
+    names = {
+        "AWS_ACCESS_KEY_ID": "AccessKeyId",
+        "AWS_SECRET_ACCESS_KEY": "SecretAccessKey",
+        "AWS_SESSION_TOKEN": "SessionToken",
+    }
+    return {variable: given["Credentials"][name] for variable, name in names.items()} | {
+        "AWS_REGION": server.region
+    }

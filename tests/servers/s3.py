@@ -10,6 +10,7 @@ Where there is no Go, PyPI's is used.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import os
@@ -116,6 +117,7 @@ _ENVIRONMENT: Final = {
     "ROOT_SECRET_KEY": SECRET_KEY,
     "MINIO_ROOT_USER": ACCESS_KEY,
     "MINIO_ROOT_PASSWORD": SECRET_KEY,
+    "MINIO_KMS_SECRET_KEY": f"locks:{base64.b64encode(bytes(32)).decode()}",
     "VGW_VIRTUAL_DOMAIN": VIRTUAL_DOMAIN,
     "MINIO_DOMAIN": VIRTUAL_DOMAIN,
 }
@@ -148,6 +150,19 @@ def started_server() -> Iterator[S3Server]:
     raise NoServerError(
         f"no S3 server for the tests ({'; '.join(tried)}): install Go, or name a server in {ENDPOINT_VARIABLE}"
     )
+
+
+@contextmanager
+def encrypting_s3_server() -> Iterator[S3Server]:
+    """MinIO, which encrypts what asks for SSE-KMS, and whose STS returns credentials with a policy."""
+    tried: list[str] = []
+    with contextlib.ExitStack() as stack:
+        data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakewarden-s3-")))
+        binary = built_by_go(_MINIO.name, _MINIO.module, _MINIO.version, tried)
+        server = None if binary is None else _start(_MINIO, binary, data, stack, tried)
+        if server is None:
+            raise NoServerError(f"no S3 server that encrypts ({'; '.join(tried)}): install Go")
+        yield server
 
 
 def is_server_named() -> bool:
