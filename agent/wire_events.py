@@ -199,7 +199,6 @@ def lock_event(
                     "owner": held.record.owner,
                     "valid_until": held.record.valid_until,
                     "adopted": None if former is None else former.owner,
-                    "handed_over": former is not None and former.handed_over,
                     "fenced": former is not None and former.fenced,
                 }
             )

@@ -147,11 +147,9 @@ class HandedOverLock(Wire):
 
 
 class LocksHandedOver(EventBase):
-    """An agent that leaves a partition, or is about to, relies on these locks no more. It has decided nothing since.
+    """An agent of an earlier release left a partition, and relied on these locks no more.
 
-    The next owner of the partition adopts them without waiting for the ends of their leases. The event counts if its `term` is
-    that of the last `partition-taken` before it. A later decision with a `lock_owner` for the same table replaces it, and a
-    `partition-taken` of the same `term` revokes it.
+    Agents publish it no more, and ignore it.
     """
 
     type: Literal["locks-handed-over"] = "locks-handed-over"

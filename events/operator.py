@@ -74,9 +74,12 @@ class LockAcquired(LockEvent):
     adopted: str | None = None
     """The former owner, if the agent took over its unexpired lease: because a grant still runs under it, or with `fenced`."""
     handed_over: bool = False
-    """Whether the former owner relied on it no more, see `locks-handed-over`. Otherwise it may have, until its lease ended."""
+    """Of an agent of an earlier release: whether the former owner relied on it no more, see `locks-handed-over`."""
     fenced: bool = False
-    """Whether the former owner held it in an earlier term of the same Kafka partition, so that its later grants don't count."""
+    """Whether the former owner held it in an earlier term of the same Kafka partition, so that its later grants don't count.
+
+    Otherwise it may have relied on it until its lease ended.
+    """
 
 
 class LockRenewed(LockEvent):

@@ -107,13 +107,10 @@ class LockKeeper:
         self._idle = anyio.Event()
         self._idle.set()
 
-    def acquire(self, adopt: str | None, *, handed_over: bool = False) -> None:
-        """Request the lock. `adopt` names the former owner whose lock covers a running grant.
-
-        `handed_over`: the log proves that this owner relies on the lock no more.
-        """
+    def acquire(self, adopt: str | None) -> None:
+        """Request the lock. `adopt` names the former owner whose lock covers a running grant."""
         ahead = 0 if self._name is None else self._queue.others_waiting(self._name)
-        self._submit(lease.Acquire(self._clock(), adopt, ahead, handed_over))
+        self._submit(lease.Acquire(self._clock(), adopt, ahead))
 
     def release(self) -> None:
         """Request the release of the lock."""

@@ -97,8 +97,8 @@ class TableLocks:
         self._absent_at: dict[str, float] = {}
         """When a table was found to be no Hudi table, in monotonic seconds."""
         self._searches: dict[str, anyio.CancelScope] = {}
-        self._requested: dict[str, tuple[str | None, bool]] = {}
-        """Tables whose lock is requested and whose place is being looked up: `adopt` and `handed_over` of `start_acquire`."""
+        self._requested: dict[str, str | None] = {}
+        """Tables whose lock is requested and whose place is being looked up, with the owner to adopt."""
         self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
 
     def new_table(self, uri: str) -> TableState:
@@ -182,16 +182,15 @@ class TableLocks:
         state.settings = self._settings.table(shared=found.shared)
         self._step_table(uri, LockPlaced(now, offset, found.uri))
         if uri in self._requested:
-            adopt, handed_over = self._requested.pop(uri)
-            self._keeper(uri).acquire(adopt, handed_over=handed_over)
+            self._keeper(uri).acquire(self._requested.pop(uri))
 
-    def start_acquire(self, state: TableState, adopt: str | None, *, handed_over: bool = False) -> None:
-        """Request the table's lock. `adopt` and `handed_over` as in `LockKeeper.acquire`."""
+    def start_acquire(self, state: TableState, adopt: str | None) -> None:
+        """Request the table's lock. `adopt` as in `LockKeeper.acquire`."""
         self.find_place(state)
         if state.uri in self._searches:
-            self._requested[state.uri] = (adopt, handed_over)
+            self._requested[state.uri] = adopt
         else:
-            self._keeper(state.uri).acquire(adopt, handed_over=handed_over)
+            self._keeper(state.uri).acquire(adopt)
 
     def start_release(self, uri: str) -> None:
         """Request the release of the table's lock."""

@@ -89,11 +89,10 @@ Release
 Adoption
 - The log may name an owner as the holder of a running grant. The automaton adopts that owner's live lease: it replaces the record
   under its version, with a new owner id.
-- If the log proves that the former owner relies on its lease no more (`handed_over`, see `table/replay.py`), that is all.
-- Otherwise it may be alive and rely on its lease. Until that lease has ended (`quiet_until`), our lease covers the running
+- That owner may be alive and rely on its lease. Until that lease has ended (`quiet_until`), our lease covers the running
   grant but no new one, and the object is not released.
 - A *fenced* owner is a former owner of our own Kafka partition, by its owner id. The automaton adopts its live lease whether a
-  grant runs or not, and as one that was handed over: the log has every grant of it that counts
+  grant runs or not, and without a quiet period: the log has every grant of it that counts
   (docs/decisions/0058-a-former-owners-lock.md).
 - Our owner ids begin with `owner_prefix`, so that the next owner can fence them. Those of a quiet period don't: the next owner
   must wait, too, for an adopted owner that is not fenced.
@@ -298,7 +297,7 @@ def _on_acquire(state: State, wanted: Acquire, settings: LeaseSettings) -> Step:
 
 def _mark_needed(work: Work, wanted: Acquire) -> Work:
     if wanted.adopt is not None:
-        work = replace(work, adopt=wanted.adopt, handed_over=wanted.handed_over)
+        work = replace(work, adopt=wanted.adopt)
     return replace(work, needed=True, ahead=wanted.ahead)
 
 
@@ -448,8 +447,7 @@ def _found_while_needed(
     if record.owner.startswith(settings.fenced):
         former = work.former if _in_quiet_period(work, at) else FormerOwner(record.owner, at.now, fenced=True)
     elif record.owner == work.adopt:
-        until = at.now if work.handed_over else at.now + respect_for
-        former = FormerOwner(record.owner, until, work.handed_over)
+        former = FormerOwner(record.owner, at.now + respect_for)
     if former is not None:
         return _write_hold(replace(work, former=former), at, settings, IfMatch(version), record)
     return _wait_for_holder(work, at, settings, record, respect_for)
@@ -526,7 +524,7 @@ def _confirm_lease(state: Writing, at: Moment, version: str, settings: LeaseSett
         expires_at=state.sent_at + settings.validity - settings.drift,
         renew_at=state.sent_at + settings.renew_interval + spread,
         former=work.former
-        if _in_quiet_period(work, at) or (work.lease is None and _is_harmless(work))
+        if _in_quiet_period(work, at) or (work.lease is None and _is_fenced(work))
         else None,
     )
     if at.now >= lease.expires_at - settings.margin:
@@ -649,13 +647,13 @@ def _count_request(work: Work) -> Work:
     return replace(work, cost=Cost(work.cost.requests + 1, work.cost.since))
 
 
-def _is_harmless(work: Work) -> bool:
-    return work.former is not None and (work.former.handed_over or work.former.fenced)
+def _is_fenced(work: Work) -> bool:
+    return work.former is not None and work.former.fenced
 
 
 def _kept_former(work: Work) -> FormerOwner | None:
-    """The former owner that may still rely on its lease. One that handed the lock over, or is fenced, is harmless."""
-    return None if _is_harmless(work) else work.former
+    """The former owner that may still rely on its lease. A fenced one is harmless."""
+    return None if _is_fenced(work) else work.former
 
 
 def _in_quiet_period(work: Work, at: Moment) -> bool:

@@ -80,8 +80,6 @@ class Acquire:
     adopt: str | None = None
     ahead: int = 0
     """The number of other contenders in the queue (`lock_queue.py`)."""
-    handed_over: bool = False
-    """Whether the owner that may be adopted relies on its lease no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +218,8 @@ class FormerOwner:
     owner: str
     until: float
     """Monotonic seconds, including the drift. Without a quiet time: the time of the adoption."""
-    handed_over: bool = False
-    """Whether it relies on its lease no more, so that there is no quiet time."""
     fenced: bool = False
-    """Whether none of its later grants counts, so that there is no quiet time either."""
+    """Whether none of its later grants counts, so that there is no quiet time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +232,7 @@ class Lease:
     """The end of the lease minus the drift."""
     renew_at: float
     former: FormerOwner | None = None
-    """The adopted owner, if its lease had not ended when this one was confirmed, or if it has just handed the lock over."""
+    """The adopted owner, if its lease had not ended when this one was confirmed, or if it has just been fenced."""
 
     @property
     def quiet_until(self) -> float:
@@ -294,8 +290,6 @@ class Work:
     """Number of requests in a row that were lost, unknown or throttled."""
     adopt: str | None = None
     """The owner whose lease may be adopted."""
-    handed_over: bool = False
-    """Whether that owner relies on its lease no more."""
     ahead: int = 0
     """The number of contenders ahead, if the lock must be released first and then acquired again."""
     ahead_at_release: int | None = None

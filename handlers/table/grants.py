@@ -14,8 +14,8 @@ Granting
    heartbeats come from a thread of their own, so they continue while the publish hangs. A grant ends after `max_grant` and one
    grant lease at the latest.
 6. After an adoption of the lock (`lease/machine.py`), nothing is granted or extended before `quiet_until`. The former owner
-   may still be running. It would not know of an extension, and could grant another transaction after the first lease. If it
-   handed the lock over in the log, or is fenced, there is no quiet time.
+   may still be running. It would not know of an extension, and could grant another transaction after the first lease. If it is
+   fenced, there is no quiet time.
 
 Lapse
 7. A grant whose lease expires without a report is published as `abort(outcome-unknown)` of its own transaction. That record is
@@ -36,8 +36,6 @@ Lock
     (`lock-refused`, retriable) when the refusal lasts (`lease/machine.py`). A granted one is not: its own lease ends.
 13. An adopted lock has another owner. The agent publishes `grant-renewed` for the running grant, with the same `seq` and the
     rest of the lease. So the log names the new owner, and the next agent can adopt the lock again.
-14. An owner that leaves hands over the lock of each running grant (`replay.py`). A lock in its own quiet time is left out: the
-    owner before may still rely on it.
 """
 
 from __future__ import annotations
@@ -61,13 +59,6 @@ from lakewarden.handlers.table.verdicts import (
 
 MIN_LEASE_SHARE = 0.5
 """The smallest share of the configured grant lease for which a grant is decided."""
-
-
-def lock_to_hand_over(state: TableState, now: float) -> str | None:
-    """The owner id in the lock object that an owner which leaves hands over, or None (rule 14)."""
-    if state.lock is None or now < state.lock.quiet_until or state.running() is None:
-        return None
-    return state.lock.owner
 
 
 def grant_next(context: StepContext) -> None:
@@ -166,7 +157,7 @@ def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
     state = context.state
     if not state.lock_requested:
         return
-    state.lock, state.handed_over = lock, None
+    state.lock = lock
     if context.now >= lock.quiet_until:
         state.unseen_grant = False
     state.recheck_all()
@@ -203,10 +194,7 @@ def request_or_release_lock(context: StepContext) -> None:
             _release_lock(context)
     if needed and not state.lock_requested:
         adopt = running.grant.lock_owner if running is not None and running.grant is not None else None
-        handed_over = state.handed_over
-        context.emit(
-            [AcquireLock(adopt) if handed_over is None else AcquireLock(handed_over, handed_over=True)]
-        )
+        context.emit([AcquireLock(adopt)])
         state.lock_requested = True
     elif not needed and state.lock_requested:
         _release_lock(context)

@@ -11,23 +11,17 @@ Terms
 4. The last `partition-taken` in the log counts, whichever agent Kafka's group names as owner: a record may reach the log late.
    So an owner reads `decisions` for later `partition-taken` records, and restarts its session when it finds one.
 
-Locks (docs/decisions/0019-an-orderly-hand-over-of-locks.md)
-5. An owner that leaves in order publishes `locks-handed-over` as its last record: it relies on these lock owner ids no more. The
-   record counts if its term is in force. The next owner adopts these locks without a quiet time (`handlers/lease/machine.py`).
-6. A hand-over ends with a later decision that counts and names a lock owner of the same table, and with a `partition-taken` of
-   the same term: its owner was only paused, and relies on its locks again. It survives other take-overs, because no owner id is
-   ever used again.
-7. An owner takes over the locks of all owners before its own `partition-taken` at once: it has read each of their grants that
+5. An owner takes over the locks of all owners before its own `partition-taken` at once: it has read each of their grants that
    counts (docs/decisions/0058-a-former-owners-lock.md). It knows them by their terms (`terms_before`).
 
 Requests of unknown transactions
-8. A `commit-requested` that was published while no agent ran may be of a transaction that the agent doesn't know: its intent was
+6. A `commit-requested` that was published while no agent ran may be of a transaction that the agent doesn't know: its intent was
    removed, or its transaction had ended. Its writer waits for an answer. So at the end of the replay the agent publishes
    `unknown-transaction` for it, if no decision about the transaction follows it in the log. An admission doesn't count: it
    answers the intent. A published answer is found by each later replay that reads the request, because a checkpoint has no
    decision before its position that answers a later event. So the answer is published once. Events of other types get theirs
    when the writer's next event is read.
-9. The ledger's last transaction of the writer gets no such answer: the request is a repeated delivery. Other repeated requests of
+7. The ledger's last transaction of the writer gets no such answer: the request is a repeated delivery. Other repeated requests of
    transactions that ended before the checkpoint look like unanswered ones. They get the answer, which no writer awaits.
 """
 
@@ -38,10 +32,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lakewarden.events import (
-    CommitGranted,
     DecisionEventUnion,
     DecisionRecord,
-    GrantRenewed,
     LocksHandedOver,
     PartitionTaken,
     WriterEventUnion,
@@ -110,8 +102,6 @@ class PublishedDecisions:
         self._terms: dict[str, None] = {} if start.term is None else {start.term: None}
         """In the order of their first `partition-taken`."""
         self._decisions: list[tuple[Position, DecisionEventUnion]] = []
-        self._handed_over: dict[str, tuple[str, str]] = {}
-        """By table: the term of the owner that handed its lock over, and the owner in the lock object."""
         self._applied = 0
         for offset, record in records:
             self.add(offset, record)
@@ -121,26 +111,13 @@ class PublishedDecisions:
         if isinstance(record, PartitionTaken):
             self.term = record.term
             self._terms.setdefault(record.term)
-            resumed = [table for table, (term, _) in self._handed_over.items() if term == record.term]
-            for table in resumed:
-                del self._handed_over[table]
-        elif isinstance(record, LocksHandedOver):
-            if record.term == self.term:
-                self._handed_over.update({each.table: (record.term, each.owner) for each in record.locks})
-        elif counts(record, self.term):
-            if isinstance(record, CommitGranted | GrantRenewed):
-                self._handed_over.pop(record.table, None)
+        elif not isinstance(record, LocksHandedOver) and counts(record, self.term):
             self._decisions.append((Position(offset, self.term), record))
 
     def terms_before(self, own: str) -> tuple[str, ...]:
         """The last terms before the first `partition-taken` of `own`. None if that is not in the log."""
         terms = list(self._terms)
         return tuple(terms[: terms.index(own)][-MAX_FORMER_TERMS:]) if own in self._terms else ()
-
-    @property
-    def handed_over(self) -> dict[str, str]:
-        """By table: the owner in the lock object that its former agent relies on no more (rules 5 and 6)."""
-        return {table: owner for table, (_, owner) in self._handed_over.items()}
 
     def __len__(self) -> int:
         return len(self._decisions)

@@ -108,8 +108,6 @@ class TableState:
     lock_place: str | None = None
     """URI of the table's lock object. None: the agent has not found it out yet (`lease/placement.py`)."""
     lock: LockView | None = None
-    handed_over: str | None = None
-    """The owner in the lock object that its former agent relies on no more, according to the log (`replay.py`)."""
     lock_requested: bool = False
     lock_used: bool = False
     """Whether a grant has been decided under the current lock lease."""

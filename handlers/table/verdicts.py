@@ -156,8 +156,6 @@ class AcquireLock:
 
     adopt: str | None = None
     """Owner of the lock that covers a running grant, according to the log. The agent replaces this owner."""
-    handed_over: bool = False
-    """Whether this owner relies on the lock no more, according to the log. Then there is no quiet time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ async def _kill_the_owner(
 def rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Title, figure and target of each row."""
     titles = {
-        "default": ("default settings", "< 12 s"),
+        "default": ("default settings", "< 8 s"),
         "tight": (
             f"session timeout {TIGHT_SESSION_SECONDS:g} s, lock lease 5 s (*)",
             "< 3 s",

@@ -214,17 +214,6 @@ def _quiet_time_ignored() -> list[Patch]:
     return [(lease, "_confirm_lease", loud)]
 
 
-@BUGS.plant("hand-over without proof", "one holder")
-def _handed_over_without_proof() -> list[Patch]:
-    """Only an owner that left in order is adopted without a quiet time."""
-    needed = lease._mark_needed
-
-    def trusting(work: Work, wanted: lease.Acquire) -> Work:
-        return needed(work, replace(wanted, handed_over=True))
-
-    return [(lease, "_mark_needed", trusting)]
-
-
 @BUGS.plant("any owner fenced", "no lock stealing")
 def _any_owner_fenced() -> list[Patch]:
     """Only a former owner of the table's partition, by its owner id, is replaced at once."""

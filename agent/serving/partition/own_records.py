@@ -3,7 +3,7 @@
 | record | topic | acknowledged |
 | --- | --- | --- |
 | `partition-taken` | `ledger` and `decisions` | its offsets order the take-overs (`handlers/group/ownership.py`) |
-| a decision, `locks-handed-over` | `decisions` | noted for the checkpoints (`log_seen.py`) |
+| a decision | `decisions` | noted for the checkpoints (`log_seen.py`) |
 | a ledger entry | `ledger` | likewise |
 | a conflict | `conflicts` | |
 | a dead letter | `dead_letters` | |
@@ -15,7 +15,7 @@ record that is too large for Kafka stops its table: at once if the agent measure
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -30,8 +30,6 @@ from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     Abort,
     DeadLetter,
-    HandedOverLock,
-    LocksHandedOver,
     PartitionTaken,
     Undecodable,
     encode,
@@ -48,8 +46,6 @@ MAX_REASON = 1_000
 """Characters of a reason, which may quote the event: it must fit into a record."""
 MAX_KEY_BYTES = 4_096
 """Of a refused record's key, which is the key of the answer, too: longer than the URI of any table."""
-MAX_HANDED_OVER_BYTES = 900_000
-"""Of all locks in one `locks-handed-over`, so that it fits into a record. The others have a quiet time."""
 
 
 class OwnRecords:
@@ -110,32 +106,6 @@ class OwnRecords:
     def _taken_again(self, value: bytes, offset: int) -> None:
         self.takeovers.again = max(self.takeovers.again, offset)
         self._seen.on_decision(value, offset)
-
-    def hand_over(self, locks: Iterable[tuple[str, str]]) -> None:
-        """Publish that this owner relies on these locks no more, each a table and the owner id in its lock object.
-
-        It is the last record of an owner that leaves, and of one that is paused until it resumes.
-        """
-        fitting: list[HandedOverLock] = []
-        left = MAX_HANDED_OVER_BYTES
-        for table, owner in locks:
-            each = HandedOverLock(table=table, owner=owner)
-            left -= len(encode(each)) + 1
-            if left < 0:
-                break
-            fitting.append(each)
-        if not fitting:
-            return
-        event = LocksHandedOver(
-            event_id=fresh_id(),
-            table=partition_name(self.number),
-            at=utc_now(),
-            agent=self.agent,
-            term=self.term,
-            locks=tuple(fitting),
-        )
-        self.decision(event.table.encode(), encode(event))
-        log.info("locks.handed-over", partition=self.number, tables=len(fitting))
 
     def dead_letter(self, record: ConsumerRecord, reason: str) -> None:
         """Publish a record that the owner refuses to the dead letters."""

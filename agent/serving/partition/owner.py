@@ -396,7 +396,6 @@ class PartitionOwner:
         """Decide nothing until `resume`, and keep the locks. Only for a live or paused owner without a stopped table."""
         assert self.phase in ("live", "paused")
         self._progress.phase = "paused"
-        self._tables.hand_over_locks()
         self._takeovers.again = -1
         self._caught_up = None
 
@@ -414,8 +413,6 @@ class PartitionOwner:
 
     def stop_deciding(self) -> None:
         """Decide on no further event."""
-        if self.phase == "live":
-            self._tables.hand_over_locks()
         self._was_live = self.phase in ("live", "paused")
         self._progress.phase = "released"
         self._tables.memory.forget(self._tables)

@@ -138,11 +138,8 @@ class Replay:
         self.apply_decisions(None)
         replayed = len(self._published)
         tables, missing = self._tables, self._seen.missing
-        if missing is None:  # otherwise the end of a hand-over, or a grant, may be what the log lacks
+        if missing is None:  # otherwise a grant of a former owner may be what the log lacks
             tables.locks.former_terms = self._published.terms_before(self._records.term)
-            for uri, owner in self._published.handed_over.items():
-                if uri in tables.states:
-                    tables.states[uri].handed_over = owner
         self._published = PublishedDecisions(Position(0, None), ())
         self._progress.phase = "live"
         with tables.memory.held():

@@ -39,7 +39,6 @@ from lakewarden.events import LedgerEventUnion
 from lakewarden.handlers.table import verdicts
 from lakewarden.handlers.table.deferred_inputs import DeferredInputs
 from lakewarden.handlers.table.facts import drop_index
-from lakewarden.handlers.table.grants import lock_to_hand_over
 from lakewarden.handlers.table.ledger import Kind, Ledger, LedgerEntries
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import (
@@ -270,23 +269,14 @@ class Tables:
     def _run_lock_effects(self, uri: str, effects: Iterable[verdicts.Effect]) -> None:
         for effect in effects:
             match effect:
-                case verdicts.AcquireLock(adopt=adopt, handed_over=handed_over):
-                    self.locks.start_acquire(self.states[uri], adopt, handed_over=handed_over)
+                case verdicts.AcquireLock(adopt=adopt):
+                    self.locks.start_acquire(self.states[uri], adopt)
                 case verdicts.ReleaseLock():
                     self.locks.start_release(uri)
                 case _:
                     pass
 
     # -- pause -------------------------------------------------------------------------------------------------------
-
-    def hand_over_locks(self) -> None:
-        """Publish that this owner relies on the locks of running grants no more (`handlers/table/replay.py`)."""
-        now = monotonic()
-        self._records.hand_over(
-            (uri, owner)
-            for uri, state in self.states.items()
-            if uri not in self.stopped and (owner := lock_to_hand_over(state, now)) is not None
-        )
 
     def resume(self) -> None:
         """Decide again: first on the inputs of the locks since the pause, then on what has become due."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import anyio
@@ -27,14 +26,13 @@ from lakewarden.events import (
     DecisionEvent,
     LedgerCopied,
     LedgerRecord,
-    LocksHandedOver,
     PartitionTaken,
     encode,
     partition_name,
 )
 from lakewarden.handlers.table.machine import LockConfirmed
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
-from lakewarden.handlers.table.state import LockView, TableState
+from lakewarden.handlers.table.state import LockView
 from tests.unit.agent.serving.owner_in_memory import (
     OTHER,
     TABLE,
@@ -415,64 +413,3 @@ def test_a_replay_gives_the_state_of_an_owner_that_was_paused(table: Table) -> N
     assert {name: each.phase for name, each in table.owner.tables[table.uri].transactions.items()} == before
     grants = [each for each in decided(table) if each[0] == CommitGranted.model_fields["type"].default]
     assert len(grants) == 1
-
-
-def handed_over(table: Table) -> list[tuple[str, str]]:
-    """The locks in the hand-overs that the log has."""
-    return [
-        (each.table, each.owner) for event in table.log.published(LocksHandedOver) for each in event.locks
-    ]
-
-
-@pytest.mark.parametrize("leave", ["pause", "stop_deciding"])
-def test_an_owner_that_leaves_hands_over_the_lock_of_a_running_grant(table: Table, leave: str) -> None:
-    """It decides nothing after the record, so the next owner knows all its grants."""
-    table.send("commit-requested", 0, seq=1)
-
-    getattr(table.owner, leave)()
-    table.owner.stop_deciding()
-    table.send("writer-heartbeat", 0, seq=2)
-
-    assert handed_over(table) == [(table.uri, "o" * 36)]
-    assert decided(table)[-1] == ("locks-handed-over", "")
-
-
-def test_a_lock_without_a_grant_is_released_and_not_handed_over(table: Table) -> None:
-    table.owner.stop_deciding()
-
-    assert handed_over(table) == []
-
-
-def test_a_lost_lock_is_not_handed_over(table: Table) -> None:
-    """Its owner id is in no lock object any more, or that is unknown."""
-    table.send("commit-requested", 0, seq=1)
-    table.lock("gone")
-
-    table.owner.stop_deciding()
-
-    assert handed_over(table) == []
-
-
-def test_a_lock_in_its_own_quiet_time_is_not_handed_over(table: Table) -> None:
-    """The owner before was killed, or is suspended and may still rely on its lease."""
-    table.send("commit-requested", 0, seq=1)
-    state = table.owner.tables[table.uri]
-    assert state.lock is not None
-    state.lock = LockView(state.lock.owner, state.lock.expires_at, table.now + 5.0)
-
-    table.owner.stop_deciding()
-
-    assert handed_over(table) == []
-
-
-def test_the_next_owner_requests_the_lock_that_was_handed_over(table: Table) -> None:
-    requested: list[tuple[object, ...]] = []
-    table.send("commit-requested", 0, seq=1)
-    table.owner.stop_deciding()
-
-    def record(_: object, state: TableState, adopt: str | None, *, handed_over: bool = False) -> None:
-        requested.append((state.uri, adopt, handed_over))
-
-    table.start(start_acquire=partial(record, None))
-
-    assert requested == [(table.uri, "o" * 36, True)]

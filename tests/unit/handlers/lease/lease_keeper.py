@@ -71,8 +71,8 @@ class Keeper:
         self.puts += self.of(Put)
         return self
 
-    def acquire(self, adopt: str | None = None, *, handed_over: bool = False) -> Keeper:
-        return self.step(Acquire(self.at(), adopt, handed_over=handed_over))
+    def acquire(self, adopt: str | None = None) -> Keeper:
+        return self.step(Acquire(self.at(), adopt))
 
     def release(self) -> Keeper:
         return self.step(Release(self.at()))

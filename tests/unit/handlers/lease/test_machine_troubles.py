@@ -443,60 +443,6 @@ def test_the_quiet_period_outlives_our_own_lease(way: str) -> None:
     assert keeper.one(Confirmed).lease.quiet_until == pytest.approx(300.5)
 
 
-def handed_over() -> Keeper:
-    """The former owner has published that it relies on its lease no more, and its lease is still live."""
-    keeper = Keeper().acquire(adopt="old", handed_over=True)
-    return keeper.reads(
-        LockRecord(expired=False, valid_until=keeper.wall + 20_000, owner="old"), "a1", after=0
-    )
-
-
-def test_a_lock_that_was_handed_over_is_adopted_without_a_quiet_period() -> None:
-    """An agent stopped in order while a grant ran. The next one may grant at once."""
-    keeper = handed_over()
-    assert keeper.put.condition == IfMatch("a1")
-
-    lease = keeper.writes(Won("a2")).one(Confirmed).lease
-    assert lease.quiet_until <= keeper.now
-    assert lease.former is not None
-    assert (lease.former.owner, lease.former.handed_over) == ("old", True)
-
-
-def test_a_lock_that_was_handed_over_can_be_released_at_once() -> None:
-    """Its grant has been completed meanwhile."""
-    keeper = handed_over().writes(Won("a2")).release()
-
-    assert keeper.written.expired
-    assert isinstance(keeper.writes(Won("a3")).state, Idle)
-
-
-def test_only_the_owner_that_handed_the_lock_over_is_adopted() -> None:
-    """Another agent acquired the lock after it had lapsed."""
-    keeper = Keeper().acquire(adopt="old", handed_over=True).reads(foreign(), "f1")
-
-    assert isinstance(keeper.state, Waiting)
-
-
-def test_a_hand_over_is_reported_with_the_acquisition_alone() -> None:
-    """Renewals, and a later acquisition of the same keeper, have nothing to do with it."""
-    keeper = handed_over().writes(Won("a2")).timer().writes(Won("a3"))
-    assert keeper.one(Confirmed).lease.former is None
-
-    keeper.release().writes(Won("a4")).acquire().reads(keeper.written, "a4").writes(Won("a5"))
-    assert keeper.one(Confirmed).lease.former is None
-
-
-def test_an_unknown_write_during_a_hand_over_leads_to_no_quiet_period() -> None:
-    keeper = handed_over().writes(Unknown("timeout"), after=2.0)
-    keeper.reads(keeper.written, "a2").writes(Won("a3"))
-
-    lease = keeper.one(Confirmed).lease
-    assert lease.quiet_until <= keeper.now
-
-
-# Events of other agents are hints: they shorten waits, and change nothing else.
-
-
 def owner_of_the_partition(adopt: str | None = None) -> Keeper:
     """The owner with the term `b`; the term `a` is over."""
     return Keeper(replace(SETTINGS, owner_prefix="b-", fenced=("z-", "a-"))).acquire(adopt)
@@ -521,7 +467,7 @@ def test_a_former_owners_live_lock_is_taken_over_at_once(adopt: str | None, stri
     lease = keeper.writes(Won("a2")).one(Confirmed).lease
     assert lease.quiet_until <= keeper.now
     assert lease.former is not None
-    assert (lease.former.owner, lease.former.fenced, lease.former.handed_over) == ("a-17", True, False)
+    assert (lease.former.owner, lease.former.fenced) == ("a-17", True)
 
     keeper.release()
     assert keeper.written.expired
@@ -554,6 +500,9 @@ def test_a_fenced_owner_shortens_no_quiet_period() -> None:
     finds(keeper, "a-18", "a3").writes(Won("a4"))
 
     assert keeper.one(Confirmed).lease.quiet_until == pytest.approx(120.5)
+
+
+# Events of other agents are hints: they shorten waits, and change nothing else.
 
 
 def test_the_first_contender_reads_immediately_after_a_release() -> None:

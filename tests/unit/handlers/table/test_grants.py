@@ -420,15 +420,3 @@ def test_a_grant_that_ends_for_its_age_may_still_be_reported() -> None:
 
     assert w.complete("A").of(RecordBatch) == [RecordBatch("A", "w-A", 4, None)]
     assert w.phase("A") is Phase.COMMITTED
-
-
-def test_a_lock_that_was_handed_over_is_requested_as_such() -> None:
-    """The former agent left in order. The log names another lock owner than the grant: it had acquired the lock again."""
-    w = granted().rebuilt()
-    w.state.handed_over = "agent-1b"
-
-    w.replayed()
-    assert w.of(AcquireLock) == [AcquireLock("agent-1b", handed_over=True)]
-
-    w.lock(owner="agent-2")
-    assert w.state.handed_over is None

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pytest
-
 from lakewarden.events import (
     Admitted,
-    CommitGranted,
     DecisionRecord,
-    HandedOverLock,
-    LocksHandedOver,
     PartitionTaken,
     partition_name,
 )
@@ -96,101 +91,6 @@ def test_the_next_position_has_the_offset_and_term_of_the_next_decision() -> Non
     assert published.next_position() == Position(103, "two")
     published.pop_due(None)
     assert published.next_position() is None
-
-
-def handed_over(term: str, owner: str = "lock-1", table: str = "s3://lake/t") -> LocksHandedOver:
-    return LocksHandedOver(
-        event_id=f"h-{term}",
-        table=partition_name(3),
-        at=NOW,
-        agent="agent",
-        term=term,
-        locks=(HandedOverLock(table=table, owner=owner),),
-    )
-
-
-def granted(term: str, lock_owner: str, table: str = "s3://lake/t") -> CommitGranted:
-    return CommitGranted(
-        event_id=f"g-{lock_owner}",
-        table=table,
-        transaction="T",
-        writer="w",
-        at=NOW,
-        agent="agent",
-        cause_offset=1,
-        term=term,
-        grant="g",
-        lease_seconds=20,
-        seq=1,
-        lock_owner=lock_owner,
-    )
-
-
-ONE, TWO, THREE = (partition_taken(term) for term in ("one", "two", "three"))
-OTHER = "s3://lake/other"
-
-
-@pytest.mark.parametrize(
-    ("records", "locks", "counting"),
-    [
-        pytest.param(
-            (ONE, granted("one", "lock-1"), handed_over("one"), TWO),
-            {"s3://lake/t": "lock-1"},
-            1,
-            id="it left in order: the next owner reads the hand-over before its take-over",
-        ),
-        pytest.param(
-            (ONE, granted("one", "lock-1"), TWO, handed_over("one")),
-            {},
-            1,
-            id="it was replaced while suspended: a writer may believe its grant until the lease ends",
-        ),
-        pytest.param(
-            (ONE, handed_over("one"), ONE, TWO),
-            {},
-            0,
-            id="it resumed after a rebalance, relied on its locks again, and was killed later",
-        ),
-        pytest.param(
-            (ONE, handed_over("one"), TWO, THREE),
-            {"s3://lake/t": "lock-1"},
-            0,
-            id="the next owner died before it used the lock: the lock object shows which owner it has",
-        ),
-        pytest.param(
-            (
-                ONE,
-                handed_over("one"),
-                handed_over("one", "lock-9", OTHER),
-                TWO,
-                granted("two", "lock-2"),
-                THREE,
-            ),
-            {OTHER: "lock-9"},
-            1,
-            id="the next owner adopted one of two locks, and was killed: its own lock was not handed over",
-        ),
-        pytest.param(
-            (ONE, handed_over("one"), TWO, granted("one", "lock-1")),
-            {"s3://lake/t": "lock-1"},
-            0,
-            id="a grant that does not count ends no hand-over",
-        ),
-    ],
-)
-def test_which_locks_an_owner_has_handed_over(
-    records: tuple[DecisionRecord, ...], locks: dict[str, str], counting: int
-) -> None:
-    published = decisions(*records)
-
-    assert published.handed_over == locks
-    assert len(published) == counting
-
-
-def test_without_a_known_term_no_hand_over_counts() -> None:
-    """Its owner may have been replaced before the beginning of what was read."""
-    assert decisions(handed_over("one")).handed_over == {}
-    assert decisions(handed_over("one"), term="one").handed_over == {"s3://lake/t": "lock-1"}
 
 
 def test_the_terms_before_an_owners_own_are_those_whose_locks_it_takes_over() -> None:
