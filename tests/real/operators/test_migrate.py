@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from lakewarden.events import (
 )
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import World, world
+from tests.unit.events.building import made
 
 pytestmark = [pytest.mark.real]
 
@@ -217,18 +217,7 @@ async def _add_partitions(scene: World, *topics: str) -> None:
 
 
 async def _publish_grant(scene: World, table: str) -> None:
-    grant = CommitGranted(
-        event_id="e",
-        table=table,
-        transaction="unsettled",
-        writer="w",
-        at=datetime.now(UTC),
-        agent="a",
-        cause_offset=0,
-        grant="g",
-        lease_seconds=30.0,
-        seq=1,
-    )
+    grant = made(CommitGranted, table=table, transaction="unsettled", grant="g", lease_seconds=30.0, seq=1)
     client = producer(scene.settings())
     await start_client(client, scene.settings())
     try:

@@ -23,6 +23,7 @@ from lakewarden.spark_jobs.streaming.batches import wire_name
 from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY
 from tests.spark.fake_agent import aborted, already_committed, grant_everything
 from tests.spark.harness import Harness
+from tests.unit.events.building import made
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.real]
@@ -432,23 +433,10 @@ def test_the_observer_receives_the_steps_in_order(harness: Harness, spark: Spark
 
 def test_commit_aborted_can_be_pickled() -> None:
     import pickle
-    from datetime import UTC, datetime
 
     from lakewarden.events import Abort
 
-    error = CommitAborted(
-        Abort(
-            event_id="e",
-            table=TABLE,
-            transaction="t",
-            writer="w",
-            at=datetime(2026, 1, 1, tzinfo=UTC),
-            agent="a",
-            cause_offset=3,
-            reason="lease-lost",
-            retriable=True,
-        )
-    )
+    error = CommitAborted(made(Abort, table=TABLE, transaction="t", cause_offset=3, reason="lease-lost"))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - pickled here
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from hypothesis import strategies as st
 
 from lakewarden import events
-from lakewarden.events import CommitIntent, Event
+from lakewarden.events import CommitIntent, Event, EventBase
 
 TABLE = "s3://lake/sales/orders"
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -26,6 +26,29 @@ COMMON: dict[str, Any] = {
 def an_intent(**fields: Any) -> CommitIntent:
     """A valid intent with the given fields."""
     return CommitIntent(**{**COMMON, **fields})
+
+
+MADE: dict[str, Any] = {
+    "event_id": "e",
+    "table": TABLE,
+    "transaction": "T",
+    "writer": "w",
+    "at": AT,
+    "agent": "a",
+    "cause_offset": 0,
+    "retriable": True,
+    "owner": "o",
+    "requests": 1,
+    "duration_ms": 1.0,
+}
+"""What an event has where a test doesn't care."""
+
+E = TypeVar("E", bound=EventBase)
+
+
+def made(kind: type[E], /, **fields: Any) -> E:
+    """An event of this kind with the given fields."""
+    return kind(**{**{name: value for name, value in MADE.items() if name in kind.model_fields}, **fields})
 
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=40)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +42,7 @@ from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
 from tests.unit.agent.serving import owner_in_memory
 from tests.unit.agent.serving.owner_in_memory import E, Log, consumed
+from tests.unit.events.building import made
 from tests.waiting import until
 
 TABLE = "s3://lake/warehouse/air.db/flights"
@@ -459,17 +459,7 @@ async def test_a_stopped_tables_keeper_gets_no_further_hints(both_held: Scene) -
     both_held.owner._tables.stop(TABLE, AssertionError("two grants"))
     for number in range(3):
         both_held.owner.locks.observe(
-            LockReleased(
-                event_id=f"r{number}",
-                table=TABLE,
-                at=datetime.now(UTC),
-                agent="another",
-                lock=keeper.place.uri,
-                owner="o",
-                valid_until=0,
-                requests=1,
-                duration_ms=1.0,
-            )
+            made(LockReleased, event_id=f"r{number}", table=TABLE, lock=keeper.place.uri, valid_until=0)
         )
 
     assert not keeper._inbox

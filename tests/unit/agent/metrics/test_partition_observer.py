@@ -23,7 +23,8 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.machine import Input
 from lakewarden.handlers.table.state import TableSettings, TableState
-from tests.unit.handlers.table.world import AT, TABLE, World, m
+from tests.unit.events.building import made
+from tests.unit.handlers.table.world import TABLE, World, m
 
 LOCK = "s3://lake/locks/orders.json"
 
@@ -217,18 +218,7 @@ def test_hostile_names_of_tables_are_escaped() -> None:
 
 
 def lock_event(kind: type[AuditEventUnion], valid_until: int, **fields: Any) -> AuditEventUnion:
-    return kind(
-        event_id="e",
-        table=TABLE,
-        at=AT,
-        agent="a",
-        lock=LOCK,
-        owner="o",
-        valid_until=valid_until,
-        requests=1,
-        duration_ms=250.0,
-        **fields,
-    )
+    return made(kind, table=TABLE, lock=LOCK, valid_until=valid_until, duration_ms=250.0, **fields)
 
 
 def test_a_renewal_that_follows_a_failed_one_is_late() -> None:

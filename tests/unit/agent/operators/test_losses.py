@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.operators.losses import Losses
 from lakewarden.events import ConflictDetected, ConflictEntry, encode
 from tests.unit.agent.serving.owner_in_memory import consumed
+from tests.unit.events.building import made
 
 
 def lost(table: str, victim: str, winner: str, seconds: float, *partitions: str) -> ConsumerRecord:
@@ -26,12 +25,12 @@ def lost(table: str, victim: str, winner: str, seconds: float, *partitions: str)
         )
         for each in partitions
     )
-    event = ConflictDetected(
+    event = made(
+        ConflictDetected,
         event_id=f"{victim} {winner}",
         table=table,
         transaction=victim,
         writer=f"writer of {victim}",
-        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
         victim=victim,
         victim_writer=f"writer of {victim}",
         winner=f"of {winner}",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 
 import pytest
 
 from lakewarden.agent.operators.status import lock_holder
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased, LockRenewed
+from tests.unit.events.building import made
 
 HOUR = 3600.0
 UNCONFIRMED = "left to lapse: no complete answer arrived"
@@ -18,16 +18,11 @@ def step(
     kind: type[LockAcquired | LockReleased | LockRenewed], seconds: float, detail: str | None
 ) -> AuditEventUnion:
     """A step whose lease ends in so many seconds."""
-    return kind(
-        event_id="e",
+    return made(
+        kind,
         table="s3://lake/t",
-        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
-        agent="a",
         lock="s3://lake/locks/t",
-        owner="o",
         valid_until=round((time.time() + seconds) * 1000),
-        requests=1,
-        duration_ms=1,
         detail=detail,
     )
 

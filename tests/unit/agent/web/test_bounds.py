@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 from aiokafka.structs import ConsumerRecord
 
@@ -15,19 +13,15 @@ from lakewarden.agent.web.pages import seconds_clock
 from lakewarden.agent.web.timelines import Timelines
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, PartitionTaken, encode
 from tests.unit.agent.web.test_server import record
+from tests.unit.events.building import made
 
 NOW_MS = 1_800_000_000_000
 LETTER = b'{"type":"dead-letter","reason":"r","topic":"t","partition":0,"offset":0,"value":"%s"}'
 
 
 def intent(uri: str, number: int, at_ms: int = NOW_MS) -> ConsumerRecord:
-    event = CommitIntent(
-        event_id=f"e{number}",
-        table=uri,
-        transaction=f"T{number}",
-        writer="w",
-        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
-        heartbeat_seconds=5,
+    event = made(
+        CommitIntent, event_id=f"e{number}", table=uri, transaction=f"T{number}", heartbeat_seconds=5
     )
     return record(encode(event), at_ms)
 
@@ -45,12 +39,11 @@ def conflict(partitions: int, at_ms: int, table: str = "s3://lake/t") -> Consume
         )
         for number in range(partitions)
     ]
-    event = ConflictDetected(
-        event_id="c",
+    event = made(
+        ConflictDetected,
         table=table,
         transaction="B",
         writer="loser",
-        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
         victim="B",
         victim_writer="loser",
         winner="A",
@@ -101,25 +94,8 @@ def test_a_table_is_forgotten_when_its_last_event_is_older_than_the_hours_that_a
 def test_a_decision_of_a_replaced_agent_is_not_drawn() -> None:
     """It had lost the partition and did not know it yet: its abort doesn't count."""
     kept = Timelines()
-    taken = PartitionTaken(
-        event_id="t",
-        table="lakewarden://partition/0",
-        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
-        agent="new",
-        term="new",
-    )
-    abort = Abort(
-        event_id="a",
-        table="s3://lake/t",
-        transaction="T1",
-        writer="w",
-        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
-        agent="old",
-        term="old",
-        cause_offset=0,
-        reason="writer-lost",
-        retriable=True,
-    )
+    taken = made(PartitionTaken, table="lakewarden://partition/0", agent="new", term="new")
+    abort = made(Abort, table="s3://lake/t", transaction="T1", agent="old", term="old", reason="writer-lost")
     kept.add_event(intent("s3://lake/t", 1))
     kept.add_decision(record(encode(taken), NOW_MS))
 

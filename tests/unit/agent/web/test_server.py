@@ -33,6 +33,7 @@ from lakewarden.agent.web.server import Server
 from lakewarden.agent.web.views import Sources, command
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, DeadLetter, encode
 from tests.unit.agent.serving.owner_in_memory import consumed
+from tests.unit.events.building import made
 
 HOSTILE = """"><script>alert('1')</script><img src=x onerror=alert(2)>{{ 7777*7777 }}\u202e"""
 LIVE = ("/", "/locks", "/waits", "/table?uri=s3://lake/t", "/losses", "/refused")
@@ -92,8 +93,8 @@ def history(name: str, uri: str = "s3://lake/t") -> History:
         other_writer=f"winner {name}",
         kind="marker",
     )
-    conflict = ConflictDetected(
-        event_id="c",
+    conflict = made(
+        ConflictDetected,
         victim=f"B{name}",
         victim_writer=name,
         winner="A",
@@ -106,15 +107,7 @@ def history(name: str, uri: str = "s3://lake/t") -> History:
         **common,
     )
     intent = CommitIntent(event_id="i", heartbeat_seconds=5, **common)
-    abort = Abort(
-        event_id="a",
-        agent="g",
-        cause_offset=0,
-        reason="conflict",
-        retriable=True,
-        conflicts=(entry,),
-        **common,
-    )
+    abort = made(Abort, reason="conflict", conflicts=(entry,), **common)
     value = json.dumps({"type": "commit-intent", "table": uri, "writer": name, "transaction": name}).encode()
     letter = DeadLetter(
         reason=f"refused {name}", topic="w", partition=1, offset=2, value=base64.b64encode(value).decode()

@@ -11,6 +11,7 @@ import pytest
 from lakewarden.events import BatchCommitted, ConflictsLost
 from lakewarden.handlers.table.ledger import CommittedBatch, CommittedBatches, Ledger, LedgerEntries
 from lakewarden.handlers.table.verdicts import RecordLosses
+from tests.unit.events.building import made
 from tests.unit.handlers.table.world import m
 
 TABLE = "s3://lake/orders"
@@ -97,12 +98,11 @@ def _commit(ledger: Ledger, *, writers: int, batches: int) -> None:
     for batch in range(batches):
         for writer in range(writers):
             ledger.add(
-                BatchCommitted(
-                    event_id="e",
+                made(
+                    BatchCommitted,
                     table=TABLE,
                     transaction=f"{batch:016}{writer:016}",
                     writer=f"arrivals:0f8fad5b-d9cb-469f-a165-{writer:012}",
-                    at=AT,
                     batch_id=batch,
                     version=str(batch),
                 )

@@ -13,7 +13,8 @@ from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce
 from lakewarden.handlers.table.machine import record_again, restore
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, RecordBatch, RenewGrant, SkipBatch, Warn
-from tests.unit.handlers.table.world import AT, TABLE, World, facts, m, world
+from tests.unit.events.building import made
+from tests.unit.handlers.table.world import TABLE, World, facts, m, world
 
 NOT_GRANTED: dict[str, Callable[[], World]] = {
     "queued": lambda: (
@@ -173,12 +174,10 @@ def test_a_replay_from_before_a_correction_keeps_what_came_after_it() -> None:
 
 def entry(batch_id: int | None, corrected_at: int | None = None, transaction: str = "T") -> BatchCommitted:
     """A ledger entry of writer w."""
-    return BatchCommitted(
-        event_id="l",
+    return made(
+        BatchCommitted,
         table=TABLE,
         transaction=transaction,
-        writer="w",
-        at=AT,
         batch_id=batch_id,
         corrected_at=corrected_at,
         correction=None if corrected_at is None else f"e{corrected_at}",

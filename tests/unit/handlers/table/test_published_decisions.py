@@ -11,18 +11,17 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
+from tests.unit.events.building import made
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 def admitted(transaction: str, cause_offset: int, term: str | None = None) -> Admitted:
-    return Admitted(
+    return made(
+        Admitted,
         event_id=f"d-{transaction}",
         table="s3://lake/t",
         transaction=transaction,
-        writer="w",
-        at=NOW,
-        agent="agent",
         cause_offset=cause_offset,
         term=term,
     )

@@ -46,6 +46,7 @@ from lakewarden.handlers.table.verdicts import (
     Verdict,
     verdict_of,
 )
+from tests.unit.events.building import made
 from tests.unit.handlers.table.world import VERDICTS, World, facts, m, world
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
@@ -293,12 +294,11 @@ def _batch(batch_id: int) -> BatchCommitted:
 
 
 def _losses(losses: int, term: str, transaction: str = "") -> ConflictsLost:
-    return ConflictsLost(
+    return made(
+        ConflictsLost,
         event_id=f"{losses}-{term}",
         table="s3://lake/t",
         transaction=transaction,
-        writer="w",
-        at=AT,
         losses=losses,
         term=term,
     )

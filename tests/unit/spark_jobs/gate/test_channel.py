@@ -29,20 +29,10 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.gate import channel as channel_module
 from lakewarden.spark_jobs.gate.channel import MAX_TERM_SEARCH, Channel
 from lakewarden.spark_jobs.gate.refusals import ConnectionErrors, not_granted
-from tests.unit.events.building import AT
+from tests.unit.events.building import AT, made
 
 TABLE = "s3://lake/t"
-ABORT = Abort(
-    event_id="e",
-    table=TABLE,
-    transaction="t-1",
-    writer="w",
-    at=AT,
-    agent="a",
-    cause_offset=0,
-    reason="not-allowed",
-    retriable=False,
-)
+ABORT = made(Abort, table=TABLE, transaction="t-1", reason="not-allowed", retriable=False)
 
 
 @pytest.mark.parametrize("elsewhere", [0, 1])
@@ -161,15 +151,8 @@ class Broker:
         self.records.append(encode(taken))
 
     def publish(self, transaction: str, term: str | None = None, cause_offset: int = 0) -> None:
-        decision = Admitted(
-            event_id="d",
-            table=READING_TABLE,
-            transaction=transaction,
-            writer="w",
-            at=datetime.now(UTC),
-            agent="a",
-            cause_offset=cause_offset,
-            term=term,
+        decision = made(
+            Admitted, table=READING_TABLE, transaction=transaction, cause_offset=cause_offset, term=term
         )
         self.records.append(encode(decision))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import UTC, datetime
 
 import pytest
 
 from lakewarden.events import Abort
 from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.sinks.hudi.write import _Repeated
+from tests.unit.events.building import made
 
 PATIENCE_SECONDS = 60.0
 
@@ -42,19 +42,7 @@ def test_an_abort_ends_it() -> None:
     def publish() -> None:
         nonlocal calls
         calls += 1
-        raise CommitAborted(
-            Abort(
-                event_id="e",
-                table="s3://lake/t",
-                transaction="t",
-                writer="w",
-                at=datetime.now(UTC),
-                agent="a",
-                cause_offset=0,
-                reason="conflict",
-                retriable=True,
-            )
-        )
+        raise CommitAborted(made(Abort, table="s3://lake/t", transaction="t", reason="conflict"))
 
     repeated = _Repeated("markers", publish, 0.001)
     repeated.start()
