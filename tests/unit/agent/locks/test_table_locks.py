@@ -486,7 +486,7 @@ async def test_only_locks_of_former_owners_are_taken_over_at_once(
         stores, log = cast("Stores", OneStore(store)), Log()
         owner = PartitionOwner(0, settings, cast("Publisher", log), stores, tasks, cluster=cluster)
         taken = [
-            PartitionTaken(event_id=each, table=partition_name(0), at=datetime.now(UTC), agent="a", term=each)
+            made(PartitionTaken, event_id=each, table=partition_name(0), term=each)
             for each in (owner.term if each == "own" else each for each in former)
         ]
         decisions = [consumed(encode(each), offset) for offset, each in enumerate(taken)]
