@@ -11,23 +11,21 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.agent.kafka import ensure_topics, read_to_end
 from lakewarden.agent.operators.migrate import migrate
-from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
-    DECISION_RECORD,
+    DEFAULT_PREFIX,
     Abort,
     AbortRequested,
     Admitted,
@@ -36,21 +34,17 @@ from lakewarden.events import (
     CommitGranted,
     CommitIntent,
     CommitRequested,
-    DecisionRecord,
     GrantRenewed,
     LedgerCorrected,
     Marker,
     MarkerCreated,
     Topics,
-    TransactionAbandoned,
-    Undecodable,
-    WriterEvent,
     WriterHeartbeat,
-    decode,
-    encode,
     partition_name,
 )
 from tests.corpus import FOLDER, add, recorded
+from tests.real import writers
+from tests.real.writers import World, markers, world
 from tests.servers.s3 import S3Server, running_s3_server
 
 TOPICS = Topics()
@@ -58,9 +52,6 @@ BUCKET = "lake"
 ORDERS = f"s3://{BUCKET}/sales/orders"
 PARTITION_OF_ORDERS = 6
 RETURNS = f"s3://{BUCKET}/sales/returns"
-PATIENCE_SECONDS = 90.0
-
-DecisionT = TypeVar("DecisionT", bound=DecisionRecord)
 
 
 def _aborted_for(reason: str) -> Callable[[dict[str, Any]], bool]:
@@ -134,212 +125,161 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
 
 
 @dataclass(slots=True)
-class Scene:
-    """Clients of the broker, and the decisions read so far."""
+class Writer(writers.Writer):
+    """One transaction of a writing job, with the client's defaults."""
 
-    producer: AIOKafkaProducer
-    consumer: AIOKafkaConsumer
-    decisions: list[DecisionRecord] = field(default_factory=list)
-
-    async def send(self, event: WriterEvent) -> None:
-        """Publish a writer's event."""
-        await self.producer.send_and_wait(TOPICS.writers, encode(event), key=event.table.encode())
-
-    async def decision(self, kind: type[DecisionT], transaction: str) -> DecisionT:
-        """Wait for a decision on the transaction."""
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while True:
-                for each in self.decisions:
-                    if isinstance(each, kind) and each.transaction == transaction:
-                        return each
-                for records in (await self.consumer.getmany(timeout_ms=200)).values():
-                    for record in records:
-                        read = decode(DECISION_RECORD, record.value)
-                        assert not isinstance(read, Undecodable), read
-                        self.decisions.append(read)
-
-
-@dataclass(slots=True)
-class Writer:
-    """One transaction of a writing job."""
-
-    scene: Scene
-    name: str
-    table: str = ORDERS
     batch_id: int | None = None
-    transaction: str = field(default_factory=lambda: uuid.uuid4().hex)
-    seq: int = -1
 
-    def event(self, kind: Callable[..., WriterEvent], **fields: Any) -> WriterEvent:
-        """An event of this transaction."""
-        return kind(
-            event_id=uuid.uuid4().hex,
-            table=self.table,
-            transaction=self.transaction,
-            writer=self.name,
-            at=datetime.now(UTC),
-            **fields,
-        )
-
-    async def begin(self, **fields: Any) -> Admitted:
+    async def begin(self, **more: Any) -> None:
         """Open the transaction and wait until it is admitted."""
-        await self.scene.send(self.event(CommitIntent, batch_id=self.batch_id, **fields))
-        return await self.scene.decision(Admitted, self.transaction)
-
-    async def touch(self, *file_groups: str, partition: str) -> None:
-        """Publish markers."""
-        await self.scene.send(self.event(MarkerCreated, markers=markers(*file_groups, partition=partition)))
-
-    async def heartbeat(self) -> None:
-        """Publish a heartbeat."""
-        self.seq += 1
-        await self.scene.send(self.event(WriterHeartbeat, seq=self.seq))
+        await self.world.send(self.event(CommitIntent, batch_id=self.batch_id, **more))
+        await self.wait_for(Admitted)
 
     async def granted(self, *last: Marker) -> CommitGranted:
-        """Request the grant and wait for it."""
+        """Request the grant with these markers, and wait for it."""
         self.seq += 1
-        await self.scene.send(self.event(CommitRequested, seq=self.seq, markers=last))
-        return await self.scene.decision(CommitGranted, self.transaction)
+        await self.world.send(self.event(CommitRequested, seq=self.seq, markers=last))
+        return await self.wait_for(CommitGranted)
 
-    async def complete(self, grant: CommitGranted, version: str) -> None:
-        """Publish that the commit is durable."""
+    async def commit(self, version: str, *last: Marker) -> None:
+        """Obtain the grant, and report that the commit is durable."""
+        await self.report(await self.granted(*last), version)
+
+    async def report(self, grant: CommitGranted, version: str) -> None:
         fields = {"grant": grant.grant, "version": version, "batch_id": self.batch_id}
-        await self.scene.send(self.event(CommitCompleted, **fields))
-
-    async def abandon(self) -> None:
-        """End the transaction without a commit."""
-        await self.scene.send(self.event(TransactionAbandoned, reason="left without commit()"))
+        await self.world.send(self.event(CommitCompleted, **fields))
 
     async def aborted(self) -> Abort:
         """Wait for the abort."""
-        return await self.scene.decision(Abort, self.transaction)
+        return await self.wait_for(Abort)
 
 
-def markers(*file_groups: str, partition: str) -> tuple[Marker, ...]:
-    """Merges into file groups of a partition."""
-    return tuple(Marker(partition=partition, file_group=each, operation="merge") for each in file_groups)
+def writer_of(
+    scene: World, name: str, batch_id: int | None = None, table: str = ORDERS, transaction: str | None = None
+) -> Writer:
+    return Writer(scene, name, table, transaction or uuid.uuid4().hex, batch_id=batch_id)
 
 
-async def commit_and_repeat(scene: Scene) -> None:
+async def commit_and_repeat(scene: World) -> None:
     """A queued transaction commits, with a renewal of its grant. Its batch is repeated and skipped."""
-    first = Writer(scene, "orders-ingest", batch_id=41)
+    first = writer_of(scene, "orders-ingest", 41)
     scope = markers("*", partition="dt=2026-11-21")
     await first.begin(admission="queued", scope=scope, admission_reason="its scope is known")
     await first.touch("fg-0017", "fg-0018", partition="dt=2026-11-21")
     await first.heartbeat()
     grant = await first.granted()
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while not any(isinstance(each, GrantRenewed) for each in scene.decisions):
+    with anyio.fail_after(writers.PATIENCE_SECONDS):
+        while not scene.events(GrantRenewed):
             await anyio.sleep(5)  # a heartbeat extends the lease as far as the renewed lock reaches
             await first.heartbeat()
-            with anyio.move_on_after(1):
-                await scene.decision(GrantRenewed, first.transaction)
-    await first.complete(grant, "7712")
-    repeated = Writer(scene, "orders-ingest", batch_id=41)
+            await scene.poll(timeout_ms=1_000)
+    await first.report(grant, "7712")
+    repeated = writer_of(scene, "orders-ingest", 41)
     await scene.send(repeated.event(CommitIntent, batch_id=41))
-    await scene.decision(AlreadyCommitted, repeated.transaction)
+    await repeated.wait_for(AlreadyCommitted)
 
 
-async def conflict(scene: Scene) -> None:
+async def conflict(scene: World) -> None:
     """Two writers touch the same file group. The one that lost gets what it lost on reserved, and ends without a commit."""
-    first = Writer(scene, "orders-ingest", batch_id=42)
-    second = Writer(scene, "orders-corrections", batch_id=7)
+    first = writer_of(scene, "orders-ingest", 42)
+    second = writer_of(scene, "orders-corrections", 7)
     await first.begin()
     await second.begin()
     await first.touch("fg-0017", partition="dt=2026-11-21")
     await second.touch("fg-0017", "fg-0020", partition="dt=2026-11-21")
     await second.aborted()
-    grant = await first.granted(*markers("fg-0021", partition="dt=2026-11-22"))
-    await first.complete(grant, "7713")
-    retry = Writer(scene, "orders-corrections", batch_id=7)
-    assert (await retry.begin()).reserved
+    await first.commit("7713", *markers("fg-0021", partition="dt=2026-11-22"))
+    retry = writer_of(scene, "orders-corrections", 7)
+    await retry.begin()
+    assert scene.events(Admitted, retry.mine)[0].reserved
     await retry.abandon()
-    late = Writer(scene, "orders-corrections", batch_id=7)
+    late = writer_of(scene, "orders-corrections", 7)
     await late.begin(scope=markers("*", partition="dt=2026-11-21"))
-    await late.complete(await late.granted(), "7714")
+    await late.commit("7714")
 
 
-async def conflict_with_a_commit(scene: Scene) -> None:
+async def conflict_with_a_commit(scene: World) -> None:
     """A writer touches what another one committed since it was admitted."""
-    slow = Writer(scene, "orders-backfill")
+    slow = writer_of(scene, "orders-backfill")
     await slow.begin(heartbeat_seconds=100)
-    quick = Writer(scene, "orders-ingest", batch_id=43)
+    quick = writer_of(scene, "orders-ingest", 43)
     await quick.begin()
     await quick.touch("fg-0030", partition="dt=2026-11-23")
-    await quick.complete(await quick.granted(), "7715")
+    await quick.commit("7715")
     await slow.touch("fg-0030", partition="dt=2026-11-23")
     await slow.aborted()
 
 
-async def lapse(scene: Scene) -> None:
+async def lapse(scene: World) -> None:
     """A grant lease expires. Another transaction that touches the same later can't know the outcome either."""
-    other = Writer(scene, "orders-restatement")
+    other = writer_of(scene, "orders-restatement")
     await other.begin(heartbeat_seconds=100)
-    silent = Writer(scene, "orders-ingest", batch_id=44)
+    silent = writer_of(scene, "orders-ingest", 44)
     await silent.begin()
     await silent.touch("fg-0040", partition="dt=2026-11-24")
     grant = await silent.granted()
     assert (await silent.aborted()).reason == "outcome-unknown"
     await other.touch("fg-0040", partition="dt=2026-11-24")
     assert (await other.aborted()).reason == "outcome-unknown"
-    await silent.complete(grant, "7716")
+    await silent.report(grant, "7716")
 
 
-async def turns(scene: Scene) -> None:
+async def turns(scene: World) -> None:
     """A transaction that would wait for those before it that touch the same file group. It touches the whole table."""
-    upsert = Writer(scene, "orders-ingest", batch_id=45)
-    assert (await upsert.begin(conflict_rule="ordered")).turn == 0
+    upsert = writer_of(scene, "orders-ingest", 45)
+    await upsert.begin(conflict_rule="ordered")
+    assert scene.events(Admitted, upsert.mine)[0].turn == 0
     await upsert.touch("*", partition="*")
     await upsert.abandon()
 
 
-async def restart(scene: Scene) -> None:
+async def restart(scene: World) -> None:
     """A writer restarts while its transaction is open."""
-    before = Writer(scene, "orders-ingest", batch_id=45)
+    before = writer_of(scene, "orders-ingest", 45)
     await before.begin()
-    after = Writer(scene, "orders-ingest", batch_id=45)
+    after = writer_of(scene, "orders-ingest", 45)
     await after.begin()
     await before.aborted()
     await after.abandon()
 
 
-async def lost_writer(scene: Scene) -> None:
+async def lost_writer(scene: World) -> None:
     """A writer sends no heartbeats."""
-    lost = Writer(scene, "orders-ingest", batch_id=45)
+    lost = writer_of(scene, "orders-ingest", 45)
     await lost.begin(heartbeat_seconds=1)
     await lost.aborted()
 
 
-async def refusals(scene: Scene) -> None:
+async def refusals(scene: World) -> None:
     """An intent for a table that the agent does not serve, and a heartbeat without an intent."""
-    elsewhere = Writer(scene, "orders-ingest", table="s3://elsewhere/sales/orders")
+    elsewhere = writer_of(scene, "orders-ingest", table="s3://elsewhere/sales/orders")
     await scene.send(elsewhere.event(CommitIntent))
     await elsewhere.aborted()
-    unknown = Writer(scene, "orders-ingest")
+    unknown = writer_of(scene, "orders-ingest")
     await unknown.heartbeat()
     await unknown.aborted()
 
 
-async def requests_of_an_operator(scene: Scene) -> None:
+async def requests_of_an_operator(scene: World) -> None:
     """An operator ends a transaction that hangs, and corrects the ledger."""
-    hung = Writer(scene, "orders-backfill", batch_id=3)
+    hung = writer_of(scene, "orders-backfill", 3)
     await hung.begin(heartbeat_seconds=100)
     who = {"operator": "ann@operations", "reason": "hangs since noon"}
     await scene.send(hung.event(AbortRequested, **who))
     assert (await hung.aborted()).reason == "operator"
-    corrected = Writer(scene, "orders-corrections", transaction=f"ledger-corrected-{uuid.uuid4().hex}")
+    corrected = writer_of(scene, "orders-corrections", transaction=f"ledger-corrected-{uuid.uuid4().hex}")
     who["reason"] = "batch 7 was rolled back by hand"
     await scene.send(corrected.event(LedgerCorrected, batch_id=6, **who))
 
 
-async def observed_by_a_watcher(scene: Scene) -> None:
+async def observed_by_a_watcher(scene: World) -> None:
     """A watcher reports a writer of Hudi that doesn't use the gate. A writer of the gate announces its own instant."""
     instant = "20261122135446024"
-    observed = Writer(scene, f"hudi:{instant}", transaction=f"hudi:{instant}")
+    observed = writer_of(scene, f"hudi:{instant}", transaction=f"hudi:{instant}")
     await scene.send(observed.event(CommitIntent, observed=True, heartbeat_seconds=60))
     found = markers("a1079540-5309-48af-8815-49d4dc51cc56-0", partition="dt=2026-11-25")
     await scene.send(observed.event(MarkerCreated, markers=found))
-    victim = Writer(scene, "orders-ingest", batch_id=46)
+    victim = writer_of(scene, "orders-ingest", 46)
     await victim.begin()
     own = "20261122135643314"
     victim.seq += 1
@@ -349,9 +289,9 @@ async def observed_by_a_watcher(scene: Scene) -> None:
     await scene.send(observed.event(CommitCompleted, version=instant, markers=found))
 
 
-async def lost_lock(scene: Scene, server: S3Server) -> None:
+async def lost_lock(scene: World, server: S3Server) -> None:
     """Another process overwrites the lock object, and holds it when the next transaction needs it."""
-    writer = Writer(scene, "returns-ingest", RETURNS)
+    writer = writer_of(scene, "returns-ingest", table=RETURNS)
     await writer.begin()
     await writer.granted()
     client = server.new_client()
@@ -364,66 +304,42 @@ async def lost_lock(scene: Scene, server: S3Server) -> None:
         client.close()
     assert (await writer.aborted()).reason == "lease-lost"
     await writer.abandon()
-    following = Writer(scene, "returns-ingest", RETURNS)
+    following = writer_of(scene, "returns-ingest", table=RETURNS)
     await following.begin(heartbeat_seconds=100)  # it waits for the other lease to expire
     await following.granted()
     await following.abandon()
 
 
-async def running_grant(scene: Scene) -> None:
+async def running_grant(scene: World) -> None:
     """The agent is stopped in order while a grant runs."""
-    writer = Writer(scene, "orders-ingest", batch_id=46)
+    writer = writer_of(scene, "orders-ingest", 46)
     await writer.begin(heartbeat_seconds=100)
     await writer.granted()
 
 
-async def migrate_to(settings: Settings) -> None:
-    """Before the agent starts, the topics are those of a migration."""
-    earlier = settings.model_copy(update={"topic_prefix": f"{settings.topic_prefix}-earlier"})
-    await ensure_topics(earlier, earlier.topics, 1, settings.replication)
-    await migrate(earlier, settings, settings.partitions, dry_run=False, report=print)
-
-
-async def play(bootstrap_servers: str, server: S3Server) -> list[ConsumerRecord]:
+async def play(bootstrap_servers: str, folder: Path, server: S3Server) -> list[ConsumerRecord]:
     """Play every case. Returns all records of all topics, topic by topic."""
-    settings = Settings.load(
-        bootstrap_servers=bootstrap_servers,
-        replication=1,
-        allow=(f"s3://{BUCKET}/*",),
-        s3_endpoint=server.endpoint,
-        agent_id="agent-1",
-        max_losses=1,
-    )
-    await migrate_to(settings)
-    agent = Agent(settings)
-    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        tasks.start_soon(agent.run)
-        with anyio.fail_after(PATIENCE_SECONDS):
-            await agent.ready.wait()
-        producer = AIOKafkaProducer(bootstrap_servers=bootstrap_servers, acks="all")
-        consumer = AIOKafkaConsumer(
-            TOPICS.decisions,
-            bootstrap_servers=bootstrap_servers,
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-        )
-        for client in (producer, consumer):
-            await client.start()
-            stack.push_async_callback(client.stop)
-        scene = Scene(producer, consumer)
-        await commit_and_repeat(scene)
-        await conflict(scene)
-        await conflict_with_a_commit(scene)
-        await lapse(scene)
-        await turns(scene)
-        await restart(scene)
-        await lost_writer(scene)
-        await refusals(scene)
-        await requests_of_an_operator(scene)
-        await observed_by_a_watcher(scene)
-        await lost_lock(scene, server)
-        await running_grant(scene)
-        agent.stop()
+    defaults = {name: Settings.model_fields[name].default for name in writers.QUICK}
+    given = {"replication": 1, "allow": (f"s3://{BUCKET}/*",), "lock_root": None, "max_losses": 1}
+    own = {"s3_endpoint": server.endpoint, "agent_id": "agent-1"}
+    async with world(bootstrap_servers, DEFAULT_PREFIX, folder, **defaults, **given, **own) as scene:
+        settings = scene.settings()
+        earlier = settings.model_copy(update={"topic_prefix": f"{settings.topic_prefix}-earlier"})
+        await ensure_topics(earlier, earlier.topics, 1, settings.replication)
+        await migrate(earlier, settings, settings.partitions, dry_run=False, report=print)
+        async with scene.agent():
+            await commit_and_repeat(scene)
+            await conflict(scene)
+            await conflict_with_a_commit(scene)
+            await lapse(scene)
+            await turns(scene)
+            await restart(scene)
+            await lost_writer(scene)
+            await refusals(scene)
+            await requests_of_an_operator(scene)
+            await observed_by_a_watcher(scene)
+            await lost_lock(scene, server)
+            await running_grant(scene)
     spans = {
         TopicPartition(topic.name, number): None
         for topic in TOPICS.settings(settings.partitions)
@@ -462,7 +378,7 @@ def main() -> None:
         client = server.new_client()
         client.create_bucket(Bucket=BUCKET)
         client.close()
-        keep(anyio.run(play, kafka.bootstrap_servers, server))
+        keep(anyio.run(play, kafka.bootstrap_servers, Path(folder) / "root", server))
 
 
 if __name__ == "__main__":

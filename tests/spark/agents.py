@@ -6,18 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.spark_jobs import AgentUnreachable, CommitGate
 from tests.kafka_fixture import KafkaServer
-
-READY_SECONDS = 120
-"""It only ends a hang."""
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 
 def start_agent(
@@ -38,14 +34,21 @@ def running_agent(
     kafka: KafkaServer, topic_prefix: str, folder: Path, **settings: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run an agent that answers, as `start_agent` does. It must exit with 0."""
-    agent = start_agent(kafka, topic_prefix, folder, **settings)
     log_file = folder / "agent.log"
+    earlier = len(log_file.read_text()) if log_file.exists() else 0
+    agent = start_agent(kafka, topic_prefix, folder, **settings)
+
+    def is_ready() -> bool:
+        log = log_file.read_text()[earlier:]
+        assert agent.poll() is None, log[-3000:]
+        return "agent.ready" in log
+
     try:
-        _wait_until_ready(kafka, topic_prefix, agent, folder)
+        wait_until(is_ready)
         yield agent
     finally:
         agent.terminate()
-        assert agent.wait(READY_SECONDS) == 0, log_file.read_text()[-3000:]
+        assert agent.wait(PATIENCE_SECONDS) == 0, log_file.read_text()[-3000:]
 
 
 def ask(kafka: KafkaServer, topic_prefix: str, *command: str) -> Any:
@@ -56,20 +59,3 @@ def ask(kafka: KafkaServer, topic_prefix: str, *command: str) -> Any:
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def _wait_until_ready(
-    kafka: KafkaServer, topic_prefix: str, agent: subprocess.Popen[bytes], folder: Path
-) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    with CommitGate(
-        kafka.bootstrap_servers, topic_prefix=topic_prefix, admission_timeout_seconds=5.0
-    ) as gate:
-        while True:
-            assert agent.poll() is None, (folder / "agent.log").read_text()[-3000:]
-            try:
-                with gate.transaction(table=str(folder / "nothing"), writer="probe"):
-                    return
-            except AgentUnreachable:
-                assert time.monotonic() < deadline, (folder / "agent.log").read_text()[-3000:]
-                time.sleep(0.3)
