@@ -23,6 +23,7 @@ SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_fo
 	tests/spark/sinks/test_batch_content.py tests/spark/sinks/test_contract.py tests/spark/sinks/test_hudi_contest.py \
 	tests/spark/sinks/test_hudi_sink.py \
 	tests/spark/sinks/test_hudi_watched.py tests/spark/sinks/test_merge.py tests/spark/sinks/test_partition_paths.py \
+	tests/spark/rows \
 	'tests/spark/sinks/test_exactly_once.py::test_a_driver_killed_at_any_step_leaves_each_batch_once[hudi-hardest]' \
 	--ignore tests/spark/gate/test_async_gate.py --ignore tests/spark/gate/test_without_spark.py \
 	--ignore tests/spark/gate/test_paimon_processes_example.py

@@ -112,13 +112,15 @@ class PartitionPaths:
 
         The batch's columns are cast to the table's types. An unpartitioned table is one partition.
         """
-        from pyspark.sql import functions as f
-
         if not self._columns:
             partitions: list[tuple[Any, ...]] = [()]
         else:
-            cast = (f.col(f"`{name}`").cast(kind).alias(name) for name, (kind, _) in self._columns.items())
-            rows = batch.select(*cast).distinct().limit(MAX_PARTITIONS + 1).collect()
+            # Dates are texts, because a year may be beyond those of Python.
+            values = (
+                f"CAST(CAST(`{name.replace('`', '``')}` AS {kind}) AS {'string' if kind.lower() == 'date' else kind})"
+                for name, (kind, _) in self._columns.items()
+            )
+            rows = batch.selectExpr(*values).distinct().limit(MAX_PARTITIONS + 1).collect()
             partitions = [tuple(row) for row in rows]
         if len(partitions) > MAX_PARTITIONS:
             return None

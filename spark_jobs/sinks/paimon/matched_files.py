@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 from lakewarden.spark_jobs.sinks.paimon.table import (
     Base,
     TableAddress,
+    in_types,
     partition_path,
     spark_arrow_schema,
 )
@@ -66,7 +67,7 @@ def keys_function(
                 split = pickle.loads(splits[number])  # noqa: S301 - our own
                 if not may_have_keys(table, split, ranges):
                     continue
-                found = reader.to_arrow([split]).select(schema.names).cast(schema)
+                found = in_types(reader.to_arrow([split]), schema, table)
                 files = pa.array([number] * found.num_rows, pa.int64())
                 yield from found.append_column(FILE, files).to_batches()
 

@@ -20,6 +20,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     TableAddress,
     arrow_schema,
     has_dynamic_buckets,
+    in_types,
     partition_path,
     require_years,
     spark_arrow_schema,
@@ -127,7 +128,7 @@ def _joined_batches(batches: Iterable[Any], schema: Any, table: Any) -> Iterator
     rows = 0
 
     def together() -> Iterator[Any]:
-        joined = pa.Table.from_batches(waiting).select(schema.names)
+        joined = pa.Table.from_batches(waiting)
         empty = [
             field.name for field in schema if not field.nullable and joined.column(field.name).null_count
         ]
@@ -137,7 +138,7 @@ def _joined_batches(batches: Iterable[Any], schema: Any, table: Any) -> Iterator
                 f"table={table.table_path}"
             )
         require_years(joined, table)
-        yield from _in_types(joined, schema, table).combine_chunks().to_batches()
+        yield from in_types(joined, schema, table).combine_chunks().to_batches()
 
     for batch in batches:
         if not batch.num_rows:
@@ -149,22 +150,6 @@ def _joined_batches(batches: Iterable[Any], schema: Any, table: Any) -> Iterator
             waiting, rows = [], 0
     if waiting:
         yield from together()
-
-
-def _in_types(rows: Any, schema: Any, table: Any) -> Any:
-    import pyarrow as pa
-
-    try:
-        return rows.cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        for field in schema:
-            try:
-                rows.select([field.name]).cast(pa.schema([field]))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-                raise ValueError(
-                    f"a value of column {field.name!r} can't be stored as {field.type}: {error}; table={table.table_path}"
-                ) from None
-        raise
 
 
 def _marker_publisher(staging: Staging, table: Any) -> Callable[[Any], None]:
@@ -201,6 +186,6 @@ def reading_function(table: TableAddress, splits: list[bytes]) -> ArrowFunction:
         for batch in numbers:
             chosen = [pickle.loads(splits[number]) for number in batch.column(0).to_pylist()]  # noqa: S301 - our own
             for split in chosen:
-                yield from reader.to_arrow([split]).select(schema.names).cast(schema).to_batches()
+                yield from in_types(reader.to_arrow([split]), schema, opened).to_batches()
 
     return reading_task

@@ -157,6 +157,60 @@ def _in_microseconds(kind: Any) -> Any:
     return kind
 
 
+def in_types(rows: Any, schema: Any, table: Any) -> Any:
+    """Return the columns of `schema` from an Arrow table, in its types. Raise `ValueError` for a value that doesn't fit.
+
+    pyarrow's own cast of nested types refuses a NULL struct with a field that is NOT NULL, and keeps empty arrays without
+    offsets, as Java makes them for maps in an empty array: pypaimon's question for their size ends the process.
+    """
+    import pyarrow as pa
+
+    columns = []
+    for column in schema:
+        try:
+            chunks = [
+                _in_type(chunk, column.type, nullable=True) for chunk in rows.column(column.name).chunks
+            ]
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise ValueError(
+                f"a value of column {column.name!r} can't be stored as {column.type}: {error}; table={table.table_path}"
+            ) from None
+        columns.append(pa.chunked_array(chunks, column.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _in_type(values: Any, kind: Any, *, nullable: bool, struct: Any = None) -> Any:
+    """Return an array in another type. Unless `nullable`, its NULLs below a NULL `struct` become any value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not nullable and values.null_count:
+        null = values.is_null() if struct is None else pc.and_(values.is_null(), struct.is_valid())
+        if pc.any(null).as_py():
+            raise pa.ArrowInvalid("it is NULL where the table has NOT NULL")
+    if not len(values):
+        return pa.array([], kind)  # Java's has no offsets, on which pyarrow's `nbytes` crashes
+    if not pa.types.is_nested(kind):
+        cast = values.cast(kind)
+        if nullable or not cast.null_count:
+            return cast
+        return pa.Array.from_buffers(kind, len(cast), [None, *cast.buffers()[1:]], 0, cast.offset)
+    mask = values.is_null() if nullable and values.null_count else None
+    if pa.types.is_struct(kind):
+        fields = [
+            _in_type(values.field(number), field.type, nullable=field.nullable, struct=values)
+            for number, field in enumerate(kind)
+        ]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=mask)
+    offsets = pa.array(values.offsets.to_numpy())  # of a slice, too
+    if pa.types.is_map(kind):
+        keys = _in_type(values.keys, kind.key_type, nullable=False)
+        items = _in_type(values.items, kind.item_type, nullable=kind.item_field.nullable)
+        return pa.MapArray.from_arrays(offsets, keys, items, kind, mask=mask)
+    elements = _in_type(values.values, kind.value_type, nullable=kind.value_field.nullable)
+    return pa.ListArray.from_arrays(offsets, elements, kind, mask=mask)
+
+
 def type_parameter(kind: Any, default: int) -> tuple[str, int]:
     """Return an atomic type of Paimon without its parameters, and the first of these: `TIMESTAMP`, `VARCHAR`."""
     base, _, parameters = str(kind.type).upper().partition("(")

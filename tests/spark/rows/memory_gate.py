@@ -40,32 +40,28 @@ class MemoryGate(CommitGate):
         sink: Callable[[], Sink],
         batch: DataFrame,
         batch_id: int,
-        markers: set[Marker],
         *,
         declared: bool,
     ) -> None:
-        """Write a batch as a streaming query does. Add to `markers` what its transaction declares, scope included.
-
-        `declared`: whether the batch finds its scope before.
-        """
+        """Write a batch as a streaming query does. `declared`: whether the batch finds its scope before."""
         self._memory.events.clear()
         admission: Any = "queued" if declared else "optimistic"
-        try:
-            self.foreach_batch(sink(), writer="rows", max_attempts=1, admission=admission)(batch, batch_id)
-        finally:
-            markers.update(self._markers())
+        self.foreach_batch(sink(), writer="rows", max_attempts=1, admission=admission)(batch, batch_id)
 
-    def _markers(self) -> set[Marker]:
-        found: set[Marker] = set()
+    def partitions(self) -> tuple[set[str], set[str]]:
+        """Return the partitions of the last batch's scope, and these with those of its markers."""
+        scope: list[Marker] = []
+        markers: list[Marker] = []
         for event in self._memory.events:
             if isinstance(event, CommitIntent):
-                found.update(event.scope)
+                scope.extend(event.scope)
+                markers.extend(event.scope)
                 file = self._folder / f"{event.transaction}.markers"
                 lines = file.read_text().splitlines() if file.exists() else []
-                found.update(Marker(**json.loads(line)) for line in lines)
+                markers.extend(Marker(**json.loads(line)) for line in lines)
             if isinstance(event, MarkerCreated | CommitRequested):
-                found.update(event.markers)
-        return found
+                markers.extend(event.markers)
+        return {marker.partition for marker in scope}, {marker.partition for marker in markers}
 
 
 def _file_channel(file: Path) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tests.spark.rows.tables import Situation
 
 ANSI_OFF = (("spark.sql.ansi.enabled", "false"),)
@@ -174,6 +172,23 @@ SITUATIONS: dict[str, Situation] = {
             "SELECT 2L id, CAST(NULL AS struct<a:int>) n",
             "SELECT 1L id, named_struct('a', CAST(NULL AS int)) n",
         ),
+    ),
+    "NULL above NOT NULL": Situation(
+        "id bigint, n array<struct<a:int NOT NULL,b:struct<c:string NOT NULL> NOT NULL>>",
+        (
+            "SELECT 1L id, array(named_struct('a', 1, 'b', named_struct('c', 'x')), NULL) n",
+            "SELECT 2L id, CAST(NULL AS array<struct<a:int,b:struct<c:string>>>) n",
+        ),
+        formats=("iceberg", "paimon"),  # Delta has no NOT NULL in arrays
+    ),
+    "NULL in a map": _one(
+        "map<string,array<int>>",
+        "map('x', CAST(NULL AS array<int>))",
+        "map('y', array(1, NULL), 'z', NULL, 'empty', array())",
+        "CAST(NULL AS map<string,array<int>>)",
+    ),
+    "NULL and empty maps in an array": _one(
+        "array<map<string,int>>", "array(CAST(NULL AS map<string,int>))", "array(map())"
     ),
     # values
     "floats": Situation(
@@ -527,18 +542,3 @@ SITUATIONS: dict[str, Situation] = {
         formats=("paimon",),
     ),
 }
-
-GENERATED = "generated batches"
-
-OPEN: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("paimon", "append"): ("nested NOT NULL", GENERATED),
-    ("paimon", "upsert"): ("nested NOT NULL", GENERATED),
-    ("paimon", "key"): ("nested NOT NULL", GENERATED),
-}
-"""What doesn't run yet, by format and mode: names of situations, or `GENERATED`. `PaimonSink` refuses a NULL struct with a
-NOT NULL field. pyarrow ends the Python worker of a batch with a NULL array as a map's value."""
-
-
-def is_open(table_format: str, mode: str, name: str) -> bool:
-    """Return whether this situation, or generated ones of the mode, don't run yet."""
-    return name in OPEN.get((table_format, mode), ())

@@ -16,7 +16,7 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -142,41 +142,40 @@ class Tables:
             self._merge(batch, target)
 
     def _merge(self, batch: DataFrame, target: str) -> None:
-        """MERGE with the batch's own columns, of one row per key: the last one by `order_by`."""
-        situation = self.situation
-        same = [
-            f"{self._in_table('t', name)} <=> {self._in_table('s', name)}"
-            for name in dict.fromkeys((*situation.partitioned_by, *situation.keys))
-        ]
-        rows = batch
-        if situation.order_by is not None:
-            keys = ", ".join(
-                self._in_table("s", name) for name in (*situation.partitioned_by, *situation.keys)
-            )
-            kept = ", ".join(map(quoted, batch.columns))
-            with view(batch) as every:
-                rows = self.spark.sql(
-                    f"SELECT {kept} FROM (SELECT *, row_number() OVER (PARTITION BY {keys} "
-                    f"ORDER BY {situation.order_by} DESC) rows_rank FROM {every} s) WHERE rows_rank = 1"
-                )
+        """MERGE with the batch's own columns, of one row per key."""
+        situation, types = self.situation, dict(self.spark.table(target).dtypes)
+        keys = [key for key in situation.keys if key not in situation.partitioned_by]
+        same = {f"t.{quoted(key)}": f"s.{quoted(key)}" for key in keys}
+        same |= {
+            self._field("t", name, types): self._field("s", name, types) for name in situation.partitioned_by
+        }
         columns = [quoted(name) for name in batch.columns]
-        with view(rows) as source:
+        with view(self._one_row_per_key(batch, list(same.values()))) as source:
             self.spark.sql(
-                f"MERGE INTO {target} t USING {source} s ON {' AND '.join(same)} "
+                f"MERGE INTO {target} t USING {source} s ON {' AND '.join(f'{old} <=> {new}' for old, new in same.items())} "
                 f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in columns)} "
                 f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) "
                 f"VALUES ({', '.join(f's.{name}' for name in columns)})"
             )
 
-    def _in_table(self, alias: str, name: str) -> str:
-        """Return a partition field or key of a row."""
+    def _one_row_per_key(self, rows: DataFrame, identity: list[str]) -> DataFrame:
+        """Return the greatest row of each key, by `order_by` and then by all columns. `identity` is SQL of a row `s`."""
+        columns = ", ".join(map(quoted, rows.columns))
+        order = [self.situation.order_by] if self.situation.order_by else []
+        order += [quoted(name) for name, kind in rows.dtypes if "map<" not in kind and "variant" not in kind]
+        with view(rows) as every:
+            return self.spark.sql(
+                f"SELECT {columns} FROM (SELECT *, row_number() OVER (PARTITION BY {', '.join(identity)} "
+                f"ORDER BY {', '.join(f'{each} DESC' for each in order)}) rows_rank FROM {every} s) WHERE rows_rank = 1"
+            )
+
+    def _field(self, alias: str, name: str, types: dict[str, str]) -> str:
+        """Return the value of a partition field, as the table stores it. `types` are those of its columns."""
         function, bracket, argument = name.partition("(")
-        if not bracket:
-            return f"{alias}.{quoted(name)}"
-        *width, column = argument.removesuffix(")").split(",")
-        return (
-            f"{self._catalog()}.system.{function}({', '.join([*width, f'{alias}.{quoted(column.strip())}'])})"
-        )
+        *width, column = argument.removesuffix(")").split(",") if bracket else [name]
+        value = f"{alias}.{quoted(column.strip())}"
+        value = f"CAST({value} AS {types[column.strip()]})" if alias == "s" else value
+        return f"{self._catalog()}.system.{function}({', '.join([*width, value])})" if bracket else value
 
     def _catalog(self) -> str:
         raise NotImplementedError
@@ -216,12 +215,10 @@ class DeltaTables(Tables):
         for table in ("native", "sink"):
             self.spark.sql(statement.format(table=f"delta.{quoted(str(self.folder / table))}"))
 
-    def _in_table(self, alias: str, name: str) -> str:
-        """Partition columns are compared by what Delta stores: an empty text is NULL there."""
-        column = super()._in_table(alias, name)
-        types = dict(self.spark.read.format("delta").load(str(self.folder / "native")).dtypes)
-        is_text = alias == "s" and name in self.situation.partitioned_by and types.get(name) == "string"
-        return f"nullif(CAST({column} AS string), '')" if is_text else column
+    def _field(self, alias: str, name: str, types: dict[str, str]) -> str:
+        """An empty text is stored as NULL."""
+        value = super()._field(alias, name, types)
+        return f"nullif({value}, '')" if alias == "s" and types[name] == "string" else value
 
     def rows(self, table: str) -> Rows:
         live: dict[str, dict[str, str | None]] = {}
@@ -442,14 +439,7 @@ class PaimonTables(Tables):
             f"s.{quoted(name)}" if keyed or name.lower() in given else f"t.{quoted(name)}"
             for name in assigned.columns
         )
-        if self.situation.order_by is not None:
-            keys = ", ".join(map(quoted, identity))
-            columns = ", ".join(map(quoted, assigned.columns))
-            with view(assigned) as every:
-                assigned = self.spark.sql(
-                    f"SELECT {columns} FROM (SELECT *, row_number() OVER (PARTITION BY {keys} "
-                    f"ORDER BY {self.situation.order_by} DESC) rows_rank FROM {every}) WHERE rows_rank = 1"
-                )
+        assigned = self._one_row_per_key(assigned, [f"s.{quoted(name)}" for name in identity])
         with view(assigned) as source:
             return self.spark.sql(
                 f"SELECT {values} FROM {source} s LEFT JOIN {self._name}_state t ON {same} "
@@ -585,33 +575,48 @@ def paimon_type(kind: t.DataType, numbers: Iterator[int], *, nullable: bool) -> 
 
 
 class HudiTables(Tables):
+    """Before a `delete` both tables have the rows of all batches."""
+
     format = "hudi"
-    modes = ("upsert", "insert", "insert_overwrite")
+    modes = ("upsert", "insert", "insert_overwrite", "delete")
 
     def create(self) -> None:
         self._files: set[Path] = set()
+        if self.mode == "delete":
+            for sql in self.situation.batches:
+                for table in ("native", "sink"):
+                    with suppress(Exception):  # then neither table has these rows
+                        self._write_hudi(self.spark.sql(sql), table, "upsert")
+            self.changed()
 
-    def make_sink(self) -> Sink:
-        self._sink = HudiSink(
-            str(self.folder / "sink"),
+    def make_sink(self) -> HudiSink:
+        return self._sink_of("sink", self.mode)
+
+    def _sink_of(self, table: str, operation: Any) -> HudiSink:
+        return HudiSink(
+            str(self.folder / table),
             keys=self.situation.keys,
             partition_by=self.situation.partitioned_by,
             order_by=self.situation.order_by,
-            operation=self.mode,  # type: ignore[arg-type]
+            operation=operation,
             options=HUDI_OPTIONS,
         )
-        return self._sink
 
     def write_natively(self, batch: DataFrame) -> None:
-        self.make_sink()
-        options = self._sink._options | {"hoodie.table.name": "sink"}
-        batch.write.format("hudi").options(**options).mode("append").save(str(self.folder / "native"))
+        self._write_hudi(batch, "native", self.mode)
+
+    def _write_hudi(self, batch: DataFrame, table: str, operation: str) -> None:
+        options = self._sink_of(table, operation)._options
+        batch.write.format("hudi").options(**options).mode("append").save(str(self.folder / table))
 
     def rows(self, table: str) -> Rows:
         place = self.folder / table
         if not (place / ".hoodie").exists():
             return Rows()
-        files = self.spark.read.format("hudi").load(str(place)).inputFiles()
+        try:
+            files = self.spark.read.format("hudi").load(str(place)).inputFiles()
+        except Exception as error:  # noqa: BLE001 - Hudi writes tables that it can't read
+            return Rows({("", f"no rows can be read: {type(error).__name__}"): 1})
         return counted(
             (str(file.parent.relative_to(place)), file_rows(str(file)).drop_columns(OF_A_WRITE))
             for file in (Path(unquote(urlsplit(each).path)) for each in files)

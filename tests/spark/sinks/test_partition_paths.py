@@ -34,7 +34,8 @@ def directories(folder: Path) -> set[str]:
 
 
 def test_the_hive_spelling_is_that_of_sparks_directories(spark: SparkSession, tmp_path: Path) -> None:
-    rows = spark.sql(ROWS).selectExpr(*(f"cast({name} as {kind}) {name}" for name, kind in COLUMNS.items()))
+    rows = spark.sql(ROWS).union(spark.sql("select 'far', 0L, true, date'+12000-06-01', 1BD"))
+    rows = rows.selectExpr(*(f"cast({name} as {kind}) {name}" for name, kind in COLUMNS.items()))
     folder = tmp_path / "table"
     rows.selectExpr("*", "1 value").write.partitionBy(*COLUMNS).parquet(str(folder))
     paths = PartitionPaths("hive", COLUMNS)
@@ -43,7 +44,7 @@ def test_the_hive_spelling_is_that_of_sparks_directories(spark: SparkSession, tm
 
     assert scope is not None
     assert {marker.partition for marker in scope.markers} == directories(folder)
-    assert len(scope.markers) == 4
+    assert len(scope.markers) == 5
     assert any("c=d" in unquote(path) for path in directories(folder))
 
 

@@ -6,6 +6,7 @@ import datetime as dt
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     may_have_keys,
     without_files,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address, deletions_of, read_base
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address, deletions_of, in_types, read_base
 
 Fill = Callable[..., TableAddress]
 
@@ -143,3 +144,29 @@ def test_files_that_stay_are_part_of_the_base_and_not_removed(fill: Fill) -> Non
     assert stays.files[0].file_name not in removed
     assert rewritten.files == base.files, "a change of any file of the partition is noticed"
     assert without_files(base, large_files(base)).splits == ()
+
+
+def test_nested_values_get_the_tables_types() -> None:
+    """A NULL struct may have a field that is NOT NULL. Of an array without elements Java sends no offsets."""
+    entry = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.int32())])
+    maps = pa.Array.from_buffers(pa.map_(*entry), 0, [None, None], children=[pa.array([], entry)])
+    empty = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), maps)
+    pairs = pa.array([None, {"a": 1, "b": None}], pa.struct([("a", pa.int32()), ("b", pa.string())]))
+    required = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])
+    schema = pa.schema([("pair", required), ("maps", pa.list_(pa.field("item", maps.type)))])
+
+    for rows in (
+        pa.table([pairs, empty], names=["pair", "maps"]),
+        pa.table([pairs, empty], names=["pair", "maps"]).slice(1),
+    ):
+        found = in_types(rows, schema, None)
+        found.validate(full=True)
+        assert found.schema == schema
+        assert found.to_pylist() == rows.to_pylist()
+        assert found.nbytes
+
+    nowhere = pa.array([{"a": None, "b": "x"}], pairs.type)
+    with pytest.raises(ValueError, match=r"column 'pair'.*NULL where the table has NOT NULL"):
+        in_types(
+            pa.table({"pair": nowhere}), pa.schema([schema.field("pair")]), SimpleNamespace(table_path="t")
+        )
