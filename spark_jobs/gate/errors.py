@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from lakewarden.events import Abort, AbortReason, ConflictEntry
+from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Abort, AbortReason, ConflictEntry
 
 MAX_NAMED = 5
 """Overlaps listed in a message. The others are counted; `CommitAborted.conflicts` has all of them."""
@@ -59,7 +59,12 @@ class AlreadyCommitted(GateError):
 
     @property
     def remedy(self) -> str:
-        """What to do if the batch isn't committed, in one line: the command states that the batch before is the last one."""
+        """What to do if the rows are missing, in one line. The command states that the batch before is the last one."""
+        if self.committed_transaction is None:
+            return (
+                "its commit is in the table's history, so if a later commit removed its rows, roll the table back, or give the "
+                "query another writer name, and repeat the batch"
+            )
         last = self.batch_id - 1 if self.batch_id else "none"
         names = f"--table {shlex.quote(self.table)} --writer {shlex.quote(self.writer)}"
         return (
@@ -154,8 +159,8 @@ def named_overlaps(conflicts: Iterable[ConflictEntry]) -> str:
     if not pairs:
         return "the same data"
     named = [
-        (f"partition {partition}" if partition else "the table")
-        if group == "*"
+        ("the table" if partition in ("", WHOLE_TABLE) else f"partition {partition}")
+        if group == ALL_FILE_GROUPS
         else f"{partition or '.'}/{group}"
         for partition, group in pairs[:MAX_NAMED]
     ]

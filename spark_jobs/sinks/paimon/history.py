@@ -24,6 +24,7 @@ from lakewarden.handlers.paimon.history import (
     with_batch,
 )
 from lakewarden.handlers.paimon.publish import CommitName
+from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED, find_batch
 from lakewarden.spark_jobs.gate.errors import OutcomeUnknown
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     FolderStore,
@@ -31,7 +32,7 @@ from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     folder_store,
     snapshot_store,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import UNNUMBERED, find_commit
+from lakewarden.spark_jobs.sinks.paimon.table import UNNUMBERED
 
 COMMITTED: Final = "lakewarden.committed"
 """Snapshot property: the last batch of each writer."""
@@ -81,7 +82,8 @@ def property_of(store: FolderStore, number: int, name: CommitName) -> str:
 def committed_version(table: Any, uri: str, writer: str, batch: int) -> int | None:
     """Return the snapshot in which `writer` committed the batch, or None.
 
-    If that has expired, it is the snapshot of the writer's last batch. Raises `OutcomeUnknown` if the table can't know.
+    If that has expired, it is the snapshot of a later batch of the writer. Raises `OutcomeUnknown` if the table can't know, and
+    `GateError` as `find_batch` does.
     """
     store = snapshot_store(table)
     newest = max(numbers_of(store), default=0)
@@ -90,7 +92,10 @@ def committed_version(table: Any, uri: str, writer: str, batch: int) -> int | No
         answer = resolve(writer, batch, _attempt_of(_attempts(table), writer), _newest_first(store, newest))
     match answer:
         case Committed(snapshot, exact):
-            return snapshot if exact else find_commit(table, writer, batch) or snapshot
+            if exact:
+                return snapshot
+            found = find_batch(_batches(store, newest, writer), batch, f"table={uri} writer={writer}")
+            return snapshot if found is None else int(found)
         case NotCommitted():
             return None
         case Undecided():
@@ -103,6 +108,17 @@ def committed_version(table: Any, uri: str, writer: str, batch: int) -> int | No
             )
         case _:
             assert_never(answer)
+
+
+def _batches(store: FolderStore, newest: int, writer: str) -> Iterator[tuple[int | None, str]]:
+    """Yield the writer's batches in the retained snapshots, the newest first, for `find_batch`."""
+    number = newest + 1
+    for each in _newest_first(store, newest):
+        number = each.number
+        if each.name.user == writer and each.name.identifier != UNNUMBERED:
+            yield each.name.identifier, str(number)
+    if number > 1:
+        yield EXPIRED, ""
 
 
 def announce_attempt(table: Any, name: CommitName) -> None:

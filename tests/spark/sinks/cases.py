@@ -7,6 +7,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -182,6 +183,15 @@ class PaimonCase:
         identifier = 1 if batch_id is None else batch_id
         builder.new_commit().commit(write.prepare_commit(identifier), identifier)
 
+    def save(self) -> Callable[[], object]:
+        opened, newest = address(self._table).open(), snapshots_of(self._table)[-1].id
+        return lambda: opened.rollback_to(newest)
+
+    def expire(self) -> None:
+        """pypaimon has no expiry. Files of old snapshots only cost space."""
+        for snapshot in snapshots_of(self._table)[:-1]:
+            (Path(self._table) / "snapshot" / f"snapshot-{snapshot.id}").unlink()
+
     def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
         from pypaimon.write.file_store_commit import FileStoreCommit
 
@@ -237,6 +247,19 @@ class ParquetCase:
         entry = {"writer": writer, "batch_id": batch_id, "data": str(data.relative_to(self._folder))}
         number = 1 + max((version for version, _ in self.sink._commits()), default=0)
         (self._folder / "manifests" / f"{number:08d}.json").write_text(json.dumps(entry))
+
+    def save(self) -> Callable[[], object]:
+        manifests = self._folder / "manifests"
+        kept = set(manifests.iterdir())
+
+        def roll_back() -> None:
+            for path in set(manifests.iterdir()) - kept:
+                path.unlink()
+
+        return roll_back
+
+    def expire(self) -> None:
+        """Every commit is needed."""
 
     def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
         publish = self.sink._publish
@@ -416,6 +439,27 @@ class DeltaCase:
         foreign.start()
         foreign.join()
 
+    def save(self) -> Callable[[], object]:
+        newest = len(self._log()) - 1
+        return lambda: self._sql(f"RESTORE TABLE TABLE_ TO VERSION AS OF {newest}")
+
+    def expire(self) -> None:
+        """Files that commits have removed. Those that no commit names may be a transaction's."""
+        self._sql("VACUUM TABLE_ LITE RETAIN 0 HOURS")
+
+    def _sql(self, statement: str) -> None:
+        """In a thread of its own, for the same reason as in `commit`."""
+        spark = SparkSession.active()
+        unchecked = "spark.databricks.delta.retentionDurationCheck.enabled"
+
+        def run() -> None:
+            spark.conf.set(unchecked, "false")
+            spark.sql(statement.replace("TABLE_", f"delta.`{self._table}`"))
+            spark.conf.unset(unchecked)
+
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run).result()
+
     def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
         check = CommitObserver._last_check
 
@@ -487,6 +531,19 @@ class IcebergCase:
             rows = rows.option(f"snapshot-property.{BATCH}", str(batch_id))
         rows.append()
 
+    def save(self) -> Callable[[], object]:
+        newest = load(self._spark, self._name).currentSnapshot().snapshotId()
+        return lambda: self._call(f"rollback_to_snapshot('TABLE_', {newest})")
+
+    def expire(self) -> None:
+        self._call(
+            "expire_snapshots(table => 'TABLE_', older_than => TIMESTAMP '9000-01-01 00:00:00', retain_last => 1)"
+        )
+
+    def _call(self, procedure: str) -> None:
+        catalog, _, name = self._name.partition(".")
+        self._spark.sql(f"CALL {catalog}.system.{procedure.replace('TABLE_', name)}").collect()
+
     def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
         commit = CheckedOperations.commit
 
@@ -509,6 +566,18 @@ class IcebergCase:
         monkeypatch.setattr(CheckedOperations, "_swap", failing)
 
 
+class MaintainedCase(SinkCase, Protocol):
+    """A case whose table the tests roll back, and whose old versions they remove."""
+
+    def save(self) -> Callable[[], object]:
+        """Return a function that rolls the table back to its present version, as often as it is called."""
+        ...
+
+    def expire(self) -> None:
+        """Remove what the newest version doesn't need, as the format's own maintenance does without its grace period."""
+        ...
+
+
 SINKS = [
     "paimon-append",
     "paimon-upsert",
@@ -526,9 +595,12 @@ IN_THE_MATRIX = {"delta-append", "delta-overwrite", "iceberg-append", "iceberg-o
 """Upserts by the same sinks go through the same steps, and are in every run."""
 
 
-@pytest.fixture(
-    params=[pytest.param(sink, marks=[pytest.mark.matrix] * (sink in IN_THE_MATRIX)) for sink in SINKS]
-)
+CASES = [pytest.param(sink, marks=[pytest.mark.matrix] * (sink in IN_THE_MATRIX)) for sink in SINKS]
+MAINTAINED = [each for each in CASES if each.values != ("hudi",)]
+"""Those that are a `MaintainedCase`; Hudi's rollback has a test of its own."""
+
+
+@pytest.fixture(params=CASES)
 def case(
     request: pytest.FixtureRequest, make_table: MakeTable, tmp_path: Path, spark: SparkSession
 ) -> SinkCase:

@@ -5,6 +5,9 @@ The same tests run for each sink in `cases.py`. `test_exactly_once.py` kills the
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +17,23 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import CommitIntent, DecisionEventUnion, WriterEventUnion
-from lakewarden.spark_jobs import CommitAborted, OutcomeUnknown
+from lakewarden.events import CommitCompleted, CommitIntent, DecisionEventUnion, WriterEventUnion
+from lakewarden.spark_jobs import CommitAborted, GateError, OutcomeUnknown
 from lakewarden.spark_jobs.streaming import cancelling
-from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, grant_everything
+from tests.spark.conftest import MakeTable
+from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, already_committed, grant_everything
 from tests.spark.harness import Harness
-from tests.spark.sinks.cases import COLUMNS, SinkCase, batch_of
+from tests.spark.sinks.cases import (
+    COLUMNS,
+    MAINTAINED,
+    SINKS,
+    IcebergCase,
+    MaintainedCase,
+    ParquetCase,
+    SinkCase,
+    batch_of,
+    make_case,
+)
 from tests.spark.sinks.cases import case as case  # noqa: PLC0414 - a fixture
 from tests.waiting import wait_until
 
@@ -44,6 +58,30 @@ class At:
             if answer is not None:
                 return answer
         return grant_everything(event, offset)
+
+
+class Ledger:
+    """A script that grants every batch but those up to the last committed one of their writer, as the agent's ledger has them."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, int] = {}
+        self._opened: dict[str, int] = {}
+
+    def __call__(self, event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitIntent) and event.batch_id is not None:
+            self._opened[event.transaction] = event.batch_id
+            if event.batch_id <= self.last.get(event.writer, -1):
+                return [already_committed(event)]
+        if isinstance(event, CommitCompleted):
+            self.last[event.writer] = self._opened[event.transaction]
+        return grant_everything(event, offset)
+
+    def correct(self, lines: list[str]) -> None:
+        """Do what the last of these lines says, and nothing else."""
+        [command] = re.findall(r"`lakewarden ledger correct (.*?) --reason …`", lines[-1])
+        given = shlex.split(command)
+        options = dict(zip(given[::2], given[1::2], strict=True))
+        self.last[options["--writer"]] = int(options["--batch-id"])
 
 
 def test_the_transaction_is_opened_with_what_the_sink_declares(
@@ -220,6 +258,116 @@ def test_a_foreign_commit_is_never_overwritten(
     assert case.orphans() == set()
     assert harness.steps().count("completed") == 1
     assert harness.only("failed") == [], "no outcome was unknown"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("case", MAINTAINED, indirect=True)
+def test_a_batch_that_a_rollback_removed_is_written_again_after_what_the_skipped_batch_says(
+    harness: Harness, spark: SparkSession, case: MaintainedCase, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger()
+    harness.agent(ledger)
+    write = harness.gate().foreach_batch(case.sink, writer="w")
+
+    def skipped() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records]
+        return [line for line in lines if line.startswith("batch.skipped ")]
+
+    write(batch_of(spark, 0), 0)
+    roll_back = case.save()
+    write(batch_of(spark, 1), 1)
+    write(batch_of(spark, 2), 2)
+    roll_back()
+    assert [case.sink.committed("w", number) is None for number in range(3)] == [False, True, True]
+
+    write(batch_of(spark, 2), 2)
+    assert (len(skipped()), case.flights()) == (1, [0])
+    ledger.correct(skipped())
+    write(batch_of(spark, 2), 2)
+    write(batch_of(spark, 1), 1)
+    assert (len(skipped()), case.flights()) == (2, [2] if case.replaces else [0, 2])
+    ledger.correct(skipped())
+    if not isinstance(case, ParquetCase):  # the example knows no order of batches
+        with pytest.raises(
+            GateError, match=r"has batch 2 of this writer, in .*, and not batch 1: a rollback"
+        ):
+            write(batch_of(spark, 1), 1)
+    roll_back()
+    write(batch_of(spark, 1), 1)
+
+    assert case.flights() == ([1] if case.replaces else [0, 1])
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("case", MAINTAINED, indirect=True)
+def test_a_batch_is_recognised_after_old_versions_were_removed_if_its_table_keeps_what_names_it(
+    harness: Harness, spark: SparkSession, case: MaintainedCase
+) -> None:
+    """Its driver died before its report, so the ledger doesn't have it. docs/recovery.md says what Iceberg forgets."""
+    harness.agent(grant_everything)
+    gate = harness.gate()
+    gate.foreach_batch(case.sink, writer="w")(batch_of(spark, 0), 0)
+    gate.foreach_batch(case.sink, writer="another")(batch_of(spark, 1), 0)
+    case.expire()
+
+    gate.foreach_batch(case.sink, writer="w")(batch_of(spark, 9), 0)
+
+    kept = [1] if case.replaces else [0, 1]
+    written = [9] if case.replaces else [0, 1, 9]
+    assert case.flights() == (written if isinstance(case, IcebergCase) else kept)
+
+
+@pytest.mark.wide
+def test_a_checkpoint_that_is_restored_or_deleted_and_a_query_that_is_renamed(
+    harness: Harness, spark: SparkSession, make_table: MakeTable, tmp_path: Path
+) -> None:
+    """One query writes a table of each format but Hudi. No ledger helps, and docs/recovery.md has the cases."""
+    harness.agent(grant_everything)
+    gate = harness.gate()
+    names = [name for name in SINKS if name.endswith("-append") or name == "parquet"]
+    cases = {name: make_case(name, make_table, tmp_path / name, spark) for name in names}
+    source, checkpoint, saved = (tmp_path / name for name in ("source", "checkpoint", "saved"))
+
+    def arrive(flight: int) -> None:
+        batch_of(spark, flight).coalesce(1).write.mode("append").parquet(str(source))
+
+    def run(writer: str = "w", query_name: str = "name") -> None:
+        writes = [gate.foreach_batch(case.sink, writer=writer) for case in cases.values()]
+
+        def write_all(batch: DataFrame, batch_id: int) -> None:
+            for write in writes:
+                write(batch, batch_id)
+
+        stream = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(source))
+        query = stream.writeStream.foreachBatch(write_all).queryName(query_name)
+        query.option("checkpointLocation", str(checkpoint)).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+    def restore() -> None:
+        shutil.rmtree(checkpoint)
+        shutil.copytree(saved, checkpoint)
+
+    def require(*flights: int) -> None:
+        assert {name: case.flights() for name, case in cases.items()} == {
+            name: list(flights) for name in names
+        }
+
+    arrive(1)
+    run()
+    shutil.copytree(checkpoint, saved)
+    arrive(2)
+    run(query_name="renamed")
+    require(1, 2)
+    restore()
+    run()
+    require(1, 2)
+    restore()
+    run(writer="renamed")
+    require(1, 2, 2)
+    shutil.rmtree(checkpoint)
+    run()
+    require(1, 1, 2, 2, 2)
 
 
 def test_a_queued_batch_declares_its_scope_and_is_computed_once(

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import WriterEventUnion
-from lakewarden.spark_jobs import CommitAborted, DeltaSink, GateError, UnsupportedSpark
+from lakewarden.spark_jobs import CommitAborted, DeltaSink, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.delta import release
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
 from lakewarden.spark_jobs.sinks.upsert import Mode
@@ -216,52 +216,25 @@ def test_what_was_computed_for_a_table_that_changes_meanwhile_is_computed_again(
     assert harness.steps().count("completed") == 1
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        pytest.param("VERSION AS OF 1", id="version"),
-        pytest.param("TIMESTAMP AS OF 'THEN_'", id="timestamp", marks=pytest.mark.wide),
-    ],
-)
-def test_a_batch_that_a_restore_removed_is_written_again(
-    harness: Harness, spark: SparkSession, tmp_path: Path, target: str
+@pytest.mark.wide
+def test_a_batch_that_a_restore_by_a_time_removed_is_not_in_the_table(
+    harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The agent here has no ledger, as after its correction. Delta's own record of the batches survives the RESTORE."""
+    """Delta's own record of the batches survives it. `test_contract.py` restores by a version."""
     name = f"delta.`{tmp_path}/flights`"
     columns = "day int, id long, state string"
     spark.sql(f"CREATE TABLE {name} ({columns}) USING delta")
     harness.agent(grant_everything)
     sink = DeltaSink(f"{tmp_path}/flights")
     write = harness.gate().foreach_batch(sink, writer="w")
-
-    def batch(number: int, state: str) -> None:
-        write(spark.createDataFrame([(1, number, state)], columns), number)
-
-    def restore() -> None:
-        (then,) = [
-            row.timestamp for row in spark.sql(f"DESCRIBE HISTORY {name}").collect() if row.version == 1
-        ]
-        spark.sql(f"RESTORE TABLE {name} TO {target.replace('THEN_', str(then))}")
-
     for number in range(3):
-        batch(number, "old")
-    restore()
-    assert [sink.committed("w", number) is None for number in range(3)] == [False, True, True]
-    assert [DeltaSink(f"{tmp_path}/flights").committed("w", number) for number in range(3)] == [
-        "1",
-        None,
-        None,
-    ]
-    batch(2, "again")  # the query ran on, without batch 1
-    with pytest.raises(
-        GateError, match="has batch 2 of this writer, in version 5, and not batch 1: a rollback"
-    ):
-        batch(1, "again")
-    restore()
-    batch(1, "again")
+        write(spark.createDataFrame([(1, number, "old")], columns), number)
+    (then,) = [row.timestamp for row in spark.sql(f"DESCRIBE HISTORY {name}").collect() if row.version == 1]
 
-    found = spark.read.format("delta").load(f"{tmp_path}/flights").select("id", "state").collect()
-    assert sorted(tuple(row) for row in found) == [(0, "old"), (1, "again")]
+    spark.sql(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{then}'")
+
+    for each in (sink, DeltaSink(f"{tmp_path}/flights")):
+        assert [each.committed("w", number) for number in range(3)] == ["1", None, None]
 
 
 @pytest.mark.wide

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import GateError, IcebergSink, UnsupportedSpark
+from lakewarden.spark_jobs import IcebergSink, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
@@ -357,35 +357,6 @@ def test_an_upsert_stops_if_a_changed_partition_spec_gives_its_keys_another_mean
     )
     write(batch, 0)
     assert table.rows() == [(one, 1, "old"), (two, 1, "new")]
-
-
-@pytest.mark.wide
-def test_a_batch_that_was_rolled_back_is_not_in_the_table(
-    harness: Harness, spark: SparkSession, tmp_path: Path
-) -> None:
-    """The agent here has no ledger, as after its correction."""
-    table = Table(spark, tmp_path, COLUMNS, "")
-    harness.agent(grant_everything)
-    sink = IcebergSink(table.name)
-    write = harness.gate().foreach_batch(sink, writer="w")
-    catalog, _, name = table.name.partition(".")
-
-    def roll_back(batch_id: int) -> None:
-        table.sql(f"CALL {catalog}.system.rollback_to_snapshot('{name}', {sink.committed('w', batch_id)})")
-
-    for number in range(3):
-        write(changes(spark, (1, number, "old")), number)
-    roll_back(0)
-    assert [sink.committed("w", number) is None for number in range(3)] == [False, True, True]
-    write(changes(spark, (1, 2, "again")), 2)  # the query ran on, without batch 1
-    with pytest.raises(
-        GateError, match=r"has batch 2 of this writer, in version .*, and not batch 1: a rollback"
-    ):
-        write(changes(spark, (1, 1, "again")), 1)
-    roll_back(0)
-    write(changes(spark, (1, 1, "again")), 1)
-
-    assert table.rows() == [(1, 0, "old"), (1, 1, "again")]
 
 
 @pytest.mark.wide
