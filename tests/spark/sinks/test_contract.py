@@ -321,10 +321,10 @@ def test_a_batch_is_recognised_after_old_versions_were_removed_if_its_table_keep
 def test_a_checkpoint_that_is_restored_or_deleted_and_a_query_that_is_renamed(
     harness: Harness, spark: SparkSession, make_table: MakeTable, tmp_path: Path
 ) -> None:
-    """One query writes a table of each format but Hudi. No ledger helps, and docs/recovery.md has the cases."""
+    """One query writes a table of each format. No ledger helps: each table knows its batches. docs/recovery.md has the cases."""
     harness.agent(grant_everything)
     gate = harness.gate()
-    names = [name for name in SINKS if name.endswith("-append") or name == "parquet"]
+    names = [name for name in SINKS if name.endswith("-append") or name in {"hudi", "parquet"}]
     cases = {name: make_case(name, make_table, tmp_path / name, spark) for name in names}
     source, checkpoint, saved = (tmp_path / name for name in ("source", "checkpoint", "saved"))
 
@@ -349,9 +349,9 @@ def test_a_checkpoint_that_is_restored_or_deleted_and_a_query_that_is_renamed(
         shutil.copytree(saved, checkpoint)
 
     def require(*flights: int) -> None:
-        assert {name: case.flights() for name, case in cases.items()} == {
-            name: list(flights) for name in names
-        }
+        """The rows of a table that is appended to. An upsert has each once."""
+        found = {name: case.flights() for name, case in cases.items()}
+        assert found == {name: sorted(set(flights)) if name == "hudi" else list(flights) for name in names}
 
     arrive(1)
     run()
