@@ -52,7 +52,7 @@ class LogKnowledge:
         self.losses: dict[tuple[str, str], tuple[int, int]] = {}
         """By table and writer: losses in a row as last published, and that decision's `cause_offset`."""
         self.unclear_losses: set[tuple[str, str]] = set()
-        """By table and writer: those whose losses in a row the ledger may have lost."""
+        """By table and writer: those whose losses in a row the ledger may have lost, or may never have got."""
         self.lost_at: dict[int, float] = {}
         """By partition: when records were lost last."""
         self.overlooked: set[str] = set()
@@ -123,11 +123,16 @@ class LogKnowledge:
             if isinstance(entry, BatchCommitted) and entry.batch_id is not None:
                 entries.append(((entry.table, entry.writer), entry.batch_id))
         self.ledger.on_loss(partition, self._timeline.now, entries)
+        self._losses_are_unclear(partition)
+
+    def _losses_are_unclear(self, partition: int) -> None:
         self.unclear_losses |= {each for each in self.losses if self.partition_of(each[0]) == partition}
 
     def on_loss(self, topic: str, partition: int, beginning: int, end: int) -> None:
         """`writers` or `decisions` has lost its records before `beginning` and from `end` on."""
         self.lost_at[partition] = self._timeline.now
+        if topic == TOPICS.decisions:
+            self._losses_are_unclear(partition)
         for history in self.histories.values():
             if self.partition_of(history.table) != partition:
                 continue
