@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from lakewarden.handlers.commit_label import TRANSACTION
@@ -26,7 +25,7 @@ from lakewarden.handlers.observations import (
     changed_files,
     observed_commit,
 )
-from lakewarden.handlers.partition_spelling import HIVE_NULL, escape_as_hive
+from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive
 
 LOG_FOLDER: Final = "_delta_log/"
 LAST_CHECKPOINT: Final = LOG_FOLDER + "_last_checkpoint"
@@ -218,9 +217,9 @@ def _name(action: Mapping[str, Any]) -> str:
 def _spelled(value: str | None, kind: str) -> str:
     if value is None or not value:
         return HIVE_NULL
-    if kind.startswith("decimal("):
-        try:
-            return f"{Decimal(value):f}"
-        except InvalidOperation as error:
-            raise UnreadableCommit(f"{value!r} is no decimal") from error
-    return escape_as_hive(value.lower() if kind == "boolean" else value)
+    try:
+        return escape_as_hive(delta_value(value, kind))
+    except (ValueError, ArithmeticError) as error:
+        raise UnreadableCommit(
+            f"a partition has the value {value!r:.50}, which isn't of type {kind}: {error}"
+        ) from error

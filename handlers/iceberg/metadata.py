@@ -29,7 +29,14 @@ from lakewarden.handlers.observations import (
     changed_files,
     observed_commit,
 )
-from lakewarden.handlers.partition_spelling import date_of, escape_as_java_url, transformed
+from lakewarden.handlers.partition_spelling import (
+    binary_text,
+    date_of,
+    escape_as_java_url,
+    iceberg_moment,
+    number_text,
+    transformed,
+)
 
 METADATA_FOLDER: Final = "metadata/"
 FORMAT_VERSIONS: Final = (1, 2)
@@ -62,6 +69,8 @@ class Field:
 
     name: str
     transform: str
+    kind: str = ""
+    """Iceberg's type of its values, unless the transform is a function that has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +120,10 @@ def read_metadata(body: bytes) -> TableMetadata:
                 f"format version {version} of Iceberg is unknown; known are {', '.join(map(str, FORMAT_VERSIONS))}"
             )
         properties = fields.get("properties") or {}
+        types = dict(_types(fields.get("schemas") or fields.get("schema")))
         return TableMetadata(
             snapshots=tuple(_main_branch(fields)),
-            specs={int(spec["spec-id"]): tuple(_fields(spec)) for spec in _specs(fields)},
+            specs={int(spec["spec-id"]): tuple(_fields(spec, types)) for spec in _specs(fields)},
             appends_invalidate=properties.get("write.merge.isolation-level", "serializable").lower()
             == "serializable",
             location=str(fields["location"]),
@@ -185,7 +195,7 @@ def _entries(body: bytes, spec: tuple[Field, ...] | None, snapshot: int) -> Iter
             file = each["data_file"]
             values = list(file["partition"].values())
             path = "/".join(
-                f"{escape_as_java_url(field.name)}={_spelled(value, field.transform)}"
+                f"{escape_as_java_url(field.name)}={_spelled(value, field)}"
                 for field, value in zip(spec, values, strict=True)
                 if field.transform != "void"
             )
@@ -195,27 +205,30 @@ def _entries(body: bytes, spec: tuple[Field, ...] | None, snapshot: int) -> Iter
         raise UnreadableCommit(f"an entry of a manifest can't be read: {error!r}") from error
 
 
-def _spelled(value: Any, transform: str) -> str:
+def _spelled(value: Any, field: Field) -> str:
     if value is None:
         return "null"
-    days = transform == "day" and isinstance(value, int)
-    return escape_as_java_url(date_of(value) if days else _text(transformed(transform, value)))
+    if field.transform == "day":
+        return date_of(value)
+    return escape_as_java_url(_text(transformed(field.transform, value), field.kind))
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, kind: str) -> str:
     match value:
         case bool():
             return str(value).lower()
-        case str() | int():
-            return str(value)
+        case float():
+            return number_text(value, kind)
+        case bytes():
+            return binary_text(value)
         case Decimal():
             return f"{value:f}"
-        case _ if type(value).__name__ == "date":  # fastavro's; the core makes no dates
-            return str(value)
+        case int() if kind == "date":
+            return date_of(value)
+        case int() if kind.startswith("timestamp"):
+            return iceberg_moment(value, zoned=kind == "timestamptz")
         case _:
-            raise UnreadableCommit(
-                f"a partition field has the value {value!r:.50}, whose type has no single spelling"
-            )
+            return str(value)
 
 
 def _main_branch(fields: Mapping[str, Any]) -> Iterator[Snapshot]:
@@ -239,9 +252,23 @@ def _specs(fields: Mapping[str, Any]) -> list[Any]:
     return fields.get("partition-specs") or [{"spec-id": 0, "fields": fields.get("partition-spec") or []}]
 
 
-def _fields(spec: Mapping[str, Any]) -> Iterator[Field]:
+def _fields(spec: Mapping[str, Any], types: Mapping[int, str]) -> Iterator[Field]:
     for each in spec["fields"]:
-        yield Field(str(each["name"]), str(each["transform"]))
+        name, transform = str(each["name"]), str(each["transform"])
+        keeps = transform.startswith(("identity", "truncate"))
+        yield Field(name, transform, types[each["source-id"]] if keeps else "")
+
+
+def _types(schema: Any) -> Iterator[tuple[int, str]]:
+    """Yield the columns and fields of schemas that can be partitioned by."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _types(each)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("type"), str) and "id" in schema:
+            yield int(schema["id"]), schema["type"]
+        for each in (schema.get("fields"), schema.get("type")):
+            yield from _types(each)
 
 
 def _plain(uri: str) -> str:

@@ -2,7 +2,7 @@
 
 A table format that publishes in a callback calls Python through py4j. If the function raises, the JVM gets the error's text
 in a Java exception, and the Python caller of the JVM gets the text of that. So the function's own error is kept here, and
-raised in its place:
+raised in its place, without py4j's own report of it, which has a traceback:
 
     with CallbackErrors() as errors:
         hook = Hook(before_commit=errors.keep(before), after_commit=errors.keep(after))
@@ -11,6 +11,7 @@ raised in its place:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -18,6 +19,22 @@ from typing import ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _NotTwice(logging.Filter):
+    """Drops py4j's report of an error that is kept: it is raised, and an abort is no fault."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to report it."""
+        trace = record.exc_info[2] if record.exc_info else None
+        while trace is not None and trace.tb_frame.f_code.co_filename != __file__:
+            trace = trace.tb_next
+        return trace is None
+
+
+_NOT_TWICE = _NotTwice()
+for _name in ("py4j.clientserver", "py4j.java_gateway"):
+    logging.getLogger(_name).addFilter(_NOT_TWICE)
 
 
 class CallbackErrors:

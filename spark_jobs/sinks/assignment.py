@@ -13,6 +13,7 @@ by name (`TableOutputResolver`), under the batch's session.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -73,20 +74,42 @@ def assigned(
     lengths. `table` is for errors. `partial`: columns that the batch lacks are left out; otherwise they are an error. The batch
     may also have `others`, which stay as they are, after the table's.
 
-    Returns the batch itself if it fits as it is. Raises `ValueError` for columns that the table doesn't have, that come twice, or
-    whose types don't fit.
+    Returns the batch itself if it fits as it is. Raises `ValueError` as `spelled_as` does, and for types that don't fit.
     """
-    spark = batch.sparkSession
-    folded = folding(spark)
-    given = [folded(name) for name in batch.columns]
-    known = {folded(field.name) for field in columns.fields}
-    extra = {folded(name) for name in others} - known
-    _require_columns(batch, given, known | extra, columns, table)
-    expected = [field for field in columns.fields if not partial or folded(field.name) in given]
-    expected += [field for field in batch.schema.fields if folded(field.name) in extra]
-    if len(expected) == len(given) and all(map(_fits, batch.schema.fields, expected)):
-        return batch
-    return _resolved(batch, expected, table)
+    rows = spelled_as(batch, columns.names, table, others.__contains__)
+    given, known = rows.columns, set(columns.names)
+    expected = [field for field in columns.fields if not partial or field.name in given]
+    expected += [field for field in rows.schema.fields if field.name not in known]
+    if len(expected) == len(given) and all(map(_fits, rows.schema.fields, expected)):
+        return rows
+    return _resolved(rows, expected, table)
+
+
+def spelled_as(
+    batch: DataFrame, columns: Collection[str], table: str, may_bring: Callable[[str], bool]
+) -> DataFrame:
+    """Return the batch with the table's spelling of its columns.
+
+    Raises `ValueError`, as Spark's write would, for a column that the table lacks, unless the batch `may_bring` it, and for
+    several ones for one of the table's. Spark's errors name all columns of a wide table, and not what to do.
+    """
+    folded = folding(batch.sparkSession)
+    spelling = {folded(name): name for name in columns}
+    given = batch.columns
+    names = [name if name in columns else spelling.get(folded(name), name) for name in given]
+    unknown = [name for name in names if name not in columns and not may_bring(name)]
+    if unknown:
+        raise ValueError(
+            f"the table has no columns {unknown}: add them with ALTER TABLE, or drop them from the batch; table={table} "
+            f"columns={list(columns)}"
+        )
+    counts = Counter(map(folded, given))
+    repeated = [name for name in given if counts[folded(name)] > 1]
+    if repeated:
+        raise ValueError(
+            f"the batch has several columns for one of the table's: {repeated}; drop all but one; table={table}"
+        )
+    return batch if names == given else batch.toDF(*names)
 
 
 @contextmanager
@@ -138,23 +161,6 @@ def _same_type(given: DataType, expected: DataType) -> bool:
             return nullable and keys and _same_type(given.valueType, expected.valueType)
         case _:
             return given == expected
-
-
-def _require_columns(
-    batch: DataFrame, given: list[str], known: Collection[str], columns: StructType, table: str
-) -> None:
-    """Raise what Spark would: its errors for these name all columns of a wide table, and not what to do."""
-    unknown = [name for name, folded in zip(batch.columns, given, strict=True) if folded not in known]
-    if unknown:
-        raise ValueError(
-            f"the table has no columns {unknown}: add them with ALTER TABLE, or drop them from the batch; table={table} "
-            f"columns={columns.names}"
-        )
-    repeated = [name for name, folded in zip(batch.columns, given, strict=True) if given.count(folded) > 1]
-    if repeated:
-        raise ValueError(
-            f"the batch has several columns for one of the table's: {repeated}; drop all but one; table={table}"
-        )
 
 
 def _resolved(batch: DataFrame, expected: list[StructField], table: str) -> DataFrame:

@@ -38,13 +38,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
 
 from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
+from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = EventLogger("lakewarden.sinks")
+
+_BEGUN: WeakSet[Sink] = WeakSet()
 
 
 class Write(Protocol):
@@ -75,6 +81,28 @@ class Sink(Write, Protocol):
     def scope(self, batch: DataFrame, /) -> BatchScope | None:  # noqa: ARG002 - the default knows nothing
         """Return what the batch is going to touch, or None."""
         return None
+
+    def begin(self, txn: Transaction) -> None:
+        """Look the batch up (`recognise`). `__call__` calls it first.
+
+        Warn once if the transaction wasn't opened with what the sink declares. A function around the sink hides that.
+        """
+        if self not in _BEGUN:
+            _BEGUN.add(self)
+            hidden = []
+            if txn.intent.conflict_rule == "file-group" != self.conflict_rule:
+                hidden.append(f"conflict_rule={self.conflict_rule!r}")
+            if txn.intent.lock is None is not self.lock:
+                hidden.append(f"lock={self.lock!r}")
+            if hidden:
+                log.warning(
+                    "sink.hidden",
+                    table=txn.table,
+                    writer=txn.writer,
+                    detail=f"the transaction was opened without what the sink declares, {' and '.join(hidden)}: pass that to "
+                    "`foreach_batch` or `transaction`, if a function around the sink hides it",
+                )
+        txn.recognise(self.committed)
 
     @abstractmethod
     def committed(self, writer: str, batch_id: int, /) -> str | None:

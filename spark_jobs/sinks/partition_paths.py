@@ -17,28 +17,35 @@ nothing shows it. So a path is made here, from values in the types of the *table
 An empty string is spelled as NULL, except by Iceberg. Paimon does so with blank strings too, and spells a date as its days since
 1970, unless the table has `partition.legacy-name=false`. `PaimonSink` spells the same way.
 
-Values of other types than those in `TYPES` are refused: the spelling of a timestamp depends on the session's time zone, that
-of a float on the library. Iceberg's transforms (`days(ts)`, `bucket(…)`) aren't computed here: name the partition field and its
-type, and pass the transform's value.
+Delta and Iceberg also have timestamps, as instants in UTC, and floating-point numbers, as Java prints them from release 19 on;
+Iceberg has binary, in base 64. Other formats spell them by the session's time zone, or by the release of Java, so they are
+refused there. So is binary in Delta, which changes bytes that are no UTF-8. Iceberg's transforms (`days(ts)`, `bucket(…)`) aren't
+computed here: name the partition field and its type, and pass the transform's value.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
 from lakewarden.handlers.partition_spelling import (
     HIVE_NULL,
     PAIMON_NULL,
+    binary_text,
+    delta_value,
     escape_as_hive,
     escape_as_java_url,
     escape_as_paimon,
+    iceberg_moment,
     is_blank_in_java,
+    moment,
+    number_text,
 )
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 
@@ -51,29 +58,52 @@ MAX_PARTITIONS = 10_000
 """Partitions of one scope: as many markers as one intent holds."""
 
 
+Reader: TypeAlias = Callable[[Any], "str | None"]
+"""Spells a value. None: it isn't of the type."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Spelling:
     null: str
     named: bool = True
     escape: Callable[[str], str] = str
     is_null: Callable[[str], bool] = lambda text: not text
-    date: Callable[[str], str] = str
+    readers: Mapping[str, Reader] = field(default_factory=dict)
+    """Of types that this format spells in its own way."""
 
 
 def _spelling(table_format: TableFormat, *, hive_style: bool, url_encode: bool) -> _Spelling:
     match table_format:
-        case "hive" | "delta":
+        case "delta":
+            return _Spelling(HIVE_NULL, escape=escape_as_hive, readers=_DELTA)
+        case "hive":
             return _Spelling(HIVE_NULL, escape=escape_as_hive)
         case "hudi":
             return _Spelling(HIVE_NULL, named=hive_style, escape=escape_as_hive if url_encode else str)
         case "iceberg":
-            return _Spelling("null", escape=escape_as_java_url, is_null=lambda _: False, date=_as_iceberg)
+            return _Spelling("null", escape=escape_as_java_url, is_null=lambda _: False, readers=_ICEBERG)
         case "paimon":
-            return _Spelling(PAIMON_NULL, escape=escape_as_paimon, is_null=is_blank_in_java, date=_epoch_days)
+            return _Spelling(PAIMON_NULL, escape=escape_as_paimon, is_null=is_blank_in_java, readers=_PAIMON)
 
 
-def _epoch_days(text: str) -> str:
-    return str((date.fromisoformat(text) - date(1970, 1, 1)).days)
+def collected(kind: str, value: str) -> str:
+    """Return SQL that collects a value, given as SQL, without Python's time zone and beyond its years.
+
+    It is equal for values that Spark's `=` takes for equal: -0.0 is collected as 0.0.
+    """
+    match kind:
+        case "date":
+            return f"CAST({value} AS string)"
+        case "timestamp":
+            return f"unix_micros({value})"
+        case "timestamp_ntz":
+            return f"unix_micros(CAST(concat(CAST({value} AS string), 'Z') AS timestamp))"
+        case "float" | "double":
+            return f"CAST({value} + CAST(0 AS {kind}) AS string)"
+        case "binary":
+            return f"hex({value})"
+        case _:
+            return value
 
 
 class PartitionPaths:
@@ -90,8 +120,9 @@ class PartitionPaths:
         """`hive_style` and `url_encode` are Hudi's options of these names, and only Hudi's."""
         if (hive_style or url_encode) and table_format != "hudi":
             raise ValueError(f"hive_style and url_encode are options of Hudi tables, not of {table_format!r}")
-        self._columns = {name: (kind, _reader(name, kind)) for name, kind in columns.items()}
         self._spelling = _spelling(table_format, hive_style=hive_style, url_encode=url_encode)
+        readers = self._spelling.readers
+        self._columns = {name: (kind, _reader(name, kind, readers)) for name, kind in columns.items()}
 
     def path(self, row: Mapping[str, Any] | Sequence[Any]) -> str:
         """Return the path of a row's partition: of its values by name, or of the partition values in the table's order.
@@ -115,9 +146,8 @@ class PartitionPaths:
         if not self._columns:
             partitions: list[tuple[Any, ...]] = [()]
         else:
-            # Dates are texts, because a year may be beyond those of Python.
             values = (
-                f"CAST(CAST(`{name.replace('`', '``')}` AS {kind}) AS {'string' if kind.lower() == 'date' else kind})"
+                collected(kind, f"CAST(`{name.replace('`', '``')}` AS {kind})")
                 for name, (kind, _) in self._columns.items()
             )
             rows = batch.selectExpr(*values).distinct().limit(MAX_PARTITIONS + 1).collect()
@@ -131,10 +161,7 @@ class PartitionPaths:
 
     def _component(self, name: str, value: Any) -> str:
         spelling = self._spelling
-        kind, read = self._columns[name]
-        text = None if value is None else read(value)
-        if text is not None and kind.lower() == "date":
-            text = spelling.date(text)
+        text = None if value is None else self._columns[name][1](value)
         spelled = spelling.null if text is None or spelling.is_null(text) else spelling.escape(text)
         return f"{spelling.escape(name)}={spelled}" if spelling.named else spelled
 
@@ -146,36 +173,16 @@ _FAR_DATE = re.compile(r"(?:0000|-\d{4,7}|\+\d{5,7})-\d{2}-\d{2}")
 """A date before the year 1 or after 9999, as Spark casts it to text. Python has none."""
 
 
-def _as_iceberg(text: str) -> str:
-    """Return a date with its year as Java's `%04d`."""
-    year, month, day = text.rsplit("-", 2)
-    return f"{int(year):04d}-{month}-{day}"
-
-
-_INTEGERS = {"tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"}
-
-
-def _reader(name: str, kind: str) -> Callable[[Any], str]:
+def _reader(name: str, kind: str, readers: Mapping[str, Reader]) -> Callable[[Any], str]:
     """Return the function that spells a value of this type; it raises `ValueError` for values of other types."""
     lowered = kind.lower().replace(" ", "")
-    if lowered == "string":
-        read: Callable[[Any], str | None] = _text
-    elif lowered in _INTEGERS:
-        read = _integer
-    elif lowered == "boolean":
-        read = _boolean
-    elif lowered == "date":
-        read = _date
-    elif lowered.startswith("decimal(") and lowered.endswith(")"):
-        scale = int(lowered[8:-1].partition(",")[2] or "0")
-
-        def read(value: Any) -> str | None:
-            return _decimal(value, scale)
-
-    else:
+    read = readers.get(lowered) or _READERS.get(lowered)
+    if read is None and lowered.startswith("decimal("):
+        read = partial(_decimal, scale=int(lowered[8:-1].partition(",")[2] or "0"))
+    if read is None:
+        types = ", ".join([*TYPES, *(other for other in readers if other not in TYPES)])
         raise ValueError(
-            f"partition column {name!r} is of type {kind!r}, which has no single spelling; "
-            f"partition by one of {', '.join(TYPES)}"
+            f"partition column {name!r} is of type {kind!r}, which has no single spelling; partition by one of {types}"
         )
 
     def spelled(value: Any) -> str:
@@ -231,3 +238,67 @@ def _decimal(value: Any, scale: int) -> str | None:
         )
     except InvalidOperation:
         return None
+
+
+def _moment(spell: Callable[[int], str], *, zoned: bool, from_text: Reader = lambda _: None) -> Reader:
+    def read(value: Any) -> str | None:
+        if isinstance(value, datetime) and (value.tzinfo is not None) == zoned:
+            value = (value.replace(tzinfo=value.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
+        if isinstance(value, str):
+            return from_text(value)
+        return spell(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+    return read
+
+
+def _delta_instant(micros: int) -> str:
+    text = moment(micros)
+    if text[0] in "+-" or text.startswith("0000"):
+        raise ValueError(
+            f"Delta stores instants before the year 1 or after 9999 without their time zone: {text} UTC"
+        )
+    return delta_value(f"{text}Z", "timestamp")
+
+
+def _number(value: Any, kind: str) -> str | None:
+    return number_text(float(value), kind) if isinstance(value, str | int | float) else None
+
+
+def _binary(value: Any) -> str | None:
+    """A text is hexadecimal."""
+    return binary_text(bytes.fromhex(value) if isinstance(value, str) else bytes(value))
+
+
+def _year_of_java(value: Any) -> str | None:
+    """Return a date with its year as Java's `%04d`."""
+    year, month, day = (_date(value) or "--").rsplit("-", 2)
+    return f"{int(year):04d}-{month}-{day}" if month else None
+
+
+def _epoch_days(value: Any) -> str | None:
+    text = _date(value)
+    return None if text is None else str((date.fromisoformat(text) - date(1970, 1, 1)).days)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_READERS: Mapping[str, Reader] = {
+    **dict.fromkeys(("tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"), _integer),
+    "string": _text,
+    "boolean": _boolean,
+    "date": _date,
+}
+_NUMBERS: Mapping[str, Reader] = {kind: partial(_number, kind=kind) for kind in ("float", "double")}
+_DELTA: Mapping[str, Reader] = {
+    "timestamp": _moment(_delta_instant, zoned=True, from_text=partial(delta_value, kind="timestamp")),
+    "timestamp_ntz": _moment(moment, zoned=False, from_text=partial(delta_value, kind="timestamp_ntz")),
+    **_NUMBERS,
+}
+_ICEBERG: Mapping[str, Reader] = {
+    "date": _year_of_java,
+    "timestamp": _moment(partial(iceberg_moment, zoned=True), zoned=True),
+    "timestamp_ntz": _moment(partial(iceberg_moment, zoned=False), zoned=False),
+    "binary": _binary,
+    **_NUMBERS,
+}
+_PAIMON: Mapping[str, Reader] = {"date": _epoch_days}

@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from itertools import chain, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker
+from lakewarden.handlers.partition_spelling import moment
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
-from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS
+from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,6 +34,9 @@ ONE_TASK_ROWS = 100_000
 
 MAX_COMBINATIONS = 100
 """Of all partition fields but the last, in one condition. Beyond, each field is restricted by itself, which covers more."""
+
+
+_FLOATS = frozenset({"float", "double"})
 
 
 def quoted(name: str) -> str:
@@ -102,8 +107,14 @@ def is_key(field: Field, keys: Collection[str], stored: Mapping[str, str]) -> bo
 def literal(value: Any, kind: str) -> str:
     """Return a value as SQL of the Spark type `kind`. A text is written in hexadecimal: it needs no escapes."""
     match value:
-        case str() if kind == "date":
-            return f"CAST('{value}' AS date)"
+        case str() if kind in {"date", "float", "double"}:
+            return f"CAST('{value}' AS {kind})"
+        case str() if kind == "binary":
+            return f"X'{value}'"
+        case int() if kind == "timestamp":
+            return f"timestamp_micros({value})"
+        case int() if kind == "timestamp_ntz":
+            return f"CAST('{moment(value)}' AS timestamp_ntz)"
         case bool():
             return str(value).upper()
         case str():
@@ -144,14 +155,15 @@ def restriction(fields: Sequence[Field], partitions: Sequence[Partition], alias:
 
 
 def _one_of(field: Field, values: Sequence[Any], alias: str) -> str:
-    known = dict.fromkeys(value for value in values if value is not None)
-    listed = ", ".join(literal(value, field.value_type) for value in known)
-    # Iceberg can't push "transform IS NULL" down.
-    is_null = f"{alias}.{quoted(field.column)} IS NULL"
-    if not known:
-        return is_null
-    among = f"{field.expression(alias)} IN ({listed})"
-    return f"({among} OR {is_null})" if None in values else among
+    # Iceberg can't push "transform IS NULL" down, nor NaN in a list, and a MERGE with `= NaN` alone doesn't find the rows.
+    expression = field.expression(alias)
+    apart: dict[Any, str] = {None: f"{alias}.{quoted(field.column)} IS NULL"}
+    if field.value_type in _FLOATS:
+        apart["NaN"] = f"isnan({expression})"
+    known = [literal(value, field.value_type) for value in dict.fromkeys(values) if value not in apart]
+    alternatives = [f"{expression} IN ({', '.join(known)})"] if known else []
+    alternatives += [condition for value, condition in apart.items() if value in values]
+    return alternatives[0] if len(alternatives) == 1 else f"({' OR '.join(alternatives)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,25 +232,30 @@ def content_of(
 ) -> BatchContent:
     """Return the content of the rows. Without `keys` it doesn't find whether they repeat. `stored`: as for `computed_in`.
 
-    Dates are texts, because a year may be beyond those of Python.
+    Values are as `collected`. Both zeros are there if one of them is: Spark takes them for equal, and the formats don't.
 
     `persisted`: whether the rows are computed at most once. If not, they aren't counted before they are grouped.
 
     Raises `ValueError` if there are more than `MAX_PARTITIONS` partitions.
     """
     if not fields and not keys:
-        return BatchContent(((),) if rows.head(1) else ())
+        return BatchContent(((),) if rows.selectExpr("1").head(1) else ())
     if persisted and _count(rows) <= ONE_TASK_ROWS:
         rows = rows.coalesce(1)
     found = _repeats(rows, fields, keys, stored) if keys else _partitions(rows, fields, stored).distinct()
-    collected = found.limit(MAX_PARTITIONS + 1).collect()
-    if len(collected) > MAX_PARTITIONS:
+    rows_found = found.limit(MAX_PARTITIONS + 1).collect()
+    if len(rows_found) > MAX_PARTITIONS:
         raise ValueError(
             f"the batch touches more than {MAX_PARTITIONS} partitions; make the batches smaller, or the partitions larger; "
             f"table={table}"
         )
-    partitions = tuple(tuple(row[: len(fields)]) for row in collected)
-    return BatchContent(partitions, bool(keys) and any(row["most"] > 1 for row in collected))
+    values = (map(_alike, row, fields) for row in rows_found)
+    partitions = tuple(chain.from_iterable(product(*each) for each in values))
+    return BatchContent(partitions, bool(keys) and any(row["most"] > 1 for row in rows_found))
+
+
+def _alike(value: Any, field: Field) -> tuple[Any, ...]:
+    return ("0.0", "-0.0") if value == "0.0" and field.value_type in _FLOATS else (value,)
 
 
 def _count(rows: DataFrame) -> int:
@@ -251,8 +268,7 @@ def _partitions(
 ) -> DataFrame:
     computed = []
     for number, field in enumerate(fields):
-        value = computed_in(field, stored)
-        value = f"CAST({value} AS string)" if field.value_type == "date" else value
+        value = collected(field.value_type, computed_in(field, stored))
         computed.append(f"{value} AS {_name(number)}")
     return rows.selectExpr(*computed, *others)
 

@@ -6,8 +6,18 @@ The sinks use classes of the formats that are no stable API. Another release may
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of a table format in a Spark session."""
+
+    version: str
+    unhooked: str | None
+    """Why its commit can't be put under the grant alone, or None if it can."""
 
 
 def require_tried(

@@ -7,7 +7,6 @@ fields. Then a commit to any other partition is a conflict. So each MERGE has th
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -113,9 +112,9 @@ class Upsert:
     ) -> str:
         """Return the MERGE. `assigned` columns are the batch's, `others` are NULL in inserted rows.
 
-        `stored`: as for `computed_in`. `inexact` keys can be equal to the table's and differ: 0.0 and -0.0, or 1 and '01'. They
-        are updated. `required` columns of the table are NOT NULL: a row of the batch with a NULL there matches none, and can't
-        be inserted.
+        `stored`: as for `computed_in`. `inexact` keys and partition columns can be equal to the table's and differ: 0.0 and
+        -0.0, or 1 and '01'. They are updated. `required` columns of the table are NOT NULL: a row of the batch with a NULL there
+        matches none, and can't be inserted.
         """
         # Spark sorts by the columns in this order. With the partition first, the rows of each partition are written in one go.
         # It sorts and hashes by two expressions for each `<=>`, so only what may be NULL has it.
@@ -135,7 +134,7 @@ class Upsert:
         ]
         if self.delete_condition:
             clauses.append(f"WHEN MATCHED AND ({self.delete_condition}) THEN DELETE")
-        equal = {*self.keys} - {*inexact} | {field.column for field in fields if is_column(field)}
+        equal = {*self.keys, *(field.column for field in fields if is_column(field))} - {*inexact}
         updated = [name for name in assigned if name not in equal]
         if updated:
             condition = f" AND ({self.update_condition})" if self.update_condition else ""
@@ -148,30 +147,26 @@ class Upsert:
         return " ".join(clauses)
 
 
-def spelled_as(batch: DataFrame, columns: Collection[str], table: str) -> DataFrame:
-    """Return the batch with the table's spelling of its columns. Raise `ValueError` if it has several for one of the table's."""
-    folded = folding(batch.sparkSession)
-    spelling = {folded(name): name for name in columns}
-    given = batch.columns
-    names = [name if name in columns else spelling.get(folded(name), name) for name in given]
-    counts = Counter(map(folded, given))
-    repeated = [name for name in given if counts[folded(name)] > 1]
-    if repeated:
-        raise ValueError(
-            f"the batch has several columns for one of the table's: {repeated}; drop all but one; table={table}"
-        )
-    return batch if names == given else batch.toDF(*names)
+def inexact_keys(
+    keys: Sequence[str], fields: Sequence[Field], given: StructType, columns: StructType, table: str
+) -> list[str]:
+    """Return the keys and partition columns whose equal values may differ.
 
-
-def inexact_keys(keys: Sequence[str], given: StructType, columns: StructType, table: str) -> list[str]:
-    """Return the keys whose equal values may differ. Raise `ValueError` for keys that Spark can't compare."""
+    Raises `ValueError` for keys that Spark can't compare.
+    """
     types = {field.name: field.dataType for field in given.fields}
     unordered = [key for key in keys if not has_order(types[key])]
     if unordered:
         raise ValueError(
             f"Spark doesn't compare values of the types of the keys {unordered}, maps for example: use other keys; table={table}"
         )
-    return [key for key in keys if types[key] != columns[key].dataType or not is_exact(types[key])]
+    partitioned_by = [field.column for field in fields if is_column(field)]
+    return [
+        name
+        for name in dict.fromkeys([*keys, *partitioned_by])
+        if not is_exact(columns[name].dataType)
+        or (name not in partitioned_by and types[name] != columns[name].dataType)
+    ]
 
 
 def require_comparable(
@@ -197,16 +192,6 @@ def require_columns(given: Collection[str], needed: Collection[str], table: str)
     if missing:
         raise ValueError(
             f"the batch lacks columns {missing}, which are keys, partition columns or required ones; table={table}"
-        )
-
-
-def require_known(given: Collection[str], known: Collection[str], upsert: Upsert, table: str) -> None:
-    """Raise `ValueError` if the batch has columns that the table lacks, and that the upsert doesn't use either."""
-    unknown = [name for name in given if name not in known and not upsert.may_bring(name)]
-    if unknown:
-        raise ValueError(
-            f"the table has no columns {unknown}: add them with ALTER TABLE, or drop them from the batch; table={table} "
-            f"columns={list(known)}"
         )
 
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.sinks.java import java_type
-from lakewarden.spark_jobs.sinks.partitions import PartitionColumn
+from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
+from lakewarden.spark_jobs.sinks.partitions import Partition, PartitionColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,8 @@ class Metadata:
 
     table_id: str
     """A UUID that is another one after the table was dropped and created again, or replaced."""
-    partitioned_by: tuple[PartitionColumn, ...]
+    fields: tuple[PartitionColumn, ...]
+    """Its partition columns."""
     physical_names: dict[str, str]
     """Names of the partition columns in files, by their own names. They differ in tables with column mapping."""
     columns: StructType
@@ -81,6 +83,11 @@ class Metadata:
     generated: dict[str, str]
     """Expressions of the columns that Delta generates."""
     configuration: dict[str, str]
+
+    def paths_of(self, partitions: Iterable[Partition]) -> list[str]:
+        """Return partitions as Delta spells them. Raise `ValueError` for a type or a value without a single spelling."""
+        paths = PartitionPaths("delta", {field.column: field.value_type for field in self.fields})
+        return [paths.path(partition) for partition in partitions]
 
 
 class TableLog:
@@ -126,7 +133,7 @@ class TableLog:
         types = {name: fields[name]["type"] for name in partitioned_by}
         return Metadata(
             table_id=action["id"],
-            partitioned_by=tuple(
+            fields=tuple(
                 PartitionColumn(name, SQL_NAMES.get(kind, kind), empty_is_null=True)
                 for name, kind in types.items()
             ),

@@ -7,12 +7,11 @@ observer the whole statement is granted (`sinks/whole_statement.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
 from lakewarden.spark_jobs.sinks.java import java_class, threads_are_pinned
-from lakewarden.spark_jobs.sinks.releases import require_tried
+from lakewarden.spark_jobs.sinks.releases import Release, require_tried
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,15 +41,6 @@ METHODS = frozenset(
     }
 )
 """What the observer of this sink implements. `nextObserver_$eq` is called by no release that was tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """A release of Delta in a Spark session."""
-
-    version: str
-    unhooked: str | None
-    """Why the observer can't be used, or None if it can."""
 
 
 def require_release(spark: SparkSession, *, untried: bool) -> Release:

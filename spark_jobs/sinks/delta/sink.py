@@ -19,15 +19,14 @@ Delta's own statement computes and commits; only its commit is under the grant (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, canonical_table
+from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.sinks.assignment import NOT_STORED, naming_values
-from lakewarden.spark_jobs.sinks.contract import Sink
+from lakewarden.spark_jobs.sinks.assignment import NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import LastBatches, Metadata, TableLog
 from lakewarden.spark_jobs.sinks.delta.observer import (
@@ -36,30 +35,23 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
     is_conflict,
     transaction_label,
 )
-from lakewarden.spark_jobs.sinks.delta.release import Release, require_release
-from lakewarden.spark_jobs.sinks.merge import unused
-from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
+from lakewarden.spark_jobs.sinks.delta.release import require_release
+from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.partitions import (
-    BatchContent,
     Partition,
-    PartitionScope,
     computed_once,
-    content_of,
-    is_persisted,
     known_content,
     merge_markers,
     quoted,
 )
+from lakewarden.spark_jobs.sinks.releases import Release
+from lakewarden.spark_jobs.sinks.spark_sink import SparkSink
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.sinks.upsert import (
-    Mode,
     Upsert,
     as_view,
     inexact_keys,
     require_columns,
-    require_comparable,
-    require_known,
-    spelled_as,
 )
 from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
@@ -69,6 +61,9 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.gate.transaction import Transaction
 
 AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
+
+UTC_PARTITIONS = "spark.databricks.delta.write.utcTimestampPartitionValues"
+UTC = {"UTC", "Etc/UTC", "GMT", "Z", "+00:00"}
 
 OWN_TRANSACTION_IDS = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
@@ -83,66 +78,26 @@ IDENTITY_SETTINGS = dict(
 log = EventLogger("lakewarden.delta")
 
 
-class DeltaSink(Sink):
-    """Call it as `sink(batch_df, txn)`. Create one for each table and mode.
+class DeltaSink(SparkSink[Metadata]):
+    """Writes one Delta table. It is created before or after the Spark session."""
 
-    `delete_condition` and `update_condition` are SQL over the table's row `t` and the batch's row `s`. A row that meets the
-    first is deleted; one that isn't in the table isn't inserted then, so the condition may name only columns of `s`. A row
-    that doesn't meet the second keeps its values. The batch may have columns for them, and for `order_by`, that the table lacks.
-    """
-
-    def __init__(
-        self,
-        table: str,
-        *,
-        mode: Mode = "append",
-        keys: Sequence[str] = (),
-        order_by: str | None = None,
-        delete_condition: str | None = None,
-        update_condition: str | None = None,
-        untried_release: bool = False,
-    ) -> None:
-        """`table` is a URI, an absolute path, or a name in a catalog of the active Spark session."""
-        self._upsert = Upsert(tuple(keys), order_by, delete_condition, update_condition)
-        self._upsert.require_mode(mode)
+    def _find(self, table: str) -> None:
         self._location = table if is_location(table) else location_of(table)
         self._uri = canonical_table(self._location)
-        self._mode: Mode = mode
-        self._untried_release = untried_release
         self._release: Release | None = None
         self._fence: Fence | None = None
         self._warned_of_gap = False
         self._last_batches = LastBatches()
 
-    @property
-    def table(self) -> str:
-        """Canonical URI of the table."""
-        return self._uri
-
-    @property
-    def conflict_rule(self) -> ConflictRule:
-        """The conflict rule of this sink's transactions."""
-        return "deleted-file" if self._mode == "append" else "file-group"
-
-    def scope(self, batch: DataFrame, /) -> PartitionScope | None:
-        """Return the partitions that the batch changes, by one query. None for an append."""
-        if self._mode == "append":
-            return None
-        metadata = self._open(batch.sparkSession).metadata()
-        upsert = self._upsert_of(metadata, batch.sparkSession)
-        rows, stored = self._with_stored(self._rows(batch, metadata, upsert), metadata, upsert)
-        with naming_values(batch, metadata.columns, self.table):
-            content = self._content(rows, metadata, upsert, stored, persisted=is_persisted(batch))
-        markers = self._markers(content.partitions, metadata)
-        return PartitionScope(markers, content, metadata.partitioned_by, upsert.keys, batch)
+    def _layout(self, spark: SparkSession) -> Metadata:
+        return self._supported(spark, self._open(spark))
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
         spark = batch.sparkSession
         table = self._open(spark)
-        metadata = table.metadata()
-        self._require_supported(spark, metadata)
-        txn.recognise(self.committed)
+        metadata = self._supported(spark, table)
+        self.begin(txn)
         with naming_values(batch, metadata.columns, self.table):
             if self._mode == "append":
                 self._append(batch, txn, table, metadata)
@@ -188,8 +143,17 @@ class DeltaSink(Sink):
         assert self._release is not None, "the table is opened first"
         return self._release.unhooked is None
 
-    def _require_supported(self, spark: SparkSession, metadata: Metadata) -> None:
-        """Raise `ValueError` for tables and sessions with which a commit could escape the grant, or a batch be lost."""
+    def _supported(self, spark: SparkSession, table: TableLog) -> Metadata:
+        """Return the table's metadata.
+
+        Raise `ValueError` for tables and sessions with which a commit could escape the grant, a batch be lost, or a partition
+        have several spellings.
+        """
+        metadata = table.metadata()
+        try:
+            metadata.paths_of(())
+        except ValueError as error:
+            raise ValueError(f"{error}; table={self.table}") from None
         settings: Any = spark._jsparkSession.sessionState().conf()
         session = settings.getConfString(AUTO_COMPACT) if settings.contains(AUTO_COMPACT) else None
         compacts = session or _table_compacts(metadata.configuration)
@@ -211,14 +175,33 @@ class DeltaSink(Sink):
                 f"the table's commits are kept by a coordinator ({coordinated[0]}), and this sink reads them in "
                 f"_delta_log; write it without the gate, or drop the feature; table={self.table}"
             )
+        self._require_utc(spark, metadata)
+        return metadata
+
+    def _require_utc(self, spark: SparkSession, metadata: Metadata) -> None:
+        """Raise `ValueError` if Delta would store another instant than the batch's in a partition column.
+
+        It writes the text of the instant in the session's time zone, and takes that for one in the JVM's zone.
+        """
+        instants = [field.column for field in metadata.fields if field.value_type == "timestamp"]
+        if not instants:
+            return
+        jvm = str(java_type(spark, "java.util.TimeZone").getDefault().getID())
+        session = str(spark.conf.get("spark.sql.session.timeZone"))
+        normalised = str(spark.conf.get(UTC_PARTITIONS, "true")).lower()
+        if {jvm, session} - UTC or normalised != "true":
+            raise ValueError(
+                f"the partition column {instants[0]!r} of type timestamp has no single spelling: Delta takes the text of an "
+                f"instant in the session's time zone ({session}) for one in the JVM's ({jvm}), and stores another instant: set "
+                "spark.sql.session.timeZone=UTC and -Duser.timezone=UTC in the driver and the executors, and leave "
+                f"{UTC_PARTITIONS} out, or partition by a date; table={self.table}"
+            )
 
     # the modes
 
     def _append(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
-        paths = _paths(metadata)
-
         def touch(partitions: Iterable[Partition]) -> None:
-            named = dict.fromkeys(paths.path(partition) for partition in partitions)
+            named = dict.fromkeys(metadata.paths_of(partitions))
             txn.touch_all(
                 Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="create") for path in named
             )
@@ -244,10 +227,10 @@ class DeltaSink(Sink):
             self._execute(append, txn, table, batch.sparkSession)
 
     def _rewrite(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
-        fields = metadata.partitioned_by
+        fields = metadata.fields
         upsert = self._upsert_of(metadata, batch.sparkSession)
         rows, stored = self._with_stored(self._rows(batch, metadata, upsert), metadata, upsert)
-        inexact = inexact_keys(upsert.keys, rows.schema, metadata.columns, self.table) if upsert.keys else []
+        inexact = inexact_keys(upsert.keys, fields, rows.schema, metadata.columns, self.table)
 
         def overwrite(identity: Identity) -> None:
             writer = rows.write.format("delta").mode("overwrite").options(**identity)
@@ -258,7 +241,7 @@ class DeltaSink(Sink):
             content = content or self._content(rows, metadata, upsert, stored, persisted=True)
             if not content.partitions:
                 return
-            txn.touch_all(self._markers(content.partitions, metadata))
+            txn.touch_all(merge_markers(metadata.paths_of(content.partitions)))
             if self._mode == "overwrite":
                 self._execute(overwrite, txn, table, rows.sparkSession)
                 return
@@ -309,15 +292,10 @@ class DeltaSink(Sink):
 
     # the batch
 
-    def _upsert_of(self, metadata: Metadata, spark: SparkSession) -> Upsert:
-        return self._upsert.of_columns(metadata.columns.names, spark, self.table)
-
-    def _rows(self, batch: DataFrame, metadata: Metadata, upsert: Upsert) -> DataFrame:
-        """Return the batch, its columns spelled as the table's. Raise `ValueError` if it lacks one, or has one too many."""
-        names = metadata.columns.names
-        rows = spelled_as(batch, names, self.table)
-        needed = [*upsert.keys, *(field.column for field in metadata.partitioned_by)]
-        generated = {name: metadata.generated.get(name) for name in needed if name not in rows.columns}
+    def _rows(self, batch: DataFrame, layout: Metadata, upsert: Upsert) -> DataFrame:
+        rows = spelled_as(batch, layout.columns.names, self.table, upsert.may_bring)
+        needed = [*upsert.keys, *(field.column for field in layout.fields)]
+        generated = {name: layout.generated.get(name) for name in needed if name not in rows.columns}
         for name, expression in generated.items():
             if expression is not None:
                 raise ValueError(
@@ -325,28 +303,24 @@ class DeltaSink(Sink):
                     f"what the batch changes: add it to the batch with the same expression; table={self.table}"
                 )
         require_columns(rows.columns, needed, self.table)
-        require_known(rows.columns, names, upsert, self.table)
         return rows
 
-    def _with_stored(
-        self, rows: DataFrame, metadata: Metadata, upsert: Upsert
-    ) -> tuple[DataFrame, dict[str, str]]:
-        """Return the rows with their partition columns as the table stores them, and the names of those that this adds.
+    def _cast(self, rows: DataFrame, layout: Metadata, stored: Mapping[str, str]) -> DataFrame:
+        """A MERGE converts them by an ANSI cast, whatever the session says. Delta's other writes convert nothing."""
+        kinds = {field.column: field.value_type for field in layout.fields if field.column in stored}
+        self._require_castable(rows, kinds)
+        given = dict(rows.dtypes)
+        casts = (
+            f"{_ansi_cast(name, given[name], kind)} AS {quoted(stored[name])}" for name, kind in kinds.items()
+        )
+        return rows.selectExpr("*", *casts)
 
-        A MERGE converts them by an ANSI cast, whatever the session says. Delta's other writes convert nothing.
-        """
+    def _require_castable(self, rows: DataFrame, kinds: Mapping[str, str]) -> None:
+        """Raise `ValueError` if Delta doesn't convert these columns to these types, by which it is partitioned."""
         from pyspark.errors import AnalysisException
 
-        types, given = metadata.columns, rows.schema
-        differing = {
-            field.column: field.value_type
-            for field in metadata.partitioned_by
-            if given[field.column].dataType != types[field.column].dataType
-        }
-        if not differing:
-            return rows, {}
-        name, kind = min(differing.items())
-        both = f"the partition column {name!r} has type {kind}, and in the batch {given[name].dataType.simpleString()}"
+        name, kind = min(kinds.items())
+        both = f"the partition column {name!r} has type {kind}, and in the batch {rows.schema[name].dataType.simpleString()}"
         policy = rows.sparkSession.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
         if self._mode != "upsert":
             raise ValueError(
@@ -357,38 +331,13 @@ class DeltaSink(Sink):
                 f"{both}: with spark.sql.storeAssignmentPolicy=LEGACY Delta stores NULL for what doesn't fit; cast it in the "
                 f"batch, or set ANSI; table={self.table}"
             )
-        require_comparable(upsert.keys, differing, given, types, self.table)
         try:
-            rows.selectExpr(
-                *(f"{quoted(column)} <=> CAST(NULL AS {kind})" for column, kind in differing.items())
-            )
+            rows.selectExpr(*(f"{quoted(column)} <=> CAST(NULL AS {kind})" for column, kind in kinds.items()))
         except AnalysisException as error:
             raise ValueError(
                 f"{both}: Spark doesn't compare all partition columns with the batch's, as a MERGE does: "
                 f"{error.getMessage()}; cast it in the batch; table={self.table}"
             ) from error
-        stored = {column: unused(f"_lakewarden_stored_{column}", rows.columns) for column in differing}
-        casts = (
-            f"{_ansi_cast(column, given[column].dataType.simpleString(), kind)} AS {quoted(stored[column])}"
-            for column, kind in differing.items()
-        )
-        return rows.selectExpr("*", *casts), stored
-
-    def _content(
-        self,
-        rows: DataFrame,
-        metadata: Metadata,
-        upsert: Upsert,
-        stored: Mapping[str, str],
-        *,
-        persisted: bool,
-    ) -> BatchContent:
-        fields = metadata.partitioned_by
-        return content_of(rows, fields, upsert.keys, self.table, persisted=persisted, stored=stored)
-
-    def _markers(self, partitions: Sequence[Partition], metadata: Metadata) -> tuple[Marker, ...]:
-        paths = _paths(metadata)
-        return merge_markers(paths.path(partition) for partition in partitions)
 
 
 def _ansi_cast(column: str, given: str, kind: str) -> str:
@@ -415,10 +364,6 @@ def _run_sql(spark: SparkSession, statement: str, identity: Identity) -> None:
     for option, value in identity.items():
         own.conf().set(IDENTITY_SETTINGS[option], value)
     own.sql(statement)
-
-
-def _paths(metadata: Metadata) -> PartitionPaths:
-    return PartitionPaths("delta", {field.column: field.value_type for field in metadata.partitioned_by})
 
 
 def _table_compacts(configuration: Mapping[str, str]) -> str | None:

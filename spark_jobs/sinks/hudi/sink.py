@@ -133,7 +133,7 @@ class HudiSink(Sink):
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
-        txn.recognise(self.committed)
+        self.begin(txn)
         if self._operation == "insert_overwrite":
             scope = txn.batch_scope or self.scope(batch)
             txn.touch_all(scope.markers if scope is not None else ())

@@ -7,7 +7,6 @@ rewrite actions, so a release may lack them, or use them in another way. Without
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from lakewarden.spark_jobs.sinks.java import (
     java_text,
     threads_are_pinned,
 )
-from lakewarden.spark_jobs.sinks.releases import require_tried
+from lakewarden.spark_jobs.sinks.releases import Release, require_tried
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,15 +42,6 @@ _TABLE_CACHE = "org.apache.iceberg.spark.SparkTableCache"
 _CACHED_CATALOG = "org.apache.iceberg.spark.SparkCachedTableCatalog"
 STAGING_CLASSES = (_TABLE_CACHE, _CACHED_CATALOG)
 _EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """A release of Iceberg in a Spark session."""
-
-    version: str
-    unhooked: str | None
-    """Why no statement can be staged, or None if it can."""
 
 
 def require_release(spark: SparkSession, *, untried: bool) -> Release:

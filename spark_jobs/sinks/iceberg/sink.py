@@ -25,15 +25,14 @@ metadata is under the grant (`staging.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.events import ConflictRule, Marker, canonical_table
+from lakewarden.events import Marker, canonical_table
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import BaseChanged, UnsupportedSpark
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, naming_values
-from lakewarden.spark_jobs.sinks.contract import Sink
+from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import (
     BatchWrite,
     in_catalog,
@@ -53,25 +52,18 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     open_table,
     spec_text,
 )
-from lakewarden.spark_jobs.sinks.merge import unused
 from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
-    PartitionScope,
     computed_once,
-    content_of,
-    is_persisted,
     known_content,
     merge_markers,
     quoted,
 )
+from lakewarden.spark_jobs.sinks.spark_sink import SparkSink
 from lakewarden.spark_jobs.sinks.upsert import (
-    Mode,
     Upsert,
     inexact_keys,
     require_columns,
-    require_comparable,
-    require_known,
-    spelled_as,
 )
 from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
@@ -86,70 +78,30 @@ NEW_FILES = "new-files"
 log = EventLogger("lakewarden.iceberg")
 
 
-class IcebergSink(Sink):
-    """Call it as `sink(batch_df, txn)`. Create one for each table and mode, after the Spark session."""
+class IcebergSink(SparkSink[OpenTable]):
+    """Writes one Iceberg table. Create it after the Spark session, whose catalog has the table."""
 
-    def __init__(
-        self,
-        table: str,
-        *,
-        mode: Mode = "append",
-        keys: Sequence[str] = (),
-        order_by: str | None = None,
-        delete_condition: str | None = None,
-        update_condition: str | None = None,
-        untried_release: bool = False,
-    ) -> None:
-        """`table` is a name in a catalog of the active Spark session. The other options are those of `Upsert`."""
-        self._upsert = Upsert(tuple(keys), order_by, delete_condition, update_condition)
-        self._upsert.require_mode(mode)
+    def _find(self, table: str) -> None:
         self._name = table
-        self._mode: Mode = mode
         self._spark = _session()
-        self._release = require_release(self._spark, untried=untried_release)
+        self._release = require_release(self._spark, untried=self._untried_release)
         self._last_opened = open_table(self._spark, table)
         self._uri = canonical_table(str(self._last_opened.java.location()))
         self._last_alike: object = None
         if self._release.unhooked is not None:
             log.warning("iceberg.whole-statements", table=self._uri, reason=self._release.unhooked, cost=COST)
 
-    @property
-    def table(self) -> str:
-        """Canonical URI of the table's location."""
-        return self._uri
-
-    @property
-    def conflict_rule(self) -> ConflictRule:
-        """The conflict rule of this sink's transactions."""
-        return "deleted-file" if self._mode == "append" else "file-group"
-
-    def scope(self, batch: DataFrame, /) -> PartitionScope | None:
-        """Return the partitions that the batch changes, by one query. None for an append."""
-        if self._mode == "append":
-            return None
-        table = self._open()
-        keys = self._upsert_of(table, batch.sparkSession).keys
-        rows, stored = self._with_stored(self._rows(batch, table, keys), table, keys)
-        with naming_values(batch, table.columns, self.table):
-            content = content_of(
-                rows, table.fields, keys, self.table, persisted=is_persisted(batch), stored=stored
-            )
-        markers = self._markers(content.partitions, table)
-        return PartitionScope(markers, content, table.fields, keys, batch)
-
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
-        txn.recognise(self.committed)
-        table = self._open()
+        self.begin(txn)
+        table = self._layout(batch.sparkSession)
         upsert = self._upsert_of(table, batch.sparkSession)
-        rows = self._complete(self._rows(batch, table, upsert.keys), table)
-        inexact = inexact_keys(upsert.keys, rows.schema, table.columns, self.table) if upsert.keys else []
+        rows = self._complete(self._rows(batch, table, upsert), table)
+        inexact = inexact_keys(upsert.keys, table.fields, rows.schema, table.columns, self.table)
         with computed_once(rows, batch), naming_values(batch, table.columns, self.table):
-            scoped, stored = self._with_stored(rows, table, upsert.keys)
+            scoped, stored = self._with_stored(rows, table, upsert)
             content = known_content(txn.batch_scope, batch, table.fields, upsert.keys)
-            content = content or content_of(
-                scoped, table.fields, upsert.keys, self.table, persisted=True, stored=stored
-            )
+            content = content or self._content(scoped, table, upsert, stored, persisted=True)
             if not content.partitions:
                 return
             txn.touch_all(self._markers(content.partitions, table))
@@ -203,10 +155,7 @@ class IcebergSink(Sink):
             )
         return now
 
-    def _upsert_of(self, table: OpenTable, spark: SparkSession) -> Upsert:
-        return self._upsert.of_columns(table.columns.names, spark, self.table)
-
-    def _open(self) -> OpenTable:
+    def _layout(self, spark: SparkSession) -> OpenTable:  # noqa: ARG002 - the catalog is that of the sink's session
         table = self._last_opened = open_table(self._spark, self._name, self._last_opened)
         location = canonical_table(str(table.java.location()))
         if location != self._uri:
@@ -230,18 +179,17 @@ class IcebergSink(Sink):
             )
         return table
 
-    def _rows(self, batch: DataFrame, table: OpenTable, keys: Sequence[str]) -> DataFrame:
-        """Return the batch, its columns spelled as the table's. Raise `ValueError` if Spark's write by name would refuse it."""
-        spark, names = batch.sparkSession, table.columns.names
-        rows = spelled_as(batch, names, self.table)
-        require_known(rows.columns, names, self._upsert, self.table)
-        partitioned_by = [field.column for field in table.fields] if self._mode != "append" else []
-        require_columns(rows.columns, {*table.required, *keys, *partitioned_by}, self.table)
+    def _rows(self, batch: DataFrame, layout: OpenTable, upsert: Upsert) -> DataFrame:
+        """Raise `ValueError`, too, if Spark's write by name would refuse the types."""
+        spark, names = batch.sparkSession, layout.columns.names
+        rows = spelled_as(batch, names, self.table, self._upsert.may_bring)
+        partitioned_by = [field.column for field in layout.fields] if self._mode != "append" else []
+        require_columns(rows.columns, {*layout.required, *upsert.keys, *partitioned_by}, self.table)
         policy = spark.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
-        alike = (rows.schema, table.columns, policy, is_case_sensitive(spark))
+        alike = (rows.schema, layout.columns, policy, is_case_sensitive(spark))
         if alike != self._last_alike:
             others = [name for name in rows.columns if name not in names]
-            assigned(rows, table.columns, self.table, partial=True, others=others)
+            assigned(rows, layout.columns, self.table, partial=True, others=others)
             self._last_alike = alike
         return rows
 
@@ -255,25 +203,17 @@ class IcebergSink(Sink):
             return rows
         return rows.select("*", *(f.lit(None).cast(field.dataType).alias(field.name) for field in missing))
 
-    def _with_stored(
-        self, rows: DataFrame, table: OpenTable, keys: Sequence[str]
-    ) -> tuple[DataFrame, dict[str, str]]:
-        """Return the rows with their partition columns as the table stores them, and the names of those that this adds."""
+    def _cast(self, rows: DataFrame, layout: OpenTable, stored: Mapping[str, str]) -> DataFrame:
         from pyspark.sql.types import StructField, StructType
 
-        types, given = table.columns, rows.schema
-        columns = dict.fromkeys(field.column for field in table.fields)
-        differing = [name for name in columns if given[name].dataType != types[name].dataType]
-        if not differing:
-            return rows, {}
-        require_comparable(keys, differing, given, types, self.table)
-        stored = {name: unused(f"_lakewarden_stored_{name}", rows.columns) for name in differing}
-        added = StructType([StructField(stored[name], types[name].dataType) for name in differing])
-        wider = rows.selectExpr("*", *(f"{quoted(name)} AS {quoted(stored[name])}" for name in differing))
-        return assigned(wider, added, self.table, others=rows.columns), stored
+        wider = rows.selectExpr(
+            "*", *(f"{quoted(name)} AS {quoted(added)}" for name, added in stored.items())
+        )
+        types = [StructField(added, layout.columns[name].dataType) for name, added in stored.items()]
+        return assigned(wider, StructType(types), self.table, others=rows.columns)
 
     def _markers(self, partitions: Sequence[Partition], table: OpenTable) -> tuple[Marker, ...]:
-        paths = [table.path(partition) for partition in partitions]
+        paths = table.paths_of(partitions)
         if self._mode == "append":
             return tuple(Marker(partition=path, file_group=NEW_FILES, operation="create") for path in paths)
         return merge_markers(paths)

@@ -53,11 +53,14 @@ class OpenTable:
     required: frozenset[str]
     paths: PartitionPaths
 
-    def path(self, partition: Partition) -> str:
-        """Return the partition as Iceberg spells it: `ts_day=2026-11-22/id_bucket=3`. Empty for an unpartitioned table."""
-        return self.paths.path(
-            [field.spelled(value) for field, value in zip(self.fields, partition, strict=True)]
-        )
+    def paths_of(self, partitions: Sequence[Partition]) -> list[str]:
+        """Return partitions as Iceberg spells them: `ts_day=2026-11-22/id_bucket=3`. Empty for an unpartitioned table."""
+        return [
+            self.paths.path(
+                [field.spelled(value) for field, value in zip(self.fields, partition, strict=True)]
+            )
+            for partition in partitions
+        ]
 
     def older_specs(self) -> list[Any]:
         """Return the other partition specs of which the newest version has data files."""

@@ -239,7 +239,7 @@ def partitions_of(rows: DataFrame, table: Any) -> list[Partition]:
     """Return the partitions that the rows belong to, with values as pypaimon has them."""
     keys: Sequence[str] = table.partition_keys
     if not keys:
-        return [()] if rows.head(1) else []
+        return [()] if rows.selectExpr("1").head(1) else []
     found = rows.selectExpr(*_collected(rows, keys)).distinct().limit(MAX_PARTITIONS + 1).collect()
     if len(found) > MAX_PARTITIONS:
         raise ValueError(

@@ -213,7 +213,7 @@ class PaimonSink(Sink):
         table = self._open()
         self._warn_unfenced(table)
         self._sweep_leftovers(table)
-        txn.recognise(self.committed)
+        self.begin(txn)
         staging = Staging(
             table=self._address,
             user=txn.writer,

@@ -82,8 +82,10 @@ def test_the_grant_is_requested_and_the_commit_reported_in_threads_of_the_jvm(
 
 
 @pytest.mark.wide
-def test_a_refused_grant_is_raised_as_itself_out_of_the_jvm(
-    harness: Harness, in_a_java_thread: Callable[[Callable[[], object]], None]
+def test_a_refused_grant_is_raised_as_itself_out_of_the_jvm_and_not_logged_as_a_fault(
+    harness: Harness,
+    in_a_java_thread: Callable[[Callable[[], object]], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
         return (
@@ -103,6 +105,10 @@ def test_a_refused_grant_is_raised_as_itself_out_of_the_jvm(
             raise
 
     assert "Py4JJavaError" in type(caught[0].__cause__).__name__
+    assert "Python Proxy" not in caplog.text
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        in_a_java_thread(lambda: 1 / 0)
+    assert "Python Proxy" in caplog.text, "an error that isn't kept"
     assert discarded == [txn.id]
 
 

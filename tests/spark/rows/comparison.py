@@ -29,7 +29,8 @@ REFUSED = (
     "cast it in the batch",  # a partition column whose type isn't the batch's, where Delta compares or stores something else
     "depends on the release of Java",  # Paimon's folder of a float
     "have no name of a folder",  # Paimon's of binary values
-    "has no single spelling",  # a partition column of type timestamp, double or binary (partition_paths.py)
+    "has no single spelling",  # Delta's binary as a partition column, and types of Hudi's (partition_paths.py)
+    "which Delta generates",  # a partition column that the batch lacks
     "replaces whole rows",  # Paimon's merge engine `deduplicate`, where the batch lacks columns
 )
 """Texts of the sinks' errors for batches that they refuse by design, although the format's own writer may take them."""

@@ -10,12 +10,14 @@ LEGACY = (("spark.sql.storeAssignmentPolicy", "LEGACY"),)
 STRICT = (("spark.sql.storeAssignmentPolicy", "STRICT"),)
 SENSITIVE = (("spark.sql.caseSensitive", "true"),)
 BERLIN = (("spark.sql.session.timeZone", "Europe/Berlin"),)
+UTC = (("spark.sql.session.timeZone", "UTC"),)
 MAPPED = (
     ("delta.columnMapping.mode", "name"),
     ("delta.minReaderVersion", "2"),
     ("delta.minWriterVersion", "5"),
 )
 SPARK = ("delta", "iceberg")
+DEFAULTS = (("delta.feature.allowColumnDefaults", "supported"),)
 
 
 def _rows(*rows: str, names: str) -> str:
@@ -411,6 +413,91 @@ SITUATIONS: dict[str, Situation] = {
         partitioned_by=("p",),
         settings=BERLIN,
     ),
+    "moments of all times as partitions": Situation(
+        "id bigint, p timestamp, q timestamp_ntz, n int",
+        tuple(
+            _rows(
+                *(
+                    f"{number}L, timestamp'{moment} UTC', timestamp_ntz'{moment}', {n}"
+                    for number, moment in enumerate(
+                        (
+                            "1970-01-01 00:00:00",
+                            "2026-01-02 03:04:00",
+                            "2026-01-02 03:04:05.000001",
+                            "0001-01-02 00:00:00.1",
+                            "9999-12-31 23:59:59.999999",
+                        )
+                    )
+                ),
+                "9L, NULL, NULL, 1",
+                names="id, p, q, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("p", "q"),
+        settings=UTC,
+        formats=SPARK,
+    ),
+    "far instants as partitions": Situation(
+        "id bigint, p timestamp, q timestamp_ntz, n int",
+        tuple(
+            _rows(
+                f"1L, timestamp'-0001-03-01 12:00:00 UTC', timestamp_ntz'-0001-03-01 12:00:00', {n}",
+                f"2L, timestamp'+12000-06-01 01:02:03 UTC', timestamp_ntz'+12000-06-01 01:02:03', {n}",
+                names="id, p, q, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("p", "q"),
+        settings=BERLIN,
+        formats=("iceberg",),
+    ),
+    "the repeated hour as a partition": Situation(
+        "id bigint, p timestamp, n int",
+        (
+            "SELECT 1L id, timestamp'2026-10-25 00:30:00 UTC' p, 1 n",
+            "SELECT 2L id, timestamp'2026-10-25 01:30:00 UTC' p, 2 n",
+        ),
+        partitioned_by=("p",),
+        settings=BERLIN,
+        formats=("iceberg",),
+    ),
+    "floats as partitions": Situation(
+        "id bigint, p float, q double, n int",
+        tuple(
+            _rows(
+                *(
+                    f"{number}L, CAST('{p}' AS float), CAST('{p}' AS double), {n}"
+                    for number, p in enumerate(
+                        ("NaN", "1.1", "-Infinity", "1.0E10", "0.001", "9.5E-4", "16777217")
+                    )
+                ),
+                names="id, p, q, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("p", "q"),
+        formats=SPARK,
+    ),
+    "NaN alone, and a text NaN, as partitions": Situation(
+        "id bigint, p double, q string, n int",
+        ("SELECT 1L id, double('NaN') p, 'NaN' q, 1 n", "SELECT 1L id, double('NaN') p, 'NaN' q, 2 n"),
+        partitioned_by=("p", "q"),
+        formats=SPARK,
+    ),
+    "a date for an instant as a partition": Situation(
+        "id bigint, p timestamp, n int",
+        ("SELECT 1L id, date'2026-01-02' p, 1 n", "SELECT 1L id, timestamp_ntz'2026-01-02 00:00:00' p, 2 n"),
+        partitioned_by=("p",),
+        settings=UTC,
+        formats=SPARK,
+    ),
+    "an empty binary as a partition": Situation(
+        "id bigint, p binary, n int",
+        (_rows("1L, X'', 1", "1L, NULL, 2", "1L, X'fffe', 3", names="id, p, n"), "SELECT 1L id, X'' p, 4 n"),
+        partitioned_by=("p",),
+        formats=("iceberg",),
+    ),
     "binary as partitions": Situation(
         "id bigint, p binary, n int",
         ("SELECT 1L id, X'6162' p, 1 n", "SELECT 1L id, X'6162' p, 2 n", "SELECT 1L id, X'ff00' p, 1 n"),
@@ -526,7 +613,25 @@ SITUATIONS: dict[str, Situation] = {
     "a default": Situation(
         "id bigint, v int DEFAULT 7",
         ("SELECT 1L id",),
-        properties=(("delta.feature.allowColumnDefaults", "supported"),),
+        properties=DEFAULTS,
+        formats=("delta",),
+    ),
+    "a default, given NULL": Situation(
+        "id bigint, v int DEFAULT 7, w string DEFAULT 'x'",
+        ("SELECT 1L id, CAST(NULL AS int) v", "SELECT 1L id, 'y' w", "SELECT 2L id, 3 v"),
+        properties=DEFAULTS,
+        formats=("delta",),
+    ),
+    "CHECK": Situation(
+        "id bigint, n int, s struct<a:int>",
+        (
+            "ALTER TABLE {table} ADD CONSTRAINT few CHECK (n < 10 AND s.a > 0)",
+            "SELECT 1L id, 1 n, named_struct('a', 1) s",
+            "SELECT 1L id, CAST(NULL AS int) n, CAST(NULL AS struct<a:int>) s",
+            "SELECT 1L id, 11 n, named_struct('a', 1) s",
+            "SELECT 1L id, 1 n, named_struct('a', 0) s",
+            "SELECT 2L id, 9 n",
+        ),
         formats=("delta",),
     ),
     "microseconds into TIMESTAMP(3)": Situation(

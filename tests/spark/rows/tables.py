@@ -6,7 +6,8 @@
 | Paimon | Spark's INSERT by name into a Parquet table, merged by SQL; pypaimon writes the result | pypaimon |
 | Hudi | `write.format("hudi")` with the sink's options | Spark |
 
-Partitions are spelled as the format spells them in its folders or metadata, and never by the sink's own code.
+Partitions are spelled as the format spells them in its folders or metadata, and never by the sink's own code. The watcher must
+spell those of Delta and Iceberg alike.
 """
 # ruff: noqa: S608 - the statements consist of a situation's own texts
 
@@ -28,6 +29,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 from pyspark.sql.types import _parse_datatype_string
 
+from lakewarden.handlers.delta.log import layout_of
+from lakewarden.handlers.iceberg.metadata import foreign_snapshot, manifests_of, read_metadata
 from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, PaimonSink, Sink
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
 from tests.spark.rows.values import Rows, counted, difference, file_rows
@@ -238,12 +241,16 @@ class DeltaTables(Tables):
     def changed(self) -> set[str]:
         log = self._log("sink")
         new, self._seen = log[self._seen :], len(log)
-        return {
-            self._spelled(action["partitionValues"])
+        values = [
+            action["partitionValues"]
             for commit in new
             for kind, action in commit
             if kind in {"add", "remove"}
-        }
+        ]
+        layout = layout_of(action for commit in log for action in commit)
+        assert layout is not None
+        assert [layout.path(each) for each in values] == [self._spelled(each) for each in values]
+        return {self._spelled(each) for each in values}
 
     def _spelled(self, values: dict[str, str | None]) -> str:
         """Return the partition as Spark's own function spells its folder."""
@@ -285,6 +292,11 @@ class IcebergTables(Tables):
 
     def _catalog(self) -> str:
         return self._names["native"].partition(".")[0]
+
+    def _field(self, alias: str, name: str, types: dict[str, str]) -> str:
+        """Spark's `=` takes -0.0 for 0.0. Iceberg doesn't, where it prunes files by what the batch has."""
+        value, kind = super()._field(alias, name, types), types.get(name)
+        return f"{value} + CAST(0 AS {kind})" if kind in {"float", "double"} else value
 
     def make_sink(self) -> Sink:
         keys = self.situation.keys if self.mode == "upsert" else ()
@@ -332,7 +344,22 @@ class IcebergTables(Tables):
             return set()
         self._last = snapshot.snapshotId()
         files = [*snapshot.addedDataFiles(java.io()), *snapshot.removedDataFiles(java.io())]
-        return {self._path(java, file) for file in files}
+        paths = {self._path(java, file) for file in files}
+        if ICEBERG_FORMAT != "3":
+            assert self._watched(java.operations().current().metadataFileLocation()) == paths
+        return paths
+
+    def _watched(self, file: str) -> set[str]:
+        """Return the partitions that a watcher reports of the newest snapshot."""
+
+        def read(path: str) -> bytes:
+            return Path(path.removeprefix("file:")).read_bytes()
+
+        metadata = read_metadata(read(file))
+        snapshot = metadata.snapshots[0]
+        manifests = manifests_of(read(snapshot.manifests), snapshot.id)
+        found = foreign_snapshot(snapshot, [(each.spec, read(each.path)) for each in manifests], metadata)
+        return {marker.partition for marker in found.markers} if found else set()
 
     def _path(self, java: Any, file: Any) -> str:
         return str(java.specs().get(file.specId()).partitionToPath(file.partition()))

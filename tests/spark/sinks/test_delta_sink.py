@@ -318,6 +318,26 @@ def test_delta_refuses_a_writer_whose_successor_has_committed_the_batch(
 
 
 @pytest.mark.wide
+def test_a_function_around_a_sink_hides_its_conflict_rule_and_the_log_says_so_once(
+    harness: Harness, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.agent(grant_everything)
+    sink = DeltaCase("delta-append", tmp_path / "delta").sink
+    gate = harness.gate()
+    plain, nothing = gate.foreach_batch(sink, writer="plain"), batch_of(spark)
+    plain(nothing, 0)
+    assert "sink.hidden" not in caplog.text
+
+    around = DeltaSink(str(tmp_path / "delta"))
+    write = gate.foreach_batch(around.__call__, table=sink.table, writer="around")
+    for number in (0, 1):
+        write(nothing, number)
+
+    assert caplog.text.count("sink.hidden") == 1
+    assert "conflict_rule='deleted-file': pass that to `foreach_batch`" in caplog.text
+
+
+@pytest.mark.wide
 def test_types_of_partition_columns_have_the_names_of_a_dataframe(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -331,13 +351,17 @@ def test_types_of_partition_columns_have_the_names_of_a_dataframe(
         "f date",
         "g decimal(9,2)",
         "h boolean",
+        "i timestamp",
+        "j timestamp_ntz",
+        "k float",
+        "l double",
     ]
     names = ", ".join(column[0] for column in columns)
     spark.sql(
         f"CREATE TABLE delta.`{tmp_path}` ({', '.join(columns)}, v int) USING delta PARTITIONED BY ({names})"
     )
 
-    fields = TableLog(spark, str(tmp_path)).metadata().partitioned_by
+    fields = TableLog(spark, str(tmp_path)).metadata().fields
 
     assert [(field.column, field.value_type) for field in fields] == spark.read.format("delta").load(
         str(tmp_path)
@@ -384,6 +408,20 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
                 write(batch_of(spark, 1), 0)
         finally:
             spark.conf.unset(setting)
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        for kind, message in (
+            ("binary", "type 'binary', which has no single spelling; partition by one of .*; table="),
+            ("timestamp", "'p' of type timestamp has no single spelling: .*timeZone=UTC.*; table="),
+        ):
+            table = f"{tmp_path}/{kind}"
+            spark.sql(f"CREATE TABLE delta.`{table}` (p {kind}, id long) USING delta PARTITIONED BY (p)")
+            unread = spark.range(1).selectExpr(f"CAST(raise_error('it was read') AS {kind}) AS p", "id")
+            for mode in ("append", "overwrite"):
+                with pytest.raises(ValueError, match=message):
+                    harness.gate().foreach_batch(DeltaSink(table, mode=mode), writer=mode)(unread, 0)
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
     with pytest.raises(ValueError, match="no Delta table: create it"):
         DeltaSink(str(tmp_path / "none")).committed("w", 0)
     monkeypatch.setattr(release, "TRIED", {"4.0": ("3.9",)})

@@ -133,10 +133,28 @@ def test_another_label_is_no_label_of_the_gate(label: str | None) -> None:
         ("integer", "-3", "-3"),
         ("decimal(10,2)", "1.50", "1.50"),
         ("decimal(10,8)", "0E-8", "0.00000000"),
+        ("timestamp", "2026-10-25T00:30:00.5Z", "2026-10-25T00%3A30%3A00.500000Z"),
+        ("timestamp", "+12000-06-01 00:30:00Z", "+12000-06-01T00%3A30%3A00.000000Z"),
+        ("timestamp_ntz", "2026-10-25T02:30:00.500", "2026-10-25 02%3A30%3A00.5"),
+        ("timestamp_ntz", "2026-10-25 02:30:00", "2026-10-25 02%3A30%3A00"),
+        ("double", "1E10", "1.0E10"),
+        ("double", "1.9999999999999998E23", "2.0E23"),
+        ("float", "1.10", "1.1"),
+        ("double", "-0.0", "-0.0"),
+        ("double", "NaN", "NaN"),
     ],
 )
 def test_partitions_are_spelled_as_by_the_sink(kind: str, value: str | None, spelled: str) -> None:
     assert PartitionLayout((("p", "col-1", kind),)).path({"col-1": value}) == f"p={spelled}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("timestamp", "2026-10-25 02:30:00"), ("timestamp_ntz", "now"), ("double", "x"), ("decimal(9,2)", "x")],
+)
+def test_a_value_that_each_reader_takes_for_another_is_unreadable(kind: str, value: str) -> None:
+    with pytest.raises(UnreadableCommit, match=f"isn't of type {kind.partition('(')[0]}"):
+        PartitionLayout((("p", "p", kind),)).path({"p": value})
 
 
 @pytest.mark.parametrize(

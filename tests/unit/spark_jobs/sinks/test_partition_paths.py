@@ -95,12 +95,72 @@ def test_a_value_of_another_type_is_refused(kind: str, value: Any) -> None:
         PartitionPaths("hive", {"k": kind}).path([value])
 
 
-@pytest.mark.parametrize("kind", ["timestamp", "double", "binary", "array<int>"])
-def test_types_without_a_single_spelling_are_refused(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("table_format", "kind"),
+    [*(("hive", kind) for kind in ("timestamp", "double", "binary", "array<int>")), ("delta", "binary")],
+)
+def test_types_without_a_single_spelling_are_refused(table_format: TableFormat, kind: str) -> None:
     with pytest.raises(
         ValueError, match=r"'k' is of type .*, which has no single spelling; partition by one of"
     ):
-        PartitionPaths("hive", {"k": kind})
+        PartitionPaths(table_format, {"k": kind})
+
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+LOCAL = NOON.replace(tzinfo=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "delta", "iceberg"),
+    [
+        (
+            "timestamp",
+            [NOON, 1_767_355_200_000_000],
+            "2026-01-02T12%3A00%3A00.000000Z",
+            "2026-01-02T12%3A00%3A00%2B00%3A00",
+        ),
+        (
+            "timestamp",
+            [-62_198_755_200_000_001],
+            None,
+            "-0002-12-31T23%3A59%3A59.999999%2B00%3A00",
+        ),
+        (
+            "timestamp_ntz",
+            [LOCAL, 1_767_355_200_000_000],
+            "2026-01-02 12%3A00%3A00",
+            "2026-01-02T12%3A00%3A00",
+        ),
+        (
+            "timestamp_ntz",
+            [316_542_384_001_500_000],
+            "+12000-10-30 00%3A00%3A01.5",
+            "%2B12000-10-30T00%3A00%3A01.5",
+        ),
+        ("double", [1e10, "1E10"], "1.0E10", "1.0E10"),
+        ("double", [2e23, "2.0E23"], "2.0E23", "2.0E23"),
+        ("float", [1.100000023841858, "1.1"], "1.1", "1.1"),
+        ("float", [16777216.0, "1.6777216E7"], "1.6777216E7", "1.6777216E7"),
+        ("double", [float("nan"), "NaN"], "NaN", "NaN"),
+        ("double", [-0.0, "-0.0"], "-0.0", "-0.0"),
+        ("double", [0.001, 1e-3], "0.001", "0.001"),
+        ("double", [9.5e-4], "9.5E-4", "9.5E-4"),
+        ("binary", [b"\xff\xfe", "FFFE"], None, "%2F%2F4%3D"),
+        ("binary", [b""], None, ""),
+    ],
+)
+def test_moments_numbers_and_bytes_are_spelled_as_in_the_log_or_the_metadata(
+    kind: str, values: list[Any], delta: str | None, iceberg: str
+) -> None:
+    """The situations of `tests/spark/rows/` compare these with what the formats wrote. None: refused."""
+    formats: list[tuple[TableFormat, str | None]] = [("delta", delta), ("iceberg", iceberg)]
+    for table_format, spelled in formats:
+        if spelled is None:
+            with pytest.raises(ValueError, match=r"without their time zone|no single spelling"):
+                PartitionPaths(table_format, {"k": kind}).path(values[:1])
+        else:
+            paths = PartitionPaths(table_format, {"k": kind})
+            assert {paths.path([value]) for value in values} == {f"k={spelled}"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""What `DeltaSink` and `IcebergSink` share: their options, their scope, and the batch in the names and types of the table.
+
+The format's own Spark statement writes the batch, in one of three modes, and only its commit is under the grant.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from lakewarden.events import ConflictRule
+from lakewarden.spark_jobs.sinks.assignment import naming_values
+from lakewarden.spark_jobs.sinks.contract import Sink
+from lakewarden.spark_jobs.sinks.merge import unused
+from lakewarden.spark_jobs.sinks.partitions import (
+    BatchContent,
+    Field,
+    Partition,
+    PartitionScope,
+    content_of,
+    is_persisted,
+    merge_markers,
+)
+from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_comparable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+class Layout(Protocol):
+    """The columns and partition fields of a table, as they are now."""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The partition fields."""
+        ...
+
+    @property
+    def columns(self) -> StructType:
+        """Its schema in Spark's types."""
+        ...
+
+    def paths_of(self, partitions: Sequence[Partition]) -> list[str]:
+        """Return partitions as the format spells them."""
+        ...
+
+
+L = TypeVar("L", bound=Layout)
+
+
+class SparkSink(Sink, Generic[L]):
+    """Call it as `sink(batch_df, txn)`. Create one for each table and mode.
+
+    `delete_condition` and `update_condition` are SQL over the table's row `t` and the batch's row `s`. A row that meets the
+    first is deleted; one that isn't in the table isn't inserted then, so the condition may name only columns of `s`. A row
+    that doesn't meet the second keeps its values. The batch may have columns for them, and for `order_by`, that the table lacks.
+    """
+
+    _uri: str
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        mode: Mode = "append",
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
+        delete_condition: str | None = None,
+        update_condition: str | None = None,
+        untried_release: bool = False,
+    ) -> None:
+        """`table` is a name in a catalog of the active Spark session; for `DeltaSink`, a URI or an absolute path, too."""
+        self._upsert = Upsert(tuple(keys), order_by, delete_condition, update_condition)
+        self._upsert.require_mode(mode)
+        self._mode: Mode = mode
+        self._untried_release = untried_release
+        self._find(table)
+
+    @property
+    def table(self) -> str:
+        """Canonical URI of the table's location."""
+        return self._uri
+
+    @property
+    def conflict_rule(self) -> ConflictRule:
+        """The conflict rule of this sink's transactions."""
+        return "deleted-file" if self._mode == "append" else "file-group"
+
+    def scope(self, batch: DataFrame, /) -> PartitionScope | None:
+        """Return the partitions that the batch changes, by one query. None for an append."""
+        if self._mode == "append":
+            return None
+        layout = self._layout(batch.sparkSession)
+        upsert = self._upsert_of(layout, batch.sparkSession)
+        rows, stored = self._with_stored(self._rows(batch, layout, upsert), layout, upsert)
+        with naming_values(batch, layout.columns, self.table):
+            content = self._content(rows, layout, upsert, stored, persisted=is_persisted(batch))
+        markers = merge_markers(layout.paths_of(content.partitions))
+        return PartitionScope(markers, content, layout.fields, upsert.keys, batch)
+
+    @abstractmethod
+    def _find(self, table: str) -> None:
+        """Set `_uri`."""
+
+    @abstractmethod
+    def _layout(self, spark: SparkSession) -> L:
+        """Return the table's layout now. Raise `ValueError` for a table or session with which the sink can't write rightly."""
+
+    @abstractmethod
+    def _rows(self, batch: DataFrame, layout: L, upsert: Upsert) -> DataFrame:
+        """Return the batch, its columns spelled as the table's. Raise `ValueError` if it lacks one, or has one too many."""
+
+    @abstractmethod
+    def _cast(self, rows: DataFrame, layout: L, stored: Mapping[str, str]) -> DataFrame:
+        """Return the rows with columns of the names `stored`, which have the values of the batch's in the table's types."""
+
+    def _upsert_of(self, layout: L, spark: SparkSession) -> Upsert:
+        return self._upsert.of_columns(layout.columns.names, spark, self.table)
+
+    def _with_stored(self, rows: DataFrame, layout: L, upsert: Upsert) -> tuple[DataFrame, dict[str, str]]:
+        """Return the rows with their partition columns as the table stores them, and the names of those that this adds."""
+        given, columns = rows.schema, layout.columns
+        stored = {
+            field.column: unused(f"_lakewarden_stored_{field.column}", rows.columns)
+            for field in layout.fields
+            if given[field.column].dataType != columns[field.column].dataType
+        }
+        if not stored:
+            return rows, {}
+        require_comparable(upsert.keys, stored, given, columns, self.table)
+        return self._cast(rows, layout, stored), stored
+
+    def _content(
+        self, rows: DataFrame, layout: L, upsert: Upsert, stored: Mapping[str, str], *, persisted: bool
+    ) -> BatchContent:
+        return content_of(rows, layout.fields, upsert.keys, self.table, persisted=persisted, stored=stored)
