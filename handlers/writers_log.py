@@ -120,6 +120,26 @@ def writers_before(events: Sequence[WriterEventUnion], transaction: str) -> tupl
     return tuple(sorted(found))
 
 
+def writers_granted_before(events: Sequence[WriterEventUnion], transaction: str) -> tuple[str, ...]:
+    """Return the writers that requested a grant of the table before this transaction and are alive since, sorted.
+
+    One of them has the table's grant, or `writers_before` has them all.
+    """
+    seen = _transactions(events)
+    me = seen.get(transaction)
+    if me is None or me.requested is None:
+        return ()
+    found = {
+        other.writer
+        for other in seen.values()
+        if other.table == me.table
+        and other.requested is not None
+        and other.requested < me.requested < other.last
+        and other.end is None
+    }
+    return tuple(sorted({*found, *writers_before(events, transaction)}))
+
+
 def met(
     events: Sequence[WriterEventUnion], transaction: str, touched: Iterable[Marker], others: Iterable[str]
 ) -> bool | None:

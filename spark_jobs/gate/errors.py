@@ -74,7 +74,14 @@ class AlreadyCommitted(GateError):
 
 
 class GrantTimeout(GateError):
-    """The admission or the grant didn't come in time. `lakewarden status` shows the transactions ahead."""
+    """The admission or the grant didn't come in time. `lakewarden status` shows the transactions ahead.
+
+    It is retriable if this driver has other transactions open meanwhile, and so may be part of a deadlock: end these first.
+    """
+
+    def __init__(self, message: str, *, table: str = "", writer: str = "", retriable: bool = False) -> None:
+        self.table, self.writer, self.retriable = table, writer, retriable
+        super().__init__(message)
 
 
 class LeaseLost(GateError):

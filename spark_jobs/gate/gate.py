@@ -92,9 +92,9 @@ _OUTER: ContextVar[tuple[Transaction, ...]] = ContextVar(
 @contextmanager
 def inside_others(txn: Transaction) -> Iterator[None]:
     """Raise `GateError` if `txn` may not be opened inside the transactions whose bodies run here. The block is its body."""
-    for outer in _OUTER.get():
-        txn.require_nestable(outer)
-    _OUTER.set((*_OUTER.get(), txn))
+    outer = _OUTER.get()
+    txn.nest_in(outer)
+    _OUTER.set((*outer, txn))
     try:
         yield
     finally:
@@ -137,6 +137,8 @@ class TransactionGate:
         )
         self._losers: set[tuple[str, str]] = set()
         """(table, writer) of those that lost a conflict and have not committed since. The agent may queue their next intent."""
+        self._open: dict[str, Transaction] = {}
+        """By id."""
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -194,14 +196,24 @@ class TransactionGate:
         """Return a transaction that is not open yet, for `block_of`."""
         may_queue = intent.admission == "queued" or (intent.table, intent.writer) in self._losers
         return Transaction(
-            self._channel, intent, self._timing, self._clock, self.observer, may_queue=may_queue
+            self._channel,
+            intent,
+            self._timing,
+            self._clock,
+            self.observer,
+            may_queue=may_queue,
+            beside=self._open,
         )
 
     @contextmanager
     def block_of(self, txn: Transaction) -> Iterator[Transaction]:
         """Open the transaction before the block, and end it after the block."""
         with inside_others(txn):
-            yield from self._block_of(txn)
+            self._open[txn.id] = txn
+            try:
+                yield from self._block_of(txn)
+            finally:
+                del self._open[txn.id]
 
     def _block_of(self, txn: Transaction) -> Iterator[Transaction]:
         key = (txn.table, txn.writer)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import (
+    MAX_NAMED,
     AgentUnreachable,
     GateError,
     GrantTimeout,
@@ -50,20 +51,43 @@ def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: 
     )
 
 
-def not_admitted(timeout: float, errors: ConnectionErrors, facts: str) -> GrantTimeout:
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A wait that took too long: whose, for which writers, and what its driver has open meanwhile (`facts` of each).
+
+    `ahead` is empty if the driver has nothing else open.
+    """
+
+    table: str
+    writer: str
+    ahead: tuple[str, ...]
+    holding: tuple[str, ...]
+
+    def timeout(self, what: str, advice: str, facts: str) -> GrantTimeout:
+        """The error. It is retriable if those ahead may wait for this driver in turn (docs/decisions/0059)."""
+        if self.ahead:
+            ahead = ", ".join(f"writer {name!r}" for name in self.ahead[:MAX_NAMED])
+            what = f"{what}: it waits for {ahead}"
+            advice = (
+                f"this driver has open meanwhile: {'; '.join(self.holding[:MAX_NAMED])}; if those writers wait for that, "
+                "neither can go on: open the transactions of several tables one after the other; end what is open, then retry"
+            )
+        return GrantTimeout(
+            f"{what}; {advice}; {facts}", table=self.table, writer=self.writer, retriable=bool(self.ahead)
+        )
+
+
+def not_admitted(timeout: float, wait: Wait, errors: ConnectionErrors, facts: str) -> GrantTimeout:
     """The transaction is queued, and its turn didn't come."""
-    return GrantTimeout(
-        f"not admitted within {timeout:g} s: the transactions ahead have not ended, or no agent runs"
-        f"{errors.hint}; see `lakewarden status`, then restart the query; {facts}"
-    )
+    unknown = "" if wait.ahead else ": the transactions ahead have not ended, or no agent runs"
+    what = f"not admitted within {timeout:g} s{errors.hint}{unknown}"
+    return wait.timeout(what, "see `lakewarden status`, then restart the query", facts)
 
 
-def not_granted(timeout: float, errors: ConnectionErrors, facts: str) -> GrantTimeout:
+def not_granted(timeout: float, wait: Wait, errors: ConnectionErrors, facts: str) -> GrantTimeout:
     """Everything is staged, and the grant didn't come."""
-    return GrantTimeout(
-        f"no grant within {timeout:g} s{errors.hint}; nothing was committed; `lakewarden status` shows "
-        f"the transactions ahead; then restart the query; {facts}"
-    )
+    advice = "`lakewarden status` shows the transactions ahead; then restart the query"
+    return wait.timeout(f"no grant within {timeout:g} s{errors.hint}; nothing was committed", advice, facts)
 
 
 def interrupted(awaited: str, facts: str) -> GrantTimeout:
@@ -109,9 +133,9 @@ def committed_twice(facts: str, *, published: bool) -> GateError:
 def nested(outer: str, facts: str) -> GateError:
     """The body of a transaction opens another one that could wait for it, or that lets others wait for the outer grant."""
     return GateError(
-        "this transaction is opened inside another one, and both could wait for ever: open it after the other one has ended; "
-        "nested ones must be opened before the outer commit(), of another table, and in the order of the tables' URIs; "
-        f"outer: {outer}; {facts}"
+        "this transaction is opened, or commits, inside another one, and both could wait for ever: open it after the other one "
+        "has ended; nested ones must be opened before the outer commit(), of another table, and both opened and committed in the "
+        f"order of the tables' URIs, or committed one after the other; outer: {outer}; {facts}"
     )
 
 

@@ -27,12 +27,18 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation, WriterEventUnion, event_chunks
-from lakewarden.handlers.writers_log import met, waited_for, writers_ahead, writers_before
+from lakewarden.handlers.writers_log import (
+    met,
+    waited_for,
+    writers_ahead,
+    writers_before,
+    writers_granted_before,
+)
 from lakewarden.spark_jobs.gate import refusals
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.callbacks import AbortCallbacks
@@ -86,8 +92,15 @@ class Transaction:
         observer: Observer | None,
         *,
         may_queue: bool,
+        beside: Mapping[str, Transaction] | None = None,
     ) -> None:
-        """With `may_queue`, a missing answer doesn't mean that no agent runs: the transaction may wait in the queue."""
+        """With `may_queue`, a missing answer doesn't mean that no agent runs: the transaction may wait in the queue.
+
+        `beside`: the open transactions of the gate.
+        """
+        self._beside = {} if beside is None else beside
+        self.nest = [self]
+        """The transactions of nested bodies of which this is one."""
         self._may_queue = may_queue
         self.id = uuid.uuid4().hex
         self.intent = intent
@@ -160,7 +173,7 @@ class Transaction:
         with self.commit() as grant:
             grant.not_published()
             raise BaseChanged(
-                f"the table contained this batch and no longer does; nothing was published; {self._facts()}"
+                f"the table contained this batch and no longer does; nothing was published; {self.facts}"
             )
 
     def check(self) -> None:
@@ -228,6 +241,9 @@ class Transaction:
         It is for formats that publish in a callback; elsewhere use `commit`. If the batch is in the table already, it
         raises `AlreadyCommitted`.
         """
+        for each in self.nest:
+            if each.table > self.table and each.has_grant:
+                raise refusals.nested(each.facts, self.facts)
         with self._changed:
             self._require_uncommitted()
             self._progress.request()
@@ -245,7 +261,7 @@ class Transaction:
         self._require_new(grant)
         with self._changed:
             if self._progress.phase is Phase.ENDED:
-                raise refusals.ended(self._facts())
+                raise refusals.ended(self.facts)
             self._grant = grant
         return grant
 
@@ -254,7 +270,7 @@ class Transaction:
         self.check()
         if self._progress.phase is not Phase.COMPUTING:
             published = self._grant is not None and self._grant.outcome is Outcome.PUBLISHED
-            raise refusals.committed_twice(self._facts(), published=published)
+            raise refusals.committed_twice(self.facts, published=published)
 
     @contextmanager
     def commit(self) -> Iterator[Grant]:
@@ -328,24 +344,45 @@ class Transaction:
 
     # for the gate
 
-    def require_nestable(self, outer: Transaction) -> None:
-        """Raise `GateError` if this transaction, opened in the body of `outer`, could wait for `outer`, or `outer` for it.
+    @property
+    def facts(self) -> str:
+        """Table, writer and transaction, for the end of a message."""
+        return " ".join(f"{name}={value}" for name, value in self._names().items())
+
+    @property
+    def ended(self) -> bool:
+        """Whether decisions change nothing any more."""
+        return self._progress.phase is Phase.ENDED
+
+    @property
+    def admitted(self) -> bool:
+        """Whether it is open, and waits for its admission no more."""
+        return self._progress.phase not in (Phase.OPENING, Phase.ENDED)
+
+    @property
+    def has_grant(self) -> bool:
+        """Whether it has requested its grant, and not reported the outcome."""
+        requested = self._progress.phase in (Phase.REQUESTED, Phase.PUBLISHING)
+        return requested and (self._grant is None or self._grant.outcome is Outcome.UNKNOWN)
+
+    def nest_in(self, outer: Sequence[Transaction]) -> None:
+        """Enter that this transaction is opened in the bodies of these. Raise `GateError` if one could wait for the other.
 
         Jobs that nest in the order of the tables never wait for each other in a circle. Under a grant, all other writers of
         the outer table would wait for this transaction.
         """
-        phase = outer._progress.phase
-        granted = phase in (Phase.REQUESTED, Phase.PUBLISHING) and (
-            outer._grant is None or outer._grant.outcome is Outcome.UNKNOWN
-        )
-        same = outer.table == self.table and self.intent.admission == "queued"
-        if phase is not Phase.ENDED and (granted or same or outer.table > self.table):
-            raise refusals.nested(outer._facts(), self._facts())
+        for each in outer:
+            same = each.table == self.table and self.intent.admission == "queued"
+            if not each.ended and (each.has_grant or same or each.table > self.table):
+                raise refusals.nested(each.facts, self.facts)
+        if outer:
+            self.nest = outer[0].nest
+            self.nest[:] = [*(each for each in self.nest if not each.ended), self]
 
     def open(self) -> None:
         """Publish the intent and wait for the admission. If this raises, call `finish` with the error nevertheless."""
         intent = self.intent
-        self._channel.subscribe(self.table, self.id, self._on_decision, facts=self._facts())
+        self._channel.subscribe(self.table, self.id, self._on_decision, facts=self.facts)
         self._intent_offset = self._publisher.publish_intent()
         self.notify(
             "intent",
@@ -448,10 +485,11 @@ class Transaction:
             self.notify("admitted", **({} if self.turn is None else {"turn": self.turn}))
             return
         if interrupted:
-            raise refusals.interrupted("admission", self._facts())
+            raise refusals.interrupted("admission", self.facts)
         if self._may_queue:
-            raise refusals.not_admitted(timeout, self._connection_errors(), self._facts())
-        raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self._facts())
+            wait = self._wait_for(writers_ahead)
+            raise refusals.not_admitted(timeout, wait, self._connection_errors(), self.facts)
+        raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self.facts)
 
     def _explain(self, report: Callable[[float, float], None], seconds: float, timeout: float) -> None:
         """Run a report about a wait in a thread of its own: it reads from Kafka, and the wait may end meanwhile."""
@@ -507,6 +545,12 @@ class Transaction:
             return ()
         return rule(events, self.id)
 
+    def _wait_for(self, rule: Callable[[Sequence[WriterEventUnion], str], tuple[str, ...]]) -> refusals.Wait:
+        """For which writers this one waits, if any of this driver's other transactions may keep them waiting."""
+        others = [each for each in self._beside.values() if each is not self]
+        holding = tuple(each.facts for each in others if each.admitted)
+        return refusals.Wait(self.table, self.writer, self._writers_of(rule) if holding else (), holding)
+
     def _connection_errors(self) -> refusals.ConnectionErrors:
         return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)
 
@@ -530,14 +574,17 @@ class Transaction:
             self._explain(self._report_turn, unanswered, timeout)
         with self._changed:
             self._changed.wait_for(self._is_decided, timeout - unanswered)
-            if self._progress.lease is None and self._progress.abort is None:
+            late = self._progress.lease is None and self._progress.abort is None
+            if late:
                 # A grant that arrives after this doesn't count (rule 4 of `progress.py`).
                 self._progress.end()
-                if self._interrupted:
-                    raise refusals.interrupted("grant", self._facts())
-                raise refusals.not_granted(timeout, self._connection_errors(), self._facts())
-            result = self._progress.begin_publish(self._clock())
-        return self._lease_or_raise(result)
+            result = None if late else self._progress.begin_publish(self._clock())
+        if result is not None:
+            return self._lease_or_raise(result)
+        if self._interrupted:
+            raise refusals.interrupted("grant", self.facts)
+        wait = self._wait_for(writers_granted_before)
+        raise refusals.not_granted(timeout, wait, self._connection_errors(), self.facts)
 
     def _is_decided(self) -> bool:
         """Whether the wait for the grant is over."""
@@ -568,7 +615,7 @@ class Transaction:
             case GrantLease():
                 return result
             case ExpiredLease():
-                raise refusals.lease_expired(result, self._facts())
+                raise refusals.lease_expired(result, self.facts)
             case Abort():
                 raise CommitAborted(result)
 
@@ -612,9 +659,7 @@ class Transaction:
             return True
         if isinstance(error, GateError):
             return False
-        raise refusals.outcome_unknown(
-            error, self._facts(), recognisable=self._committed is not None
-        ) from error
+        raise refusals.outcome_unknown(error, self.facts, recognisable=self._committed is not None) from error
 
     def _version_if_readable(self) -> str | None:
         try:
@@ -646,9 +691,6 @@ class Transaction:
 
     def _names(self) -> dict[str, str]:
         return {"table": self.table, "writer": self.writer, "transaction": self.id}
-
-    def _facts(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self._names().items())
 
     def _event(self, what: Step, **detail: Any) -> GateEvent:
         intent = self.intent

@@ -30,7 +30,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
-from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, CommitAborted, GateError, OutcomeUnknown
+from lakewarden.spark_jobs.gate.errors import (
+    AlreadyCommitted,
+    CommitAborted,
+    GateError,
+    GrantTimeout,
+    OutcomeUnknown,
+)
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.transaction import Transaction
@@ -176,7 +182,10 @@ class BatchWriter:
                 _report_skipped(micro_batch, skipped)
                 return
             except GateError as error:
-                if not error.retriable or attempt.number >= self._max_attempts:
+                # After a wait of its own, a transaction around this one must end first: that one is retried.
+                own = (self._target.table, micro_batch.writer)
+                waited = isinstance(error, GrantTimeout) and (error.table, error.writer) == own
+                if waited or not error.retriable or attempt.number >= self._max_attempts:
                     self._report_failure(micro_batch, attempt, error)
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)

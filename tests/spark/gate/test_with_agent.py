@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.streaming.table_names import table_uri
 from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import S3Server
 from tests.spark.agents import running_agent
@@ -77,6 +80,56 @@ def test_of_two_upserts_in_conflict_one_is_retried_and_no_row_is_lost(
     assert (aborted.writer, aborted.detail["others"]) == ("arrivals", ["departures"])
     completed = [(step.writer, step.attempt) for step in steps if step.what == "completed"]
     assert completed == [("departures", 1), ("arrivals", 2)]
+
+
+def test_of_two_drivers_that_wait_for_each_other_one_gives_way_and_is_retried(
+    gate: CommitGate, make_table: MakeTable, spark: SparkSession
+) -> None:
+    """Threads hide from the gate that each job opens the second table's transaction inside the first one's (decision 59)."""
+    tables = (make_table(), make_table("hotels"))
+    steps: list[GateEvent] = []
+    both_hold = threading.Barrier(2)
+    rows = spark.range(1)
+
+    def inner(_: DataFrame, txn: Transaction) -> None:
+        with txn.commit():
+            pass
+
+    def job(driver: CommitGate, first: str, second: str, writer: str) -> Callable[[DataFrame, int], None]:
+        options: dict[str, Any] = {"writer": writer, "admission": "queued", "scope": lambda _: [""]}
+        to_second = driver.foreach_batch(inner, table=second, **options)
+
+        def outer(batch: DataFrame, txn: Transaction) -> None:
+            if txn.intent.attempt == 1:
+                both_hold.wait(PATIENCE_SECONDS)
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(to_second, batch, 0).result()
+            with txn.commit():
+                pass
+
+        return driver.foreach_batch(outer, table=first, max_attempts=100, **options)
+
+    def driver() -> CommitGate:
+        return CommitGate(
+            gate._channel.bootstrap_servers,
+            topic_prefix=gate._channel.topics.prefix,
+            admission_timeout_seconds=PATIENCE_SECONDS,
+            queue_timeout_seconds=3.0,
+            observer=steps.append,
+        )
+
+    with driver() as one, driver() as other, ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(job(one, tables[0], tables[1], "one"), rows, 0),
+            pool.submit(job(other, tables[1], tables[0], "other"), rows, 0),
+        ]
+        for each in jobs:
+            each.result(PATIENCE_SECONDS)
+
+    completed = sorted((step.writer, step.table) for step in steps if step.what == "completed")
+    assert completed == sorted((writer, table_uri(table)) for writer in ("one", "other") for table in tables)
+    reasons = [step.detail["reason"] for step in steps if step.what == "abandoned"]
+    assert any("it waits for writer" in each and "has open meanwhile: table=" in each for each in reasons)
 
 
 def test_an_abort_cancels_a_running_spark_job(

@@ -22,6 +22,7 @@ from lakewarden.handlers.writers_log import (
     waited_for,
     writers_ahead,
     writers_before,
+    writers_granted_before,
 )
 
 TABLE = "file:///lake/t"
@@ -139,6 +140,21 @@ def test_nothing_is_before_a_transaction_that_began_first_or_has_not_requested_i
     assert writers_before([*late, heartbeat("a")], "t-w") == ()
     assert writers_before([ordered("a"), touch("a", BUCKET), ordered("w"), touch("w", BUCKET)], "t-w") == ()
     assert writers_before([], "t-w") == ()
+
+
+def test_a_transaction_waits_for_the_grants_of_those_that_requested_before() -> None:
+    ahead: list[WriterEventUnion] = [
+        intent("a"),
+        intent("b"),
+        intent("w"),
+        requested("a"),
+        requested("w"),
+        requested("b"),
+    ]
+    assert writers_granted_before([*ahead, heartbeat("a")], "t-w") == ("a",)
+    assert writers_granted_before(ahead, "t-w") == (), "nothing shows that it still runs"
+    assert writers_granted_before([*ahead, completed("a")], "t-w") == ()
+    assert writers_granted_before(ahead[:4], "t-w") == ()
 
 
 def test_two_file_groups_of_one_partition_never_meet() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import pytest
 from lakewarden.events import (
     Admitted,
     CommitIntent,
+    CommitRequested,
     DecisionEventUnion,
     Marker,
     Topics,
@@ -115,6 +117,7 @@ def opened(
     scope: tuple[Marker, ...] = (),
     request: bool = False,
     observer: Observer | None = None,
+    beside: Mapping[str, Transaction] | None = None,
 ) -> None:
     """Open a transaction, perhaps request its grant, and wait until its report is written."""
     intent = Intent(
@@ -125,7 +128,13 @@ def opened(
         conflict_rule="ordered" if request else "file-group",
     )
     txn = Transaction(
-        cast("Channel", channel), intent, timing, monotonic_seconds, observer, may_queue=may_queue
+        cast("Channel", channel),
+        intent,
+        timing,
+        monotonic_seconds,
+        observer,
+        may_queue=may_queue,
+        beside=beside,
     )
     try:
         txn.open()
@@ -202,6 +211,46 @@ def test_a_transaction_behind_an_open_one_is_reported_as_queued(lines_of: Callab
     assert line.fields["ahead"] == ("arrivals",)
     assert (line.fields["waited_seconds"], line.fields["timeout_seconds"]) == (0.01, 0.05)
     assert line.fields["batch_id"] == 7
+
+
+def requested_by(writer: str) -> CommitRequested:
+    """The request of another writer's transaction for its grant."""
+    return CommitRequested(**_header(writer, f"t-{writer}"), seq=1)
+
+
+@pytest.mark.parametrize("wait", ["admission", "grant"])
+@pytest.mark.parametrize(
+    ("ahead", "holding", "retriable"),
+    [((), False, False), ((), True, False), (("arrivals",), False, False), (("arrivals",), True, True)],
+    ids=["nothing known", "holds others", "behind a writer", "behind a writer, and holds others"],
+)
+def test_a_wait_in_vain_names_both_sides_and_is_retriable_where_they_may_wait_for_each_other(
+    ahead: tuple[str, ...], wait: str, *, holding: bool, retriable: bool
+) -> None:
+    """Two jobs that wrote two tables waited for each other; both failed, and were told that perhaps no agent runs."""
+    before: list[WriterEventUnion] = [intent_of(name, *SCOPE) for name in ahead]
+    if wait == "grant":
+        before += [requested_by(name) for name in ahead]
+    channel = SilentChannel(ahead=tuple(before), answers=wait == "grant")
+    held = Transaction(
+        cast("Channel", SilentChannel(answers=True)),
+        Intent(table="s3://lake/a", writer="outer"),
+        Timing(),
+        monotonic_seconds,
+        None,
+        may_queue=False,
+    )
+    if holding:
+        held.open()
+
+    timing = Timing(admission_timeout_seconds=0.01, queue_timeout_seconds=0.05, grant_timeout_seconds=0.05)
+    with pytest.raises(GrantTimeout) as caught:
+        opened(channel, timing, may_queue=True, scope=SCOPE, request=wait == "grant", beside={held.id: held})
+
+    assert caught.value.retriable is retriable
+    assert ("waits for writer 'arrivals'" in str(caught.value)) == retriable
+    assert ("table=s3://lake/a writer=outer" in str(caught.value)) == retriable
+    assert ("no agent runs" in str(caught.value)) == (wait == "admission" and not retriable)
 
 
 def test_a_decision_after_the_intent_proves_the_queue(lines_of: Callable[[], list[Any]]) -> None:
@@ -360,6 +409,34 @@ def test_a_transaction_inside_another_one_is_refused_at_once_where_both_could_wa
         with pytest.raises(GateError, match=remedy):
             asyncio.run(open_both_async())
         assert {event.writer for event in channel.events} == {"outer"}
+
+
+@pytest.mark.parametrize(("first", "second", "allowed"), [(0, 1, True), (1, 0, False)])
+def test_two_commits_inside_each_other_are_refused_out_of_order(
+    first: int, second: int, *, allowed: bool
+) -> None:
+    """Two jobs that hold one grant and wait for the other's keep all writers of both tables waiting."""
+    _, gate = granting_gate()
+
+    def commit_both() -> None:
+        with gate.transaction(table=A, writer="a") as one, gate.transaction(table=B, writer="b") as two:
+            both = (one, two)
+            with both[first].commit(), both[second].commit():
+                pass
+
+    async def commit_both_async() -> None:
+        same = AsyncGate(gate)
+        async with (
+            same.transaction(table=A, writer="a") as one,
+            same.transaction(table=B, writer="b") as two,
+        ):
+            both = (one, two)
+            async with both[first].commit(), both[second].commit():
+                pass
+
+    for run in (commit_both, lambda: asyncio.run(commit_both_async())):
+        with nullcontext() if allowed else pytest.raises(GateError, match=f"outer: table={B} writer=b"):
+            run()
 
 
 @pytest.mark.parametrize("recognises", [True, False])
