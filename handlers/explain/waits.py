@@ -37,7 +37,7 @@ def waits(state: TableState, this: Transaction) -> Iterator[Wait]:
         if running is not None:
             yield Wait(running, "granted")
         yield from _by_other(earlier_turns(state, this), lambda _: "earlier turn")
-        queue = grant_queue(state)
+        queue = list(grant_queue(state))
         for other in queue[: queue.index(this)] if this in queue else ():
             yield Wait(other, "earlier in the line")
 

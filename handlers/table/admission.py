@@ -52,7 +52,7 @@ from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import COMPUTING, Phase, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, Phase, Touch, Transaction
 from lakewarden.handlers.table.verdicts import Admit, Cause, SkipBatch, Warn
 
 
@@ -61,7 +61,7 @@ def judge_intent(context: StepContext, intent: CommitIntent) -> None:
     state = context.state
     transaction = state.transactions[intent.transaction]
     if transaction.observed:
-        if len(state.open()) > state.settings.max_open:
+        if state.count_open() > state.settings.max_open:
             _refuse_over_limit(context, transaction)
         return
     if transaction.priority > state.settings.max_priority:
@@ -74,7 +74,7 @@ def judge_intent(context: StepContext, intent: CommitIntent) -> None:
         same = older.writer == transaction.writer and not older.observed
         if same and older.sequence < transaction.sequence:
             _supersede(context, older, transaction)
-    if len(state.open()) > state.settings.max_open:
+    if state.count_open() > state.settings.max_open:
         _refuse_over_limit(context, transaction)
 
 
@@ -158,10 +158,12 @@ def abort_repeated_batches(context: StepContext, writer: str | None = None) -> N
 
     Their retries get `already-committed`.
     """
-    for each in context.state.open():
-        if each.phase not in (Phase.ACTIVE, Phase.WAITING) or writer not in (None, each.writer):
+    state = context.state
+    candidates = [*state.in_phase[Phase.ACTIVE].values(), *state.in_phase[Phase.WAITING].values()]
+    for each in candidates:
+        if writer not in (None, each.writer):
             continue
-        done = context.state.ledger.get(each.writer)
+        done = state.ledger.get(each.writer)
         if done is not None and _already_committed(each, done):
             detail = (
                 f"transaction {done.transaction} committed batch {done.batch_id}; a retry skips this batch"
@@ -177,7 +179,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
         state.recheck_all()  # later
         return []
     if state.recheck is None:
-        queue = [each for each in state.open() if each.phase is Phase.QUEUED]
+        queue = list(state.in_phase[Phase.QUEUED].values())
     else:
         changed = (state.transactions.get(each) for each in state.recheck)
         queue = [each for each in changed if each is not None and each.phase is Phase.QUEUED]
@@ -216,9 +218,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
 
 def _next_turn(state: TableState) -> int:
     """The turn after those of the open `ordered` transactions; 0 if there are none."""
-    turns = [
-        each.turn for each in state.transactions.values() if each.phase in COMPUTING and each.turn is not None
-    ]
+    turns = [each.turn for each in state.computing() if each.turn is not None]
     return max(turns, default=-1) + 1
 
 
@@ -244,11 +244,21 @@ def blocking_overlaps(
 ) -> Iterator[Overlap]:
     """The overlaps that block a queued transaction: with transactions that compute, or precede it in the queue."""
     mine = _queue_position(state, transaction)
-    for overlap in state.footprints.overlaps(transaction, newest_first=newest_first):
-        other = overlap.other.transaction
-        queued_before = other.phase is Phase.QUEUED and _queue_position(state, other) < mine
-        if (other.phase in COMPUTING or queued_before) and touches_meet(overlap.mine, overlap.other):
-            yield overlap
+    sequence, priority = transaction.sequence, transaction.priority
+
+    def blocks(touch: Touch, theirs: Touch) -> bool:
+        other = theirs.transaction
+        if other.phase is Phase.QUEUED:
+            behind = other.sequence > sequence and other.priority <= priority
+            if behind and not state.is_protected(other):
+                return False
+            if _queue_position(state, other) >= mine:
+                return False
+        elif other.phase not in COMPUTING:
+            return False
+        return touches_meet(touch, theirs)
+
+    yield from state.footprints.overlaps(transaction, blocks, newest_first=newest_first)
 
 
 def reservation_blockers(state: TableState, transaction: Transaction) -> Iterator[Transaction]:

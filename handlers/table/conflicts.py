@@ -76,8 +76,9 @@ def operations_conflict(rule: ConflictRule, mine: Operation, other: Operation) -
 
 def in_order(one: Transaction, another: Transaction) -> tuple[Transaction, Transaction]:
     """Return the two in the order of their admissions. Queued ones come last, in the order of their intents."""
-    first, second = sorted((one, another), key=lambda each: (each.phase is Phase.QUEUED, each.began))
-    return first, second
+    queued, also = one.phase is Phase.QUEUED, another.phase is Phase.QUEUED
+    first = queued < also or (queued == also and one.began <= another.began)
+    return (one, another) if first else (another, one)
 
 
 def waits_for_turn(second: Transaction, first: Transaction) -> bool:

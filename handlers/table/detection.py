@@ -33,7 +33,7 @@ Rules for all checks:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from lakewarden.handlers.table.conflicts import (
@@ -49,8 +49,9 @@ from lakewarden.handlers.table.conflicts import (
     touches_conflict,
 )
 from lakewarden.handlers.table.footprints import Overlap
+from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Touch, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, LANDED, OPEN, Phase, Touch, Transaction
 from lakewarden.handlers.table.verdicts import ReportConflict
 
 
@@ -78,14 +79,24 @@ def _abort_by_markers(context: StepContext, transaction: Transaction, conflicts:
 def judge_landing(context: StepContext, landed: Transaction) -> None:
     """Abort the transactions that conflict with one that has just landed."""
     if context.state.settings.early_detection and landed.id in context.state.transactions:
-        seen_from_others = [
-            each.flipped()
-            for each in context.state.footprints.overlaps(landed)
-            if each.other.transaction.phase in COMPUTING
-        ]
-        conflicts = conflicting(seen_from_others)
-        _abort_losers(context, [each.flipped() for each in conflicts])
-        report_observed(context, conflicts)
+        conflicts = list(context.state.footprints.overlaps(landed, _loses_to_landed))
+        _abort_losers(context, conflicts)
+        report_observed(context, [each.flipped() for each in conflicts])
+
+
+def _loses_to_landed(mine: Touch, other: Touch) -> bool:
+    return other.transaction.phase in COMPUTING and touches_conflict(other, mine)
+
+
+def conflicts_with(
+    state: TableState, transaction: Transaction, phases: Container[Phase] = OPEN | LANDED
+) -> list[Overlap]:
+    """The conflicts of a transaction with those in these phases."""
+
+    def conflict(mine: Touch, other: Touch) -> bool:
+        return other.transaction.phase in phases and touches_conflict(mine, other)
+
+    return list(state.footprints.overlaps(transaction, conflict))
 
 
 def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
@@ -94,14 +105,13 @@ def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
     Return False if the check aborted it: for a commit that landed since it began, or for a protected writer.
     """
     state = context.state
-    conflicts = conflicting(state.footprints.overlaps(transaction))
-    landed = [each for each in conflicts if each.other.transaction.phase in LANDED]
+    landed = conflicts_with(state, transaction, LANDED)
     if landed:
         _abort_victim(context, transaction, landed)
         return False
     if state.settings.policy == "first-intent" and state.settings.early_detection:
         return True  # conflicts with transactions that compute were decided when their markers were read
-    alive = [each for each in conflicts if each.other.transaction.phase in COMPUTING]
+    alive = conflicts_with(state, transaction, COMPUTING)
     protected = [each for each in alive if _is_protected(context, each.other.transaction)]
     if protected and not _is_protected(context, transaction):
         _abort_victim(context, transaction, protected)
@@ -114,16 +124,15 @@ def judge_grant(context: StepContext, granted: Transaction) -> None:
     state = context.state
     if state.settings.policy != "first-committer" or not state.settings.early_detection:
         return
-    conflicts = conflicting(state.footprints.overlaps(granted))
-    _abort_losers(context, [each for each in conflicts if each.other.transaction.phase in COMPUTING])
+    _abort_losers(context, conflicts_with(state, granted, COMPUTING))
 
 
 def sweep(context: StepContext) -> None:
     """Check the whole index, to decide the conflicts that a replay left undecided."""
-    footprints = context.state.footprints
+    state = context.state
     for transaction in _transactions_in_conflict(context):
-        if transaction.phase in COMPUTING and context.state.settings.early_detection:
-            _abort_by_markers(context, transaction, conflicting(footprints.overlaps(transaction)))
+        if transaction.phase in COMPUTING and state.settings.early_detection:
+            _abort_by_markers(context, transaction, conflicts_with(state, transaction))
 
 
 def _transactions_in_conflict(context: StepContext) -> list[Transaction]:

@@ -81,6 +81,7 @@ from lakewarden.handlers.table.transactions import (
     Closed,
     Grant,
     Phase,
+    Touch,
     Transaction,
     observed_instant,
 )
@@ -150,7 +151,7 @@ def _apply_to_open(
                 transaction.requested, transaction.requested_id = state.moment, event.event_id
             state.note_change(transaction.id)
             if transaction.phase is Phase.ACTIVE:
-                transaction.phase = Phase.WAITING
+                state.enter(transaction, Phase.WAITING)
             return _add_markers(state, transaction, markers)
         case _:
             assert_never(event)
@@ -213,13 +214,14 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
             if transaction.phase is Phase.QUEUED:
                 state.note_change(transaction.id)
                 transaction.turn, transaction.blocker = turn, None
-                transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
+                state.enter(transaction, Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING)
                 transaction.began = state.moment
                 _add_markers(state, transaction, reserved)
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 state.note_change(transaction.id)
-                transaction.phase, transaction.granted = Phase.GRANTED, grant
+                state.enter(transaction, Phase.GRANTED)
+                transaction.granted = grant
                 transaction.grant = Grant(
                     grant, now, now + lease_seconds, lock_owner, seq, moment=state.moment
                 )
@@ -241,11 +243,10 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     """Remove a transaction and keep how it ended."""
     note_end(state, transaction)
     state.footprints.remove(transaction)
-    del state.transactions[transaction.id]
+    state.remove(transaction)
     transaction.phase = closed.phase
     keep_closed(state, transaction.id, closed)
-    others = (each for each in state.transactions.values() if not each.observed)
-    if any(each.began <= transaction.began and each.phase in COMPUTING for each in others):
+    if any(each.began <= transaction.began and not each.observed for each in state.computing()):
         return  # Whatever landed since then still matters to that one. Usually it is one of the first.
     drop_old_evidence(state)
 
@@ -255,13 +256,16 @@ def note_end(state: TableState, transaction: Transaction) -> None:
     state.note_change(transaction.id)
     if transaction.phase not in COMPUTING or transaction.observed:
         return
-    overtaken = {
-        other
-        for overlap in state.footprints.overlaps(transaction)
-        if (other := overlap.other.transaction).phase is Phase.QUEUED
-        and other.sequence < transaction.sequence
-        and touches_meet(overlap.other, overlap.mine)
-    }
+
+    def overtakes(mine: Touch, theirs: Touch) -> bool:
+        other = theirs.transaction
+        return (
+            other.phase is Phase.QUEUED
+            and other.sequence < transaction.sequence
+            and touches_meet(theirs, mine)
+        )
+
+    overtaken = {each.other.transaction for each in state.footprints.overlaps(transaction, overtakes)}
     for other in overtaken:
         other.overtaken += 1
         if other.overtaken == state.settings.max_losses:
@@ -284,13 +288,13 @@ def drop_old_evidence(state: TableState) -> None:
     if not landed:
         return
     oldest = min(
-        (each.began for each in state.open() if each.phase is not Phase.QUEUED and not each.observed),
+        (each.began for each in state.computing() if not each.observed),
         default=None,
     )
     for each in landed:
         if oldest is None or each.ended < oldest:
             state.footprints.remove(each)
-            del state.transactions[each.id]
+            state.remove(each)
             keep_closed(state, each.id, _closed(each.phase, each))
 
 
@@ -303,7 +307,7 @@ def drop_index(state: TableState) -> None:
         if each.phase is Phase.GRANTED:
             each.without_index = True
         elif each.phase in LANDED:
-            del state.transactions[each.id]
+            state.remove(each)
             keep_closed(state, each.id, _closed(each.phase, each))
 
 
@@ -329,10 +333,10 @@ def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: 
         last_event_at=now,
     )
     if event.observed:
-        transaction.observed, transaction.phase = True, Phase.ACTIVE
+        transaction.observed = True
         transaction.batch_id, transaction.priority, transaction.lock = None, 0, None
         transaction.admission = "optimistic"
-    state.transactions[transaction.id] = transaction
+    state.enter(transaction, Phase.ACTIVE if event.observed else Phase.QUEUED)
     state.note_change(transaction.id)
     return _add_markers(state, transaction, event.scope)
 
@@ -389,7 +393,8 @@ def _apply_completion(
         if transaction.phase is not Phase.UNKNOWN:
             # After a lapse the commit counts from the lapse: it landed before the grant lease expired.
             transaction.ended = state.moment
-        transaction.phase, transaction.grant = Phase.COMMITTED, None
+        state.enter(transaction, Phase.COMMITTED)
+        transaction.grant = None
         if state.losses.pop(writer, None):
             state.recheck_all()
             del state.lost_on[writer]
@@ -439,15 +444,15 @@ def _apply_observed_commit(
             began=state.moment,
             opened_at=now,
             last_event_at=now,
-            phase=Phase.ACTIVE,
             observed=True,
         )
-        state.transactions[transaction.id] = transaction
+        state.enter(transaction, Phase.ACTIVE)
     if transaction.phase is Phase.COMMITTED:
         return []
     state.note_change(transaction.id)
     overlaps = _add_markers(state, transaction, event.markers)
-    transaction.phase, transaction.ended = Phase.COMMITTED, state.moment
+    state.enter(transaction, Phase.COMMITTED)
+    transaction.ended = state.moment
     drop_old_evidence(state)
     return overlaps
 
@@ -459,7 +464,8 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
         assert transaction.grant is not None
         if verdict.reason == "outcome-unknown":
             note_end(state, transaction)
-            transaction.phase, transaction.ended, transaction.grant = Phase.UNKNOWN, state.moment, None
+            state.enter(transaction, Phase.UNKNOWN)
+            transaction.ended, transaction.grant = state.moment, None
             _await_late_completion(state, transaction, now)
             drop_old_evidence(state)
         else:
@@ -467,7 +473,8 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
         return
     if transaction.observed and verdict.reason == "outcome-unknown":
         note_end(state, transaction)
-        transaction.phase, transaction.ended = Phase.UNKNOWN, state.moment
+        state.enter(transaction, Phase.UNKNOWN)
+        transaction.ended = state.moment
         _await_late_completion(state, transaction, now)
         drop_old_evidence(state)
         return

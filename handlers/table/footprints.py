@@ -25,10 +25,11 @@ Every step is bounded (docs/decisions/0021):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker, Operation
 from lakewarden.handlers.table.transactions import Touch, Transaction
@@ -49,8 +50,7 @@ COLLECTED = 20_000
 """Pairs, and entries of the index, of removed transactions that are dropped after one step, which takes about 10 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(NamedTuple):
     """Two transactions that touch the same file group, from the side of `mine`."""
 
     partition: str
@@ -175,13 +175,20 @@ class Footprints:
         self.bytes += transaction.bytes - bytes_before
         return overlaps
 
-    def overlaps(self, transaction: Transaction, *, newest_first: bool = False) -> Iterator[Overlap]:
-        """The kept overlaps of this transaction, at least one of each pair of touches. `newest_first`: of the youngest pairs."""
+    def overlaps(
+        self, transaction: Transaction, where: Callable[[Touch, Touch], bool], *, newest_first: bool = False
+    ) -> Iterator[Overlap]:
+        """The kept overlaps of this transaction, at least one of each pair of touches. `newest_first`: of the youngest pairs.
+
+        `where` gets each pair, this transaction's touch first, and selects some. It is called for every transaction that shares a
+        place, perhaps a thousand, so what most pairs fail comes first in it.
+        """
         for (touch,) in transaction.touches.values():
             pairs = self.pairs.get(touch, {}).items()
             for other, shared in reversed(pairs) if newest_first else pairs:
-                for each in shared if other in self.first else ():
-                    yield each if each.mine is touch else each.flipped()
+                if where(touch, other) and other in self.first:
+                    for each in shared:
+                        yield each if each.mine is touch else each.flipped()
 
     def partners(self, mine: Touch, among: AbstractSet[Touch]) -> Iterator[Touch]:
         """Those of these touches, all of which count, that share a place with `mine`."""
@@ -250,41 +257,59 @@ class Footprints:
             found = seen[id(others), mine] = _Seen(others, max(1, MAX_FOUND // len(others)))
         if found.left:
             found.left -= 1
-            for other in others:
-                if other.transaction is not mine.transaction and other in self.first:
-                    self._enter(overlaps, Overlap(*place, mine, other))
+            own, first, partition, file_group, theirs = mine.transaction, self.first, *place
+            met = [
+                Overlap(partition, file_group, theirs, mine, other)
+                for other in others
+                if other.transaction is not own and other in first
+            ]
+            self._enter(overlaps, mine, met)
 
     def _meet_partition(self, overlaps: list[Overlap], partition: str, mine: Touch) -> None:
         """Enter that a `*` shares its partition with every touch there."""
         groups = self.index[partition]
         most = max(1, MAX_FOUND // len(self.first))
+        met: list[Overlap] = []
         for other, firsts in self.first.items():
             first = firsts.get(partition)
             if first is None or other.transaction is mine.transaction:
                 continue
             places = other.transaction.footprint[partition][:most]
-            for place in [each for each in places if other in groups[each]] or [first]:
-                self._enter(overlaps, Overlap(partition, ALL_FILE_GROUPS, place, mine, other))
+            places = [each for each in places if other in groups[each]] or [first]
+            met += [Overlap(partition, ALL_FILE_GROUPS, place, mine, other) for place in places]
+        self._enter(overlaps, mine, met)
 
     def _meet_table(self, overlaps: list[Overlap], mine: Touch) -> None:
         """Enter that the whole table shares its places with every touch."""
         most = max(1, MAX_FOUND // len(self.first))
-        for other, firsts in self.first.items():
-            if other.transaction is not mine.transaction:
-                for partition, place in islice(firsts.items(), most):
-                    self._enter(overlaps, Overlap(partition, ALL_FILE_GROUPS, place, mine, other))
+        met = [
+            Overlap(partition, ALL_FILE_GROUPS, place, mine, other)
+            for other, firsts in self.first.items()
+            if other.transaction is not mine.transaction
+            for partition, place in islice(firsts.items(), most)
+        ]
+        self._enter(overlaps, mine, met)
 
-    def _enter(self, overlaps: list[Overlap], overlap: Overlap) -> None:
-        """Report an overlap, and keep it with its pair unless the pair has enough."""
-        overlaps.append(overlap)
-        mine, other = overlap.mine, overlap.other
-        partners = self.pairs.setdefault(mine, {})
-        shared = partners.get(other)
-        if shared is None:
-            if len(partners) > 2 * len(self.first) + MANY_PAIRS:
-                for gone in [each for each in partners if each not in self.first]:
-                    del partners[gone]
-            partners[other] = self.pairs.setdefault(other, {})[mine] = [overlap]
-            mine.transaction.bytes += PAIR_BYTES
-        elif len(shared) < MAX_KEPT and len(partners) <= MANY_PAIRS:
-            shared.append(overlap)
+    def _enter(self, overlaps: list[Overlap], mine: Touch, met: list[Overlap]) -> None:
+        """Report overlaps of `mine`, and keep each with its pair unless the pair has enough."""
+        if not met:
+            return
+        overlaps += met
+        pairs = self.pairs
+        partners = pairs.setdefault(mine, {})
+        if len(partners) > 2 * len(self.first) + MANY_PAIRS:
+            for gone in [each for each in partners if each not in self.first]:
+                del partners[gone]
+        known = len(partners)
+        for overlap in met:
+            other = overlap.other
+            shared = partners.get(other)
+            if shared is None:
+                partners[other] = shared = [overlap]
+                if (others := pairs.get(other)) is None:
+                    pairs[other] = {mine: shared}
+                else:
+                    others[mine] = shared
+            elif len(shared) < MAX_KEPT and len(partners) <= MANY_PAIRS:
+                shared.append(overlap)
+        mine.transaction.bytes += PAIR_BYTES * (len(partners) - known)

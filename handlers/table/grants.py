@@ -42,13 +42,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lakewarden.handlers.table.conflicts import in_order, rule_for, waits_for_turn
+from lakewarden.handlers.table.conflicts import rule_for, waits_for_turn
 from lakewarden.handlers.table.detection import judge_grant, judge_landing, validate_for_grant
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import OPEN, Phase, Transaction
+from lakewarden.handlers.table.transactions import OPEN, Phase, Touch, Transaction
 from lakewarden.handlers.table.verdicts import (
     AcquireLock,
     Cause,
@@ -182,14 +182,14 @@ def request_or_release_lock(context: StepContext) -> None:
     """Request or release the lock as the hold policy requires."""
     state = context.state
     if state.settings.hold == "while-active":
-        needed = any(each.phase in OPEN and not each.observed for each in state.transactions.values())
+        needed = any(not each.observed for phase in OPEN for each in state.in_phase[phase].values())
         if needed and state.lock_requested:
             return
         running = state.running()
     else:
         running = state.running()
         needed = running is not None or next_granted(state) is not None
-        needed = needed or (state.unseen_grant and bool(state.open()))
+        needed = needed or (state.unseen_grant and state.count_open() > 0)
         if state.lock_used and running is None:
             _release_lock(context)
     if needed and not state.lock_requested:
@@ -210,17 +210,20 @@ def earlier_turns(state: TableState, transaction: Transaction) -> Iterator[Overl
     """The overlaps with `ordered` transactions for whose end an `ordered` transaction waits."""
     if transaction.conflict_rule != "ordered":
         return
-    for overlap in state.footprints.overlaps(transaction, newest_first=True):
-        other = overlap.other.transaction
-        later = rule_for(transaction, other) == "ordered" and in_order(transaction, other)[1] is transaction
-        if later and waits_for_turn(transaction, other):
-            yield overlap
+
+    def earlier(_: Touch, touch: Touch) -> bool:
+        other = touch.transaction
+        return (
+            other.began < transaction.began
+            and waits_for_turn(transaction, other)
+            and rule_for(transaction, other) == "ordered"
+        )
+
+    yield from state.footprints.overlaps(transaction, earlier, newest_first=True)
 
 
 def _has_turn(state: TableState, transaction: Transaction) -> bool:
     """Whether a waiting transaction may be granted next. It is looked for again when the one that it waits for changes."""
-    if transaction.blocker is not None:
-        return False
     overlap = next(earlier_turns(state, transaction), None)
     if overlap is None:
         return True
@@ -229,18 +232,16 @@ def _has_turn(state: TableState, transaction: Transaction) -> bool:
     return False
 
 
+def grant_queue(state: TableState) -> Iterator[Transaction]:
+    """The transactions that may be granted next, in their order."""
+    ready = [each for each in state.in_phase[Phase.WAITING].values() if each.blocker is None]
+    ready.sort(key=lambda each: each.requested)
+    return (each for each in ready if _has_turn(state, each))
+
+
 def next_granted(state: TableState) -> Transaction | None:
     """The first transaction of the grant queue."""
-    waiting = [each for each in state.transactions.values() if each.phase is Phase.WAITING]
-    waiting.sort(key=lambda each: each.requested)
-    return next((each for each in waiting if _has_turn(state, each)), None)
-
-
-def grant_queue(state: TableState) -> list[Transaction]:
-    """The transactions that may be granted next, in their order."""
-    waiting = [each for each in state.transactions.values() if each.phase is Phase.WAITING]
-    ready = [each for each in waiting if _has_turn(state, each)]
-    return sorted(ready, key=lambda each: each.requested)
+    return next(grant_queue(state), None)
 
 
 def _available_lease(context: StepContext) -> float:

@@ -24,6 +24,7 @@ def check_invariants(state: TableState) -> None:
         name = f"transaction {each.id} ({each.phase.value})"
         landed = each.phase in LANDED
         _require(state, f"{name} should have been removed", holds=landed or each.phase in OPEN)
+        _require(state, f"{name} is counted in another phase", holds=each.id in state.in_phase[each.phase])
         has_grant = each.grant is not None
         _require(state, f"{name} has grant {each.grant}", holds=(each.phase is Phase.GRANTED) == has_grant)
         _require(state, f"{name} has ended={each.ended}", holds=landed == (each.ended >= 0))

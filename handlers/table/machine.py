@@ -64,7 +64,13 @@ from lakewarden.handlers.table.admission import (
     on_lock_placed,
 )
 from lakewarden.handlers.table.conflicts import conflicting
-from lakewarden.handlers.table.detection import judge_landing, judge_markers, report_observed, sweep
+from lakewarden.handlers.table.detection import (
+    conflicts_with,
+    judge_landing,
+    judge_markers,
+    report_observed,
+    sweep,
+)
 from lakewarden.handlers.table.facts import ID_USED, apply_event, apply_verdict, is_expected, why_ignored
 from lakewarden.handlers.table.grants import (
     extend_grant,
@@ -424,13 +430,11 @@ def _decide_outstanding(context: StepContext) -> None:
     state = context.state
     while True:
         decided = len(context.effects)
-        phases = state.phases()
-        if Phase.QUEUED in phases:
+        if state.in_phase[Phase.QUEUED]:
             for transaction in admit_ready(context):
-                judge_markers(context, transaction, list(state.footprints.overlaps(transaction)))
-            phases = state.phases()
+                judge_markers(context, transaction, conflicts_with(state, transaction))
         request_or_release_lock(context)
-        if Phase.WAITING in phases:
+        if state.in_phase[Phase.WAITING]:
             grant_next(context)
         if len(context.effects) == decided:
             break

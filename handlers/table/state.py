@@ -6,13 +6,15 @@ decides when.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from lakewarden.events import Marker
 from lakewarden.handlers.table.footprints import Footprints
 from lakewarden.handlers.table.ledger import CommittedBatches
-from lakewarden.handlers.table.transactions import LANDED, OPEN, Closed, Phase, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, LANDED, OPEN, Closed, Phase, Transaction
 
 MAX_CLOSED = 1_000
 """Ended transactions kept per table. Late events arrive within seconds; the log has all others."""
@@ -88,6 +90,10 @@ class TableState:
     settings: TableSettings
     transactions: dict[str, Transaction] = field(default_factory=dict)
     """Open transactions, and landed ones that an open one may still conflict with. In the order of the log."""
+    in_phase: dict[Phase, dict[str, Transaction]] = field(
+        default_factory=lambda: {each: {} for each in (*OPEN, *LANDED)}
+    )
+    """The same by phase, in the order in which they got there."""
     closed: dict[str, Closed] = field(default_factory=dict)
     lapsed: dict[str, Lapsed] = field(default_factory=dict)
     """The last `MAX_CLOSED` transactions without a report, in the order of their ends."""
@@ -134,17 +140,31 @@ class TableState:
         """The open transactions whose writers can be asked to stop: not a granted one, and none that a watcher reports."""
         return [each for each in self.open() if each.phase is not Phase.GRANTED and not each.observed]
 
-    def phases(self) -> set[Phase]:
-        """The phases that occur among its transactions, found in one pass."""
-        return {each.phase for each in self.transactions.values()}
+    def count_open(self) -> int:
+        """How many transactions are open."""
+        return sum(len(self.in_phase[each]) for each in OPEN)
+
+    def computing(self) -> Iterator[Transaction]:
+        """The transactions that are admitted and have not ended."""
+        return chain.from_iterable(self.in_phase[each].values() for each in COMPUTING)
 
     def landed(self) -> list[Transaction]:
         """The landed transactions that an open one may still conflict with."""
-        return [each for each in self.transactions.values() if each.phase in LANDED]
+        return [*self.in_phase[Phase.COMMITTED].values(), *self.in_phase[Phase.UNKNOWN].values()]
 
     def running(self) -> Transaction | None:
         """The granted transaction, if there is one."""
-        return next((each for each in self.transactions.values() if each.phase is Phase.GRANTED), None)
+        return next(iter(self.in_phase[Phase.GRANTED].values()), None)
+
+    def enter(self, transaction: Transaction, phase: Phase) -> None:
+        """Add a transaction in a phase, or move it there."""
+        self.in_phase[transaction.phase].pop(transaction.id, None)
+        transaction.phase = phase
+        self.transactions[transaction.id] = self.in_phase[phase][transaction.id] = transaction
+
+    def remove(self, transaction: Transaction) -> None:
+        """Remove a transaction that is open or has landed."""
+        del self.transactions[transaction.id], self.in_phase[transaction.phase][transaction.id]
 
     def has_lost_enough(self, writer: str) -> bool:
         """Whether the writer has lost `max_losses` conflicts in a row and wins the next one."""

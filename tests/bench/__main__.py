@@ -15,6 +15,7 @@ import platform
 import sys
 import tempfile
 import time
+import traceback
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ PARTS = (
     "load",
     "volume",
     "ledger",
+    "restore",
     "failover",
     "rolling",
     "stop",
@@ -73,6 +75,8 @@ PARTS = (
     "web",
     "locks",
 )
+IN_MEMORY = {"check", "steps", "detection", "waste"}
+"""The parts that need no broker."""
 PEERS = (*compare.WAYS, "paimon")
 LOCK = "lock"
 """Selects the comparison of the locks, like a workload."""
@@ -86,6 +90,7 @@ class Size:
     warm_up: int
     markers: int
     ledger_entries: int
+    restored_entries: int
     repetitions: int
     checks: int
     sizes: Sequence[detection.Cell]
@@ -123,6 +128,7 @@ FULL = Size(
     warm_up=30,
     markers=1_000_000,
     ledger_entries=1_000_000,
+    restored_entries=100_000,
     repetitions=3,
     checks=101,
     sizes=(*detection.HUDI, *detection.GRID),
@@ -168,6 +174,7 @@ QUICK = Size(
     warm_up=3,
     markers=3_000,
     ledger_entries=3_000,
+    restored_entries=300,
     repetitions=1,
     checks=5,
     sizes=detection.QUICK,
@@ -256,88 +263,114 @@ def main(arguments: list[str] | None = None) -> None:
     options.json.write_text(json.dumps(report, indent=2) + "\n")
     _print(report)
     print(f"\nwritten to {options.json}")
-
-
-def _measure_in_memory(size: Size, parts: Sequence[str]) -> dict[str, Any]:
-    report: dict[str, Any] = {}
-    if "check" in parts:
-        _progress("conflict check in memory")
-        report["check"] = in_memory.measure(repetitions=size.checks)
-        report["event_beside_open"] = in_memory.measure_open(repetitions=3)
-    if "steps" in parts:
-        _progress("the longest steps of one table, in memory")
-        report["steps"] = steps.measure(markers=size.step_markers, transactions=size.step_transactions)
-    if "detection" in parts:
-        _progress("conflict check in memory, by size")
-        report["detection"] = detection.measure(size.sizes, repetitions=size.sweeps)
-    if "waste" in parts:
-        _progress("wasted compute, simulated")
-        report["waste"] = waste.measure(seeds=size.waste_seeds, hours=size.waste_hours)
-    return report
+    if failed := report.get("failed"):
+        sys.exit(f"not measured, the error is above: {', '.join(failed)}")
 
 
 def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) -> dict[str, Any]:
-    report = _measure_in_memory(size, parts)
+    """Measure these parts. What the others have measured is kept if one fails; `failed` has its error."""
+    report: dict[str, Any] = {}
     prefix = f"bench-{uuid.uuid4().hex[:8]}"
     with (
         tempfile.TemporaryDirectory(prefix="lakewarden-bench-") as name,
-        _kafka(name, bootstrap_servers) as servers,
+        contextlib.ExitStack() as stack,
     ):
-        folder = Path(name)
-        if "latency" in parts:
-            _progress("latencies through Kafka")
-            with AgentProcess(servers, f"{prefix}-latency", folder / "latency"):
-                report["latency_ms"] = asyncio.run(
-                    latency.measure(servers, f"{prefix}-latency", trials=size.trials, warm_up=size.warm_up)
+        servers = "" if set(parts) <= IN_MEMORY else stack.enter_context(_kafka(name, bootstrap_servers))
+        for part in (each for each in PARTS if each in parts):
+            try:
+                _measure_part(
+                    report, part, size, servers=servers, prefix=f"{prefix}-{part}", folder=Path(name)
                 )
-        if "load" in parts:
-            report["load"] = _measure_load(size, servers, f"{prefix}-load", folder)
-        if "volume" in parts:
+            except Exception as error:  # noqa: BLE001 - the figures of the other parts are kept
+                report.setdefault("failed", {})[part] = repr(error)
+                traceback.print_exc()
+    return report
+
+
+def _measure_part(
+    report: dict[str, Any], part: str, size: Size, *, servers: str, prefix: str, folder: Path
+) -> None:
+    match part:
+        case "check" | "steps" | "detection" | "waste":
+            _measure_in_memory(report, part, size)
+        case "latency" | "load" | "volume" | "ledger" | "restore":
+            _measure_agent(report, part, size, servers=servers, prefix=prefix, folder=folder)
+        case "failover":
+            report["failover"] = _measure_failover(size, servers, prefix, folder)
+        case "rolling" if size.rolling_tables:
+            report["rolling"] = _measure_rolling(size, servers, prefix, folder)
+        case "stop" if size.aborts:
+            _progress(f"stopping Spark batches, {size.aborts} aborts of each kind")
+            report["stop"] = stopping.measure(servers, prefix, folder / "stop", aborts=size.aborts)
+        case "upserts":
+            _progress(f"upserts into a Paimon append table of {size.upserts.files} files")
+            report["upserts"] = upserts.measure(servers, prefix, folder / "upserts", size=size.upserts)
+        case "stores":
+            report["stores"] = _measure_stores(size, folder)
+        case "watching":
+            report["watching"] = _measure_watching(size, servers, prefix, folder)
+        case "web":
+            _progress(f"the page of {size.web.tables:,} tables, and {size.web.transactions:,} transactions")
+            report["web"] = page.measure(servers, prefix, folder / "web", size.web)
+        case "locks":
+            report["locks"] = _measure_locks(size, servers, prefix, folder)
+        case _:
+            pass
+
+
+def _measure_in_memory(report: dict[str, Any], part: str, size: Size) -> None:
+    match part:
+        case "check":
+            _progress("conflict check in memory")
+            report["check"] = in_memory.measure(repetitions=size.checks)
+            report["event_beside_open"] = in_memory.measure_open(repetitions=3)
+        case "steps":
+            _progress("the longest steps of one table, in memory")
+            report["steps"] = steps.measure(markers=size.step_markers, transactions=size.step_transactions)
+        case "detection":
+            _progress("conflict check in memory, by size")
+            report["detection"] = detection.measure(size.sizes, repetitions=size.sweeps)
+        case "waste":
+            _progress("wasted compute, simulated")
+            report["waste"] = waste.measure(seeds=size.waste_seeds, hours=size.waste_hours)
+        case _:
+            raise AssertionError(part)
+
+
+def _measure_agent(
+    report: dict[str, Any], part: str, size: Size, *, servers: str, prefix: str, folder: Path
+) -> None:
+    match part:
+        case "latency":
+            _progress("latencies through Kafka")
+            with AgentProcess(servers, prefix, folder / "latency"):
+                report["latency_ms"] = asyncio.run(
+                    latency.measure(servers, prefix, trials=size.trials, warm_up=size.warm_up)
+                )
+        case "load":
+            report["load"] = _measure_load(size, servers, prefix, folder)
+        case "volume":
             _progress(f"{size.markers:,} markers through the agent")
             filled = volume.backlog(size.markers)
             report["throughput"], topics = volume.measure_throughput(
-                servers, f"{prefix}-volume", folder, filled, repetitions=size.repetitions
+                servers, prefix, folder, filled, repetitions=size.repetitions
             )
             _progress("restart of the agent on that log")
             report["restart"] = volume.measure_restart(
                 servers, topics, folder, size.markers, repetitions=size.repetitions
             )
-        if "ledger" in parts:
+        case "ledger":
             _progress(f"start with a ledger of {size.ledger_entries:,} entries")
             report["ledger"] = ledger.measure(
-                servers,
-                f"{prefix}-ledger",
-                folder / "ledger",
-                entries=size.ledger_entries,
-                repetitions=size.repetitions,
+                servers, prefix, folder / "ledger", entries=size.ledger_entries, repetitions=size.repetitions
             )
-        if "failover" in parts:
-            report["failover"] = _measure_failover(size, servers, f"{prefix}-failover", folder)
-        if "rolling" in parts and size.rolling_tables:
-            report["rolling"] = _measure_rolling(size, servers, f"{prefix}-rolling", folder)
-        if "stop" in parts and size.aborts:
-            _progress(f"stopping Spark batches, {size.aborts} aborts of each kind")
-            report["stop"] = stopping.measure(servers, f"{prefix}-stop", folder / "stop", aborts=size.aborts)
-        if "upserts" in parts:
-            _progress(f"upserts into a Paimon append table of {size.upserts.files} files")
-            report["upserts"] = upserts.measure(
-                servers, f"{prefix}-upserts", folder / "upserts", size=size.upserts
+        case "restore":
+            _progress(f"restore of a ledger of {size.restored_entries:,} entries")
+            report["restore"] = ledger.measure_restore(
+                servers, prefix, folder / "restore", entries=size.restored_entries
             )
-        if "stores" in parts:
-            report["stores"] = _measure_stores(size, folder)
-        if "watching" in parts:
-            report["watching"] = _measure_watching(size, servers, f"{prefix}-watching", folder)
-        if "web" in parts:
-            _progress(f"the page of {size.web.tables:,} tables, and {size.web.transactions:,} transactions")
-            report["web"] = page.measure(
-                servers,
-                f"{prefix}-web",
-                folder / "web",
-                size.web,
-            )
-        if "locks" in parts:
-            report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)
-    return report
+        case _:
+            raise AssertionError(part)
 
 
 def _measure_peers(size: Size, options: argparse.Namespace) -> dict[str, Any]:
@@ -497,6 +530,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield from _volume_rows(report["throughput"], report["restart"])
     if "ledger" in report:
         yield from ledger.rows(report["ledger"])
+    if "restore" in report:
+        yield from ledger.restore_rows(report["restore"])
     if "failover" in report:
         yield from failover.rows(report["failover"])
     if "rolling" in report:
@@ -507,6 +542,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield from page.rows(report["web"])
     if "check" in report:
         yield from _check_rows(report["check"])
+        yield from in_memory.open_rows(report["event_beside_open"])
     if "steps" in report:
         yield from steps.rows(report["steps"])
 

@@ -5,14 +5,16 @@
 - sweep: the check of the whole index, as after a replay.
 - periodic: the periodic check, with the invariants.
 - event_beside_open: an event while so many others are open, all `queued` behind one, or all `ordered` and waiting for their turn:
-  a heartbeat; one of a transaction of another place (`other`); one of the first one, which shares a place with all (`next`).
+  a heartbeat; one of a transaction of another place (`other`); one of the first one, which shares a place with all (`next`); the
+  intent of one more (`joins`).
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lakewarden.events import CommitCompleted, CommitIntent, CommitRequested, Marker, WriterHeartbeat
@@ -75,24 +77,38 @@ def _beside(kind: str, others: int) -> dict[str, float]:
         return seconds + run(name, CommitCompleted, grant=state.transactions[name].granted)
 
     bucket = (Marker(partition="p", file_group="bucket-0", operation="merge"),)
+    rule = {"admission": "queued"} if kind == "queued" else {"conflict_rule": "ordered"}
+    fields: dict[str, Any] = {"scope": bucket, **rule}
     for number in range(others + 1):
-        fields: dict[str, Any] = (
-            {"admission": "queued", "scope": bucket}
-            if kind == "queued"
-            else {"conflict_rule": "ordered", "scope": bucket}
-        )
         run(f"T{number}", CommitIntent, **fields)
         if kind == "ordered" and number:
             run(f"T{number}", CommitRequested, seq=1)
     step(state, LockConfirmed(0.0, 0, LockView("agent", 1e9, 0.0)))
+    gc.collect()
+    gc.freeze()  # as an agent does (decision 51)
     beats = [run(f"T{number % others + 1}", WriterHeartbeat, seq=2) for number in range(BEATS)]
     other = [run("other", CommitIntent, scope=(Marker(partition="q", file_group="f", operation="merge"),))]
     other.append(ends("other"))
     return {
         "heartbeat": statistics.fmean(beats),
         "other": sum(other) / 3,
+        "joins": statistics.fmean(run(f"J{number}", CommitIntent, **fields) for number in range(5)),
         "next": statistics.fmean(ends(f"T{number}") / 2 for number in range(min(5, others))),
     }
+
+
+def open_rows(report: dict[str, dict[str, dict[str, float]]]) -> Iterator[tuple[str, str, str]]:
+    """Title, figure and target of each row."""
+    titles = {
+        "heartbeat": "a heartbeat",
+        "other": "a transaction of another place",
+        "joins": "the intent of one more",
+        "next": "the end of the first one",
+    }
+    for kind, sizes in report.items():
+        for name, title in titles.items():
+            figures = ", ".join(f"{figure[name]:.3f}" for figure in sizes.values())
+            yield f"{title}, ms of CPU per event beside {', '.join(sizes)} {kind}", figures, "< 1 ms"
 
 
 def _timed(run: Callable[[], float], markers: int, repetitions: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A take-over with a large ledger: an agent starts, and reads the last committed batch of each writer.
+"""A large ledger: an agent starts, and reads the last committed batch of each writer; an operator restores it from a backup.
 
 The ledger has one entry per writer, of `TABLES` tables. Names have the length of those of a streaming query: a writer's name
 with a query id, a transaction id of 32 characters. `writers` and `decisions` are empty, so the replay is the ledger alone.
@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from lakewarden.agent.kafka import ensure_topics, partition_of, producer, start_client, stop_client
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.operators.requests import Requester
+from lakewarden.agent.operators.restore import BackupLine, restore
+from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events import BatchCommitted, encode, ledger_key
 from tests.bench import writer_events
 from tests.bench.agent_process import AgentProcess
 
 TABLES = 1_000
 SETTLE_SECONDS = 0.5
+RESTORE_TIMEOUT_SECONDS = 60.0
+"""For each further entry of a restore, on a machine that does other things as well."""
 _AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
@@ -50,6 +55,42 @@ def measure(
         ),
         "empty_ledger": {name: round(value, 3) for name, value in empty.items()},
     }
+
+
+def measure_restore(bootstrap_servers: str, prefix: str, folder: Path, *, entries: int) -> dict[str, Any]:
+    """Seconds of `lakewarden ledger restore` beside an agent with an empty ledger, and of the same command once more."""
+    lines = [
+        BackupLine(
+            table=f"{writer_events.TABLES}/t{number % TABLES:04}", writer=f"arrivals-{number:06}", batch_id=7
+        )
+        for number in range(entries)
+    ]
+    settings = KafkaSettings.load(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
+
+    async def restored() -> float:
+        began = time.monotonic()
+        requester = Requester("bench", "measured", RESTORE_TIMEOUT_SECONDS)
+        async with aclosing(restore(settings, lines, requester)) as found:
+            assert len([each async for each in found]) == entries
+        return round(time.monotonic() - began, 1)
+
+    with AgentProcess(bootstrap_servers, prefix, folder) as agent:
+        busy = agent.cpu_seconds()
+        first = asyncio.run(restored())
+        agent_cpu = round(agent.cpu_seconds() - busy, 1)
+        return {
+            "entries": entries,
+            "seconds": first,
+            "agent_cpu_seconds": agent_cpu,
+            "again_seconds": asyncio.run(restored()),
+        }
+
+
+def restore_rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Title, figure and target of each row."""
+    first, again, cpu = (report[name] for name in ("seconds", "again_seconds", "agent_cpu_seconds"))
+    figure = f"{first:.1f} s, again {again:.1f} s; {cpu:.1f} s of the agent's CPU"
+    return [(f"restore of a ledger of {report['entries']:,} entries", figure, "< 60 s")]
 
 
 async def _fill(bootstrap_servers: str, prefix: str, entries: int) -> int:

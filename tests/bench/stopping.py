@@ -16,11 +16,12 @@ The kinds of batches:
 - Python, rows flow: a function for `mapInArrow` that returns a batch of rows every few milliseconds.
 - Python, silent: a function that returns nothing for a minute, as one that computes or writes for long.
 - Paimon: an upsert of `PaimonSink`, aborted at a random moment of it.
+
+A run whose batch committed before its abort came is repeated, and counted as missed. So the machine was busy.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +33,7 @@ import pyarrow as pa
 from pypaimon import CatalogFactory, Schema
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import CommitAborted, CommitGate, GateEvent, PaimonSink
+from lakewarden.spark_jobs import CommitAborted, CommitGate, GateError, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.bench.figures import summary
@@ -56,7 +57,7 @@ Write = Callable[[DataFrame, Transaction], object]
 def measure(bootstrap_servers: str, prefix: str, folder: Path, *, aborts: int) -> dict[str, Any]:
     """Milliseconds of each part, for each kind of batch."""
     spark = spark_session("lakewarden-bench", master="local[2,4]")
-    runs: dict[str, dict[str, list[float]]] = {}
+    runs: dict[str, dict[str, Any]] = {}
 
     def measure_all(first: DataFrame, _batch_id: int) -> None:
         with fake_agent(bootstrap_servers, prefix, grant_everything) as agent:
@@ -68,7 +69,7 @@ def measure(bootstrap_servers: str, prefix: str, folder: Path, *, aborts: int) -
         _in_a_query(spark, folder, measure_all)
     finally:
         spark.stop()
-    return {name: {part: summary(parts[part]) for part in PARTS} for name, parts in runs.items()}
+    return runs
 
 
 def _in_a_query(spark: SparkSession, folder: Path, function: Callable[[DataFrame, int], None]) -> None:
@@ -141,50 +142,76 @@ class _Run:
     computing: Path | None
     steps: list[GateEvent] = field(default_factory=list)
 
+    @property
+    def committed(self) -> bool:
+        return any(step.what == "completed" for step in self.steps)
+
 
 def _stop(
     first: DataFrame, agent: FakeAgent, write: Write, aborts: int, computing: Path | None
-) -> dict[str, list[float]]:
-    """Run the batch and abort it, several times. One more run comes first and isn't counted: it starts Python workers."""
+) -> dict[str, Any]:
+    """Run the batch and abort it, several times. One more run comes first and isn't counted: it starts Python workers.
+
+    Return the summary of each part, and how many runs were missed. More than `aborts` of them are not repeated.
+    """
     parts: dict[str, list[float]] = {part: [] for part in PARTS}
-    for number in range(-1, aborts):
+    missed, number = 0, -1
+    while number < aborts and missed <= aborts:
         run = _Run(SPREAD_SECONDS * max(number, 0) / aborts, computing)
         servers, prefix = agent.bootstrap_servers, agent.topics.prefix
         with CommitGate(servers, topic_prefix=prefix, observer=run.steps.append) as gate:
             times = _one_stop(gate, first, agent, write, run)
-        if number >= 0:
-            for part, seconds in times.items():
-                parts[part].append(seconds * 1e3)
-    return parts
+        if times is None:
+            missed += 1
+            continue
+        for part, seconds in times.items() if number >= 0 else ():
+            parts[part].append(seconds * 1e3)
+        number += 1
+    return {part: summary(times) for part, times in parts.items() if times} | {"missed": missed}
 
 
 def _one_stop(
     gate: CommitGate, first: DataFrame, agent: FakeAgent, write: Write, run: _Run
-) -> dict[str, float]:
+) -> dict[str, float] | None:
+    """Run the batch and abort it once. Return the seconds of each part, or None if the batch committed before the abort."""
     context = first.sparkSession.sparkContext
     tracker = context._jsc.sc().statusTracker()
     if run.computing is not None:
         run.computing.unlink(missing_ok=True)
     published: list[float] = []
     tags: list[str] = []
+    aborting: list[threading.Thread] = []
 
     def abort(txn: Transaction) -> None:
-        wait_until(lambda: run.computing.exists() if run.computing else _tasks_run(tracker, tags[0]))
+        wait_until(
+            lambda: (
+                run.committed or (run.computing.exists() if run.computing else _tasks_run(tracker, tags[0]))
+            )
+        )
         time.sleep(run.delay_seconds)
         published.append(time.time())
         agent.publish(aborted(next(e for e in agent.events if e.transaction == txn.id)))
 
     def body(batch: DataFrame, txn: Transaction) -> None:
         tags.append(f"lakewarden-{txn.id}")
-        threading.Thread(target=abort, args=(txn,)).start()
+        aborting.append(threading.Thread(target=abort, args=(txn,)))
+        aborting[0].start()
         while True:
             write(batch, txn)
 
     batch_function = gate.foreach_batch(
         body, table="file:///bench", writer="w", admission="optimistic", max_attempts=1
     )
-    with contextlib.suppress(CommitAborted):
+    try:
         batch_function(first, 0)
+    except CommitAborted:
+        pass
+    except GateError:  # a second commit is refused
+        if not run.committed:
+            raise
+        return None
+    finally:
+        aborting[0].join()
     received, stopped = (
         next(e.at for e in run.steps if e.what == what) for what in ("abort", "jobs-stopped")
     )
@@ -229,8 +256,10 @@ def _ends(store: Any, tracker: Any, tag: str) -> tuple[float, float]:
     return failed / 1e3, max(ended) / 1e3
 
 
-def rows(report: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[tuple[str, ...]]:
+def rows(report: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     """The table that `make bench` prints: median and maximum of each part, in milliseconds."""
-    yield ("abort → stopped, p50 / max in ms", *PARTS)
+    yield ("abort → stopped, p50 / max in ms", *PARTS, "missed")
     for name, parts in report.items():
-        yield (name, *(f"{parts[part]['p50']:.0f} / {parts[part]['max']:.0f}" for part in PARTS))
+        figures = (parts.get(part) for part in PARTS)
+        shown = ("–" if each is None else f"{each['p50']:.0f} / {each['max']:.0f}" for each in figures)
+        yield (name, *shown, str(parts["missed"]))

@@ -39,7 +39,7 @@ from lakewarden.handlers.lease.types import Step
 from lakewarden.handlers.table import admission, detection, facts, grants, liveness, memory
 from lakewarden.handlers.table import machine as table
 from lakewarden.handlers.table import replay as replay_rules
-from lakewarden.handlers.table.conflicts import conflicting, loser_of
+from lakewarden.handlers.table.conflicts import conflicting, loser_of, touches_conflict
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import LastRecord
@@ -47,7 +47,7 @@ from lakewarden.handlers.table.machine import EventRead, Input, step
 from lakewarden.handlers.table.replay import Position, Subject
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Closed, Phase, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Closed, Phase, Touch, Transaction
 from lakewarden.spark_jobs.gate.grant_deadline import SendTimes
 from lakewarden.spark_jobs.gate.progress import Progress
 from tests.simulation.batch import Bugs, Patch
@@ -72,14 +72,18 @@ def _terms_ignored() -> list[Patch]:
 def _observed_ones_ignored() -> list[Patch]:
     """A transaction that conflicts with an observed one is aborted."""
 
-    def among_the_gates(overlaps: Iterable[Overlap]) -> list[Overlap]:
-        return [
-            each
-            for each in conflicting(overlaps)
-            if not (each.mine.transaction.observed or each.other.transaction.observed)
-        ]
+    def of_the_gate(mine: Touch, other: Touch) -> bool:
+        observed = mine.transaction.observed or other.transaction.observed
+        return not observed and touches_conflict(mine, other)
 
-    return [(detection, "conflicting", among_the_gates)]
+    return _conflicting_if(of_the_gate)
+
+
+def _conflicting_if(conflict: Callable[[Touch, Touch], bool]) -> list[Patch]:
+    def some(overlaps: Iterable[Overlap]) -> list[Overlap]:
+        return [each for each in overlaps if conflict(each.mine, each.other)]
+
+    return [(detection, "conflicting", some), (detection, "touches_conflict", conflict)]
 
 
 @BUGS.plant("unfenced publish", "no overlap", kind="suspended before publish")
@@ -165,10 +169,10 @@ def _granted_may_be_victim() -> list[Patch]:
 def _landed_commits_ignored() -> list[Patch]:
     """A commit that landed since a transaction began conflicts with it."""
 
-    def alive(overlaps: Iterable[Overlap]) -> list[Overlap]:
-        return [each for each in conflicting(overlaps) if each.other.transaction.phase not in LANDED]
+    def alive(mine: Touch, other: Touch) -> bool:
+        return other.transaction.phase not in LANDED and touches_conflict(mine, other)
 
-    return [(detection, "conflicting", alive), (detection, "judge_landing", lambda *_: None)]
+    return [*_conflicting_if(alive), (detection, "judge_landing", lambda *_: None)]
 
 
 @BUGS.plant("decisions during replay", "replay matches")

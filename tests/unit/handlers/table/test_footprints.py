@@ -71,7 +71,7 @@ def test_pairs_are_exactly_the_touches_that_share_a_place(
     assert named_pairs(footprints) == expected_pairs(left)
     places = {(each.id, *place_of(x), x.operation) for each, x in left}
     for transaction in (*transactions, late):
-        for each in footprints.overlaps(transaction):
+        for each in footprints.overlaps(transaction, lambda *_: True):
             assert each.mine.transaction is transaction
             for touch, file_group in ((each.mine, each.file_group), (each.other, each.other_file_group)):
                 whole = (touch.transaction.id, "*", file_group, touch.operation)
@@ -115,7 +115,9 @@ def test_the_overlaps_of_an_event_are_the_first_ones() -> None:
 
     found = footprints.add(b, places)
     assert [each.file_group for each in found] == [each.file_group for each in places[:MAX_FOUND]]
-    assert [each.file_group for each in footprints.overlaps(b)] == [str(number) for number in range(MAX_KEPT)]
+    assert [each.file_group for each in footprints.overlaps(b, lambda *_: True)] == [
+        str(number) for number in range(MAX_KEPT)
+    ]
 
     stars = footprints.add(c, [m("p/*")])
     assert {(each.file_group, each.other.transaction.id) for each in stars} == {("*", "a"), ("*", "b")}
