@@ -9,7 +9,7 @@ from random import Random
 from lakewarden.events import TABLE_SERVICE_PRIORITY
 from tests.simulation.faults import FaultPeriod
 from tests.simulation.whole.drawing import draw
-from tests.simulation.whole.scenario import Additions, Loss, PlannedError, Scenario
+from tests.simulation.whole.scenario import TOPICS, Additions, Deletion, Loss, PlannedError, Scenario, Stop
 
 ADDITIONS_EVERY = 5
 """One of so many seeds has additions. None of the seeds that failed before there were any has."""
@@ -27,6 +27,10 @@ WATCHED_EVERY, WATCHED_FROM = 20, 8
 """None of the seeds that failed before there were any has writers without the gate."""
 REQUESTS_EVERY, REQUESTS_FROM = 20, 1
 """None of the seeds that failed before there were any has these requests and limits."""
+DELETION_EVERY, DELETION_FROM = 40, 38
+"""None of the seeds that failed before there were any has deletions."""
+SUSPENSIONS_EVERY, SUSPENSIONS_FROM = 40, 6
+"""None of the seeds that failed before there were any has suspensions at a rebalance."""
 MEMORY_MB = (0.03, 0.045)
 """Budgets in seeds with a small one. A transaction with `MANY_MARKERS` exceeds the first, and fits into the second."""
 MAX_TRANSACTION_SECONDS = 30.0
@@ -46,6 +50,10 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
         return draw_ordered(stream("ordered"), scenario)
     if seed % WATCHED_EVERY == WATCHED_FROM:
         return draw_watched(stream("watched"), scenario)
+    if seed % DELETION_EVERY == DELETION_FROM:
+        return draw_deletion(stream("deletion"), scenario)
+    if seed % SUSPENSIONS_EVERY == SUSPENSIONS_FROM:
+        return draw_suspensions(stream("suspensions"), scenario)
     if seed % REQUESTS_EVERY == REQUESTS_FROM:
         additions = draw_requests(stream, scenario)
         limits = {"memory_mb": additions.memory_mb} if additions.memory_mb else {}
@@ -139,6 +147,56 @@ def draw_ledger_faults(stream: Callable[[str], Random], scenario: Scenario) -> A
         checkpoints_restored=tuple(
             (restored.uniform(until * 0.3, until), restored.choice((1, 2, 5)))
             for _ in range(restored.choice((1, 2, 3)))
+        ),
+    )
+
+
+def draw_suspensions(random: Random, scenario: Scenario) -> Scenario:
+    """Let agents join and leave, so that the others keep partitions, and suspend some of these then."""
+    first = scenario.agents[0]
+    times = sorted(random.uniform(2.0, scenario.fault_free_from) for _ in range(3))
+    agents = tuple(
+        replace(first, name=f"a{number}", starts=0.0, stops=stops)
+        for number, stops in enumerate(
+            ((), *((Stop(at, None, orderly=True, restart=random.choice((0.1, 2.0))),) for at in times)), 1
+        )
+    )
+    return replace(scenario, agents=agents, additions=Additions(suspensions_before_resume=0.5))
+
+
+def draw_deletion(random: Random, scenario: Scenario) -> Scenario:
+    """Draw which topics are deleted. The writers are quick, and little else goes wrong: a long log becomes a short one.
+
+    They begin again with an earlier batch afterwards, before the new topic is as long as the old one was.
+    """
+    until = scenario.fault_free_from
+    at = random.uniform(until * 0.4, until * 0.6)
+    topics = random.choice((*[(TOPICS.writers, TOPICS.decisions)] * 3, (TOPICS.writers,)))
+    tables = tuple(
+        replace(
+            table,
+            writers=tuple(
+                (
+                    replace(machine, stops=()),
+                    replace(workload, think=0.1, compute=0.05, publish=0.02, places=((f"d={number}", "f1"),)),
+                )
+                for number, (machine, workload) in enumerate(table.writers)
+            ),
+        )
+        for table in scenario.tables
+    )
+    return replace(
+        scenario,
+        tables=tables,
+        agents=tuple(replace(each, stops=()) for each in scenario.agents),
+        lags=(),
+        stops_at_requests=0.0,
+        stops_at_publish=0.0,
+        settings=scenario.settings.model_copy(update={"partitions": scenario.partitions, "replication": 1}),
+        additions=Additions(
+            deletion=Deletion(at, topics, random.random() < 0.5),
+            corrections=1.0,
+            checkpoints_restored=tuple((at + after, 2) for after in (5.0, 6.5, 8.0, 10.0, 12.0)),
         ),
     )
 

@@ -120,18 +120,22 @@ class SimStores:
 
 @contextmanager
 def simulated(
-    broker: Broker, oracles: Oracles, after_grant: Callable[[Node], None], errors: Errors
+    broker: Broker,
+    oracles: Oracles,
+    after_grant: Callable[[Node], None],
+    errors: Errors,
+    before_resume: Callable[[Node], None],
 ) -> Iterator[list[ObservedOwner]]:
     """Run production code in simulated processes while the context is active. Yields the owners of partitions.
 
-    `after_grant` is called at each grant: the most interesting moment to stop its agent.
+    `after_grant` is called at each grant, `before_resume` before an owner resumes: interesting moments to stop its agent.
     """
     owners: list[ObservedOwner] = []
 
     def make_owner(*arguments: Any, **shared: Any) -> ObservedOwner:
         owner = ObservedOwner(broker, oracles, after_grant, errors, *arguments, **shared)
         owners.append(owner)
-        owner.all_owners = owners
+        owner.all_owners, owner.before_resume = owners, before_resume
         return owner
 
     configured = structlog.get_config() if structlog.is_configured() else None
@@ -278,6 +282,7 @@ class ObservedOwner(PartitionOwner):
         self._replayed_requests: dict[str, bool] = {}
         """By transaction of which it has read a request or an intent in its replay: whether it has read the intent."""
         self.all_owners: list[ObservedOwner] = []
+        self.before_resume: Callable[[Node], None] = lambda _: None
         self.loaded_at = 0.0
         self._overlooks = False
         """Whether the log has an event that this owner can't read."""
@@ -396,12 +401,30 @@ class ObservedOwner(PartitionOwner):
         An owner of an incomplete log admits nothing in a table before it has the lock. A replay from a checkpoint of this owner
         may admit: the first checkpoint comes after a lock lease, which no grant outlives (decision record 16).
         """
-        if self.phase != "live" or not self._is_settled():
+        if self.phase == "live":
+            self._compare()
+
+    def publish_takeover(self) -> None:
+        super().publish_takeover()
+        if self.phase == "paused":
+            self.before_resume(self.node)
+
+    def resume(self) -> None:
+        """Compare first: the state is what it was at the pause, so no chance must hit the moment before the next decision.
+
+        Not after a loss of records: what was sent again may come in another order.
+        """
+        if self.number not in self._oracles.knowledge.lost_at:
+            self._compare()
+        super().resume()
+
+    def _compare(self) -> None:
+        if not self._is_settled():
             return
         lacks = self._oracles.knowledge.lacking(
             self.number
         ) is not None or self._oracles.knowledge.ledger_lacks(self.number)
-        if self._overlooks or lacks:
+        if self._overlooks or lacks or self._oracles.knowledge.unsure(self.number):
             return  # the log doesn't have what this owner knows, or has what it doesn't know
         with self._errors.none():
             rebuilt, decisions = _replayed(self)

@@ -5,6 +5,7 @@ read the whole ledger) and transactions are left out, because they don't affect 
 
 - *Producers* are idempotent: each numbers its records per partition. A number that is already in the log is acknowledged
   again and not written again. If the log has lost some records of a producer and not all, it refuses the producer's later ones.
+- *A topic* may be deleted, and is there again, empty, when a client creates it.
 - *A fetch* from an offset that the log doesn't have any more, or not yet, is answered with the offset of the first record.
 - *The group* rebalances eagerly, as Kafka's coordinator does for aiokafka. A member that joins, leaves or is silent starts a
   round. The others learn of it with their next heartbeat, and must join again within the rebalance timeout, or they are
@@ -13,7 +14,7 @@ read the whole ledger) and transactions are left out, because they don't affect 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, TypeAlias
@@ -90,7 +91,8 @@ class Group:
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self._timeline = timeline
         self._random = random
-        self._partitions = partitions
+        self.partitions = partitions
+        """Those of its topic, none while that is deleted."""
         self._rebalancing = False
         self._count = 0
 
@@ -136,11 +138,16 @@ class Group:
     def commit(
         self, member: str, generation: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> bool:
-        """Commit positions. Return False for a node that is no member of this generation."""
+        """Commit positions, none of a deleted topic. Return False for a node that is no member of this generation."""
         if member not in self.members or generation != self.generation:
             return False
-        self.committed.update(offsets)
+        self.committed.update({each: offsets[each] for each in self.partitions if each in offsets})
         return True
+
+    def rebalance(self, reason: str) -> None:
+        """Have all members join again: their metadata of the topic has changed."""
+        if self.members:
+            self._begin_round(reason)
 
     def _watch(self, member: str, known: Member) -> None:
         last_contact_at = known.last_contact_at
@@ -177,7 +184,7 @@ class Group:
         names = sorted(self.members)
         self._random.shuffle(names)
         shares: dict[str, list[TopicPartition]] = {name: [] for name in names}
-        for number, partition in enumerate(self._partitions):
+        for number, partition in enumerate(self.partitions):
             if names:
                 shares[names[number % len(names)]].append(partition)
         assignment = {name: [each.partition for each in share] for name, share in shares.items()}
@@ -202,15 +209,38 @@ class Broker:
         """Each record at the index of its offset, also those that retention has removed."""
         self.beginnings: dict[TopicPartition, int] = dict.fromkeys(self.logs, 0)
         """Offset of the first record that retention has left."""
-        self.group = Group(
-            timeline, random, [TopicPartition(group_topic, number) for number in range(counts[group_topic])]
-        )
+        self._group_partitions = [
+            TopicPartition(group_topic, number) for number in range(counts[group_topic])
+        ]
+        self.group = Group(timeline, random, self._group_partitions)
         self.on_record: Callable[[Record], None] = lambda _: None
         """Called with every record that is written."""
         self._timeline = timeline
         self._numbers: dict[tuple[int, TopicPartition], Numbered] = {}
         self._producers = 0
         self._waiting_fetches: list[tuple[dict[TopicPartition, int], Callable[[FetchAnswer], None]]] = []
+        self.missing: set[str] = set()
+        """The topics that were deleted and not created again. The broker answers no producer of one."""
+
+    def delete(self, topics: Collection[str]) -> None:
+        """Delete topics, and with the group's topic its committed positions and its assignment."""
+        self.missing.update(topics)
+        for where in self.logs:
+            if where.topic in topics:
+                self.remove_from(where, 0)
+                self.group.committed.pop(where, None)
+        self._assign(f"{', '.join(sorted(topics))} deleted")
+
+    def create(self, topics: Collection[str]) -> Collection[str]:
+        """Create topics again, empty. Return them, also if they exist."""
+        if not self.missing.isdisjoint(topics):
+            self.missing.difference_update(topics)
+            self._assign(f"{', '.join(sorted(topics))} created")
+        return topics
+
+    def _assign(self, reason: str) -> None:
+        self.group.partitions = [each for each in self._group_partitions if each.topic not in self.missing]
+        self.group.rebalance(reason)
 
     def new_producer(self) -> int:
         """Return the id of a new producer."""
@@ -240,11 +270,13 @@ class Broker:
                 numbered.offsets = [known for known in numbered.offsets if known < offset]
         self._answer_waiting(where)
 
-    def produce(self, producer: int, where: TopicPartition, batch: Sequence[Sent]) -> list[int]:
+    def produce(self, producer: int, where: TopicPartition, batch: Sequence[Sent]) -> list[int] | None:
         """Write the records that are not in the log yet, and return the offsets of all. Empty: a number is out of order.
 
-        As Kafka, it accepts any number of a producer of which the log has no record.
+        As Kafka, it accepts any number of a producer of which the log has no record. None: the topic doesn't exist.
         """
+        if where.topic in self.missing:
+            return None
         numbered = self._numbers.setdefault((producer, where), Numbered())
         if not numbered.offsets:
             numbered.first = batch[0].number
@@ -261,7 +293,10 @@ class Broker:
 
     def fetch(self, positions: dict[TopicPartition, int], reply: Callable[[FetchAnswer], None]) -> None:
         """Fetch records from these positions. If there are none, the reply waits for one for `FETCH_WAIT_SECONDS`."""
-        if any(len(self.logs[where]) != position for where, position in positions.items()):
+        if any(
+            len(self.logs[where]) != position and where.topic not in self.missing
+            for where, position in positions.items()
+        ):
             self._answer(positions, reply)
             return
         held = (positions, reply)
@@ -283,6 +318,8 @@ class Broker:
     def _answer(self, positions: dict[TopicPartition, int], reply: Callable[[FetchAnswer], None]) -> None:
         found: FetchAnswer = {}
         for where, position in positions.items():
+            if where.topic in self.missing:
+                continue
             log, beginning = self.logs[where], self.beginnings[where]
             if not beginning <= position <= len(log):
                 found[where] = beginning

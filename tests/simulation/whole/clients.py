@@ -16,9 +16,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import anyio
+from aiokafka.admin import NewTopic
 from aiokafka.errors import CommitFailedError, IllegalStateError, OutOfOrderSequenceNumber
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
@@ -48,6 +50,7 @@ class _Connections:
     """`_client` of aiokafka's clients, which is closed if `stop` did not finish."""
 
     send = None  # fetches don't go through it
+    cluster = SimpleNamespace(controller="the broker")
 
     def __init__(self, tasks: Callable[[], Iterable[asyncio.Task[None]]]) -> None:
         self._tasks = tasks
@@ -58,7 +61,7 @@ class _Connections:
 
 
 class SimAdmin:
-    """`AIOKafkaAdminClient`. All topics exist."""
+    """`AIOKafkaAdminClient`."""
 
     def __init__(self, **_: Any) -> None:
         self._kafka = current_process().kafka
@@ -75,15 +78,28 @@ class SimAdmin:
         return await self._kafka.call_until_answered(lambda: {"cluster_id": cluster})
 
     async def list_topics(self) -> list[str]:
-        return await self._kafka.call_until_answered(lambda: list(self._kafka.broker.counts))
+        broker = self._kafka.broker
+        return await self._kafka.call_until_answered(
+            lambda: [each for each in broker.counts if each not in broker.missing]
+        )
+
+    async def create_topics(self, topics: list[NewTopic], *, validate_only: bool) -> SimpleNamespace:
+        names = [each.name for each in topics]
+        if not validate_only:
+            await self._kafka.call_until_answered(lambda: self._kafka.broker.create(names))
+        return SimpleNamespace(topic_errors=[(name, 0, None) for name in names])
 
     async def describe_topics(self, topics: list[str]) -> list[dict[str, Any]]:
-        counts = self._kafka.broker.counts
-        found: list[dict[str, Any]] = [
-            {"topic": topic, "error_code": 0, "partitions": [{"replicas": [0]}] * counts[topic]}
-            for topic in topics
-        ]
-        return await self._kafka.call_until_answered(lambda: found)
+        broker = self._kafka.broker
+
+        def describe() -> list[dict[str, Any]]:
+            return [
+                {"topic": topic, "error_code": 0, "partitions": [{"replicas": [0]}] * broker.counts[topic]}
+                for topic in topics
+                if topic not in broker.missing
+            ]
+
+        return await self._kafka.call_until_answered(describe)
 
     async def describe_configs(self, _: object) -> list[object]:
         return []  # no topic has settings
@@ -244,8 +260,9 @@ class SimConsumer:
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._kafka.call_until_answered(lambda: self._kafka.broker.ends(partitions))
 
-    def partitions_for_topic(self, topic: str) -> set[int]:
-        return set(range(self._kafka.broker.counts[topic]))
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        broker = self._kafka.broker
+        return None if topic in broker.missing else set(range(broker.counts[topic]))
 
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None

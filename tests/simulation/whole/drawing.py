@@ -268,6 +268,11 @@ def draw_suspension_after_grant(random: Random, at: float) -> Stop:
     return _pause(random, at, random.uniform(5.0, 8.0), replaceable=False)
 
 
+def draw_suspension_before_resume(random: Random, at: float) -> Stop:
+    """Draw a pause in which the group mostly assigns the partition to another agent, which decides there."""
+    return _pause(random, at, random.uniform(4.5, 8.0), replaceable=False)
+
+
 def _pause(random: Random, at: float, seconds: float, *, replaceable: bool) -> Stop:
     replaced = replaceable and random.random() < 0.4
     return Stop(

@@ -40,6 +40,8 @@ class LogKnowledge:
         """The topic of which a partition lacks something that its checkpoint relies on."""
         self.ledger_lacks: Callable[[int], bool] = lambda _: False
         """Whether a partition's ledger lacks something that its checkpoint relies on."""
+        self.unsure: Callable[[int], bool] = lambda _: False
+        """Whether `writers` was deleted since a partition's last checkpoint: what is left may show that, or may not."""
         self.histories: dict[str, History] = {}
         self.takeovers: dict[str, TakeOver] = {}
         """By term."""
@@ -154,7 +156,12 @@ class LogKnowledge:
                     for each in self.histories.values()
                     if (each.table, each.writer) == key and each.completed is not None and not each.unreported
                 }
-                committed[:] = [each for each in committed if each[1] <= known or each[1] in reported]
+                kept = [each for each in committed if each[1] <= known or each[1] in reported]
+                gone = topic == TOPICS.writers
+                committed[:] = [
+                    (-1 if gone and offset >= end and batch <= known else offset, batch)
+                    for offset, batch in kept
+                ]
 
     def on_copied(self, transaction: str, table: str, writer: str, batch: int) -> None:
         """A batch was committed before the run, and the ledger has it or will have it by a copy."""
@@ -163,6 +170,11 @@ class LogKnowledge:
         self.histories[transaction] = history
         self.committed[table, writer].append((-1, batch))
         self.ledger.on_entry((table, writer), batch)
+
+    def last_batch(self, table: str, writer: str) -> int:
+        """The last batch that is committed according to the logs, or the ledger."""
+        found = [batch for _, batch in self.committed[table, writer]]
+        return max([self.ledger.in_ledger.get((table, writer), -1), *found])
 
     def on_overlooked(self, transaction: str) -> None:
         """The owner of the partition has already read another record at the offset of an event of this transaction."""
@@ -174,7 +186,8 @@ class LogKnowledge:
         if taken is not None:
             taken.end = end
             lost_since = self.lost_at.get(taken.partition, -1.0) >= taken.at
-            taken.sure = not lost_since and self.lacking(taken.partition) == taken.lacking
+            same = self.lacking(taken.partition) == taken.lacking
+            taken.sure = same and not (lost_since or self.unsure(taken.partition))
 
     def may_lack(self, term: str | None) -> bool:
         """Whether the owner of this term may lack something that was in the log."""

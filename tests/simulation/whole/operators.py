@@ -1,10 +1,23 @@
-"""Operators that request the end of open transactions, as `lakewarden abort` does (docs/decisions/0020)."""
+"""Operators that request the end of open transactions, as `lakewarden abort` does, or correct the ledger (decision 20)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
-from lakewarden.events import WRITER_EVENT, AbortRequested, CommitIntent, decode, encode
+from aiokafka.structs import TopicPartition
+
+from lakewarden.events import (
+    LEDGER_EVENT,
+    WRITER_EVENT,
+    AbortRequested,
+    BatchCommitted,
+    CommitIntent,
+    LedgerCorrected,
+    decode,
+    encode,
+)
 from lakewarden.handlers.table.replay import subject
 from tests.simulation.whole.broker import Record
 from tests.simulation.whole.scenario import TOPICS
@@ -40,3 +53,43 @@ class Operators(Injector):
             reason="the table is needed",
         )
         self._publish(record.partition, table, encode(request), delay)
+
+
+class Corrections(Injector):
+    """States what the ledger has: the last batch that is committed according to the logs, when the correction is written.
+
+    So it changes nothing but that the entry names the correction.
+    """
+
+    def __init__(self, *arguments: Any, last_batch: Callable[[str, str], int], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._last_batch = last_batch
+
+    def on_record(self, record: Record) -> None:
+        """A record was written to a log."""
+        if not self._chance or record.topic != TOPICS.ledger:
+            return
+        entry = decode(LEDGER_EVENT, record.value)
+        if not isinstance(entry, BatchCommitted) or entry.corrected_at is not None:
+            return
+        delay = self._random.expovariate(1 / DELAY_SECONDS)
+        if self._random.random() < self._chance and self._timeline.now + delay < self._until:
+            self._count += 1
+            name = f"correction/{self._count}"
+            where = TopicPartition(TOPICS.writers, record.partition)
+            self._timeline.after(delay, lambda: self._correct(where, name, entry.table, entry.writer))
+
+    def _correct(self, where: TopicPartition, name: str, table: str, writer: str) -> None:
+        if where.topic in self._broker.missing:
+            return
+        correction = LedgerCorrected(
+            event_id=name,
+            table=table,
+            transaction=name,
+            writer=writer,
+            at=AT,
+            batch_id=self._last_batch(table, writer),
+            operator="operator",
+            reason="after a look at the table",
+        )
+        self._broker.append(where, table.encode(), encode(correction))

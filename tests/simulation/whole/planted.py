@@ -20,6 +20,7 @@ from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.replay import Replay
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.serving.partition.tables import Tables
+from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.events import (
     CommitCompleted,
@@ -405,6 +406,22 @@ def _a_lost_decision_forgotten() -> list[Patch]:
     return [(LogSeen, "on_decision", forget)]
 
 
+@BUGS.plant("a deleted topic not noticed", "every batch commits", addition="deletion")
+def _a_deleted_topic_not_noticed() -> list[Patch]:
+    """A session ends when its topic doesn't exist any more."""
+
+    async def nothing(_: PeriodicCheck) -> None:
+        return
+
+    return [(PeriodicCheck, "_require_topic", nothing)]
+
+
+@BUGS.plant("offsets of a deleted topic believed", "committed batch skipped", addition="deletion")
+def _offsets_of_a_deleted_topic_believed() -> list[Patch]:
+    """A take-over compares the ledger's corrections with the log."""
+    return [(takeover, "find_correction_gap", lambda *_: None)]
+
+
 @BUGS.plant("misplaced events accepted", "one partition per table", addition="misplaced")
 def _misplaced_events_accepted() -> list[Patch]:
     """An event counts only in the partition of its table."""
@@ -417,7 +434,7 @@ def _an_incomplete_copy_accepted() -> list[Patch]:
     return [(Replay, "incomplete_copy_of", None)]
 
 
-@BUGS.plant("a kept partition goes on", "consistent decisions")
+@BUGS.plant("a kept partition goes on", "replay matches", addition="suspensions_before_resume")
 def _a_kept_partition_goes_on() -> list[Patch]:
     """An owner whose partition another agent took meanwhile doesn't resume."""
 

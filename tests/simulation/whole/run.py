@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
+from aiokafka.structs import TopicPartition
+
 from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
@@ -34,11 +36,12 @@ from tests.simulation.whole.drawing import (
     draw_stop_at_publish,
     draw_suspension_after_grant,
     draw_suspension_before_publish,
+    draw_suspension_before_resume,
 )
 from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.lock_watch import LockWatch
 from tests.simulation.whole.losses import Losses
-from tests.simulation.whole.operators import Operators
+from tests.simulation.whole.operators import Corrections, Operators
 from tests.simulation.whole.oracles import TAKEOVER_NOTICE_SECONDS, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
 from tests.simulation.whole.scenario import (
@@ -48,6 +51,7 @@ from tests.simulation.whole.scenario import (
     RESTART_SECONDS,
     STRANGER,
     TOPICS,
+    Deletion,
     Machine,
     Scenario,
     Stop,
@@ -75,7 +79,9 @@ class CountedOutcome(Outcome):
 def run(seed: int) -> CountedOutcome:
     """Run a seed. The same seed always gives the same run."""
     world = World(seed, scenario_of(seed, partial(stream, seed)))
-    with simulated(world.broker, world.oracles, world.after_grant, world.errors) as owners:
+    with simulated(
+        world.broker, world.oracles, world.after_grant, world.errors, world.before_resume
+    ) as owners:
         world.owners = owners
         try:
             return world.run()
@@ -159,6 +165,14 @@ class World:
             chance=scenario.additions.operators,
             until=scenario.fault_free_from,
         )
+        self._corrections = Corrections(
+            self.timeline,
+            self.broker,
+            stream(seed, "operators' corrections"),
+            chance=scenario.additions.corrections,
+            until=scenario.fault_free_from,
+            last_batch=self.oracles.knowledge.last_batch,
+        )
         self._refused_intents = stream(seed, "intents to refuse")
         self._many_markers = stream(seed, "many markers")
         self._upgrade = RolledBackUpgrade(self.timeline, self.broker, self._restart_agents)
@@ -174,6 +188,8 @@ class World:
         )
         self.oracles.knowledge.lacking = self.losses.lacking
         self.oracles.knowledge.ledger_lacks = self.losses.ledger_lacks
+        self.oracles.knowledge.unsure = self._deleted_since_checkpoint
+        self._deleted = False
         self._processes: list[Process] = []
         self._programs: dict[str, Agent] = {}
         self._jobs: list[Job] = []
@@ -237,6 +253,8 @@ class World:
         if additions.rolled_back is not None:
             where = self._partition_of(self.scenario.tables[0].uri)
             self._upgrade.begin(where, *additions.rolled_back)
+        if additions.deletion is not None:
+            timeline.plan(additions.deletion.at, partial(self._delete_topics, additions.deletion))
         for at, batches in additions.checkpoints_restored:
             timeline.plan(at, partial(self._restore_checkpoints, batches))
 
@@ -259,6 +277,7 @@ class World:
         self._used_ids.on_record(record)
         self._misplaced.on_record(record)
         self._operators.on_record(record)
+        self._corrections.on_record(record)
 
     def _restart_stopped(self) -> None:
         """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on.
@@ -309,6 +328,19 @@ class World:
             problem = self.oracles.knowledge.ledger.problem(owner.term, shown=shown)
             if problem is not None:
                 self.oracles.violated("an incomplete log is noticed", problem)
+
+    def _delete_topics(self, deletion: Deletion) -> None:
+        self.timeline.log("log", f"deleted: {', '.join(deletion.topics)}")
+        self.broker.delete(deletion.topics)
+        self._deleted = True
+        for topic in deletion.topics:
+            for number in range(self.scenario.partitions):
+                self.oracles.knowledge.on_loss(topic, number, 0, 0)
+        if deletion.restart:
+            self._restart_agents()
+
+    def _deleted_since_checkpoint(self, number: int) -> bool:
+        return self._deleted and TopicPartition(TOPICS.writers, number) not in self.broker.group.committed
 
     def _restore_checkpoints(self, batches: int) -> None:
         """Each writer begins again with an earlier batch, in a new driver."""
@@ -475,6 +507,13 @@ class World:
         if self._draws_stop(node, self.scenario.suspensions_after_grant):
             self._stop(
                 node, self._machine(node), draw_suspension_after_grant(self._stops, self.timeline.now), 4
+            )
+
+    def before_resume(self, node: Node) -> None:
+        """An agent has kept a partition through a rebalance, and resumes when it has read the log."""
+        if self._draws_stop(node, self.scenario.additions.suspensions_before_resume):
+            self._stop(
+                node, self._machine(node), draw_suspension_before_resume(self._stops, self.timeline.now), 4
             )
 
     def _draws_stop(self, node: Node, chance: float) -> bool:

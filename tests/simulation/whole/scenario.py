@@ -63,11 +63,22 @@ Every twentieth seed, beginning with 1, has these additions (`draw_requests`):
 Every twentieth seed, beginning with 8, has no such faults. But each table also has a writer that doesn't use the gate, and
 watchers that report it (`watched.py`, drawn by `draw_watched`).
 
+Every fortieth seed, beginning with 38, has these faults (`draw_deletion`):
+
+| addition | what goes wrong |
+| --- | --- |
+| deletion | the topic `writers`, perhaps with `decisions`, is deleted while agents run, and with it the group's positions |
+| corrections | an operator corrects the ledger to what it has (`operators.py`) |
+| checkpoints restored | as above |
+
+Every fortieth seed, beginning with 6, has agents that join and leave, and suspensions of others at such a rebalance, while they
+keep their partitions. Most are longer than the session, so that another agent owns these meanwhile (`draw_suspensions`).
+
 `VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, one
 of the first kind what it meant in version 3, one of the second kind what it meant in version 4, one with losses of other topics
 what it meant in version 5, one with other faults of the log what it meant in version 6, one with faults of the ledger what it
 meant in version 7, one with `ordered` transactions what it meant in version 8, and one with requests what it meant in version 9.
-Since version 11, some agents are of an older release, whose locks can't be fenced.
+Since version 11, some agents are of an older release, whose locks can't be fenced. Version 12 has deletions and suspensions.
 """
 
 from __future__ import annotations
@@ -82,7 +93,7 @@ from tests.simulation import scenario as lock
 from tests.simulation.faults import FaultPeriod, FaultProfile
 from tests.simulation.whole.connection import Lag
 
-VERSION = 11
+VERSION = 12
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -179,6 +190,16 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class Deletion:
+    """A person deletes topics. An agent creates them again."""
+
+    at: float
+    topics: tuple[str, ...]
+    restart: bool
+    """Whether all agents are killed and restarted some seconds later: only the ledger shows that the topic is a new one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Additions:
     """The faults that only some seeds have."""
 
@@ -210,6 +231,11 @@ class Additions:
     """The agents' memory budget; 0: that of the default."""
     rolled_back: tuple[float, float] | None = None
     """When a newer agent is tried, and when all agents are upgraded."""
+    deletion: Deletion | None = None
+    suspensions_before_resume: float = 0.0
+    """Probability that an agent is suspended when it wants to resume a partition that it has kept."""
+    corrections: float = 0.0
+    """Probability that an operator corrects a writer's entry after it was recorded."""
     watched: float = 0.0
     """Mean time between the beginnings of two writes without the gate on a table; 0: there are none. This is no fault."""
 

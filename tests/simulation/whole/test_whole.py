@@ -20,12 +20,14 @@ from tests.simulation.timeline import format_line
 from tests.simulation.whole import oracles
 from tests.simulation.whole.additions import (
     ADDITIONS_EVERY,
+    DELETION_FROM,
     LATER_ADDITIONS_FROM,
     LEDGER_FAULTS_FROM,
     LOG_FAULTS_FROM,
     MEMORY_MB,
     ORDERED_FROM,
     REQUESTS_FROM,
+    SUSPENSIONS_FROM,
     WATCHED_FROM,
     scenario_of,
 )
@@ -40,7 +42,6 @@ SEEDS_A_TEST = 40
 SEEDS_A_BUG = 300
 """Seeds per planted bug, of which only those that may reveal it are run. Most bugs are found within five."""
 RARELY_REVEALED = {
-    "a kept partition goes on": [1876],
     "requests in a replay not answered": [239],
     "the named lock obeyed": [481],
 }
@@ -137,13 +138,24 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
 
     losses = [loss for each in drawn.values() for loss in each.losses]
 
-    residues = {0, REQUESTS_FROM, 2, 4, 5, LATER_ADDITIONS_FROM, WATCHED_FROM, LOG_FAULTS_FROM}
+    residues = {
+        0,
+        REQUESTS_FROM,
+        2,
+        4,
+        5,
+        SUSPENSIONS_FROM,
+        LATER_ADDITIONS_FROM,
+        WATCHED_FROM,
+        LOG_FAULTS_FROM,
+    }
     assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == residues
     assert len({(loss.topic, loss.what) for loss in losses}) == 9
     assert any(each.checkpoints_restored for each in drawn.values())
     assert any(each.ordered for each in drawn.values())
     assert {each.watched for each in drawn.values()} == {0.0, 2.0, 6.0}
     assert {each.copied_again is None for each in drawn.values()} == {False, True}
+    assert {each.suspensions_before_resume for each in drawn.values()} == {0.0, 0.5}
     assert {each.misplaced for each in drawn.values()} == {0.0, 0.3}
     assert {loss.restart is None for loss in losses} == {False, True}
     assert {each.refusals is None for each in drawn.values()} == {False, True}
@@ -153,6 +165,13 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     assert {each.refused_intents for each in drawn.values()} == {0.0, 0.2}
     assert {each.memory_mb for each in drawn.values()} == {0.0, *MEMORY_MB}
     assert {each.rolled_back is None for each in drawn.values()} == {False, True}
+    deletions = [each.deletion for each in drawn.values() if each.deletion]
+    assert {(len(each.topics), each.restart) for each in deletions} == {
+        (1, False),
+        (1, True),
+        (2, False),
+        (2, True),
+    }
     assert {each.strangers for each in drawn.values()} == {0.0, 0.05, 0.2}
     assert set(with_errors) == {"before the step", "after the step", "in building a record"}
 
@@ -165,8 +184,10 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
         LOG_FAULTS_FROM,
         LOG_FAULTS_FROM + 10,
         LEDGER_FAULTS_FROM,
+        DELETION_FROM,
         ORDERED_FROM,
         REQUESTS_FROM + 60,
+        SUSPENSIONS_FROM,
         WATCHED_FROM,
     ],
 )

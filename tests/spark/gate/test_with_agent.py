@@ -114,7 +114,8 @@ def test_of_two_drivers_that_wait_for_each_other_one_gives_way_and_is_retried(
             gate._channel.bootstrap_servers,
             topic_prefix=gate._channel.topics.prefix,
             admission_timeout_seconds=PATIENCE_SECONDS,
-            queue_timeout_seconds=3.0,
+            queue_timeout_seconds=6.0,
+            heartbeat_seconds=2.0,
             observer=steps.append,
         )
 

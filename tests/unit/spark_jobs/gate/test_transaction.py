@@ -234,7 +234,7 @@ def test_a_wait_in_vain_names_both_sides_and_is_retriable_where_they_may_wait_fo
     channel = SilentChannel(ahead=tuple(before), answers=wait == "grant")
     held = Transaction(
         cast("Channel", SilentChannel(answers=True)),
-        Intent(table="s3://lake/a", writer="outer"),
+        Intent(table=TABLE, writer="outer"),
         Timing(),
         monotonic_seconds,
         None,
@@ -249,7 +249,7 @@ def test_a_wait_in_vain_names_both_sides_and_is_retriable_where_they_may_wait_fo
 
     assert caught.value.retriable is retriable
     assert ("waits for writer 'arrivals'" in str(caught.value)) == retriable
-    assert ("table=s3://lake/a writer=outer" in str(caught.value)) == retriable
+    assert (f"table={TABLE} writer=outer" in str(caught.value)) == retriable
     assert ("no agent runs" in str(caught.value)) == (wait == "admission" and not retriable)
 
 
