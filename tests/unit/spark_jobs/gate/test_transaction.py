@@ -227,7 +227,7 @@ def requested_by(writer: str) -> CommitRequested:
 def test_a_wait_in_vain_names_both_sides_and_is_retriable_where_they_may_wait_for_each_other(
     ahead: tuple[str, ...], wait: str, *, holding: bool, retriable: bool
 ) -> None:
-    """Two jobs that wrote two tables waited for each other; both failed, and were told that perhaps no agent runs."""
+    """Two jobs that wrote two tables waited for each other; both failed, and their errors suspected a missing agent."""
     before: list[WriterEventUnion] = [intent_of(name, *SCOPE) for name in ahead]
     if wait == "grant":
         before += [requested_by(name) for name in ahead]
