@@ -106,7 +106,7 @@ test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks tests/demo/test_demo_end_to_end.py")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_ICEBERG_FORMAT=3 $(BIN)/pytest -n 2 -m real -k iceberg tests/spark/sinks/test_iceberg_sink.py tests/spark/sinks/test_contract.py)
 	@$(if $(ARGS),,LAKEWARDEN_TEST_HUDI=1.1.1 $(MAKE) --no-print-directory test-spark35 ARGS="-k hudi")
-	@$(if $(ARGS),,set -e; for release in $(DELTA_RELEASES); do LAKEWARDEN_TEST_DELTA=$$release $(MAKE) --no-print-directory test-spark35 SPARK35_TESTS=tests/spark/sinks/test_delta_sink.py; done)
+	@$(if $(ARGS),,set -e; for release in $(DELTA_RELEASES); do LAKEWARDEN_TEST_DELTA=$$release $(MAKE) --no-print-directory test-spark35 SPARK35_TESTS='tests/spark/sinks/test_delta_sink.py tests/spark/rows' ARGS='-k delta'; done)
 	@$(if $(ARGS),,set -e; for release in $(ICEBERG_RELEASES); do LAKEWARDEN_TEST_ICEBERG=$$release $(MAKE) --no-print-directory test-spark35 SPARK35_TESTS=tests/spark/sinks/test_iceberg_sink.py; done)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory soak)
 
