@@ -1,15 +1,14 @@
-"""Kafka helpers that several modules share: clients, topic creation and checks, reading a topic up to its end."""
+"""Kafka helpers that several modules share: clients, topic creation and checks. `log.py` reads the topics."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import anyio
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
@@ -26,21 +25,25 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
     for_code,
 )
-from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.protocol.admin import ApiVersionRequest
-from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from lakewarden.agent.errors import (
-    AgentError,
     KafkaRefusedError,
     KafkaUnreachableError,
-    LogCutError,
     SettingsError,
 )
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics
-from lakewarden.events.access import OAUTH, TokenError, read_every_batch, read_password_again, repeat_requests
+from lakewarden.events.access import (
+    OAUTH,
+    TokenError,
+    connections_of,
+    read_every_batch,
+    read_password_again,
+    repeat_requests,
+    stop_client,
+)
 from lakewarden.handlers.setup.topics import AGENT_RIGHTS, unequal_counts
 
 BATCH_BYTES = 262_144
@@ -51,7 +54,6 @@ _TOPIC_EXISTS = 36
 _LASTING = {InvalidPartitionsError.errno, InvalidConfigurationError.errno, PolicyViolationError.errno}
 """Refusals that no retry changes. Brokers that are still starting are too few replicas for a while."""
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
-STOP_TIMEOUT_SECONDS = 1.0
 PROBE_SECONDS = 5.0
 START_TIMEOUT_SECONDS = 15.0
 """For a client to connect to a broker; after that, the caller gets an error that names the brokers."""
@@ -111,7 +113,7 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
         if (
             settings.kafka_sasl_mechanism == OAUTH
             and settings.access().uses_sasl
-            and not _connections(client).cluster.brokers()
+            and not connections_of(client).cluster.brokers()
         ):
             # Brokers answer a request after a token that they refuse, but name no broker.
             raise KafkaConnectionError("the brokers name no broker")  # noqa: TRY301 - handled like a start that failed
@@ -128,10 +130,6 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
         await stop_client(client)
         raise
     repeat_requests(client)
-
-
-def _connections(client: Any) -> Any:
-    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
 
 
 async def _connection_problem(settings: KafkaSettings) -> KafkaRefusedError | KafkaUnreachableError | None:
@@ -269,7 +267,7 @@ def ended_tasks(client: AIOKafkaConsumer | AIOKafkaProducer) -> dict[str, str]:
     aiokafka starts none of them again, and its methods don't report all of them: a consumer whose fetching has ended returns no
     records, and a producer whose sending has ended never completes a send.
     """
-    tasks = {"metadata": _connections(client)._sync_task}  # noqa: SLF001 - aiokafka has no public names for them
+    tasks = {"metadata": connections_of(client)._sync_task}  # noqa: SLF001 - aiokafka has no public names for them
     if isinstance(client, AIOKafkaProducer):
         tasks["sending"] = client._sender.sender_task  # noqa: SLF001
     else:
@@ -281,23 +279,6 @@ def _end_of(task: asyncio.Task[Any]) -> str:
     if task.cancelled():
         return "cancelled"
     return "returned" if (error := task.exception()) is None else repr(error)
-
-
-async def stop_client(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
-    """Stop a client within `seconds`, also while the calling task is being cancelled.
-
-    `stop` runs in a task of its own. A consumer that waits to retry a fetch, as after the loss of its broker, lets the
-    cancellation of that fetch escape from `stop`; in the caller's task it would be a cancellation of the caller.
-    """
-    stop = client.close if isinstance(client, AIOKafkaAdminClient) else client.stop
-    stopping = asyncio.ensure_future(stop())
-    with anyio.move_on_after(seconds, shield=True):
-        await asyncio.wait([stopping])
-    if stopping.cancel() or stopping.cancelled():
-        with anyio.move_on_after(seconds, shield=True):
-            await _connections(client).close()  # `stop` ended before it closed them
-    else:
-        stopping.result()
 
 
 async def ensure_topics(
@@ -320,7 +301,7 @@ async def ensure_topics(
             for name, code, *_ in answers:
                 if code == _TOPIC_EXISTS:
                     # Another agent has just created it, or this agent may not see it; the latter raises here.
-                    await _partition_count(admin, name)
+                    await partition_count(admin, name)
         described = {
             name: await _partitions(admin, name) for name in (topics.writers, topics.decisions, topics.ledger)
         }
@@ -355,7 +336,7 @@ async def _missing_topics(
     admin: AIOKafkaAdminClient, topics: Topics, present: Collection[str], partitions: int, replication: int
 ) -> list[NewTopic]:
     replicas = await default_replicas(admin) if replication == -1 else replication
-    existing = await _partition_count(admin, topics.writers) if topics.writers in present else partitions
+    existing = await partition_count(admin, topics.writers) if topics.writers in present else partitions
     return [
         NewTopic(
             each.name,
@@ -404,48 +385,6 @@ def require_equal_counts(counts: Mapping[str, int]) -> None:
         raise SettingsError(why)
 
 
-async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartition]:
-    """All partitions of a topic; raises `AgentError` if the topic does not exist."""
-    admin = admin_client(settings)
-    await start_client(admin, settings)
-    try:
-        if topic not in await admin.list_topics():
-            raise AgentError(
-                f"there is no topic {topic} at {settings.bootstrap_servers}; start an agent there first, "
-                "set its prefix ($LAKEWARDEN_TOPIC_PREFIX), or grant this user read or describe on it: Kafka hides topics from "
-                "users without a right"
-            )
-        return [TopicPartition(topic, number) for number in range(await _partition_count(admin, topic))]
-    finally:
-        await stop_client(admin)
-
-
-async def topic_exists(settings: KafkaSettings, topic: str) -> bool:
-    """Whether Kafka has a topic, or hides it from this user."""
-    admin = admin_client(settings)
-    await start_client(admin, settings)
-    try:
-        return topic in await admin.list_topics()
-    finally:
-        await stop_client(admin)
-
-
-async def cluster_id(settings: KafkaSettings) -> str | None:
-    """The id of the Kafka cluster, if it has one."""
-    admin = admin_client(settings)
-    await start_client(admin, settings)
-    try:
-        found: str | None = (await admin.describe_cluster()).get("cluster_id")
-        return found
-    finally:
-        await stop_client(admin)
-
-
-def partition_of(table: str, partitions: int) -> int:
-    """The Kafka partition of a table, of so many: Kafka's default partitioner, with the table's URI as key."""
-    return int(DefaultPartitioner()(table.encode(), range(partitions), ()))
-
-
 def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:
     """The number of partitions of a topic in the consumer's cached metadata, or None; sends no request."""
     return len(consumer.partitions_for_topic(topic) or ()) or None
@@ -460,7 +399,8 @@ async def _await_controller(admin: AIOKafkaAdminClient) -> None:
             await client.force_metadata_update()
 
 
-async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
+async def partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
+    """The number of partitions of a topic, once Kafka knows it."""
     return len(await _partitions(admin, topic))
 
 
@@ -474,111 +414,3 @@ async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> list[dict[str, 
             if found and found[0]["error_code"] == 0 and found[0]["partitions"]:
                 return list(found[0]["partitions"])
             await anyio.sleep(0.1)
-
-
-async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The group's committed offsets with their metadata, which aiokafka's consumer does not return."""
-    admin = admin_client(settings)
-    await start_client(admin, settings)
-    try:
-        # The first use of any group creates Kafka's own topic for them. Until it exists, there is no coordinator.
-        end = anyio.current_time() + START_TIMEOUT_SECONDS
-        while True:
-            try:
-                return dict(await admin.list_consumer_group_offsets(group))
-            except KafkaError as error:
-                if not error.retriable or anyio.current_time() > end:
-                    raise
-            await anyio.sleep(0.1)
-    finally:
-        await stop_client(admin)
-
-
-async def end_offsets(
-    settings: KafkaSettings, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, int]:
-    """The offset of the next record of each of these partitions."""
-    if not partitions:
-        return {}
-    client = reader(settings)
-    await start_client(client, settings)
-    try:
-        return dict(await client.end_offsets(list(partitions)))
-    finally:
-        await stop_client(client)
-
-
-async def offsets_at(
-    settings: KafkaSettings, partitions: Collection[TopicPartition], since_ms: int
-) -> dict[TopicPartition, int | None]:
-    """The first record of each of these partitions that is not older than `since_ms`. A partition without one is left out."""
-    client = reader(settings)
-    await start_client(client, settings)
-    try:
-        found = await client.offsets_for_times(dict.fromkeys(partitions, since_ms))
-    finally:
-        await stop_client(client)
-    return {partition: at.offset for partition, at in found.items() if at is not None}
-
-
-async def read_to_end(
-    settings: KafkaSettings,
-    starts: Mapping[TopicPartition, int | None],
-    stops: Mapping[TopicPartition, int] | None = None,
-) -> dict[TopicPartition, list[ConsumerRecord]]:
-    """All records of each partition, from its start offset (None: the beginning) to its current end, or before its stop."""
-    found: dict[TopicPartition, list[ConsumerRecord]] = {partition: [] for partition in starts}
-    async with aclosing(batches_to_end(settings, starts, stops)) as batches:
-        async for partition, records in batches:
-            found[partition].extend(records)
-    return found
-
-
-async def batches_to_end(
-    settings: KafkaSettings,
-    starts: Mapping[TopicPartition, int | None],
-    stops: Mapping[TopicPartition, int] | None = None,
-    *,
-    max_records: int | None = None,
-    complete: bool = False,
-) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
-    """As `read_to_end`, one batch at a time, for a topic too long for memory. Close the generator (`aclosing`).
-
-    `max_records`: the most records of all batches that are fetched together. `complete`: a partition must still have its start.
-    Raises `LogCutError` if it hasn't, or if Kafka loses the end of a partition meanwhile, which would never be reached.
-    """
-    if not starts:
-        return
-    consumer = reader(settings)
-    await start_client(consumer, settings)
-    try:
-        consumer.assign(list(starts))
-        beginnings = await consumer.beginning_offsets(list(starts))
-        ends = await consumer.end_offsets(list(starts))
-        ends = {each: min(end, (stops or {}).get(each, end)) for each, end in ends.items()}
-        for partition, start in starts.items():
-            if complete and start is not None and start < beginnings[partition]:
-                raise LogCutError(
-                    f"topic {partition.topic} begins at offset {beginnings[partition]} of partition {partition.partition}, and "
-                    f"is needed from {start} on: records were removed before they were read"
-                )
-            consumer.seek(partition, max(start or 0, beginnings[partition]))
-        unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
-        while unread:
-            batches = await consumer.getmany(*unread, timeout_ms=500, max_records=max_records)
-            for partition, records in batches.items():
-                yield partition, [record for record in records if record.offset < ends[partition]]
-            if not batches:
-                _require_ends({each: ends[each] for each in unread}, await consumer.end_offsets(list(unread)))
-            unread = {each for each in unread if await consumer.position(each) < ends[each]}
-    finally:
-        await stop_client(consumer)
-
-
-def _require_ends(expected: Mapping[TopicPartition, int], found: Mapping[TopicPartition, int]) -> None:
-    for partition, end in expected.items():
-        if found[partition] < end:
-            raise LogCutError(
-                f"topic {partition.topic} ends at offset {found[partition]} of partition {partition.partition}, and had reached "
-                f"{end} when this began to read it: Kafka has lost records; start it again to find out which"
-            )

@@ -1,7 +1,7 @@
 """The wire protocol of lakewarden, version 1: typed events, their codec, and the topics that carry them.
 
 Nothing here reads a clock, draws a random number or does I/O, except the room `access/`, which no other module of this package
-imports. For people: docs/protocol.md. For tools: `schema.json` and `asyncapi.json` in this folder.
+imports. For people: docs/protocol.md. For tools: `asyncapi.json` in this folder.
 """
 
 from lakewarden.events.base import (
@@ -57,7 +57,6 @@ from lakewarden.events.operator import (
     ConflictDetected,
     ConflictsLost,
     DeadLetter,
-    LedgerCopied,
     LedgerEventUnion,
     LedgerRecord,
     LockAcquired,
@@ -139,7 +138,6 @@ __all__ = [
     "EventBase",
     "GrantRenewed",
     "HandedOverLock",
-    "LedgerCopied",
     "LedgerCorrected",
     "LedgerEventUnion",
     "LedgerRecord",

@@ -3,8 +3,7 @@
 `python -m lakewarden.events.asyncapi` writes `asyncapi.json` in this folder, or the file named as its argument. A test compares
 the file with the models, and another one validates it with the AsyncAPI project's own parser.
 
-Unlike `schema.json`, which describes events as this version writes them, the document describes what a client must accept:
-unknown fields are allowed, and `type` is required.
+It describes what a client must accept: unknown fields are allowed, and `type` is required.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ package reads a clock or draws a random number.
 Limits belong to the events that others publish: `decode` refuses what is beyond them. An event of an agent repeats what it has
 read, so its model has no limit of its own: every event that the agent accepts can be answered.
 
-The string below a field is its description in `schema.json`, `asyncapi.json` and docs/protocol.md.
+The string below a field is its description in `asyncapi.json` and docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from lakewarden.events.decision import DecisionRecord
 from lakewarden.events.operator import (
     AuditEventUnion,
     ConflictDetected,
-    LedgerCopied,
     LedgerEventUnion,
     LedgerRecord,
 )
@@ -32,7 +31,7 @@ UNREADABLE = b"\x00unreadable: "
 """Begins the value of a record that stands for a batch that can't be read (`access/batches.py`); the reason follows."""
 
 Event: TypeAlias = Annotated[
-    WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | LedgerEventUnion | LedgerCopied,
+    WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | LedgerEventUnion,
     Field(discriminator="type"),
 ]
 

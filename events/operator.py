@@ -149,26 +149,8 @@ class ConflictsLost(EventBase):
     """The agent's ownership of the partition, as in decisions."""
 
 
-class LedgerCopied(EventBase):
-    """`lakewarden migrate` copies the ledger of another topic prefix to this partition.
-
-    The first event of a copy has `complete` false, and the last one true. An agent serves no partition with an incomplete copy.
-    The key is the name of the partition, newline, newline, `ledger-copied`. `table` is that name, as in `partition-taken`.
-    """
-
-    type: Literal["ledger-copied"] = "ledger-copied"
-    transaction: str = ""
-    """Empty."""
-    writer: str = ""
-    """Empty."""
-    source: str
-    """The topic prefix that the entries come from."""
-    complete: bool
-    """Whether the partition has all of them."""
-
-
 LedgerEventUnion: TypeAlias = BatchCommitted | ConflictsLost
-LedgerRecord: TypeAlias = LedgerEventUnion | PartitionTaken | LedgerCopied
+LedgerRecord: TypeAlias = LedgerEventUnion | PartitionTaken
 """What a record of `ledger` contains. `partition-taken` has the key of its `table`: compaction keeps the last one."""
 
 

@@ -66,16 +66,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file run in one worker, and those on Spark in two: each further session costs half a minute of CPU time."""
+    """The tests of a file run in one worker, and those on Spark in three: a session costs half a minute of CPU time."""
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     class BySession(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            folders = Path(file).parts[:3]
+            folders = Path(file).parts
             if folders[:2] != ("tests", "spark"):
                 return file
-            return "sinks" if folders[2] == "sinks" else "gate, jobs and queries"
+            if folders[-1] == "test_contract.py":
+                return "the contract of the sinks"
+            return "rows and jobs" if folders[2] in {"rows", "jobs"} else "gate, sinks and queries"
 
     return BySession(config, log) if config.getoption("dist") == "loadfile" else None
 

@@ -12,13 +12,17 @@ import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from lakewarden.agent.embedded.kafka import KAFKA_VERSION, EmbeddedKafka
+from lakewarden.agent.log import Log
+from lakewarden.agent.settings import KafkaSettings
 
 VARIABLE = "LAKEWARDEN_TEST_KAFKA"
 MEMORY = Path("/dev/shm")
@@ -86,3 +90,17 @@ def swept() -> Iterator[None]:
 
 TAKES_KAFKA_AWAY = [pytest.mark.usefixtures("swept"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 """Marks of a module whose tests stop Kafka while clients use it."""
+
+
+async def read_to_end(
+    settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
+) -> dict[TopicPartition, list[ConsumerRecord]]:
+    """All records of these partitions, from their start offsets on."""
+    async with Log(settings) as log:
+        return await log.read(starts)
+
+
+async def committed_offsets(settings: KafkaSettings) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Those of the agents' group."""
+    async with Log(settings) as log:
+        return await log.committed()

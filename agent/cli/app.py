@@ -23,7 +23,6 @@ from aiokafka.errors import KafkaError
 from lakewarden.agent.cli.dev import run_dev
 from lakewarden.agent.cli.doctor import doctor_command
 from lakewarden.agent.cli.lock import lock_app
-from lakewarden.agent.cli.migrate import migrate_command
 from lakewarden.agent.cli.options import (
     BootstrapServers,
     Config,
@@ -67,9 +66,6 @@ app = typer.Typer(
 )
 app.command(name="demo", short_help="Run two Spark queries that collide on one table.")(demo_command)
 app.command(name="abort", short_help="End an open transaction, for example one that hangs.")(abort_command)
-app.command(name="migrate", short_help="Copy the ledger to a new topic prefix with more partitions.")(
-    migrate_command
-)
 app.command(name="doctor", short_help="Check Kafka, rights, topics, clocks, stores and tables from here.")(
     doctor_command
 )

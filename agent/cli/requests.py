@@ -24,9 +24,10 @@ from lakewarden.agent.cli.options import (
     run,
     show_help_without_command,
 )
-from lakewarden.agent.cli.output import print_json, print_line, print_table
+from lakewarden.agent.cli.output import print_json, print_line, print_message, print_table
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.name_text import typed
+from lakewarden.agent.operators.at_rest import ledger_at_rest
 from lakewarden.agent.operators.ledger import LedgerLine, ledger
 from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct
 from lakewarden.agent.operators.restore import read_backup, restore
@@ -102,6 +103,14 @@ def show_command(
             help="Only these tables and writers; a streaming query's writer with or without its query id.",
         ),
     ] = None,
+    *,
+    at_rest: Annotated[
+        bool,
+        typer.Option(
+            "--at-rest",
+            help="Fail unless nothing can change the ledger any more, for a move to another topic prefix.",
+        ),
+    ] = False,
     output: OutputFormat = Output.TEXT,
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
@@ -110,10 +119,24 @@ def show_command(
 
     The agent skips a batch whose id is not larger than the one printed here. The command reads the Kafka topics, so it also
     works while no agent runs.
+
+    With --at-rest it prints nothing while a transaction is open or in doubt, an agent serves, a lock is held or an event is
+    unread, and says what to do. Give it the agents' settings, group included. lakewarden ledger restore states the entries
+    in another prefix.
+
+    Exit codes: 0 printed; 1 not at rest, or another failure; 2 usage error.
     """
     settings = _settings(config, bootstrap_servers)
     wanted = [_canonical_if_table(typed(each)) for each in names or ()]
-    lines = run(lambda: ledger(settings, wanted))
+    if at_rest:
+        lines, left_behind = run(lambda: ledger_at_rest(settings, wanted))
+        if left_behind:
+            print_message(
+                f"left behind: {left_behind} events of {settings.topics.writers}, published since partitions were added; none of "
+                "their transactions was granted, so their writers repeat the batches"
+            )
+    else:
+        lines = run(lambda: ledger(settings, wanted))
     if output is Output.JSON:
         print_json([asdict(each) for each in lines])
     elif lines:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import read_to_end
+from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     CONFLICT_EVENT,
@@ -54,9 +54,9 @@ def read_log(bootstrap_servers: str, table: str) -> ConflictLog:
         bootstrap_servers=bootstrap_servers, topic_prefix=DEFAULT_PREFIX, kafka_security_protocol="PLAINTEXT"
     )
 
-    async def read(topic: str, kind: TypeAdapter[T]) -> list[T]:
+    async def read(log: Log, topic: str, kind: TypeAdapter[T]) -> list[T]:
         partitions = [TopicPartition(topic, number) for number in range(DEFAULT_PARTITIONS)]
-        found = await read_to_end(settings, dict.fromkeys(partitions))
+        found = await log.read(dict.fromkeys(partitions))
         events: list[T] = []
         for record in (record for records in found.values() for record in records):
             event = decode(kind, record.value)
@@ -66,10 +66,11 @@ def read_log(bootstrap_servers: str, table: str) -> ConflictLog:
 
     async def read_both() -> ConflictLog:
         with anyio.fail_after(READ_SECONDS):
-            return ConflictLog(
-                await read(settings.topics.conflicts, CONFLICT_EVENT),
-                await read(settings.topics.writers, WRITER_EVENT),
-            )
+            async with Log(settings) as log:
+                return ConflictLog(
+                    await read(log, log.topics.conflicts, CONFLICT_EVENT),
+                    await read(log, log.topics.writers, WRITER_EVENT),
+                )
 
     try:
         return anyio.run(read_both)

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import anyio
-from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import batches_to_end, partitions_of
 from lakewarden.agent.locks.keeper import Stores, store_at
+from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, probe
 from lakewarden.agent.stores.locations import parse_location
@@ -418,19 +417,18 @@ async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> A
     unreadable = 0
     reasons: list[tuple[Position, str]] = []
     key = None if table is None else table.encode()
-    spans: dict[TopicPartition, int | None] = dict.fromkeys(
-        await partitions_of(settings, settings.topics.audit)
-    )
-    async with aclosing(batches_to_end(settings, spans)) as batches:
-        async for partition, records in batches:
-            for record in records:
-                if key is not None and record.key != key:
-                    continue
-                position = Position(partition.partition, record.offset)
-                reason = _add_record(lock_audit, position, record)
-                unreadable += reason is not None
-                if reason is not None and len(reasons) < MAX_UNREADABLE_SHOWN:
-                    reasons.append((position, reason))
+    async with Log(settings) as log:
+        spans = dict.fromkeys(await log.partitions(log.topics.audit))
+        async with aclosing(log.batches(spans)) as batches:
+            async for partition, records in batches:
+                for record in records:
+                    if key is not None and record.key != key:
+                        continue
+                    position = Position(partition.partition, record.offset)
+                    reason = _add_record(lock_audit, position, record)
+                    unreadable += reason is not None
+                    if reason is not None and len(reasons) < MAX_UNREADABLE_SHOWN:
+                        reasons.append((position, reason))
     return AuditResult(lock_audit.report(), unreadable, tuple(reasons))
 
 

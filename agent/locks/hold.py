@@ -3,7 +3,7 @@
 - The command runs only while the lock is held. It is started after the lock was confirmed. The lock is released after the last
   process that the command has started; if these can't be killed, the lock is not released but left to expire.
 - If the lease is lost, or not confirmed `margin` before its end, the command gets SIGTERM, and SIGKILL before the lease ends.
-  The guard process (`guard.py`) kills it if this process can't.
+  A process that is suspended can't do that: docs/lock.md says what the command may do then.
 - SIGINT, SIGTERM and SIGHUP are passed on to the command. This process exits when the command has ended. Without a command, a
   signal ends the hold.
 - After `seconds` the command gets SIGTERM, and SIGKILL `GRACE_SECONDS` later. The lock is renewed until then.
@@ -45,8 +45,7 @@ EXIT_LOST = 76
 GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL, or less if the lease ends sooner."""
 KILL_BEFORE_END_SECONDS = 0.5
-"""How long before the end of a lost lease this process kills the command; the guard does so `GUARD_BEFORE_END_SECONDS` before."""
-GUARD_BEFORE_END_SECONDS = 0.2
+"""How long before the end of a lost lease the command is killed."""
 KILL_SECONDS = 5.0
 """The longest wait for killed processes to end."""
 POLL_SECONDS = 0.05
@@ -257,11 +256,7 @@ class _Holder:
                 "LAKEWARDEN_LOCK_URI": self._uri,
                 "LAKEWARDEN_TABLE": self._table,
             }
-            self._command = await held_command.start(
-                self._options.command,
-                {**os.environ, **environment},
-                held.expires_at - GUARD_BEFORE_END_SECONDS,
-            )
+            self._command = await held_command.start(self._options.command, {**os.environ, **environment})
             self._tasks.start_soon(self._command.wait, lambda status: self._inbox.put(CommandEnded(status)))
         ends_at = monotonic() + self._options.seconds
         while True:
@@ -276,8 +271,6 @@ class _Holder:
         match event:
             case lease.Confirmed(lease=held) if not self._lost:
                 self._lease = held
-                if self._command is not None:
-                    await self._command.set_deadline(held.expires_at - GUARD_BEFORE_END_SECONDS)
             case lease.LeaseEnded() if not self._lost:
                 self._lease_lost(event)
             case Signalled(number=number) if self._command is not None:
@@ -307,15 +300,6 @@ class _Holder:
         if self._status is not None:
             return
         self._status = status
-        assert self._lease is not None
-        if (
-            status == 128 + signal.SIGKILL
-            and monotonic() >= self._lease.expires_at - GUARD_BEFORE_END_SECONDS
-        ):
-            self._options.warn(
-                f"lost {self._uri}: this process was stopped for too long; the guard has ended the command"
-            )
-            self._lost, self._status = True, EXIT_LOST
         if self._command is not None and not self._command.ended:
             self._options.warn("ending the processes that the command has left running")
             self._stop(GRACE_SECONDS)
@@ -336,8 +320,6 @@ class _Holder:
                 return False
             self._options.warn(f"the command can't be killed; {self._uri} is not released, and expires")
             return True
-        if command is not None:
-            await command.stop_guard()
         await self._release()
         return True
 

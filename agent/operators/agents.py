@@ -9,15 +9,7 @@ from datetime import datetime
 
 from aiokafka import TopicPartition
 
-from lakewarden.agent.kafka import (
-    admin_client,
-    batches_to_end,
-    committed_offsets,
-    end_offsets,
-    partitions_of,
-    start_client,
-    stop_client,
-)
+from lakewarden.agent.log import Log
 from lakewarden.agent.operators.cluster_facts import group_facts
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.settings import KafkaSettings
@@ -64,18 +56,14 @@ class AgentsView:
 
 async def agents(settings: KafkaSettings) -> AgentsView:
     """The members of the group, and the partitions with their owners."""
-    topics = settings.topics
-    numbers = [each.partition for each in await partitions_of(settings, topics.writers)]
-    admin = admin_client(settings)
-    await start_client(admin, settings)
-    try:
-        facts = await group_facts(admin, settings.group)
-    finally:
-        await stop_client(admin)
+    async with Log(settings) as log:
+        topics = log.topics
+        numbers = [each.partition for each in await log.partitions(topics.writers)]
+        facts = await group_facts(await log.admin(), settings.group)
+        taken = await _take_overs(log)
+        committed = await log.committed()
+        ends = await log.ends([TopicPartition(topics.writers, number) for number in numbers])
     members = tuple(MemberView(each.agent, each.version) for each in facts.members)
-    taken = await _take_overs(settings)
-    committed = await committed_offsets(settings, settings.group)
-    ends = await end_offsets(settings, [TopicPartition(topics.writers, number) for number in numbers])
     checkpoints = {
         each.partition: Checkpoint.parse(at.offset, at.metadata)
         for each, at in committed.items()
@@ -122,11 +110,11 @@ def _time(at: datetime) -> str:
     return at.isoformat(timespec="milliseconds")
 
 
-async def _take_overs(settings: KafkaSettings) -> dict[int, PartitionTaken]:
+async def _take_overs(log: Log) -> dict[int, PartitionTaken]:
     """The last take-over of each partition. The ledger has it, because compaction keeps the last record of a key."""
-    partitions = await partitions_of(settings, settings.topics.ledger)
+    partitions = await log.partitions(log.topics.ledger)
     found: dict[int, PartitionTaken] = {}
-    async with aclosing(batches_to_end(settings, dict.fromkeys(partitions))) as batches:
+    async with aclosing(log.batches(dict.fromkeys(partitions))) as batches:
         async for partition, records in batches:
             for record in records:
                 if _TAKEN in (record.value or b""):

@@ -23,16 +23,17 @@ from aiokafka.errors import (
 
 from lakewarden.agent.clock import wall_ms
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import admin_client, create_topics, start_client, stop_client
+from lakewarden.agent.kafka import admin_client, create_topics, start_client
 from lakewarden.agent.locks.commands import locate
 from lakewarden.agent.locks.keeper import Stores
-from lakewarden.agent.operators.cluster_facts import controller_clock, group_facts, topic_facts
+from lakewarden.agent.operators.cluster_facts import group_facts, topic_facts
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError
 from lakewarden.agent.topic_settings import config_values
+from lakewarden.events.access import stop_client
 from lakewarden.events.access.batches import readable_codecs
 from lakewarden.handlers.setup.agents import judge_agents
-from lakewarden.handlers.setup.clocks import judge_kafka_clock, judge_store_clock
+from lakewarden.handlers.setup.clocks import judge_store_clock
 from lakewarden.handlers.setup.findings import Check, Finding, failed
 from lakewarden.handlers.setup.topics import (
     GROUP_RIGHTS,
@@ -51,7 +52,7 @@ async def diagnose(
     settings: Settings, tables: Sequence[str], *, clock: Callable[[], int] = wall_ms
 ) -> list[Finding]:
     """All findings, Kafka's first. `tables`: canonical URIs. `clock`: this machine's, in Unix milliseconds."""
-    found = [*await _check_kafka(settings, clock), _check_codecs(readable_codecs())]
+    found = [*await _check_kafka(settings), _check_codecs(readable_codecs())]
     places: list[str] = []
     for table in tables:
         found.append(_check_allowed(settings, table))
@@ -78,13 +79,13 @@ def _check_codecs(readable: Sequence[str]) -> Finding:
 # -- Kafka -------------------------------------------------------------------------------------------------------------
 
 
-async def _check_kafka(settings: Settings, clock: Callable[[], int]) -> list[Finding]:
+async def _check_kafka(settings: Settings) -> list[Finding]:
     servers = settings.bootstrap_servers
     admin = admin_client(settings)
     try:
         await start_client(admin, settings)
     except AgentError as error:
-        rest: tuple[Check, ...] = ("topic", "group", "agents", "kafka-clock")
+        rest: tuple[Check, ...] = ("topic", "group", "agents")
         return [
             failed("kafka", servers, str(error)),
             *(Finding(each, "unchecked", servers, "Kafka can't be reached") for each in rest),
@@ -93,7 +94,6 @@ async def _check_kafka(settings: Settings, clock: Callable[[], int]) -> list[Fin
         return [
             *await _check_topics(admin, settings),
             *await _check_group(admin, settings),
-            await _check_clock(admin, settings, clock),
         ]
     except (KafkaError, OSError, TimeoutError) as error:
         return [failed("kafka", servers, f"a request failed: {str(error) or repr(error)}; try again")]
@@ -197,17 +197,6 @@ async def _check_group(admin: AIOKafkaAdminClient, settings: Settings) -> list[F
     lacking = missing_rights("group", group, facts.operations, GROUP_RIGHTS)
     may = "rights unknown" if facts.operations is None else f"may {' and '.join(GROUP_RIGHTS)}"
     return [lacking or Finding("group", "ok", group, may), judge_agents(group, facts.members)]
-
-
-async def _check_clock(admin: AIOKafkaAdminClient, settings: Settings, clock: Callable[[], int]) -> Finding:
-    servers = settings.bootstrap_servers
-    try:
-        reading = await controller_clock(admin, clock)
-    except ClusterAuthorizationFailedError:
-        return Finding("kafka-clock", "unchecked", servers, "reading it needs describe on the cluster")
-    except (KafkaError, NotImplementedError) as error:
-        return Finding("kafka-clock", "unchecked", servers, f"the brokers don't return it: {error}")
-    return judge_kafka_clock(servers, reading, drift_seconds=settings.drift_seconds)
 
 
 # -- tables and stores -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,7 +22,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import batches_to_end, offsets_at, partitions_of
+from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import utc_time
 from lakewarden.events import (
@@ -126,24 +126,24 @@ class AmbiguousError(AgentError):
 
 async def explain(settings: Settings, prefix: str, table: str | None = None) -> Explanation:
     """Explain the one transaction whose id begins with `prefix`. Raises `NotInLogError` or `AmbiguousError`."""
-    search = await search_log(settings, prefix)
-    found = search.candidates(table)
-    if not found:
-        raise NotInLogError(not_found(settings, search, table))
-    if len(found) > 1:
-        raise AmbiguousError(prefix, found)
-    return await _explanation(settings, found[0])
+    async with Log(settings) as log:
+        search = await search_log(log, prefix)
+        found = search.candidates(table)
+        if not found:
+            raise NotInLogError(not_found(settings, search, table))
+        if len(found) > 1:
+            raise AmbiguousError(prefix, found)
+        return await _explanation(log, found[0], settings.max_losses)
 
 
-async def search_log(settings: KafkaSettings, prefix: str) -> Search:
+async def search_log(log: Log, prefix: str) -> Search:
     """Search the log for the transactions whose ids begin with `prefix`."""
-    topics = settings.topics
     search = Search(prefix)
-    partitions = await partitions_of(settings, topics.writers)
+    partitions = await log.partitions(log.topics.writers)
     search.partitions = len(partitions)
     spans: dict[TopicPartition, int | None] = dict.fromkeys(partitions)
-    spans |= dict.fromkeys(await partitions_of(settings, topics.decisions))
-    async with aclosing(batches_to_end(settings, spans)) as batches:
+    spans |= dict.fromkeys(await log.partitions(log.topics.decisions))
+    async with aclosing(log.batches(spans)) as batches:
         async for _, records in batches:
             for record in records:
                 search.add(record)
@@ -174,45 +174,45 @@ def not_found(settings: KafkaSettings, search: Search, table: str | None) -> str
 # -- the second reading ------------------------------------------------------------------------------------------------
 
 
-async def _explanation(settings: Settings, candidate: Candidate) -> Explanation:
-    topics, key = settings.topics, candidate.table.encode()
+async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Explanation:
+    topics, key = log.topics, candidate.table.encode()
     decisions: list[tuple[RecordRef, DecisionRecord]] = []
     # `decisions` is read first, to its end. A decision that an agent publishes after that is missing here; a later call has it.
-    async for record in _records(settings, TopicPartition(topics.decisions, candidate.partition)):
-        decision = decode(DECISION_RECORD, record.value)
-        if not isinstance(decision, Undecodable) and (
-            decision.table == candidate.table or decision.type == "partition-taken"
-        ):
-            decisions.append((_reference("decisions", record, decision), decision))
+    async with aclosing(_records(log, TopicPartition(topics.decisions, candidate.partition))) as records:
+        async for record in records:
+            decision = decode(DECISION_RECORD, record.value)
+            if not isinstance(decision, Undecodable) and (
+                decision.table == candidate.table or decision.type == "partition-taken"
+            ):
+                decisions.append((_reference("decisions", record, decision), decision))
     transaction = TransactionRef(candidate.transaction, candidate.writer, candidate.batch_id)
-    explainer = Explainer(transaction, candidate.table, decisions, max_losses=settings.max_losses)
+    explainer = Explainer(transaction, candidate.table, decisions, max_losses=max_losses)
     began_ms: int | None = None
-    async for record in _records(settings, TopicPartition(topics.writers, candidate.partition)):
-        if record.key != key:
-            continue
-        event = decode(WRITER_EVENT, record.value, key=record.key)
-        if isinstance(event, Undecodable):
-            continue
-        if event.transaction == candidate.transaction and began_ms is None:
-            began_ms = record.timestamp
-        explainer.add(_reference("writers", record, event), event)
+    async with aclosing(_records(log, TopicPartition(topics.writers, candidate.partition))) as records:
+        async for record in records:
+            if record.key != key:
+                continue
+            event = decode(WRITER_EVENT, record.value, key=record.key)
+            if isinstance(event, Undecodable):
+                continue
+            if event.transaction == candidate.transaction and began_ms is None:
+                began_ms = record.timestamp
+            explainer.add(_reference("writers", record, event), event)
     if began_ms is None:
         return explainer.explanation()
-    locks, reports = await _lock_steps_and_conflicts(settings, candidate.table, began_ms)
+    locks, reports = await _lock_steps_and_conflicts(log, candidate.table, began_ms)
     return explainer.explanation(locks, reports)
 
 
 async def _lock_steps_and_conflicts(
-    settings: Settings, table: str, since_ms: int
+    log: Log, table: str, since_ms: int
 ) -> tuple[list[tuple[RecordRef, AuditEventUnion]], list[ConflictDetected]]:
     """The steps of the table's lock except renewals, and its conflict reports, since then."""
     locks: list[tuple[RecordRef, AuditEventUnion]] = []
     reports: list[ConflictDetected] = []
-    spans: dict[TopicPartition, int | None] = {}
-    topics = settings.topics
-    for topic in (topics.audit, topics.conflicts):
-        spans |= await offsets_at(settings, await partitions_of(settings, topic), since_ms)
-    async with aclosing(batches_to_end(settings, spans)) as batches:
+    topics = log.topics
+    spans = await log.offsets_at(await log.partitions(topics.audit, topics.conflicts), since_ms)
+    async with aclosing(log.batches(spans)) as batches:
         async for partition, records in batches:
             for record in records:
                 value = record.value or b""
@@ -229,8 +229,8 @@ async def _lock_steps_and_conflicts(
     return locks, reports
 
 
-async def _records(settings: Settings, partition: TopicPartition) -> AsyncIterator[ConsumerRecord]:
-    async with aclosing(batches_to_end(settings, {partition: None})) as batches:
+async def _records(log: Log, partition: TopicPartition) -> AsyncGenerator[ConsumerRecord]:
+    async with aclosing(log.batches({partition: None})) as batches:
         async for _, records in batches:
             for record in records:
                 yield record

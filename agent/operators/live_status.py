@@ -7,7 +7,7 @@ partition together with all decisions that were published before it asked for th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
@@ -46,9 +46,8 @@ _LATE_NAMES = 1_000
 class LiveStatus:
     """The tables of one installation. `replay` is one without the decisions that are ahead of its events."""
 
-    def __init__(self, replay: LogReplay, refused: Mapping[int, str], writers_topic: str) -> None:
+    def __init__(self, replay: LogReplay, writers_topic: str) -> None:
         self._replay = replay
-        self._refused = dict(refused)
         self._partitions = {
             number: _Partition(start.decisions.term) for number, start in replay.starts.items()
         }
@@ -115,7 +114,7 @@ class LiveStatus:
             uri: why for partition in self._partitions.values() for uri, why in partition.stopped.items()
         }
         open_tables = {uri for uri, state in self._replay.tables.items() if state.open()}
-        troubles = list(partition_views(self._replay.starts, self._refused, {}).values())
+        troubles = list(partition_views(self._replay.starts, self._replay.refused, {}).values())
         return troubles + [
             self._view(uri, stopped.get(uri), now_ms)
             for uri in sorted(open_tables | set(self._locks) | set(stopped))

@@ -10,18 +10,10 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.kafka import (
-    partition_of,
-    partitions_of,
-    read_to_end,
-    reader,
-    require_equal_counts,
-    start_client,
-    stop_client,
-)
+from lakewarden.agent.kafka import require_equal_counts
+from lakewarden.agent.log import Log
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
-from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     WRITER_EVENT,
     Abort,
@@ -33,6 +25,7 @@ from lakewarden.events import (
     Undecodable,
     decode,
 )
+from lakewarden.events.access import partition_of
 from lakewarden.handlers.table.machine import replay_event, replay_verdict
 from lakewarden.handlers.table.replay import PublishedDecisions
 from lakewarden.handlers.table.state import TableSettings, TableState
@@ -121,24 +114,19 @@ class LogReplay:
         replay_verdict(state, verdict_of(decision), monotonic())
 
 
-async def replay_log(settings: KafkaSettings, *, ahead: bool = True) -> LogReplay:
+async def replay_log(log: Log, *, ahead: bool = True) -> LogReplay:
     """Replay `writers` and `decisions` from the last checkpoint to their ends. `ahead`: as in `LogReplay.replay`."""
-    topics = settings.topics
-    partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
+    topics = log.topics
+    partitions = [each.partition for each in await log.partitions(topics.writers)]
     # An error names the topic if it is missing or hidden.
-    counts = {topics.decisions: len(await partitions_of(settings, topics.decisions))}
+    counts = {topics.decisions: len(await log.partitions(topics.decisions))}
     require_equal_counts({topics.writers: len(partitions), **counts})
-    client = reader(settings)
-    await start_client(client, settings)
-    try:
-        starts = await find_starts(settings, client, partitions)
-    finally:
-        await stop_client(client)
+    starts = await find_starts(log, partitions)
     spans: dict[TopicPartition, int | None] = {}
     for number, start in starts.items():
         spans[TopicPartition(topics.writers, number)] = start.offset
         spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
-    records = await read_to_end(settings, spans)
+    records = await log.read(spans)
     found = LogReplay(starts)
     for partition, offset in spans.items():
         read = records[partition]

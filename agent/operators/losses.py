@@ -15,7 +15,7 @@ from typing import Any
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
-from lakewarden.agent.kafka import batches_to_end, offsets_at, partitions_of
+from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import CONFLICT_EVENT, ConflictDetected, Undecodable, decode
 
@@ -117,11 +117,12 @@ async def losses(settings: KafkaSettings, hours: int, table: str | None) -> dict
     """The report of the last `hours`, the current one included."""
     found = Losses(hours)
     since_ms = (moment().wall_ms // HOUR_MS - hours + 1) * HOUR_MS
-    spans = await offsets_at(settings, await partitions_of(settings, settings.topics.conflicts), since_ms)
-    async with aclosing(batches_to_end(settings, spans)) as batches:
-        async for _, records in batches:
-            for record in records:
-                found.add(record)
+    async with Log(settings) as log:
+        spans = await log.offsets_at(await log.partitions(log.topics.conflicts), since_ms)
+        async with aclosing(log.batches(spans)) as batches:
+            async for _, records in batches:
+                for record in records:
+                    found.add(record)
     return found.report(table)
 
 

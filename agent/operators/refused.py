@@ -11,7 +11,7 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.kafka import end_offsets, partitions_of, read_to_end
+from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import timestamp
 from lakewarden.events import DeadLetter
@@ -77,17 +77,16 @@ def _names(value: bytes) -> dict[str, str]:
 
 async def refused(settings: KafkaSettings) -> list[RefusedEvent]:
     """The last `MAX_REFUSED` refused events, the latest first."""
-    spans = await last_spans(settings)
-    records = [each for found in (await read_to_end(settings, dict(spans))).values() for each in found]
+    async with Log(settings) as log:
+        records = [each for found in (await log.read(await last_spans(log))).values() for each in found]
     records.sort(key=lambda each: each.timestamp)
     found = (refused_event(each) for each in records[-MAX_REFUSED:])
     return [each for each in found if each is not None][::-1]
 
 
-async def last_spans(settings: KafkaSettings) -> dict[TopicPartition, int]:
+async def last_spans(log: Log) -> dict[TopicPartition, int]:
     """Where the last `MAX_REFUSED` records of each partition of `dead-letters` begin."""
-    partitions = await partitions_of(settings, settings.topics.dead_letters)
-    ends = await end_offsets(settings, partitions)
+    ends = await log.ends(await log.partitions(log.topics.dead_letters))
     return {each: max(0, end - MAX_REFUSED) for each, end in ends.items()}
 
 

@@ -17,15 +17,8 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import fresh_id, utc_now
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import (
-    denied_write,
-    end_offsets,
-    partitions_of,
-    producer,
-    reader,
-    start_client,
-    stop_client,
-)
+from lakewarden.agent.kafka import denied_write, producer, start_client
+from lakewarden.agent.log import Log
 from lakewarden.agent.operators.explain import not_found, search_log
 from lakewarden.agent.operators.ledger import LedgerLine, ledger, line_of
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
@@ -39,13 +32,13 @@ from lakewarden.events import (
     decode,
     encode,
 )
+from lakewarden.events.access import stop_client
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
 
 MAX_LISTED = 5
 """Transactions or tables that an error lists, if several match."""
-POLL_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,66 +75,67 @@ async def abort(
     report: Callable[[str], None],
 ) -> AbortOutcome:
     """End the open transaction whose id begins with `prefix`, and return the outcome. `report` gets a line per step."""
-    replay = await replay_log(settings)
-    found = _open_transaction(replay, prefix, table)
-    if found is None:
-        raise await _nothing_open(settings, prefix, table)
-    state, transaction = found
-    phase, batch_id = transaction.phase, transaction.batch_id
-    name = f"transaction {transaction.id} of writer {transaction.writer}, table {state.uri}"
-    request = AbortRequested(
-        event_id=fresh_id(),
-        table=state.uri,
-        transaction=transaction.id,
-        writer=transaction.writer,
-        at=utc_now(),
-        operator=requester.operator,
-        reason=requester.reason,
-    )
-    number = replay.partition[state.uri]
-    await _publish(settings, [request], number)
-    report(f"{name}, {phase.value}: abort requested")
-    topics = settings.topics
-    spans = {
-        each: replay.next_offsets[each]
-        for each in (TopicPartition(topics.writers, number), TopicPartition(topics.decisions, number))
-    }
-    term = decoded_decisions(Position(0, None), replay.decisions[number]).term
-    withdrawn = transaction.id in replay.revoked
-    with anyio.move_on_after(requester.timeout_seconds):
-        async with aclosing(_follow(settings, spans)) as batches:
-            async for batch in batches:
-                decided = batch.get(TopicPartition(topics.decisions, number), ())
-                published = decoded_decisions(Position(0, term), decided)
-                term = published.term
-                # Decisions first: a completion counts only after the grant that it names.
-                for decision in published.all():
-                    replay.apply(decision)
-                events = batch.get(TopicPartition(topics.writers, number), ())
-                replay.replay(number, events, decoded_decisions(Position(0, None), ()))
-                ended = _outcome(state, transaction.id)
-                if ended is not None:
-                    outcome, reason, detail = ended
-                    return AbortOutcome(
-                        transaction.id,
-                        transaction.writer,
-                        state.uri,
-                        batch_id,
-                        phase.value,
-                        outcome,
-                        reason,
-                        detail,
-                    )
-                if transaction.id in replay.revoked and not withdrawn:
-                    withdrawn = True
-                    report(
-                        "its grant is withdrawn; its writer may be publishing, so the outcome follows with its report or the end "
-                        "of the grant lease"
-                    )
-    raise AgentError(
-        f"{name}: no outcome within {requester.timeout_seconds:g} s (--timeout); the request is in the log, and the agent that "
-        f"serves the table answers it; see lakewarden explain {transaction.id}"
-    )
+    async with Log(settings) as log:
+        replay = await replay_log(log)
+        found = _open_transaction(replay, prefix, table)
+        if found is None:
+            raise await _nothing_open(log, prefix, table)
+        state, transaction = found
+        phase, batch_id = transaction.phase, transaction.batch_id
+        name = f"transaction {transaction.id} of writer {transaction.writer}, table {state.uri}"
+        request = AbortRequested(
+            event_id=fresh_id(),
+            table=state.uri,
+            transaction=transaction.id,
+            writer=transaction.writer,
+            at=utc_now(),
+            operator=requester.operator,
+            reason=requester.reason,
+        )
+        number = replay.partition[state.uri]
+        await _publish(settings, [request], number)
+        report(f"{name}, {phase.value}: abort requested")
+        topics = settings.topics
+        spans = {
+            each: replay.next_offsets[each]
+            for each in (TopicPartition(topics.writers, number), TopicPartition(topics.decisions, number))
+        }
+        term = decoded_decisions(Position(0, None), replay.decisions[number]).term
+        withdrawn = transaction.id in replay.revoked
+        with anyio.move_on_after(requester.timeout_seconds):
+            async with aclosing(log.follow(spans)) as batches:
+                async for batch in batches:
+                    decided = batch.get(TopicPartition(topics.decisions, number), ())
+                    published = decoded_decisions(Position(0, term), decided)
+                    term = published.term
+                    # Decisions first: a completion counts only after the grant that it names.
+                    for decision in published.all():
+                        replay.apply(decision)
+                    events = batch.get(TopicPartition(topics.writers, number), ())
+                    replay.replay(number, events, decoded_decisions(Position(0, None), ()))
+                    ended = _outcome(state, transaction.id)
+                    if ended is not None:
+                        outcome, reason, detail = ended
+                        return AbortOutcome(
+                            transaction.id,
+                            transaction.writer,
+                            state.uri,
+                            batch_id,
+                            phase.value,
+                            outcome,
+                            reason,
+                            detail,
+                        )
+                    if transaction.id in replay.revoked and not withdrawn:
+                        withdrawn = True
+                        report(
+                            "its grant is withdrawn; its writer may be publishing, so the outcome follows with its report or the "
+                            "end of the grant lease"
+                        )
+        raise AgentError(
+            f"{name}: no outcome within {requester.timeout_seconds:g} s (--timeout); the request is in the log, and the agent "
+            f"that serves the table answers it; see lakewarden explain {transaction.id}"
+        )
 
 
 async def correct(
@@ -177,11 +171,20 @@ async def correct_all(
         )
         for uri, writer, batch_id in stated
     ]
-    topic = settings.topics.ledger
-    spans = await end_offsets(settings, await partitions_of(settings, topic))
+    async with Log(settings) as log, aclosing(_corrected(log, requests, requester)) as recorded:
+        async for line in recorded:
+            yield line
+
+
+async def _corrected(
+    log: Log, requests: Sequence[LedgerCorrected], requester: Requester
+) -> AsyncGenerator[LedgerLine]:
+    """Publish the corrections, and yield what the ledger records."""
+    settings = log.settings
+    spans = await log.ends(await log.partitions(log.topics.ledger))
     offsets = await _publish(settings, requests, None)
     missing = {each.event_id: (each, offset) for each, offset in zip(requests, offsets, strict=True)}
-    async with aclosing(_follow(settings, spans)) as batches:
+    async with aclosing(log.follow(spans)) as batches:
         while missing:
             with anyio.move_on_after(requester.timeout_seconds) as waiting:
                 batch = await anext(batches)
@@ -234,12 +237,12 @@ def _open_transaction(
     return found[0] if found else None
 
 
-async def _nothing_open(settings: KafkaSettings, prefix: str, table: str | None) -> AgentError:
+async def _nothing_open(log: Log, prefix: str, table: str | None) -> AgentError:
     """Why there is no such open transaction: it has ended, or the log has none."""
-    search = await search_log(settings, prefix)
+    search = await search_log(log, prefix)
     found = search.candidates(table)
     if not found:
-        return AgentError(not_found(settings, search, table))
+        return AgentError(not_found(log.settings, search, table))
     named = [
         f"{each.transaction} of writer {each.writer}, table {each.table}," for each in found[-MAX_LISTED:]
     ]
@@ -296,24 +299,5 @@ async def _publish(
         reason = denied_write(error, topic) or f"Kafka rejects it: {error!r}"
         what = f"{events[0].type} of table {events[0].table}"
         raise AgentError(f"{what} could not be published: {reason}") from error
-    finally:
-        await stop_client(client)
-
-
-async def _follow(
-    settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
-) -> AsyncGenerator[Mapping[TopicPartition, list[ConsumerRecord]]]:
-    """The records from these offsets on, in batches; never ends. Close the generator (`aclosing`)."""
-    client = reader(settings)
-    await start_client(client, settings)
-    try:
-        client.assign(list(starts))
-        for partition, start in starts.items():
-            if start is None:
-                await client.seek_to_beginning(partition)
-            else:
-                client.seek(partition, start)
-        while True:
-            yield await client.getmany(timeout_ms=POLL_MS)
     finally:
         await stop_client(client)

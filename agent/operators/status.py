@@ -5,31 +5,21 @@ contains: decisions that an agent has made and not published yet are missing.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
 uses as its table: what the next take-over will find, and what former ones found in the last seven days. The same for a partition
-that an agent refuses: this version doesn't know a decision (`serving/partition/replay.py`), or `lakewarden migrate` has not
-finished copying its ledger. Only a partition without a checkpoint can be such a copy, so only its ledger is read.
+that an agent refuses, because this version doesn't know a decision (`serving/partition/replay.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import utc_now
-from lakewarden.agent.kafka import (
-    partition_of,
-    partitions_of,
-    read_to_end,
-    reader,
-    start_client,
-    stop_client,
-)
-from lakewarden.agent.operators.ledger import incomplete_copies
+from lakewarden.agent.log import Log
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
@@ -48,6 +38,7 @@ from lakewarden.events import (
     decode,
     partition_name,
 )
+from lakewarden.events.access import partition_of
 from lakewarden.handlers.explain.waits import Wait, waits
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.state import TableState
@@ -146,47 +137,27 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
 
     Before them, the partitions whose log is incomplete, with a given table the one of that table.
     """
-    replay = await replay_log(settings)
-    refused = await refused_partitions(settings, replay)
+    async with Log(settings) as log:
+        replay = await replay_log(log)
+        await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
+        locks = await last_lock_steps(log)
+        ledgers = await find_ledger_gaps(log, replay.starts)
     stopped: dict[str, str] = {}
     for decisions in replay.decisions.values():
         stopped |= stopped_tables(decisions)
-    locks = await last_lock_steps(settings)
     uris = {uri for uri, state in replay.tables.items() if state.open()} | set(locks) | set(stopped)
     of_table = None
     if table is not None:
         uris = {table}
         of_table = partition_of(table, len(replay.starts))
-    troubles = partition_views(replay.starts, refused, await _ledger_gaps(settings, replay.starts))
+    troubles = partition_views(
+        replay.starts,
+        replay.refused,
+        {number: each.gap for number, each in ledgers.items() if each.gap is not None},
+    )
     return [view for number, view in troubles.items() if of_table in (None, number)] + [
         table_view(uri, replay, locks.get(uri), stopped.get(uri)) for uri in sorted(uris)
     ]
-
-
-async def refused_partitions(settings: KafkaSettings, replay: LogReplay) -> dict[int, str]:
-    """The partitions that an agent of this version refuses, each with the reason."""
-    await partitions_of(
-        settings, settings.topics.ledger
-    )  # an error names the topic if it is missing or hidden
-    new = [number for number, start in replay.starts.items() if start.checkpoint is None]
-    refused = dict(replay.refused)
-    for number, source in (await incomplete_copies(settings, new)).items():
-        refused[number] = (
-            f"its ledger is an incomplete copy of topic prefix {source}; run lakewarden migrate again, and if an agent has "
-            f"started with {settings.topic_prefix}, delete its topics before"
-        )
-    return refused
-
-
-async def _ledger_gaps(settings: KafkaSettings, starts: Mapping[int, Start]) -> dict[int, Gap]:
-    """What the ledger lacks now, and no take-over has found yet."""
-    client = reader(settings)
-    await start_client(client, settings)
-    try:
-        found = await find_ledger_gaps(settings, client, starts)
-    finally:
-        await stop_client(client)
-    return {number: each.gap for number, each in found.items() if each.gap is not None}
 
 
 def partition_views(
@@ -248,30 +219,21 @@ def note_stop(stopped: dict[str, str], decision: DecisionRecord) -> None:
 
 async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[ConflictDetected]:
     """The published conflicts, oldest first. With `follow` it also yields new ones, and never ends."""
-    topics = settings.topics
-    partitions = await partitions_of(settings, topics.conflicts)
-    if not follow:
-        found = await read_to_end(settings, dict.fromkeys(partitions))
-        for record in sorted((r for records in found.values() for r in records), key=lambda r: r.timestamp):
-            if not isinstance(event := decode(CONFLICT_EVENT, record.value), Undecodable):
-                yield event
-        return
-    async with _consumer(settings) as consumer:
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning(*partitions)
-        async for record in consumer:
-            if not isinstance(event := decode(CONFLICT_EVENT, record.value), Undecodable):
-                yield event
-
-
-@asynccontextmanager
-async def _consumer(settings: KafkaSettings) -> AsyncIterator[AIOKafkaConsumer]:
-    consumer = reader(settings)
-    await start_client(consumer, settings)
-    try:
-        yield consumer
-    finally:
-        await stop_client(consumer)
+    async with Log(settings, follows=follow) as log:
+        partitions = dict.fromkeys(await log.partitions(log.topics.conflicts))
+        if not follow:
+            found = await log.read(partitions)
+            for record in sorted(
+                (each for some in found.values() for each in some), key=lambda r: r.timestamp
+            ):
+                if not isinstance(event := decode(CONFLICT_EVENT, record.value), Undecodable):
+                    yield event
+            return
+        async with aclosing(log.follow(partitions)) as batches:
+            async for batch in batches:
+                for record in (each for some in batch.values() for each in some):
+                    if not isinstance(event := decode(CONFLICT_EVENT, record.value), Undecodable):
+                        yield event
 
 
 def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> TransactionView:
@@ -310,15 +272,12 @@ def _blocker(wait: Wait) -> BlockerView:
     return BlockerView(wait.other.id, wait.other.writer, wait.reason, partition)
 
 
-async def last_lock_steps(settings: KafkaSettings) -> dict[str, AuditEventUnion]:
+async def last_lock_steps(log: Log) -> dict[str, AuditEventUnion]:
     """The last step of each table's lock within `AUDIT_WINDOW`, from the audit topic."""
     since = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
-    partitions = await partitions_of(settings, settings.topics.audit)
-    async with _consumer(settings) as consumer:
-        found = await consumer.offsets_for_times(dict.fromkeys(partitions, since))
-    spans: dict[TopicPartition, int | None] = {p: o.offset for p, o in found.items() if o is not None}
+    spans = await log.offsets_at(await log.partitions(log.topics.audit), since)
     last: dict[str, AuditEventUnion] = {}
-    for records in (await read_to_end(settings, spans)).values():
+    for records in (await log.read(spans)).values():
         for record in records:
             event = decode(AUDIT_EVENT, record.value)
             if not isinstance(event, Undecodable):

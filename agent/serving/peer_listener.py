@@ -19,7 +19,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.errors import DuplicateInstanceError, ReplacedError
-from lakewarden.agent.kafka import partitions_of, reader, start_client
+from lakewarden.agent.kafka import reader, start_client
 from lakewarden.agent.serving.log_records import skip_undecodable
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
@@ -61,13 +61,15 @@ class PeerListener:
         self._read_until: dict[int, int] = {}
         self._progress = anyio.Event()
 
-    async def open(self, partitions: int) -> None:
+    async def open(self, audit: Iterable[TopicPartition], partitions: int) -> None:
         """Start the consumer. It reads every event that is published after this returns."""
-        assigned = await partitions_of(self._settings, self._topics.audit)
-        assigned += [
-            TopicPartition(topic, number)
-            for topic in (self._topics.decisions, self._topics.ledger)
-            for number in range(partitions)
+        assigned = [
+            *audit,
+            *(
+                TopicPartition(topic, number)
+                for topic in (self._topics.decisions, self._topics.ledger)
+                for number in range(partitions)
+            ),
         ]
         await start_client(self.consumer, self._settings)
         self.consumer.assign(assigned)

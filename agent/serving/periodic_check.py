@@ -24,7 +24,8 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import KafkaUnreachableError, LogCutError
-from lakewarden.agent.kafka import partitions_known, topic_exists
+from lakewarden.agent.kafka import partitions_known
+from lakewarden.agent.log import Log
 from lakewarden.agent.serving.checkpoint import require_same_partitions
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
@@ -109,7 +110,9 @@ class PeriodicCheck:
         self._checked_topic_at = monotonic()
         try:
             with anyio.move_on_after(TOPIC_SECONDS):
-                if not await topic_exists(self._settings, self._topic):
+                async with Log(self._settings) as topics:
+                    present = await topics.exists(self._topic)
+                if not present:
                     raise LogCutError(
                         f"topic {self._topic} exists no more: it was deleted, and the agent creates it again, empty"
                     )

@@ -43,16 +43,14 @@ from lakewarden.agent.errors import (
 from lakewarden.agent.kafka import (
     BATCH_BYTES,
     FETCH_BYTES,
-    cluster_id,
     ended_tasks,
     ensure_topics,
     producer,
-    reader,
     rotating,
     start_client,
-    stop_client,
 )
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
+from lakewarden.agent.log import Log
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.assignor import StickyAssignor
 from lakewarden.agent.serving.checkpoint import Checkpoint, Checkpoints
@@ -66,6 +64,7 @@ from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.instructions import Assignment
+from lakewarden.events.access import stop_client
 from lakewarden.handlers.group.readiness import AgentFacts
 
 log = structlog.get_logger()
@@ -114,6 +113,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             lasting.settings.memory_bytes, lasting.note_memory, lasting.metrics.memory_evictions.inc
         )
         self._owners: dict[int, PartitionOwner] = {}
+        self._log = Log(lasting.settings)
         self._clients: list[Any] = []
         """In the order of their stop."""
         self._check: PeriodicCheck | None = None
@@ -131,7 +131,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             check=not self._lasting.topics_checked,
         )
         self._lasting.topics_checked = True
-        self._cluster = await cluster_id(settings)
+        self._cluster = await self._log.cluster_id()
         log.info(
             "kafka.connected",
             bootstrap_servers=settings.bootstrap_servers,
@@ -155,15 +155,14 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         rotating(self._consumer, settings)
         sender = producer(settings)
         self._peers = PeerListener(settings, self._owners, self._lasting.undecodable, self._lasting.terms)
-        self._asking = reader(settings)
-        self._clients = [self._consumer, sender, self._peers.consumer, self._asking]
+        self._clients = [self._consumer, sender, self._peers.consumer]
         self._checkpoints = Checkpoints(self._consumer, self._topic, self._partitions)
         self._publisher = Publisher(sender, batch_bytes=BATCH_BYTES, on_queued=self._count_record)
         await start_client(sender, settings)
         tasks.start_soon(self._publisher.run)
         tasks.start_soon(self._watch.run)
-        await self._peers.open(self._partitions)
-        await start_client(self._asking, settings)
+        await self._peers.open(await self._log.partitions(settings.topics.audit), self._partitions)
+        self._clients.append(await self._log.consumer())
         self._consumer.subscribe([self._topic], listener=self)
         await start_client(self._consumer, settings)
 
@@ -187,6 +186,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         for index, client in enumerate(self._clients):
             left = max(0.0, ends_at - monotonic()) / (len(self._clients) - index)
             await stop_client(client, left / 2)  # it may take that twice
+        await self._log.close()
 
     async def _restore_ledgers(self, seconds: float) -> float:
         """Record again what the owners know of a ledger that has lost entries, before others take over (decision record 50).
@@ -242,8 +242,8 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             return
         known = {each: owner.ledger_extent for each, owner in owners.items()}
         try:
-            beginnings = await self._asking.beginning_offsets(list(owners))
-            ends = await self._asking.end_offsets(list(owners))
+            beginnings = await self._log.beginnings(owners)
+            ends = await self._log.ends(owners)
         except KafkaError as error:
             log.debug("kafka.offsets-unknown", problem=str(error) or repr(error))
             return
@@ -434,14 +434,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         """Load the owners of newly assigned partitions. False if there are none."""
         loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
         if loading:
-            await load(
-                loading,
-                self._settings,
-                self._consumer,
-                self._publisher,
-                self._partitions,
-                asking=self._asking,
-            )
+            await load(loading, self._log, self._consumer, self._publisher, self._partitions)
             require_not_replaced(self._owners.values())
         return bool(loading)
 

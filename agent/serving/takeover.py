@@ -23,7 +23,8 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError
 
-from lakewarden.agent.kafka import batches_to_end, committed_offsets, partitions_known, read_to_end
+from lakewarden.agent.kafka import partitions_known
+from lakewarden.agent.log import Log
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import (
     Checkpoint,
@@ -32,7 +33,6 @@ from lakewarden.agent.serving.checkpoint import (
     require_same_partitions,
 )
 from lakewarden.agent.serving.partition.owner import PartitionOwner
-from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events import WRITER_EVENT, decode
 from lakewarden.handlers.table.log_gaps import (
     Extent,
@@ -77,34 +77,28 @@ class Start:
 
 async def load(
     owners: Sequence[PartitionOwner],
-    settings: Settings,
+    reading: Log,
     consumer: AIOKafkaConsumer,
     publisher: Publisher,
     partitions: int,
-    *,
-    asking: AIOKafkaConsumer,
 ) -> None:
-    """Load these owners. An owner whose partition was revoked meanwhile is skipped.
-
-    `asking`: a started consumer that fetches nothing. A broker answers the requests of a connection one after the other, so each
-    question behind a fetch that waits for events would take half a second.
-    """
-    topics = settings.topics
+    """Load these owners. An owner whose partition was revoked meanwhile is skipped. `consumer`: the session's."""
+    settings, topics = reading.settings, reading.topics
     require_same_partitions(partitions_known(consumer, topics.writers), partitions, settings)
     for owner in owners:
         owner.publish_takeover()
     await publisher.flush()
-    starts = await find_starts(settings, asking, [owner.number for owner in owners], partitions)
+    starts = await find_starts(reading, [owner.number for owner in owners], partitions)
     spans: dict[TopicPartition, int | None] = {}
     for number, start in starts.items():
         spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
         spans[TopicPartition(topics.ledger, number)] = None
     ledgers = await find_ledger_gaps(
-        settings, asking, starts, {owner.number: owner.takeover_in_ledger for owner in owners}
+        reading, starts, {owner.number: owner.takeover_in_ledger for owner in owners}
     )
-    await _read(owners, settings, spans, starts)
-    corrected = await _correction_gaps(owners, settings, asking)
-    ends = await asking.end_offsets([TopicPartition(topics.writers, number) for number in starts])
+    await _read(owners, reading, spans, starts)
+    corrected = await _correction_gaps(owners, reading)
+    ends = await reading.ends([TopicPartition(topics.writers, number) for number in starts])
     for owner in owners:
         if owner.phase != "loading":
             continue
@@ -131,19 +125,19 @@ async def load(
 
 async def _read(
     owners: Sequence[PartitionOwner],
-    settings: Settings,
+    reading: Log,
     spans: Mapping[TopicPartition, int | None],
     starts: Mapping[int, Start],
 ) -> None:
     """Pass decisions and ledger to their owners, a few records at a time, so that other tasks run between them."""
     by_number = {owner.number: owner for owner in owners}
-    reading = batches_to_end(settings, spans, max_records=RECORDS_READ_AT_ONCE, complete=True)
-    async with aclosing(reading) as batches:
+    streaming = reading.batches(spans, max_records=RECORDS_READ_AT_ONCE, complete=True)
+    async with aclosing(streaming) as batches:
         async for partition, records in batches:
             owner = by_number[partition.partition]
             for start in range(0, len(records), RECORDS_AT_ONCE):
                 some = records[start : start + RECORDS_AT_ONCE]
-                if partition.topic == settings.topics.ledger:
+                if partition.topic == reading.topics.ledger:
                     owner.read_ledger(some)
                 else:
                     owner.read_decisions(starts[owner.number].decisions, some)
@@ -151,21 +145,18 @@ async def _read(
 
 
 async def find_starts(
-    settings: KafkaSettings,
-    consumer: AIOKafkaConsumer,
-    numbers: Collection[int],
-    partitions: int | None = None,
+    reading: Log, numbers: Collection[int], partitions: int | None = None
 ) -> dict[int, Start]:
-    """Where the replay of these partitions starts, and what their logs lack. `consumer`: any that is started.
+    """Where the replay of these partitions starts, and what their logs lack.
 
     Raises `PartitionsChangedError` if a checkpoint was made with another number of partitions than `partitions`.
     """
-    topics = settings.topics
-    committed = await committed_offsets(settings, settings.group)
+    topics = reading.topics
+    committed = await reading.committed()
     events = {number: TopicPartition(topics.writers, number) for number in numbers}
     decisions = {number: TopicPartition(topics.decisions, number) for number in numbers}
     both = [*events.values(), *decisions.values()]
-    beginnings, ends = await consumer.beginning_offsets(both), await consumer.end_offsets(both)
+    beginnings, ends = await reading.beginnings(both), await reading.ends(both)
     checkpoints: dict[int, Checkpoint | None] = {}
     counts: dict[int, int | None] = {}
     last: dict[TopicPartition, LastRecord] = {}
@@ -173,7 +164,7 @@ async def find_starts(
         known = committed.get(events[number])
         counts[number] = recorded_partitions(known.metadata) if known else None
         if partitions is not None:
-            require_same_partitions(counts[number], partitions, settings)
+            require_same_partitions(counts[number], partitions, reading.settings)
         checkpoint = Checkpoint.parse(known.offset, known.metadata) if known and known.offset >= 0 else None
         checkpoints[number] = checkpoint
         if checkpoint is not None and checkpoint.read is not None:
@@ -181,7 +172,7 @@ async def find_starts(
         if checkpoint is not None and checkpoint.published is not None:
             last[decisions[number]] = checkpoint.published
     digests = await _digests(
-        settings,
+        reading,
         {
             partition: each.offset
             for partition, each in last.items()
@@ -211,13 +202,9 @@ async def find_starts(
     return starts
 
 
-async def _digests(
-    settings: KafkaSettings, offsets: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, str]:
+async def _digests(reading: Log, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
     """The digests of the records at these offsets, without those where there is no record."""
-    records = await read_to_end(
-        settings, dict(offsets), {each: offset + 1 for each, offset in offsets.items()}
-    )
+    records = await reading.read(offsets, {each: offset + 1 for each, offset in offsets.items()})
     return {
         partition: digest(found[0].value)
         for partition, found in records.items()
@@ -226,20 +213,17 @@ async def _digests(
 
 
 async def find_ledger_gaps(
-    settings: KafkaSettings,
-    consumer: AIOKafkaConsumer,
-    starts: Mapping[int, Start],
-    ends: Mapping[int, int] | None = None,
+    reading: Log, starts: Mapping[int, Start], ends: Mapping[int, int] | None = None
 ) -> dict[int, LedgerState]:
-    """What the ledger lacks of what the checkpoints rely on. `consumer`: any that is started.
+    """What the ledger lacks of what the checkpoints rely on.
 
     `ends`: where it ended before the owners' own `partition-taken`. None: now.
     """
-    topic = settings.topics.ledger
+    topic = reading.topics.ledger
     where = {number: TopicPartition(topic, number) for number in starts}
-    beginnings = await consumer.beginning_offsets(list(where.values()))
+    beginnings = await reading.beginnings(where.values())
     if ends is None:
-        found_ends = await consumer.end_offsets(list(where.values()))
+        found_ends = await reading.ends(where.values())
         ends = {number: found_ends[each] for number, each in where.items()}
     last = {
         number: start.checkpoint.entry
@@ -247,7 +231,7 @@ async def find_ledger_gaps(
         if start.checkpoint is not None and start.checkpoint.entry is not None
     }
     digests = await _digests(
-        settings,
+        reading,
         {
             where[number]: each.offset
             for number, each in last.items()
@@ -269,11 +253,9 @@ async def find_ledger_gaps(
     return found
 
 
-async def _correction_gaps(
-    owners: Sequence[PartitionOwner], settings: Settings, consumer: AIOKafkaConsumer
-) -> dict[int, Gap]:
+async def _correction_gaps(owners: Sequence[PartitionOwner], reading: Log) -> dict[int, Gap]:
     """What the corrections that the ledger names show to be missing in `writers`, by partition."""
-    topic = settings.topics.writers
+    topic = reading.topics.writers
     named = {
         TopicPartition(topic, owner.number): correction
         for owner in owners
@@ -281,12 +263,8 @@ async def _correction_gaps(
     }
     if not named:
         return {}
-    beginnings, ends = (
-        await consumer.beginning_offsets(list(named)),
-        await consumer.end_offsets(list(named)),
-    )
-    records = await read_to_end(
-        settings,
+    beginnings, ends = await reading.beginnings(named), await reading.ends(named)
+    records = await reading.read(
         {each: correction.offset for each, correction in named.items() if correction.offset < ends[each]},
         {each: correction.offset + 1 for each, correction in named.items()},
     )

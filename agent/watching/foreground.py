@@ -19,11 +19,13 @@ from lakewarden.agent.errors import (
     SettingsError,
     TaskEndedError,
 )
-from lakewarden.agent.kafka import partitions_of, producer, start_client, stop_client
+from lakewarden.agent.kafka import producer, start_client
+from lakewarden.agent.log import Log
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.watcher import Publish, Watcher
 from lakewarden.events import WriterEventUnion, encode
+from lakewarden.events.access import stop_client
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +91,8 @@ async def _send(client: AIOKafkaProducer, settings: Settings, events: list[Write
 async def _connect(settings: Settings) -> AIOKafkaProducer:
     while True:
         try:
-            await partitions_of(settings, settings.topics.writers)
+            async with Log(settings) as reading:
+                await reading.partitions(settings.topics.writers)
             client = producer(settings)
             await start_client(client, settings)
             return client

@@ -7,8 +7,8 @@ import json
 import pickle
 from dataclasses import dataclass
 
-from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.settings import Settings
+from lakewarden.events.access import partition_of
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 """Of the settings, which may name thousands of tables."""

@@ -19,21 +19,15 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.errors import AgentError, LogCutError, TaskEndedError
-from lakewarden.agent.kafka import (
-    denied_to_command,
-    ended_tasks,
-    partitions_of,
-    reader,
-    start_client,
-    stop_client,
-)
+from lakewarden.agent.kafka import denied_to_command, ended_tasks
+from lakewarden.agent.log import Log
 from lakewarden.agent.operators.live_status import LiveStatus
 from lakewarden.agent.operators.log_replay import replay_log
-from lakewarden.agent.operators.status import AUDIT_WINDOW, refused_partitions
+from lakewarden.agent.operators.status import AUDIT_WINDOW
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AUDIT_EVENT, Undecodable, decode
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 POLL_MS = 500
 PAUSE_SECONDS = 0.2
@@ -93,35 +87,29 @@ class Follower:
             else:
                 continue
             if problem != self.problem:
-                log.info("web.waiting", problem=problem)
+                logger.info("web.waiting", problem=problem)
                 self.problem = problem
                 self._changes.announce()
             await anyio.sleep(RETRY_SECONDS)
 
     async def _follow(self) -> None:
         """Replay, and follow the log until a new replay is due."""
-        settings, topics = self._settings, self._settings.topics
-        replay = await replay_log(settings, ahead=False)
-        refused = await refused_partitions(settings, replay)
-        positions = dict(replay.next_offsets)
-        status = LiveStatus(replay, refused, topics.writers)
-        audit = await partitions_of(settings, topics.audit)
-        consumer = reader(settings)
-        await start_client(consumer, settings)
-        try:
-            consumer.assign([*positions, *audit])
-            for partition, offset in positions.items():
-                if offset is None:
-                    await consumer.seek_to_beginning(partition)
-                else:
-                    consumer.seek(partition, offset)
-            await _seek_to_time(consumer, audit, utc_now() - AUDIT_WINDOW)
+        async with Log(self._settings, follows=True) as log:
+            replay = await replay_log(log, ahead=False)
+            await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
+            positions = dict(replay.next_offsets)
+            status = LiveStatus(replay, log.topics.writers)
+            audit = await log.partitions(log.topics.audit)
+            since_ms = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
+            recent = await log.offsets_at(audit, since_ms)
+            consumer = await log.seek({**positions, **recent})
+            for partition in audit:
+                if partition not in recent:
+                    await consumer.seek_to_end(partition)
             await self._read_locks(consumer, audit, status)
             self.status = status
             self.ready.set()
             await self._rounds(consumer, list(positions), status)
-        finally:
-            await stop_client(consumer)
 
     async def _read_locks(
         self, consumer: AIOKafkaConsumer, audit: list[TopicPartition], status: LiveStatus
@@ -193,20 +181,6 @@ def _require_tasks(consumer: AIOKafkaConsumer) -> None:
 async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
     with anyio.fail_after(SILENT_SECONDS):
         return dict(await consumer.end_offsets(partitions))
-
-
-async def _seek_to_time(
-    consumer: AIOKafkaConsumer, partitions: list[TopicPartition], since: datetime
-) -> None:
-    """Continue with the first record of each partition that is not older than `since`."""
-    since_ms = round(since.timestamp() * 1000)
-    found = await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))
-    for partition in partitions:
-        at = found.get(partition)
-        if at is None:
-            await consumer.seek_to_end(partition)
-        else:
-            consumer.seek(partition, at.offset)
 
 
 async def _read_to(

@@ -12,7 +12,8 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import ended_tasks, offsets_at, partitions_of, reader, start_client, stop_client
+from lakewarden.agent.kafka import ended_tasks
+from lakewarden.agent.log import Log
 from lakewarden.agent.operators.losses import HOUR_MS, Losses
 from lakewarden.agent.operators.refused import MAX_REFUSED, RefusedEvent, last_spans, refused_event
 from lakewarden.agent.settings import Settings
@@ -56,16 +57,11 @@ class History:
     async def _follow(self) -> None:
         settings, topics = self._settings, self._settings.topics
         since_ms = (moment().wall_ms // HOUR_MS - settings.web_hours + 1) * HOUR_MS
-        timed = [
-            each
-            for topic in (topics.conflicts, topics.decisions, topics.writers)
-            for each in await partitions_of(settings, topic)
-        ]
-        starts = await offsets_at(settings, timed, since_ms)
-        starts |= await last_spans(settings)
-        consumer = reader(settings)
-        await start_client(consumer, settings)
-        try:
+        async with Log(settings, follows=True) as log:
+            timed = await log.partitions(topics.conflicts, topics.decisions, topics.writers)
+            starts = await log.offsets_at(timed, since_ms)
+            starts |= await last_spans(log)
+            consumer = await log.consumer()
             consumer.assign([*timed, *(each for each in starts if each not in timed)])
             ends = await consumer.end_offsets(list(starts))
             for partition in consumer.assignment():
@@ -92,8 +88,6 @@ class History:
                 if self.complete:
                     self.timelines.drop_before(moment().wall_ms / 1000 - settings.web_hours * 3600)
                     await anyio.sleep(PAUSE_SECONDS)
-        finally:
-            await stop_client(consumer)
 
     def _add(self, partition: TopicPartition, records: list[ConsumerRecord]) -> None:
         topics = self._settings.topics

@@ -5,7 +5,7 @@
 | `options.py` | the options, and which combinations are valid |
 | `files.py` | certificates, keys and passwords, read again when their files change |
 | `tokens.py` | access tokens for OAUTHBEARER: client credentials, or a provider of the user's own |
-| `clients.py` | the options as arguments of aiokafka's clients |
+| `clients.py` | the options as arguments of aiokafka's clients, their end, and the partition of a table |
 | `batches.py` | every batch that a broker accepts, in a form that can be read |
 
 - **Secrets are read from files at each connect.** A certificate, password or token that was rotated is used by the next
@@ -21,8 +21,11 @@ from lakewarden.events.access.clients import (
     IDLE_SECONDS,
     check_files,
     client_arguments,
+    connections_of,
+    partition_of,
     read_password_again,
     repeat_requests,
+    stop_client,
     token_problem,
 )
 from lakewarden.events.access.options import OAUTH, Access, AccessError
@@ -36,10 +39,13 @@ __all__ = [
     "TokenError",
     "check_files",
     "client_arguments",
+    "connections_of",
     "guarded_provider",
     "in_thread",
+    "partition_of",
     "read_every_batch",
     "read_password_again",
     "repeat_requests",
+    "stop_client",
     "token_problem",
 ]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+import anyio
 from aiokafka import AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaError
+from aiokafka.partitioner import DefaultPartitioner
 
 from lakewarden.events.access.files import FromFiles, RotatingContext, password_file, tls_context
 from lakewarden.events.access.options import OAUTH, Access
@@ -16,6 +21,8 @@ IDLE_SECONDS = 30.0
 """After which a client closes a connection that it doesn't use. Load balancers and NATs drop idle connections without a word,
 most after minutes, and a request on a dropped one gets no answer. A new connection costs milliseconds."""
 
+STOP_SECONDS = 1.0
+"""For a client to close its connections."""
 PRODUCE_SECONDS = 5.0
 """For the answer to a request of a producer, at most half its timeout. Then it repeats the request on a new connection."""
 
@@ -64,7 +71,7 @@ def read_password_again(client: Any, access: Access) -> None:
     """
     if not access.uses_sasl or access.sasl_mechanism == OAUTH or (password := password_file(access)) is None:
         return
-    connections = client.client if hasattr(client, "client") else client._client  # noqa: SLF001
+    connections = connections_of(client)
     connections.__class__ = _ReadsPassword
     connections.password = password
 
@@ -89,3 +96,31 @@ class _ReadsPassword(AIOKafkaClient):  # type: ignore[misc]
     @property
     def _sasl_plain_password(self) -> str:
         return self.password.current()
+
+
+async def stop_client(client: Any, seconds: float = STOP_SECONDS) -> None:
+    """Close a client in any state, within twice `seconds`, also while the calling task is being cancelled.
+
+    `stop` runs in a task of its own. A consumer that waits to retry a fetch, as after the loss of its broker, lets the
+    cancellation of that fetch escape from `stop`; in the caller's task it would be a cancellation of the caller.
+    """
+    stop = client.stop if hasattr(client, "stop") else client.close  # of an admin client
+    stopping = asyncio.ensure_future(stop())
+    with anyio.move_on_after(seconds, shield=True):
+        await asyncio.wait([stopping])
+    with suppress(KafkaError, OSError):
+        if stopping.cancel() or stopping.cancelled():
+            with anyio.move_on_after(seconds, shield=True):
+                await connections_of(client).close()  # `stop` ended before it closed them
+        else:
+            stopping.result()
+
+
+def connections_of(client: Any) -> Any:
+    """The inner client of a producer, consumer or admin client, which aiokafka has no public name for."""
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
+
+
+def partition_of(table: str, partitions: int) -> int:
+    """The Kafka partition of a table, of so many: Kafka's default partitioner, with the table's URI as key."""
+    return int(DefaultPartitioner()(table.encode(), range(partitions), ()))

@@ -23,7 +23,6 @@ Check: TypeAlias = Literal[
     "partitions",
     "group",
     "agents",
-    "kafka-clock",
     "store",
     "store-clock",
     "table",

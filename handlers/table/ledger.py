@@ -8,10 +8,9 @@ the topic. An entry takes about 250 bytes, with names of 50 characters.
    correction by an operator, and among these the one with the largest batch (`CommittedBatch.rank`).
 2. Compaction keeps the last entry of a key, which may be one of a replaced agent. So the owner records an entry again when the
    entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later.
-3. A copy from another topic prefix that is not complete (`ledger-copied`) is no ledger to decide by.
-4. A writer of whose `conflicts-lost` none counts has lost nothing.
-5. If Kafka has lost entries, a process that knew them records them again (docs/decisions/0050-a-lost-ledger.md).
-6. A correction names its offset in `writers`, and orders facts only as long as that topic exists. If `writers` is a new one, or
+3. A writer of whose `conflicts-lost` none counts has lost nothing.
+4. If Kafka has lost entries, a process that knew them records them again (docs/decisions/0050-a-lost-ledger.md).
+5. A correction names its offset in `writers`, and orders facts only as long as that topic exists. If `writers` is a new one, or
    has lost its end (`log_gaps.py`), the owner drops the offset of each correction and raises the entry's `generation`, by which
    the entry replaces those before. A correction that is still in the log is applied again by the replay, in its place.
 """
@@ -26,7 +25,6 @@ from typing import Literal, TypeAlias
 from lakewarden.events import (
     BatchCommitted,
     ConflictsLost,
-    LedgerCopied,
     LedgerEventUnion,
     LedgerRecord,
     Marker,
@@ -59,7 +57,7 @@ class CommittedBatch:
     correction: Correction | None = None
     """The writer's last correction. Facts before its offset don't count."""
     generation: int = 0
-    """How often the offset of a correction was dropped, because `writers` was replaced (rule 6)."""
+    """How often the offset of a correction was dropped, because `writers` was replaced (rule 5)."""
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
@@ -158,8 +156,6 @@ class Ledger:
         self.tables: dict[str, LedgerEntries] = {}
         self.to_repeat: dict[tuple[Kind, str, str], None] = {}
         """Kind, table and writer of the entries in force that are not the last of their keys, in the order of the topic."""
-        self.incomplete_copy_of: str | None = None
-        """The topic prefix whose ledger `lakewarden migrate` has begun to copy, and not completed."""
         self._term: str | None = None
         self._corrected = False
         """Whether an entry has a correction: most ledgers have none, and a pass over a million entries takes a second."""
@@ -168,9 +164,6 @@ class Ledger:
         """Add the next record of the topic."""
         if isinstance(record, PartitionTaken):
             self._term = record.term
-            return
-        if isinstance(record, LedgerCopied):
-            self.incomplete_copy_of = None if record.complete else record.source
             return
         entries = self.tables.get(record.table)
         if entries is None:
@@ -206,7 +199,7 @@ class Ledger:
         return max(found, key=lambda each: each.offset, default=None)
 
     def drop_offsets(self) -> None:
-        """Drop the offsets of all corrections, and have their entries recorded again (rule 6)."""
+        """Drop the offsets of all corrections, and have their entries recorded again (rule 5)."""
         for uri, entries in self.tables.items() if self._corrected else ():
             for writer, batch in list(entries.batches.items()):
                 if batch.correction is not None:
@@ -238,8 +231,6 @@ class InForce:
         """The next record of the topic, if it is in force now, in place of the earlier one of its type, table and writer."""
         if isinstance(record, PartitionTaken):
             self._term = record.term
-            return None
-        if isinstance(record, LedgerCopied):
             return None
         if isinstance(record, ConflictsLost):
             return record if _losses_count(record, self._term) else None

@@ -32,7 +32,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import anyio
 from aiokafka.errors import ConsumerStoppedError
-from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import TopicPartition
 
 from lakewarden.events import (
@@ -49,6 +48,7 @@ from lakewarden.events import (
     decode,
     encode,
 )
+from lakewarden.events.access import partition_of, stop_client
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     NEEDED_RIGHTS,
@@ -56,7 +56,6 @@ from lakewarden.spark_jobs.gate.kafka import (
     LoopThread,
     make_consumer,
     make_producer,
-    stop_quietly,
 )
 from lakewarden.spark_jobs.gate.kafka_options import WRITER_CLIENT_ID, KafkaSettings, client_options
 from lakewarden.spark_jobs.gate.logs import EventLogger
@@ -213,7 +212,7 @@ class Channel:
     def _discard(self, producer: Any) -> None:
         if self._producer is producer:
             self._producer = None
-            self._thread.start_soon(stop_quietly, producer)
+            self._thread.start_soon(stop_client, producer)
 
     async def _ready_producer(self) -> Any:
         if self._producer is not None:
@@ -231,7 +230,7 @@ class Channel:
                     if self._partitions is None:
                         self._partitions = await self._count_partitions(producer)
                 except BaseException:
-                    await stop_quietly(producer)
+                    await stop_client(producer)
                     raise
                 self._producer = producer
             return self._producer
@@ -258,7 +257,7 @@ class Channel:
 
     def _partition(self, table: str) -> int:
         assert self._partitions is not None
-        return int(DefaultPartitioner()(table.encode(), range(self._partitions), ()))
+        return partition_of(table, self._partitions)
 
     async def _open_reader(self, table: str) -> None:
         await self._ready_producer()
@@ -271,7 +270,7 @@ class Channel:
             try:
                 end = (await consumer.end_offsets([where]))[where]
             except BaseException:
-                await stop_quietly(consumer)
+                await stop_client(consumer)
                 raise
             self._readers[partition] = consumer
             self._thread.spawn_inside(lambda: self._read_decisions(where, end), name=f"decisions of {where}")
@@ -342,11 +341,11 @@ class Channel:
         with anyio.fail_after(self.timeout):
             replacement = await self._consumer(where)
         if not self._is_used(where, consumer):
-            await stop_quietly(replacement)
+            await stop_client(replacement)
             return
         replacement.seek(where, position)
         self._readers[where.partition] = replacement
-        await stop_quietly(consumer)
+        await stop_client(consumer)
         log.warning(
             "channel.consumer-replaced", topic=where.topic, partition=where.partition, position=position
         )
@@ -436,7 +435,7 @@ class Channel:
                 # Beyond the last record there may be offsets without one: the ends of a client's Kafka transactions.
                 position = await consumer.position(where)
         finally:
-            await stop_quietly(consumer)
+            await stop_client(consumer)
         return found
 
     async def _stop_clients(self) -> None:
@@ -445,4 +444,4 @@ class Channel:
         self._producer = None
         for client in clients:
             if client is not None:
-                await stop_quietly(client)
+                await stop_client(client)

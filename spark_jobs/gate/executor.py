@@ -26,13 +26,13 @@ from typing import Any
 import anyio
 
 from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode, event_chunks
+from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     SEND_TIMEOUT_SECONDS,
     STOP_SECONDS,
     LoopThread,
     make_producer,
-    stop_quietly,
 )
 from lakewarden.spark_jobs.gate.kafka_options import EXECUTOR_CLIENT_ID, KafkaSettings
 
@@ -96,7 +96,7 @@ class _ProducerThread:
         producer, self._producer = self._producer, None
         if producer is not None:
             with contextlib.suppress(AgentUnreachable):
-                self._thread.call(lambda: stop_quietly(producer), timeout=STOP_SECONDS, doing="closing")
+                self._thread.call(lambda: stop_client(producer), timeout=STOP_SECONDS, doing="closing")
         self._thread.close()
 
     def _send(self, topic: str, key: bytes, value: bytes) -> Callable[[], Awaitable[None]]:
@@ -117,7 +117,7 @@ class _ProducerThread:
                 # The broker may refuse an idempotent producer that has dropped a record (`channel.py`): replace it.
                 if self._producer is producer:
                     self._producer = None
-                    self._thread.start_soon(stop_quietly, producer)
+                    self._thread.start_soon(stop_client, producer)
                 raise
 
         return send

@@ -31,13 +31,18 @@ import anyio
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     KafkaConnectionError,
-    KafkaError,
     TopicAuthorizationFailedError,
 )
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal
 
-from lakewarden.events.access import AccessError, in_thread, read_every_batch, repeat_requests
+from lakewarden.events.access import (
+    AccessError,
+    in_thread,
+    read_every_batch,
+    repeat_requests,
+    stop_client,
+)
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, InvalidKafkaOptions
 from lakewarden.spark_jobs.gate.kafka_options import ClientOptions, KafkaSettings, client_options
 from lakewarden.spark_jobs.gate.logs import EventLogger
@@ -124,32 +129,12 @@ async def _started(client: Any, options: ClientOptions) -> Any:
     try:
         await client.start()
     except BaseException as error:
-        await stop_quietly(client)
+        await stop_client(client)
         if isinstance(error, KafkaConnectionError) and (problem := options.token_problem()) is not None:
             raise KafkaConnectionError(problem) from error
         raise
     repeat_requests(client)
     return client
-
-
-async def stop_quietly(client: Any) -> None:
-    """Close an aiokafka client in bounded time, in any state.
-
-    `stop` runs in a task of its own. If a consumer was about to retry a fetch, because its broker is gone, `stop` lets the
-    cancellation of that fetch escape; in the caller's task it would cancel the caller.
-    """
-    from aiokafka import AIOKafkaProducer
-
-    stopping = asyncio.ensure_future(client.stop())
-    with anyio.move_on_after(STOP_SECONDS, shield=True):
-        await asyncio.wait([stopping])
-    with suppress(KafkaError, OSError):
-        if stopping.cancel() or stopping.cancelled():
-            connections = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
-            with anyio.move_on_after(STOP_SECONDS, shield=True):
-                await connections.close()  # which `stop` did not reach
-        else:
-            stopping.result()
 
 
 class LoopThread:

@@ -14,11 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lakewarden.agent.kafka import ensure_topics, partition_of, producer, start_client, stop_client
+from lakewarden.agent.kafka import ensure_topics, producer, start_client
 from lakewarden.agent.operators.requests import Requester
 from lakewarden.agent.operators.restore import BackupLine, restore
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events import BatchCommitted, encode, ledger_key
+from lakewarden.events.access import partition_of, stop_client
 from tests.bench import writer_events
 from tests.bench.agent_process import AgentProcess
 

@@ -17,14 +17,16 @@ import anyio
 import anyio.abc
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.kafka import BATCH_BYTES, partitions_of, producer, reader, start_client, stop_client
+from lakewarden.agent.kafka import BATCH_BYTES, producer, reader, start_client
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
+from lakewarden.agent.log import Log
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.peer_listener import RENEWAL
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore
 from lakewarden.agent.stores.s3 import S3Options, S3Store
 from lakewarden.events import AUDIT_EVENT, AuditEventUnion, Undecodable, decode, encode
+from lakewarden.events.access import stop_client
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 from lakewarden.handlers.lease.lock_queue import Contender
@@ -148,7 +150,8 @@ class AuditLog:
 @asynccontextmanager
 async def audit_log(settings: Settings) -> AsyncGenerator[AuditLog]:
     """A new producer and consumer, as an agent has them. The consumer starts at the end of the topic."""
-    partitions = await partitions_of(settings, settings.topics.audit)
+    async with Log(settings) as reading:
+        partitions = await reading.partitions(settings.topics.audit)
     sender, consumer = producer(settings), reader(settings)
     await start_client(sender, settings)
     try:

@@ -28,7 +28,7 @@ import psutil
 from aiokafka import AIOKafkaProducer
 
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.agent.kafka import ensure_topics, producer, start_client, stop_client
+from lakewarden.agent.kafka import ensure_topics, producer, start_client
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     Abort,
@@ -39,6 +39,7 @@ from lakewarden.events import (
     Marker,
     encode,
 )
+from lakewarden.events.access import stop_client
 from tests.bench import writer_events
 from tests.bench.figures import summary
 from tests.bench.open_page import OpenPages, opened

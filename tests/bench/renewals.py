@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from lakewarden.agent.kafka import partitions_of, read_to_end
+from lakewarden.agent.log import Log
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AUDIT_EVENT, LockAcquired, LockEvent, LockLost, LockRenewed, Undecodable, decode
 from tests.bench import writer_events
@@ -176,9 +176,10 @@ async def _all_acquired(settings: Settings, locks: int) -> float:
 
 async def _history(settings: Settings) -> dict[str, list[LockEvent]]:
     """The published steps of each lock, in the order of the log."""
-    partitions = await partitions_of(settings, settings.topics.audit)
+    async with Log(settings) as log:
+        found = await log.read(dict.fromkeys(await log.partitions(log.topics.audit)))
     steps: defaultdict[str, list[LockEvent]] = defaultdict(list)
-    for records in (await read_to_end(settings, dict.fromkeys(partitions))).values():
+    for records in found.values():
         for record in records:
             event = decode(AUDIT_EVENT, record.value)
             assert not isinstance(event, Undecodable)

@@ -21,8 +21,6 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
-from lakewarden.agent.kafka import ensure_topics, read_to_end
-from lakewarden.agent.operators.migrate import migrate
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DEFAULT_PREFIX,
@@ -43,6 +41,7 @@ from lakewarden.events import (
     partition_name,
 )
 from tests.corpus import FOLDER, add, recorded
+from tests.kafka_fixture import read_to_end
 from tests.real import writers
 from tests.real.writers import World, markers, world
 from tests.servers.s3 import S3Server, running_s3_server
@@ -118,7 +117,6 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "batch-committed.corrected": ("ledger", lambda event: event.get("corrected_at") is not None),
     "conflicts-lost": ("ledger", lambda event: event["losses"] > 0),
     "conflicts-lost.none": ("ledger", lambda event: event["losses"] == 0),
-    "ledger-copied": ("ledger", lambda event: event["complete"]),
     "dead-letter": ("dead_letters", lambda _: True),
 }
 """For each name: the topic, and which record of its type to keep."""
@@ -324,9 +322,6 @@ async def play(bootstrap_servers: str, folder: Path, server: S3Server) -> list[C
     own = {"s3_endpoint": server.endpoint, "agent_id": "agent-1"}
     async with world(bootstrap_servers, DEFAULT_PREFIX, folder, **defaults, **given, **own) as scene:
         settings = scene.settings()
-        earlier = settings.model_copy(update={"topic_prefix": f"{settings.topic_prefix}-earlier"})
-        await ensure_topics(earlier, earlier.topics, 1, settings.replication)
-        await migrate(earlier, settings, settings.partitions, dry_run=False, report=print)
         async with scene.agent():
             await commit_and_repeat(scene)
             await conflict(scene)

@@ -17,8 +17,8 @@ import anyio.abc
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.kafka import read_to_end
 from lakewarden.events import WRITER_EVENT, CommitIntent, CommitRequested, MarkerCreated, decode
+from tests.kafka_fixture import read_to_end
 from tests.real import evidence, promises, replays, storm_tables
 from tests.real.fleet import PARTITIONS, Fleet, Sample
 from tests.real.storm_writers import MAX_LOSSES, TABLES

@@ -22,8 +22,8 @@ from typing import Any, Final
 import anyio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from lakewarden.agent.kafka import partition_of, stop_client
 from lakewarden.events import WRITER_EVENT, CommitIntent, Undecodable, decode
+from lakewarden.events.access import partition_of, stop_client
 from tests.real.writers import World
 from tests.waiting import until
 

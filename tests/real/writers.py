@@ -23,7 +23,7 @@ import psutil
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.kafka import committed_offsets, ensure_topics, read_to_end, stop_client
+from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.variables import ENV_PREFIX
@@ -47,6 +47,8 @@ from lakewarden.events import (
     decode,
     encode,
 )
+from lakewarden.events.access import stop_client
+from tests.kafka_fixture import committed_offsets, read_to_end
 
 PATIENCE_SECONDS = 120.0
 """A time limit that ends a test which hangs. No test measures time with it; a busy machine may use most of it."""
@@ -231,7 +233,7 @@ class World:
     async def committed(self) -> dict[int, tuple[int, dict[str, Any]]]:
         """The group's committed offsets and metadata, by partition."""
         settings = self.settings()
-        found = await committed_offsets(settings, settings.group)
+        found = await committed_offsets(settings)
         return {
             each.partition: (at.offset, json.loads(at.metadata) if at.metadata else {})
             for each, at in found.items()

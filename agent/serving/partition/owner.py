@@ -70,10 +70,6 @@ from lakewarden.handlers.table.state import TableState
 
 log = structlog.get_logger()
 
-_COPY_INCOMPLETE = (
-    "batches would be written twice; stop the agents, delete the topics of this prefix, and run lakewarden migrate "
-    "again"
-)
 _REFUSED = (
     "a newer version of the agent published it, so this version would rebuild another state; its tables are not served. "
     "Upgrade this agent, or stop it so that a newer one takes the partition over"
@@ -279,11 +275,6 @@ class PartitionOwner:
         self.read_ledger(ledger)
         if replay.newer is not None:
             self._refuse_partition(replay.newer, _REFUSED)
-            return
-        if (source := replay.incomplete_copy_of) is not None:
-            self._refuse_partition(
-                f"the copy of the ledger of topic prefix {source} is not complete", _COPY_INCOMPLETE
-            )
             return
         self._seen.compare(checkpoint, gaps, replay.decided, end, ledger_beginning)
         self._safe = self._seen.checkpoint(start, decisions_position)

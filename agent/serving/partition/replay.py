@@ -90,11 +90,6 @@ class Replay:
             self._tables.ledger.add(entry)
 
     @property
-    def incomplete_copy_of(self) -> str | None:
-        """The topic prefix whose ledger `lakewarden migrate` has begun to copy here, and not completed."""
-        return self._tables.ledger.incomplete_copy_of
-
-    @property
     def term(self) -> str | None:
         """The term in force at the end of the decisions."""
         return self._published.term

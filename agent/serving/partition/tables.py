@@ -23,7 +23,6 @@ import anyio.abc
 import anyio.lowlevel
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.metrics.partition_observer import PartitionObserver
@@ -36,6 +35,7 @@ from lakewarden.agent.serving.partition.progress import Progress
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LedgerEventUnion
+from lakewarden.events.access import partition_of
 from lakewarden.handlers.table import verdicts
 from lakewarden.handlers.table.deferred_inputs import DeferredInputs
 from lakewarden.handlers.table.facts import drop_index

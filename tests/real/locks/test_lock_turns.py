@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.peer_listener import PeerListener
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LockAcquired, LockEvent, LockRefused, LockReleased
+from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, render
 from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.kafka_fixture import KafkaServer

@@ -17,8 +17,13 @@ import anyio
 import anyio.to_thread
 import psutil
 import pytest
+import structlog
 from aiokafka import AIOKafkaProducer
+from typer.testing import CliRunner
 
+from lakewarden.agent import kafka as kafka_module
+from lakewarden.agent import log as log_module
+from lakewarden.agent.cli.app import app
 from lakewarden.agent.name_text import visible, visible_cell
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
 from tests.kafka_fixture import KafkaServer
@@ -147,8 +152,35 @@ HOSTILE = (
 """Names of writers: markup, escape sequences, other line breaks, another direction, backslashes, blanks."""
 
 
-async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(scene: World) -> None:
-    """Any client of Kafka chooses names. Ordinary ones have brackets."""
+async def answer_here(scene: World, *arguments: str) -> str:
+    """What a command prints, run in this process: 40 processes would take two minutes."""
+    logging_of_tests = structlog.get_config()
+    done = await anyio.to_thread.run_sync(
+        lambda: CliRunner().invoke(app, arguments, env=environment(scene.values()))
+    )
+    structlog.configure(**logging_of_tests)
+    assert (done.exit_code, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The Kafka clients that commands open in this process."""
+    made: list[str] = []
+    for name in ("reader", "admin_client"):
+
+        def counting(*arguments: Any, name: str = name, **more: Any) -> Any:
+            made.append(name)
+            return getattr(kafka_module, name)(*arguments, **more)
+
+        monkeypatch.setattr(log_module, name, counting)
+    return made
+
+
+async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(
+    scene: World, opened: list[str]
+) -> None:
+    """Any client of Kafka chooses names. Ordinary ones have brackets. No question opens more than two clients."""
     table = f"{scene.table}[/x] \x9b2J\u202e"
     with scene.process() as agent:
         await agent.logged("agent.ready")
@@ -167,7 +199,7 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(sce
         await scene.send_raw(b"{", f"{table}\n".encode())
         await scene.settle(table)
         shown = [visible(name) for name in HOSTILE]
-        opened = visible(winner.transaction)
+        ours = visible(winner.transaction)
         commands = [
             *(
                 ["status"],
@@ -178,12 +210,17 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(sce
                 ["ledger", "show"],
                 ["lock", "audit"],
             ),
-            *(["status", "--table", visible(table)], ["ledger", "show", visible(table)], ["explain", opened]),
+            *(["status", "--table", visible(table)], ["ledger", "show", visible(table)], ["explain", ours]),
             *(["ledger", "show", name] for name in shown),
         ]
-        printed = {" ".join(each): await scene.answer(*each) for each in commands}
-        fields = {" ".join(each): await scene.answer(*each, "--output", "json") for each in commands}
-        corrected = await scene.answer(
+        printed: dict[str, str] = {}
+        for words in commands:
+            opened.clear()
+            printed[" ".join(words)] = await answer_here(scene, *words)
+            assert sorted(opened) == ["admin_client", "reader"], words
+        fields = {" ".join(each): await answer_here(scene, *each, "--output", "json") for each in commands}
+        corrected = await answer_here(
+            scene,
             "ledger",
             "correct",
             "--writer",
@@ -195,8 +232,8 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(sce
             "--table",
             visible(table),
         )
-        [line] = json.loads(await scene.answer("ledger", "show", shown[2], "--output", "json"))
-        aborted = await scene.answer("abort", opened, "--output", "json")
+        [line] = json.loads(await answer_here(scene, "ledger", "show", shown[2], "--output", "json"))
+        aborted = await answer_here(scene, "abort", ours, "--output", "json")
 
     for command, text in printed.items():
         assert all(each.isprintable() for each in text.split("\n")), command
@@ -215,7 +252,7 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(sce
         [entry] = json.loads(fields[f"ledger show {visible(name)}"])
         assert (entry["table"], entry["writer"], entry["batch_id"]) == (table, name, 7)
     assert all(text.isascii() for text in fields.values())
-    assert json.dumps(winner.transaction) in fields[f"explain {opened}"]
+    assert json.dumps(winner.transaction) in fields[f"explain {ours}"]
     assert (line["writer"], line["batch_id"]) == (HOSTILE[2], 9)
     assert corrected.count("\n") == 1
     assert json.loads(aborted)["transaction"] == winner.transaction

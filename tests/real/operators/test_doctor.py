@@ -101,17 +101,16 @@ async def test_beside_a_running_agent_everything_is_ok_but_the_single_replica(
     [lock] = by_check(findings, "lock")
     assert lock.found.startswith(f"{scene.overrides['lock_root']}/locks/tables-t-")
     assert [each.about for each in by_check(findings, "store")] == [values["lock_root"]]
-    assert {each.result for each in by_check(findings, "kafka-clock")} == {"ok"}
     assert {each.result for each in by_check(findings, "store-clock")} == {"ok"}
 
 
-async def test_a_skewed_clock_is_a_problem_against_the_store_and_against_kafka(
+async def test_a_skewed_clock_is_a_problem_against_the_store(
     settings: Callable[..., Settings],
 ) -> None:
     """The clock is two hours ahead."""
     findings = await diagnose(settings(), [], clock=lambda: wall_ms() + 2 * HOUR_MS)
 
-    assert [each.check for each in problems(findings)] == ["kafka-clock", "store-clock"]
+    assert [each.check for each in problems(findings)] == ["store-clock"]
     for each in problems(findings):
         assert "ahead of" in each.found
         assert "NTP" in str(each.next)
@@ -188,7 +187,7 @@ def test_the_command_prints_one_line_per_finding_and_exits_with_1_without_kafka(
     assert (first["check"], first["result"]) == ("kafka", "problem")
     assert first["found"] == f"no Kafka broker answers at {NOWHERE}"
     assert "check the address" in first["next"]
-    assert [each["result"] for each in findings[1:5]] == ["unchecked"] * 4
+    assert [each["result"] for each in findings[1:4]] == ["unchecked"] * 3
     assert ("store", "ok") in [(each["check"], each["result"]) for each in findings]
 
 

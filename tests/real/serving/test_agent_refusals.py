@@ -19,7 +19,6 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import TopicPartition
 
-from lakewarden.agent.kafka import partition_of
 from lakewarden.events import (
     MAX_EVENT_BYTES,
     Abort,
@@ -33,6 +32,7 @@ from lakewarden.events import (
     MarkerCreated,
     encode,
 )
+from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, markers, world

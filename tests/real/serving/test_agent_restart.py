@@ -15,7 +15,6 @@ import anyio
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.events import (
     Abort,
@@ -30,6 +29,7 @@ from lakewarden.events import (
     encode,
     partition_name,
 )
+from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from tests.all_states import all_states
 from tests.kafka_fixture import KafkaServer

@@ -15,9 +15,10 @@ import pytest
 import pytest_asyncio
 from anyio import to_thread
 
-from lakewarden.agent.kafka import ended_tasks, producer, reader, start_client, stop_client
+from lakewarden.agent.kafka import ended_tasks, producer, reader, start_client
 from lakewarden.agent.operators.status import status
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, TEST_CLIENT_ID, World, world

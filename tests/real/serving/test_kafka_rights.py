@@ -21,8 +21,6 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 
-from lakewarden.agent.cli import app
-from lakewarden.agent.cli import migrate as migrate_cli
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import ensure_topics
@@ -78,7 +76,7 @@ SPARK_SECONDS = 600.0
 """For a Spark program, most of it for its start on a busy machine."""
 WATCH = "`watch`"
 WEB = "`web`"
-MIGRATE = ("`migrate`: old prefix", "`migrate`: new prefix")
+AT_REST = "`ledger show --at-rest`"
 
 WATCHING_AGENT = "watching-agent"
 """The user of an agent with the setting `watch`."""
@@ -241,7 +239,7 @@ async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIte
 
 
 def test_the_table_has_all_roles_of_these_tests() -> None:
-    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *MIGRATE, JOB, WATCH, WEB}
+    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, AT_REST, JOB, WATCH, WEB}
     assert all(operation in OPERATIONS for rights in _table().values() for _, operation in rights)
 
 
@@ -430,49 +428,25 @@ async def test_a_request_needs_exactly_its_rights(guarded: Guarded, case: Case, 
         await hung.abandon()
 
 
-@pytest.mark.parametrize("case", _of(*MIGRATE), ids=str)
-def test_a_migration_needs_exactly_its_rights(
-    guarded: Guarded,
-    case: Case,
-    topic_prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The old prefix is at rest: no agent has served it."""
-    prefixes = {MIGRATE[0]: topic_prefix, MIGRATE[1]: f"{topic_prefix}-new"}
-    anyio.run(_create_topics_with_rights, guarded.broker.bootstrap_servers, prefixes, case)
-    values = {**guarded.settings(case), "topic_prefix": topic_prefix, "group": topic_prefix}
-    for name, value in environment(values).items():
-        monkeypatch.setenv(name, value)
-    arguments = ("migrate", "--to-prefix", prefixes[MIGRATE[1]], "--partitions", "1")
-    monkeypatch.setattr(sys, "argv", ["lakewarden", *arguments])
-    monkeypatch.setattr(migrate_cli, "configure_logging", lambda *_, **__: None)  # later tests log, too
+@pytest.mark.parametrize("case", _of(AT_REST), ids=str)
+def test_a_ledger_at_rest_needs_exactly_its_rights(guarded: Guarded, case: Case, topic_prefix: str) -> None:
+    """No agent has served this prefix."""
+    anyio.run(_create_topics_with_rights, guarded.broker.bootstrap_servers, topic_prefix, case)
 
-    with pytest.raises(SystemExit) as ended:
-        app.main()
-
-    err = capsys.readouterr().err
-    if case.missing is None:
-        assert (ended.value.code, err) == (0, "")
-    else:
-        assert ended.value.code == 1
-        [line] = err.splitlines()
-        _names_what_is_missing(line, prefixes[case.role], case.missing)
+    _run_with_rights(guarded, case, ("ledger", "show", "--at-rest"), topic_prefix)
 
 
-async def _create_topics_with_rights(servers: str, prefixes: dict[str, str], case: Case) -> None:
-    """The case has its rights on one of the prefixes, and all that it needs on the other."""
-    for role, prefix in prefixes.items():
-        settings = KafkaSettings(bootstrap_servers=servers, topic_prefix=prefix)
-        await ensure_topics(settings, settings.topics, 1, 1)
-        rights = case.rights if role == case.role else _table()[role]
-        await _grant(servers, prefix, replace(case, rights=rights))
+async def _create_topics_with_rights(servers: str, prefix: str, case: Case) -> None:
+    settings = KafkaSettings(bootstrap_servers=servers, topic_prefix=prefix)
+    await ensure_topics(settings, settings.topics, 1, 1)
+    await _grant(servers, prefix, case)
 
 
-def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str]) -> None:
+def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str], prefix: str = SHARED) -> None:
+    values = guarded.shared.values(**guarded.settings(case), topic_prefix=prefix, group=prefix)
     done = subprocess.run(
         [sys.executable, "-m", "lakewarden.agent", *arguments],
-        env=environment(guarded.shared.values(**guarded.settings(case))),
+        env=environment(values),
         capture_output=True,
         text=True,
         check=False,
@@ -485,7 +459,7 @@ def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str]) -> 
     else:
         assert done.returncode == 1, done.stdout
         [line] = done.stderr.splitlines()
-        _names_what_is_missing(line, SHARED, case.missing)
+        _names_what_is_missing(line, prefix, case.missing)
 
 
 def _works_or_names_what_is_missing(work: Any, case: Case) -> None:

@@ -18,11 +18,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata
 
-from lakewarden.agent.kafka import committed_offsets, read_to_end
 from lakewarden.agent.operators.status import status
 from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
 from lakewarden.events import AlreadyCommitted
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import KafkaServer, committed_offsets, read_to_end
 from tests.real.writers import PATIENCE_SECONDS, World, world
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
@@ -99,7 +98,7 @@ async def _checkpoint_with_an_entry(scene: World) -> tuple[OffsetAndMetadata, in
         while True:
             for _, metadata in (await scene.committed()).values():
                 if metadata["entry"] and metadata["entry"][0] > 0:
-                    return (await committed_offsets(settings, settings.group))[where], metadata["entry"][0]
+                    return (await committed_offsets(settings))[where], metadata["entry"][0]
             await anyio.sleep(0.2)
 
 
@@ -130,7 +129,7 @@ async def _restore_checkpoint(scene: World, checkpoint: OffsetAndMetadata) -> No
     try:
         group.assign([where])
         with anyio.fail_after(PATIENCE_SECONDS):
-            while (await committed_offsets(settings, settings.group))[where] != checkpoint:
+            while (await committed_offsets(settings))[where] != checkpoint:
                 with suppress(CommitFailedError):  # a member of the group may still be there
                     await group.commit({where: checkpoint})
                 await anyio.sleep(0.2)

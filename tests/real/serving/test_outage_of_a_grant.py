@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import anyio
 import pytest
 import pytest_asyncio
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from anyio import to_thread
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
-from lakewarden.agent.kafka import ensure_topics, reader, start_client, stop_client
+from lakewarden.agent.kafka import ensure_topics, reader, start_client
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort, CommitGranted
+from lakewarden.events.access import stop_client
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, GrantTimeout, LeaseLost
-from lakewarden.spark_jobs.gate.kafka import stop_quietly
 from lakewarden.spark_jobs.gate.observer import Observer
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import TAKES_KAFKA_AWAY
@@ -236,11 +236,8 @@ class Minute:
             raise AssertionError("granted without Kafka")
 
 
-@pytest.mark.parametrize("stop", [stop_client, stop_quietly])
 async def test_a_consumer_whose_broker_is_down_can_be_stopped(
-    broker: EmbeddedKafka,
-    stop: Callable[[AIOKafkaConsumer], Awaitable[None]],
-    caplog: pytest.LogCaptureFixture,
+    broker: EmbeddedKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While aiokafka waits to retry a fetch, the cancellation of that fetch escapes from its `stop`."""
     async with broker:
@@ -256,7 +253,7 @@ async def test_a_consumer_whose_broker_is_down_can_be_stopped(
         broker.kill()
     await until(lambda: "Failed fetch messages" in caplog.text)
 
-    await stop(consumer)
+    await stop_client(consumer)
 
     assert consumer._client._sync_task is None, "its connections are closed too"
 

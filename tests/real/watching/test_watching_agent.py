@@ -10,8 +10,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from lakewarden.agent.kafka import partition_of
 from lakewarden.events import Abort, CommitCompleted, CommitIntent
+from lakewarden.events.access import partition_of
 from tests.kafka_fixture import KafkaServer
 from tests.real.lock_places import Place, runs
 from tests.real.watching.scene import FIRST, OBSERVED, HudiScene, hudi_scene

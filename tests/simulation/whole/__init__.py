@@ -11,7 +11,7 @@ checkpoints, publisher, locks), `handlers/`, the codec, and the writer's rules (
 | `agents.py` | every seam to the production code, and the owner of a partition, observed |
 | `writers.py` | drivers and executors |
 | `strangers.py`, `errors.py` | forged and misplaced events, and unexpected exceptions in an agent |
-| `losses.py`, `copying.py` | records that Kafka loses, and a copied ledger |
+| `losses.py` | records that Kafka loses |
 | `operators.py`, `upgrade.py` | requests of operators, and an upgrade that is rolled back |
 | `table.py` | the tables, fenced or not, and their commits |
 

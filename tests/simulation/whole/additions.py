@@ -249,10 +249,5 @@ def draw_requests(stream: Callable[[str], Random], scenario: Scenario) -> Additi
 
 
 def draw_other_log_faults(stream: Callable[[str], Random], scenario: Scenario) -> Additions:
-    """Draw the other faults of the log, each from a stream of its own."""
-    copied_again = stream("copied again")
-    at = copied_again.uniform(1.0, scenario.fault_free_from / 2)
-    return Additions(
-        misplaced=0.3 if scenario.partitions > 1 else 0.0,
-        copied_again=at if scenario.partitions == 1 or copied_again.random() < 0.5 else None,
-    )
+    """Draw the other fault of the log."""
+    return Additions(misplaced=0.3 if scenario.partitions > 1 else 0.0)

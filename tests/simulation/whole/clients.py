@@ -226,6 +226,9 @@ class SimConsumer:
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         self._assign(dict.fromkeys(partitions, 0))
 
+    def unsubscribe(self) -> None:
+        self._assign({})
+
     def _assign(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._round += 1
         self._positions = dict(positions)

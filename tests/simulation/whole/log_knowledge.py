@@ -163,14 +163,6 @@ class LogKnowledge:
                     for offset, batch in kept
                 ]
 
-    def on_copied(self, transaction: str, table: str, writer: str, batch: int) -> None:
-        """A batch was committed before the run, and the ledger has it or will have it by a copy."""
-        history = History(table, writer, batch, -1, 0, len(self.histories), 0.0, intent_lost=True)
-        history.completed = -1
-        self.histories[transaction] = history
-        self.committed[table, writer].append((-1, batch))
-        self.ledger.on_entry((table, writer), batch)
-
     def last_batch(self, table: str, writer: str) -> int:
         """The last batch that is committed according to the logs, or the ledger."""
         found = [batch for _, batch in self.committed[table, writer]]

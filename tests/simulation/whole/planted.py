@@ -428,12 +428,6 @@ def _misplaced_events_accepted() -> list[Patch]:
     return [(tables_module, "partition_of", lambda *_: ANY)]
 
 
-@BUGS.plant("an incomplete copy accepted", "committed batch skipped", addition="copied_again")
-def _an_incomplete_copy_accepted() -> list[Patch]:
-    """A partition whose ledger is an incomplete copy is refused."""
-    return [(Replay, "incomplete_copy_of", None)]
-
-
 @BUGS.plant("a kept partition goes on", "replay matches", addition="suspensions_before_resume")
 def _a_kept_partition_goes_on() -> list[Patch]:
     """An owner whose partition another agent took meanwhile doesn't resume."""

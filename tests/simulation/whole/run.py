@@ -9,11 +9,11 @@ from random import Random
 
 from aiokafka.structs import TopicPartition
 
-from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
 from lakewarden.agent.stores.memory import Objects
 from lakewarden.events import CommitIntent, Marker, Operation
+from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.simulation.agents import LockUsage
 from tests.simulation.batch import Outcome
@@ -30,7 +30,6 @@ from tests.simulation.whole.additions import scenario_of
 from tests.simulation.whole.agents import ObservedOwner, simulated
 from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.connection import Connection
-from tests.simulation.whole.copying import InterruptedCopy
 from tests.simulation.whole.drawing import (
     draw_stop,
     draw_stop_at_publish,
@@ -247,9 +246,6 @@ class World:
 
     def _plan_additions(self) -> None:
         additions, timeline = self.scenario.additions, self.timeline
-        if additions.copied_again is not None:
-            copy = InterruptedCopy(timeline, self.broker, self.oracles, self._jobs)
-            copy.begin(additions.copied_again, self._restart_agents)
         if additions.rolled_back is not None:
             where = self._partition_of(self.scenario.tables[0].uri)
             self._upgrade.begin(where, *additions.rolled_back)

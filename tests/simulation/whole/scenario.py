@@ -33,13 +33,12 @@ Every tenth seed, beginning with 7, has other ones (`draw_later_additions`):
 | hung bodies | the work of a transaction hangs until it is aborted, while the heartbeats continue |
 | used ids | markers on a table that is not allowed bear the transaction and writer of markers before them |
 
-Every tenth seed, beginning with 9, has one of these faults (`draw_log_faults`), but every fortieth of them the other two:
+Every tenth seed, beginning with 9, has one of these faults (`draw_log_faults`), but every fortieth of them the other one:
 
 | addition | what goes wrong |
 | --- | --- |
 | losses | Kafka loses records that a checkpoint relies on (`losses.py`) |
 | misplaced | writers' events reach another Kafka partition, too, as by a producer with another partitioner |
-| copied again | the copy of the ledger was interrupted, and agents are started; an operator copies it again (`copying.py`) |
 
 Every twentieth seed, beginning with 4, has these faults (`draw_ledger_faults`):
 
@@ -219,8 +218,6 @@ class Additions:
     """Probability that a copy of a writer's event reaches another Kafka partition."""
     checkpoints_restored: tuple[tuple[float, int], ...] = ()
     """When the checkpoints of Spark are restored, and how many batches they lose."""
-    copied_again: float | None = None
-    """When an interrupted copy of the ledger is repeated; None: the ledger is no copy."""
     ordered: bool = False
     """Most transactions are `ordered`. This is no fault."""
     operators: float = 0.0

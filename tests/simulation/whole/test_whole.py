@@ -154,7 +154,6 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     assert any(each.checkpoints_restored for each in drawn.values())
     assert any(each.ordered for each in drawn.values())
     assert {each.watched for each in drawn.values()} == {0.0, 2.0, 6.0}
-    assert {each.copied_again is None for each in drawn.values()} == {False, True}
     assert {each.suspensions_before_resume for each in drawn.values()} == {0.0, 0.5}
     assert {each.misplaced for each in drawn.values()} == {0.0, 0.3}
     assert {loss.restart is None for loss in losses} == {False, True}

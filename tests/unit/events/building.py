@@ -214,9 +214,6 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         **_common | {"transaction": st.just("")},
         losses=st.integers(0, 1_000_000),
     ),
-    events.LedgerCopied: st.builds(
-        events.LedgerCopied, **_of_a_partition, source=names, complete=st.booleans()
-    ),
     events.BatchCommitted: st.builds(
         events.BatchCommitted, **_common, batch_id=st.integers(), version=st.none() | texts
     ),

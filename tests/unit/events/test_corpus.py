@@ -126,7 +126,7 @@ def test_the_key_of_a_recorded_event_follows_from_its_fields(record: Recorded) -
         refused = json.loads(base64.b64decode(event["value"]))
         expected = refused["table"]
     elif record.topic == TOPICS.ledger:
-        kind = {"conflicts-lost": "losses", "ledger-copied": "ledger-copied"}.get(event["type"])
+        kind = "losses" if event["type"] == "conflicts-lost" else None
         expected = events.ledger_key(event["table"], event["writer"], kind).decode()
     else:
         expected = event["table"]

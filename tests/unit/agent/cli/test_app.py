@@ -45,7 +45,6 @@ COMMANDS = [
     ("dev",),
     ("doctor",),
     ("explain",),
-    ("migrate",),
     ("status",),
     ("ledger",),
     *(("ledger", name) for name in ("correct", "restore", "show")),
@@ -279,7 +278,7 @@ OPTIONS = st.sampled_from(
             "--hours",
         ),
         *("--if-owner", "--lock", "--lock-root", "--hudi", "--seconds", "--wait", "--drift"),
-        *("--to-prefix", "--partitions", "--dry-run", "--follow", "--help"),
+        *("--at-rest", "--follow", "--help"),
     ]
 )
 HOSTILE_COMMANDS = [
@@ -291,7 +290,6 @@ HOSTILE_COMMANDS = [
         ["losses"],
         ["refused"],
         ["agents"],
-        ["migrate"],
         ["status"],
     ),
     *(["ledger", name] for name in ("correct", "restore", "show")),

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.operators import ledger as module
+from lakewarden.agent.log import Log
 from lakewarden.agent.operators.ledger import ledger
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import BatchCommitted, ConflictsLost, LedgerRecord, PartitionTaken, encode
@@ -25,18 +25,18 @@ class Topic:
     """In place of Kafka: one batch after another, and how many of their records are still referenced."""
 
     def __init__(self, batches: list[tuple[int, Sequence[LedgerRecord]]]) -> None:
-        self.batches = batches
+        self._batches = batches
         self.alive = 0
         self.most_alive = 0
 
-    async def partitions_of(self, _: KafkaSettings, topic: str) -> list[TopicPartition]:
+    async def partitions(self, topic: str) -> list[TopicPartition]:
         assert topic == PARTITIONS[0].topic
         return PARTITIONS
 
-    async def batches_to_end(
+    async def batches(
         self, *_: object, **__: object
     ) -> AsyncIterator[tuple[TopicPartition, list[ConsumerRecord]]]:
-        for number, entries in self.batches:
+        for number, entries in self._batches:
             yield PARTITIONS[number], [self._record(number, entry) for entry in entries]
 
     def _record(self, number: int, entry: LedgerRecord) -> ConsumerRecord:
@@ -64,8 +64,8 @@ def _lost(table: str, writer: str, losses: int, term: str = "") -> ConflictsLost
 
 def _use(monkeypatch: pytest.MonkeyPatch, *batches: tuple[int, Sequence[LedgerRecord]]) -> Topic:
     topic = Topic(list(batches))
-    for name in ("partitions_of", "batches_to_end"):
-        monkeypatch.setattr(module, name, getattr(topic, name))
+    for name in ("partitions", "batches"):
+        monkeypatch.setattr(Log, name, staticmethod(getattr(topic, name)))
     return topic
 
 

@@ -65,7 +65,7 @@ def begun(events: Sequence[ConsumerRecord], decisions: Sequence[ConsumerRecord])
     replay.replay(0, events, decoded_decisions(Position(0, None), decisions), ahead=False)
     replay.decisions[0] = list(decisions)
     replay.next_offsets[TopicPartition("writers", 0)] = len(events) if events else None
-    return LiveStatus(replay, {}, "writers")
+    return LiveStatus(replay, "writers")
 
 
 def replayed(table: Table) -> TableView:

@@ -10,26 +10,24 @@ import anyio.lowlevel
 import pytest
 
 from lakewarden.agent import clock
-from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.operators.log_replay import LogReplay
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.takeover import Start
 from lakewarden.events import (
     Abort,
     Admitted,
-    AlreadyCommitted,
     BatchCommitted,
     CommitGranted,
     CommitIntent,
     CommitRequested,
     DeadLetter,
     DecisionEvent,
-    LedgerCopied,
     LedgerRecord,
     PartitionTaken,
     encode,
     partition_name,
 )
+from lakewarden.events.access import partition_of
 from lakewarden.handlers.table.machine import LockConfirmed
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
 from lakewarden.handlers.table.state import LockView
@@ -238,46 +236,6 @@ def test_an_operators_replay_ignores_the_record() -> None:
 
     found.replay(PLACE, [_intent(PLACE)], PublishedDecisions(Position(0, None), ()))
     assert [each.id for each in found.tables[TABLE].open()] == ["T"]
-
-
-# A partition whose ledger `lakewarden migrate` has not finished copying is not served: it doesn't know what is committed.
-
-BATCH = BatchCommitted(transaction="T", batch_id=7, version="v7", **COMMON)
-TAKEN = PartitionTaken(table=partition_name(0), agent="a", term="t", **AT)
-
-
-def _copied(*, complete: bool) -> LedgerCopied:
-    return LedgerCopied(table=partition_name(0), source="old", complete=complete, **AT)
-
-
-def _decisions(*ledger: LedgerRecord) -> tuple[str, list[DecisionEvent]]:
-    """The phase of an owner with this ledger, and its answers to an intent for the copied batch."""
-    log = Log()
-    made = Scene(offline_owner(log), log)
-    made.owner.load(0, 0, Position(0, None), [], _ledger(*ledger))
-    made.send(CommitIntent, "again", writer="w", batch_id=7)
-    return made.owner.phase, log.published(DecisionEvent)
-
-
-@pytest.mark.parametrize("taken", [(), (TAKEN,)], ids=["", "an agent had refused it before"])
-def test_an_incomplete_copy_is_refused(taken: tuple[PartitionTaken, ...]) -> None:
-    phase, decisions = _decisions(_copied(complete=False), BATCH, *taken)
-
-    assert (phase, decisions) == ("refused", [])
-
-
-def test_a_complete_copy_is_served() -> None:
-    phase, decisions = _decisions(_copied(complete=False), BATCH, _copied(complete=True))
-
-    assert phase == "live"
-    assert [type(each) for each in decisions] == [AlreadyCommitted]
-
-
-def test_a_copy_that_was_begun_again_is_incomplete() -> None:
-    """Compaction may have removed the first marker; the last one counts."""
-    phase, _ = _decisions(_copied(complete=True), _copied(complete=False))
-
-    assert phase == "refused"
 
 
 # A paused owner: its partition is revoked in a rebalance, and may be assigned to it again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -103,38 +103,46 @@ class Kafka:
     def partitions_for_topic(self, _: str) -> set[int]:
         return {0}
 
-    async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return {each: self.topics[each.topic].beginning for each in partitions}
-
-    async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return {each: self.topics[each.topic].end for each in partitions}
-
     def seek(self, _: TopicPartition, offset: int) -> None:
         self.moved_to.append(offset)
 
-    async def committed_offsets(self, *_: object) -> dict[TopicPartition, OffsetAndMetadata]:
-        return self.committed
 
-    async def read_to_end(
+@dataclass
+class KafkaLog:
+    """In place of `Log`."""
+
+    kafka: Kafka
+    settings = SETTINGS
+    topics = TOPICS
+
+    async def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {each: self.kafka.topics[each.topic].beginning for each in partitions}
+
+    async def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {each: self.kafka.topics[each.topic].end for each in partitions}
+
+    async def committed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self.kafka.committed
+
+    async def read(
         self,
-        _: object,
         starts: dict[TopicPartition, int | None],
         stops: dict[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         return {
             each: [
                 record
-                for record in self.topics[each.topic].records
+                for record in self.kafka.topics[each.topic].records
                 if (start or 0) <= record.offset < (stops or {}).get(each, 1_000_000)
             ]
             for each, start in starts.items()
         }
 
-    async def batches_to_end(
-        self, settings: object, starts: dict[TopicPartition, int | None], *, max_records: int, complete: bool
+    async def batches(
+        self, starts: dict[TopicPartition, int | None], *, max_records: int, complete: bool
     ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
         assert complete
-        for partition, records in (await self.read_to_end(settings, starts)).items():
+        for partition, records in (await self.read(starts)).items():
             for start in range(0, len(records), max_records):
                 yield partition, records[start : start + max_records]
 
@@ -160,7 +168,8 @@ class Scene:
         """A new agent takes the partition over, and consumes to the end."""
         kafka: Any = self.kafka
         owner = offline_owner(kafka)
-        await takeover.load([owner], SETTINGS, kafka, kafka, 1, asking=kafka)
+        log: Any = KafkaLog(kafka)
+        await takeover.load([owner], log, kafka, kafka, 1)
         self.consume(owner)
         assert owner.phase == "live"
         return owner
@@ -197,9 +206,6 @@ class Scene:
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     made = Scene(Kafka(), [1_000.0])
-    monkeypatch.setattr(takeover, "committed_offsets", made.kafka.committed_offsets)
-    monkeypatch.setattr(takeover, "read_to_end", made.kafka.read_to_end)
-    monkeypatch.setattr(takeover, "batches_to_end", made.kafka.batches_to_end)
     monkeypatch.setattr(clock, "time", SetClock(lambda: made.clock[0]))
     return made
 
@@ -583,9 +589,9 @@ async def test_a_checkpoint_of_an_earlier_release_is_compared_by_the_end_alone(s
 async def test_a_loss_is_shown_before_an_agent_takes_over(scene: Scene) -> None:
     await after_a_commit(scene)
     ledger_create_again(scene.kafka)
-    consumer: Any = scene.kafka
+    log: Any = KafkaLog(scene.kafka)
 
-    found = await find_ledger_gaps(SETTINGS, consumer, await find_starts(SETTINGS, consumer, [0]))
+    found = await find_ledger_gaps(log, await find_starts(log, [0]))
 
     gap = found[0].gap
     assert gap is not None

@@ -18,7 +18,6 @@ from anyio.streams.memory import MemoryObjectSendStream
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import Settings
@@ -33,6 +32,7 @@ from lakewarden.agent.watching.instructions import (
 from lakewarden.agent.watching.supervisor import keep_watching
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, CommitIntent, WriterEventUnion
+from lakewarden.events.access import partition_of
 from tests.recorded_delta import commit
 from tests.recorded_hudi import recorded
 from tests.waiting import until

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from lakewarden.agent.kafka import stop_client
-from lakewarden.events.access import Access, AccessError, client_arguments, read_password_again
+from lakewarden.events.access import Access, AccessError, client_arguments, read_password_again, stop_client
 from lakewarden.events.access.files import FromFiles, RotatingContext, read_secret
 from tests.unit.events.access.certificates import replace, write_certificate
 

@@ -8,7 +8,7 @@ import pytest
 
 from lakewarden.events import Topics
 from lakewarden.handlers.setup.agents import Member, judge_agents
-from lakewarden.handlers.setup.clocks import ClockReading, judge_kafka_clock, judge_store_clock
+from lakewarden.handlers.setup.clocks import ClockReading, judge_store_clock
 from lakewarden.handlers.setup.findings import Finding, failed, has_problem
 from lakewarden.handlers.setup.topics import AGENT_RIGHTS, TopicFacts, judge_topics, missing_rights
 
@@ -165,26 +165,6 @@ def test_with_strict_takeover_a_stores_clock_is_only_a_warning() -> None:
 
     assert judged.result == "warning"
     assert "at least 4.9 s behind the store's, and drift_seconds is 0.5" in judged.found
-
-
-@pytest.mark.parametrize(
-    ("offset", "result", "part"),
-    [
-        (100, "ok", "no difference of more than 0.5 s"),
-        (60_000, "warning", "the times in events, and the retention"),
-        (-7_200_000, "warning", "behind"),
-        (7_200_000, "problem", "the brokers refuse its records"),
-    ],
-)
-def test_a_clock_ahead_of_kafkas_by_more_than_an_hour_is_a_problem(
-    offset: int, result: str, part: str
-) -> None:
-    reading = ClockReading(NOW + offset, NOW + offset, NOW)
-
-    judged = judge_kafka_clock("kafka:9092", reading, drift_seconds=0.5)
-
-    assert judged.result == result
-    assert part in judged.found
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,23 @@
-"""Whether the ledger of one topic prefix may be copied to another one (docs/decisions/0029).
+"""Whether the ledger of a topic prefix has all that another prefix needs (docs/decisions/0029).
 
-The ledger of the source has all that its successor needs if nothing follows from the log any more:
+That is so if nothing follows from the log any more:
 
 1. The committed checkpoint of each partition is the end of `writers`. A checkpoint never passes the intent of an open
    transaction, of a commit that an open one may conflict with, or of an ended one that may still be reported. And it is
    committed only after everything that was decided before is in the log. So no transaction is open or in doubt, no event is
    unanswered, and no batch is missing in the ledger.
-2. The log is complete (`log_gaps.py`), and this version knows all of it. The ledger is no incomplete copy itself.
+2. The log is complete (`log_gaps.py`), and this version knows all of it.
 3. No agent is a member of the group for this prefix, and no agent holds a lock by the audit topic.
 
-If partitions were added to the source's topics by mistake, no agent may decide about what was published since, because tables
+If partitions were added to the topics by mistake, no agent may decide about what was published since, because tables
 have moved between partitions. So no checkpoint will ever cover these events. They may be left behind if nothing has followed from
 them that the ledger lacks: no transaction was granted since the checkpoints, so none has published, and no operator has corrected
 the ledger. A writer whose transaction is left behind repeats its batch.
-
-The target has nothing but what an interrupted run has written: no records outside the ledger, no take-over, and no entry that the
-source doesn't have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_NAMED = 3
@@ -52,8 +49,6 @@ class Source:
     """Locks whose lease runs, each with its agent and end."""
     agents: tuple[str, ...] = ()
     """Members of the group that serve this prefix."""
-    incomplete_copy_of: str | None = None
-    """The prefix from which the ledger was copied, if that copy is not complete."""
     partitions_before: int | None = None
     """The number of partitions that a checkpoint names, if it is another one than now."""
     undecided: tuple[str, ...] = ()
@@ -65,37 +60,14 @@ class Source:
         return tuple(each for each in self.partitions if each.end != (each.checkpoint or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What the target has already."""
-
-    prefix: str
-    counts: Mapping[str, int]
-    """Number of partitions of each topic that exists and must have as many as asked for."""
-    records: tuple[str, ...] = ()
-    """Topics that have records, besides the ledger."""
-    taken: bool = False
-    """Whether an agent has taken over one of its partitions."""
-    others: int = 0
-    """Entries of its ledger that the source doesn't have."""
-
-
-def refusals(source: Source, target: Target, partitions: int) -> list[str]:
-    """Why the ledger is not copied, each with what to do. Empty: it may be."""
-    return [*_of_source(source), *_of_target(source, target, partitions)]
-
-
-def _of_source(source: Source) -> list[str]:
+def refusals(source: Source) -> list[str]:
+    """Why the ledger is not at rest, each with what to do. Empty: it is."""
     found: list[str] = []
     prefix = source.prefix
     if source.agents:
         found.append(
             f"agents serve prefix {prefix} ({_named(source.agents)}); stop them with SIGTERM, and after a SIGKILL wait for "
             "session_timeout_seconds"
-        )
-    if source.incomplete_copy_of is not None:
-        found.append(
-            f"the ledger of prefix {prefix} is an incomplete copy of prefix {source.incomplete_copy_of}; copy that one"
         )
     problems = [problem for each in source.partitions for problem in each.problems]
     if source.partitions_before is not None:
@@ -138,27 +110,6 @@ def _of_locks(source: Source) -> list[str]:
     if not source.locks:
         return []
     return [f"agents hold locks ({_named(source.locks)}); wait until their leases have ended"]
-
-
-def _of_target(source: Source, target: Target, partitions: int) -> list[str]:
-    prefix = target.prefix
-    delete = f"delete the topics {prefix}.* and run this again, or choose another prefix"
-    if prefix == source.prefix:
-        return [f"prefix {prefix} is the source itself; choose another one"]
-    wrong = [f"{topic} has {count}" for topic, count in sorted(target.counts.items()) if count != partitions]
-    if wrong:
-        return [
-            f"the topics of prefix {prefix} exist with another number of partitions than {partitions} ({_named(wrong)}); {delete}"
-        ]
-    if target.taken or target.records:
-        why = "an agent has served it" if target.taken else f"records in {_named(target.records)}"
-        unless = f"if no table is written with this one, stop its agents, delete the topics {prefix}.*, and run this again"
-        return [f"prefix {prefix} is in use: {why}; choose another prefix, or, {unless}"]
-    if target.others:
-        return [
-            f"the ledger of prefix {prefix} has {target.others} entries that are not those of {source.prefix} now; {delete}"
-        ]
-    return []
 
 
 def _named(names: Sequence[str]) -> str:

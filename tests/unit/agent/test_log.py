@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 
-from lakewarden.agent import kafka
+from lakewarden.agent import log as log_module
 from lakewarden.agent.errors import LogCutError
-from lakewarden.agent.kafka import batches_to_end, read_to_end
+from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings
 
 WHERE = TopicPartition("lakewarden.decisions", 3)
@@ -23,6 +23,9 @@ class Cut:
         self.beginning = 0
 
     def assign(self, _: list[TopicPartition]) -> None:
+        return
+
+    def unsubscribe(self) -> None:
         return
 
     def seek(self, _: TopicPartition, __: int) -> None:
@@ -49,16 +52,16 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> Cut:
     async def nothing(*_: object) -> None:
         return
 
-    monkeypatch.setattr(kafka, "reader", lambda _: made)
-    monkeypatch.setattr(kafka, "start_client", nothing)
-    monkeypatch.setattr(kafka, "stop_client", nothing)
+    monkeypatch.setattr(log_module, "reader", lambda _, **__: made)
+    monkeypatch.setattr(log_module, "start_client", nothing)
+    monkeypatch.setattr(log_module, "stop_client", nothing)
     return made
 
 
 async def test_an_end_that_kafka_has_lost_is_not_waited_for() -> None:
     """Seed 1389 of the simulation: a take-over waited for ever, as a member of the group that held the partition."""
     with pytest.raises(LogCutError, match=r"decisions ends at offset 4 of partition 3, and had reached 9"):
-        await read_to_end(KafkaSettings(), {WHERE: 0})
+        await Log(KafkaSettings()).read({WHERE: 0})
 
 
 async def test_a_take_over_does_not_skip_records_that_were_removed_before_it_reads_them(
@@ -68,4 +71,4 @@ async def test_a_take_over_does_not_skip_records_that_were_removed_before_it_rea
     consumer.beginning = 6
 
     with pytest.raises(LogCutError, match=r"begins at offset 6 of partition 3, and is needed from 5 on"):
-        await anext(batches_to_end(KafkaSettings(), {WHERE: 5}, complete=True))
+        await anext(Log(KafkaSettings()).batches({WHERE: 5}, complete=True))

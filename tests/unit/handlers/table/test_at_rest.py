@@ -1,4 +1,4 @@
-"""When the ledger may be copied to another topic prefix, and what the command says if not."""
+"""When the ledger of a prefix is at rest, and what the command says if not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from lakewarden.handlers.table.migration import MAX_NAMED, Source, SourcePartition, Target, refusals
+from lakewarden.handlers.table.at_rest import MAX_NAMED, Source, SourcePartition, refusals
 
 AT_REST = Source("old", (SourcePartition(0, 7, 7), SourcePartition(1, None, 0), SourcePartition(2, 900, 900)))
-NEW = Target("new", {})
 
 
 def _require_reason(reasons: list[str], what: str, next_step: str) -> None:
@@ -20,16 +19,9 @@ def _require_reason(reasons: list[str], what: str, next_step: str) -> None:
     assert next_step in reason.partition(what)[2]
 
 
-def test_a_log_at_rest_may_be_copied_to_a_new_prefix() -> None:
+def test_a_log_at_rest_is_no_reason_to_refuse() -> None:
     """A partition that was never written to has no checkpoint."""
-    assert refusals(AT_REST, NEW, 12) == []
-
-
-def test_an_interrupted_copy_may_be_continued() -> None:
-    """Its topics exist, and its ledger has some of the entries of the source."""
-    begun = Target("new", dict.fromkeys(("new.writers", "new.decisions", "new.ledger"), 12))
-
-    assert refusals(AT_REST, begun, 12) == []
+    assert refusals(AT_REST) == []
 
 
 @pytest.mark.parametrize(
@@ -80,36 +72,7 @@ def test_an_interrupted_copy_may_be_continued() -> None:
     ],
 )
 def test_a_source_that_is_not_at_rest_is_refused(changed: dict[str, Any], what: str, next_step: str) -> None:
-    _require_reason(refusals(replace(AT_REST, **changed), NEW, 12), what, next_step)
-
-
-@pytest.mark.parametrize(
-    ("changed", "what", "next_step"),
-    [
-        pytest.param({"prefix": "old"}, "prefix old is the source itself", "choose another one", id="source"),
-        pytest.param(
-            {"counts": {"new.writers": 3, "new.ledger": 12}},
-            "another number of partitions than 12 (new.writers has 3)",
-            "delete the topics new.*",
-            id="number of partitions",
-        ),
-        pytest.param({"taken": True}, "prefix new is in use: an agent", "choose another prefix", id="served"),
-        pytest.param(
-            {"records": ("new.writers",)},
-            "prefix new is in use: records in new.writers",
-            "choose another prefix",
-            id="records",
-        ),
-        pytest.param(
-            {"others": 2},
-            "has 2 entries that are not those of old now",
-            "delete the topics new.*",
-            id="entries of an earlier copy",
-        ),
-    ],
-)
-def test_a_target_that_is_used_is_refused(changed: dict[str, Any], what: str, next_step: str) -> None:
-    _require_reason(refusals(AT_REST, replace(NEW, **changed), 12), what, next_step)
+    _require_reason(refusals(replace(AT_REST, **changed)), what, next_step)
 
 
 ADDED = replace(AT_REST, partitions=(*AT_REST.partitions, SourcePartition(3, None, 4)), partitions_before=3)
@@ -120,7 +83,7 @@ def test_events_since_partitions_were_added_may_be_left_behind_if_nothing_was_gr
     """Nothing else could be done about them: no agent serves these topics any more."""
     opened = replace(ADDED, transactions=("transaction T of writer w, table t, open",))
 
-    assert refusals(ADDED, NEW, 12) == refusals(opened, NEW, 12) == []
+    assert refusals(ADDED) == refusals(opened) == []
     assert [each.number for each in ADDED.unread] == [3]
 
 
@@ -158,14 +121,7 @@ def test_what_may_have_followed_since_partitions_were_added_is_refused(
     changed: dict[str, Any], what: str, next_step: str
 ) -> None:
     """A granted transaction may have published. The ledger doesn't have it, so its batch would be written twice."""
-    _require_reason(refusals(replace(ADDED, **changed), NEW, 12), what, next_step)
-
-
-def test_an_incomplete_copy_is_no_source() -> None:
-    """The copy of the copy would be called complete, and lack batches."""
-    [reason] = refusals(replace(AT_REST, incomplete_copy_of="oldest"), NEW, 12)
-
-    assert "the ledger of prefix old is an incomplete copy of prefix oldest; copy that one" in reason
+    _require_reason(refusals(replace(ADDED, **changed)), what, next_step)
 
 
 def test_all_reasons_are_given_and_each_names_the_first_of_many() -> None:
@@ -173,8 +129,8 @@ def test_all_reasons_are_given_and_each_names_the_first_of_many() -> None:
     many = tuple(f"transaction T{number}" for number in range(1_000))
     busy = replace(AT_REST, transactions=many, agents=("a",), locks=("l",))
 
-    reasons = refusals(busy, replace(NEW, taken=True), 12)
+    reasons = refusals(busy)
 
-    assert len(reasons) == 4
+    assert len(reasons) == 3
     assert f"T{MAX_NAMED - 1} and {1_000 - MAX_NAMED} more" in reasons[1]
     assert f"T{MAX_NAMED}" not in reasons[1]

@@ -1,0 +1,173 @@
+"""`lakewarden ledger show --at-rest`, against a real broker and agents."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+from lakewarden.agent.errors import AgentError, SettingsError
+from lakewarden.agent.kafka import producer, start_client
+from lakewarden.agent.operators.at_rest import ledger_at_rest
+from lakewarden.agent.operators.ledger import ledger
+from lakewarden.events import (
+    Abort,
+    AlreadyCommitted,
+    BatchCommitted,
+    CommitGranted,
+    ConflictsLost,
+    encode,
+)
+from lakewarden.events.access import partition_of, stop_client
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import World, world
+
+pytestmark = [pytest.mark.real]
+
+FEW, MANY = 3, 12
+TABLES = 5
+
+
+@pytest_asyncio.fixture
+async def old(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=FEW) as made:
+        yield made
+
+
+async def refusals(scene: World) -> list[str]:
+    """Why the ledger is not printed."""
+    with pytest.raises(AgentError) as refused:
+        await ledger_at_rest(scene.settings())
+    return str(refused.value).partition(" is not at rest: ")[2].split("; ")
+
+
+async def commit(scene: World, table: str, batch_id: int) -> None:
+    writer = scene.writer("w", table)
+    await writer.begin(batch_id=batch_id)
+    await writer.complete((await writer.obtain_grant()).grant, version=f"v{batch_id}")
+
+
+def tables(scene: World) -> list[str]:
+    return [f"{scene.table}-{number}" for number in range(TABLES)]
+
+
+async def commit_everywhere(scene: World) -> None:
+    """Five tables have a committed batch, and a writer of the first one has lost a conflict."""
+    for number, table in enumerate(tables(scene)):
+        await commit(scene, table, 40 + number)
+    first, second = scene.writer("winner", tables(scene)[0]), scene.writer("loser", tables(scene)[0])
+    await first.begin()
+    await second.begin()
+    await first.touch("f")
+    await second.touch("f")
+    await second.wait_for(Abort)
+    await first.abandon()
+    await scene.wait_for(BatchCommitted, count=TABLES)
+    await scene.wait_for(ConflictsLost, lambda lost: lost.writer == "loser")
+    await scene.settle(tables(scene)[0])
+
+
+async def test_an_agent_of_the_new_prefix_knows_what_is_committed(old: World) -> None:
+    """The operator's steps of docs/operating.md."""
+    async with old.agent():
+        await commit_everywhere(old)
+
+    shown = await old.run("ledger", "show", "--at-rest", "--output", "json", replication=1)
+
+    assert (shown.returncode, shown.stderr) == (0, "")
+    backup = old.root / "ledger.json"
+    backup.write_text(shown.stdout)
+    async with world(
+        old.bootstrap_servers, f"{old.prefix}-new", old.root, partitions=MANY, group=old.prefix
+    ) as new:
+        async with new.agent():
+            restored = await new.run(
+                "ledger", "restore", str(backup), "--reason", "more partitions", replication=1
+            )
+            assert (restored.returncode, restored.stderr) == (0, "")
+            for number, table in enumerate(tables(old)):
+                repeated = new.writer("w", table)
+                await repeated.send_intent(batch_id=40 + number)
+                assert (await repeated.wait_for(AlreadyCommitted)).committed_batch_id == 40 + number
+            await commit(new, tables(old)[0], 41)
+            await new.wait_for(BatchCommitted, lambda batch: batch.batch_id == 41)
+        assert {each.partition for each in new.received if isinstance(each.event, AlreadyCommitted)} == {
+            partition_of(table, MANY) for table in tables(old)
+        }
+
+
+async def test_while_anything_is_open_the_ledger_is_not_printed(old: World) -> None:
+    """An agent serves; then it is gone, and a transaction is open; then a writer was still running when the agent stopped."""
+    async with old.agent():
+        hung = old.writer("hung")
+        await hung.begin(batch_id=7)
+        served = await refusals(old)
+    left = await refusals(old)
+    async with old.agent():
+        await hung.abandon()
+        await old.settle()
+    assert await ledger_at_rest(old.settings()) == (await ledger(old.settings()), 0)
+    await old.writer("late").heartbeat()
+    late = await refusals(old)
+
+    assert served[0].startswith(f"agents serve prefix {old.prefix} (lakewarden-agent at ")
+    still_open = f"transaction {hung.transaction} of writer hung, table {old.table}, active"
+    assert any(still_open in each for each in served)
+    assert still_open in left[0]
+    assert late[0].partition(" (")[0] == f"no checkpoint covers the last events of {old.prefix}.writers"
+
+
+async def _add_partitions(scene: World, *topics: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=scene.bootstrap_servers)
+    await admin.start()
+    try:
+        names = [f"{scene.prefix}.{topic}" for topic in topics]
+        answer = await admin.create_partitions({name: NewPartitions(MANY) for name in names})
+        assert [code for _, code, *_ in answer.topic_errors] == [0] * len(names)
+    finally:
+        await admin.close()
+
+
+async def _publish_grant(scene: World, table: str) -> None:
+    grant = CommitGranted(
+        event_id="e",
+        table=table,
+        transaction="unsettled",
+        writer="w",
+        at=datetime.now(UTC),
+        agent="a",
+        cause_offset=0,
+        grant="g",
+        lease_seconds=30.0,
+        seq=1,
+    )
+    client = producer(scene.settings())
+    await start_client(client, scene.settings())
+    try:
+        await client.send_and_wait(f"{scene.prefix}.decisions", encode(grant), key=table.encode())
+    finally:
+        await stop_client(client)
+
+
+async def test_events_since_partitions_were_added_are_left_behind_unless_one_was_granted(old: World) -> None:
+    """An operator changed the topics. Agents refuse them from then on, so nothing that follows is ever decided."""
+    async with old.agent():
+        await commit(old, old.table, 40)
+        await old.wait_for(BatchCommitted)
+        await old.settle()
+    await _add_partitions(old, "writers")
+    with pytest.raises(SettingsError, match="add partitions to the smaller ones"):
+        await ledger_at_rest(old.settings())
+    await _add_partitions(old, "decisions", "ledger")
+    await old.writer("late", tables(old)[1]).send_intent(batch_id=1)
+    lines, left_behind = await ledger_at_rest(old.settings())
+    await _publish_grant(old, tables(old)[2])
+    [refusal, *_] = await refusals(old)
+
+    assert ([each.batch_id for each in lines], left_behind) == ([40], 1)
+    assert f"partitions were added to the topics of prefix {old.prefix} ({FEW}, now {MANY})" in refusal
+    assert f"transaction unsettled of writer w, table {tables(old)[2]}, granted" in refusal
