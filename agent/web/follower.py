@@ -102,7 +102,7 @@ class Follower:
             audit = await log.partitions(log.topics.audit)
             since_ms = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
             recent = await log.offsets_at(audit, since_ms)
-            consumer = await log.seek({**positions, **recent})
+            consumer = await log.seek({**positions, **dict.fromkeys(audit), **recent})
             for partition in audit:
                 if partition not in recent:
                     await consumer.seek_to_end(partition)
