@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, assume, given, settings
@@ -10,13 +11,25 @@ from pyspark.sql import SparkSession
 
 from tests.spark.rows.comparison import Finding, Unusable, compare
 from tests.spark.rows.generator import situations
+from tests.spark.rows.planted import planted
 from tests.spark.rows.tables import Situation
 
 
 def explore(
-    spark: SparkSession, folder: Path, table_format: str, mode: str, *, examples: int, seed: int, shrink: bool
+    spark: SparkSession,
+    folder: Path,
+    table_format: str,
+    mode: str,
+    *,
+    examples: int,
+    seed: int,
+    shrink: bool = False,
+    bug: str | None = None,
 ) -> None:
-    """Compare so many generated situations. Raise `AssertionError` with the smallest that differs."""
+    """Compare so many generated situations. Raise `AssertionError` with the smallest that differs.
+
+    `bug`: planted into the sink. A situation that also differs without it doesn't count.
+    """
     phases = [Phase.generate, *([Phase.shrink] if shrink else [])]
 
     @seeded(seed)
@@ -32,7 +45,10 @@ def explore(
     @given(situation=situations(table_format, mode))
     def check(situation: Situation) -> None:
         try:
-            found = compare(spark, folder, situation, table_format, mode)
+            with planted(bug) if bug else nullcontext():
+                found = compare(spark, folder, situation, table_format, mode)
+            if bug and found and compare(spark, folder, situation, table_format, mode):
+                found = None
         except Unusable:
             assume(False)  # noqa: FBT003 - of Hypothesis
             return

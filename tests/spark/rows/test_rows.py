@@ -93,5 +93,5 @@ def test_a_planted_bug_is_found(spark: SparkSession, tmp_path: Path, bug: str) -
 @pytest.mark.parametrize("bug", FOUND_BY)
 def test_generated_batches_find_a_planted_bug(spark: SparkSession, tmp_path: Path, bug: str) -> None:
     table_format, mode, _ = where_found(bug)
-    with planted(bug), pytest.raises(AssertionError):
-        explore(spark, tmp_path, table_format, mode, examples=TO_FIND_A_BUG, seed=SEED, shrink=False)
+    with pytest.raises(AssertionError):
+        explore(spark, tmp_path, table_format, mode, examples=TO_FIND_A_BUG, seed=SEED, bug=bug)
