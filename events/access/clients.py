@@ -108,11 +108,13 @@ async def stop_client(client: Any, seconds: float = STOP_SECONDS) -> None:
     stopping = asyncio.ensure_future(stop())
     with anyio.move_on_after(seconds, shield=True):
         await asyncio.wait([stopping])
-    with suppress(KafkaError, OSError):
-        if stopping.cancel() or stopping.cancelled():
-            with anyio.move_on_after(seconds, shield=True):
-                await connections_of(client).close()  # `stop` ended before it closed them
-        else:
+    if stopping.cancel() or stopping.cancelled():
+        # `stop` ended before it closed them, and has cancelled what a second close waits for.
+        stopping = asyncio.ensure_future(connections_of(client).close())
+        with anyio.move_on_after(seconds, shield=True):
+            await asyncio.wait([stopping])
+    if not stopping.cancel() and not stopping.cancelled():
+        with suppress(KafkaError, OSError):
             stopping.result()
 
 

@@ -55,7 +55,7 @@ def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: 
 class Wait:
     """A wait that took too long: whose, for which writers, and what its driver has open meanwhile (`facts` of each).
 
-    `ahead` is empty if the driver has nothing else open.
+    `ahead` is empty if the driver has nothing else open, or if those writers have just ended, perhaps by their own timeout.
     """
 
     table: str
@@ -64,16 +64,17 @@ class Wait:
     holding: tuple[str, ...]
 
     def timeout(self, what: str, advice: str, facts: str) -> GrantTimeout:
-        """The error. It is retriable if those ahead may wait for this driver in turn (docs/decisions/0059)."""
+        """The error. It is retriable if others may wait for this driver in turn (docs/decisions/0059)."""
         if self.ahead:
             ahead = ", ".join(f"writer {name!r}" for name in self.ahead[:MAX_NAMED])
             what = f"{what}: it waits for {ahead}"
+        if self.holding:
             advice = (
-                f"this driver has open meanwhile: {'; '.join(self.holding[:MAX_NAMED])}; if those writers wait for that, "
+                f"this driver has open meanwhile: {'; '.join(self.holding[:MAX_NAMED])}; if other writers wait for that, "
                 "neither can go on: open the transactions of several tables one after the other; end what is open, then retry"
             )
         return GrantTimeout(
-            f"{what}; {advice}; {facts}", table=self.table, writer=self.writer, retriable=bool(self.ahead)
+            f"{what}; {advice}; {facts}", table=self.table, writer=self.writer, retriable=bool(self.holding)
         )
 
 

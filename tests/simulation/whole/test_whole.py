@@ -165,12 +165,7 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     assert {each.memory_mb for each in drawn.values()} == {0.0, *MEMORY_MB}
     assert {each.rolled_back is None for each in drawn.values()} == {False, True}
     deletions = [each.deletion for each in drawn.values() if each.deletion]
-    assert {(len(each.topics), each.restart) for each in deletions} == {
-        (1, False),
-        (1, True),
-        (2, False),
-        (2, True),
-    }
+    assert {each.restart for each in deletions} == {False, True}
     assert {each.strangers for each in drawn.values()} == {0.0, 0.05, 0.2}
     assert set(with_errors) == {"before the step", "after the step", "in building a record"}
 

@@ -12,7 +12,7 @@ from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG
 from tests.spark.harness import Harness
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 HERE = [name for name, here in (("delta", HAS_DELTA), ("hudi", HAS_HUDI), ("iceberg", HAS_ICEBERG)) if here]
 """Those that this PySpark can write."""

@@ -36,7 +36,10 @@ EACH = 5 if SPARK_35 else 1
 
 
 def written_situations() -> Iterator[Any]:
-    """Yield format, mode and name. `make test` has each situation with one format and mode; the matrix has the others."""
+    """Yield format, mode and name. Each situation runs with one format and mode, the matrix has the others.
+
+    `make test` runs each third situation, `make test-all` the rest.
+    """
     for turn, (name, situation) in enumerate(SITUATIONS.items()):
         pairs = [
             (table_format, mode)
@@ -47,7 +50,8 @@ def written_situations() -> Iterator[Any]:
         ]
         for number, (table_format, mode) in enumerate(pairs):
             chosen = turn % EACH == 0 and number == turn // EACH % len(pairs)
-            marks = [] if EXAMPLES or chosen else [pytest.mark.matrix]
+            wide = [] if SPARK_35 or turn % 3 == 0 else [pytest.mark.wide]
+            marks = [] if EXAMPLES else wide if chosen else [pytest.mark.matrix]
             yield pytest.param(table_format, mode, name, marks=marks, id=f"{table_format}-{mode}-{name}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from lakewarden.agent import log as log_module
 from lakewarden.agent.errors import LogCutError
 from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events.access import stop_client
 
 WHERE = TopicPartition("lakewarden.decisions", 3)
 
@@ -72,3 +74,22 @@ async def test_a_take_over_does_not_skip_records_that_were_removed_before_it_rea
 
     with pytest.raises(LogCutError, match=r"begins at offset 6 of partition 3, and is needed from 5 on"):
         await anext(Log(KafkaSettings()).batches({WHERE: 5}, complete=True))
+
+
+class Slow:
+    """A client whose `stop` hangs, and cancels what a second close waits for, as aiokafka's does."""
+
+    def __init__(self) -> None:
+        self.closing = asyncio.get_running_loop().create_future()
+        self._client = self
+
+    async def stop(self) -> None:
+        await self.closing
+
+    async def close(self) -> None:
+        await asyncio.gather(self.closing)
+
+
+async def test_a_client_that_does_not_stop_in_time_cancels_nobody() -> None:
+    """On a busy machine, a command ended with `CancelledError`."""
+    await stop_client(Slow(), 0.01)

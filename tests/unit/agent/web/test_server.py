@@ -422,10 +422,9 @@ async def test_of_too_many_streams_the_visitor_with_the_most_loses_its_oldest(
 @pytest.mark.parametrize("path", ["/events", "/tables.json"])
 async def test_pages_of_other_sites_get_nothing(path: str, site: str, mode: str, status: int) -> None:
     """A link to the page works."""
-    async with served(table()) as (client, _, _):
-        answer = await client.get(path, headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode})
-
-    assert answer.status == status
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+    async with served(table()) as (client, _, _), client.get(path, headers=headers) as answer:
+        assert answer.status == status
 
 
 def test_a_command_to_copy_is_quoted() -> None:
