@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -46,7 +47,7 @@ def test_the_command_of_a_suspended_holder_is_ended_when_it_resumes(local: Place
     """SIGSTOP, a debugger: until then, the command goes on (docs/lock.md)."""
     with local.holding("echo up; while :; do sleep 0.1; done") as holder:
         holder.send_signal(signal.SIGSTOP)
-        wait_until(lambda: local.record().expired)
+        wait_until(lambda: local.record().valid_until < time.time() * 1000)
         local.write(held(owner="another"))
         holder.send_signal(signal.SIGCONT)
         holder.communicate(timeout=PATIENCE_SECONDS)
