@@ -174,17 +174,17 @@ class Log:
             return
         consumer = await self.consumer()
         consumer.assign(list(starts))
-        beginnings, ends = await self.beginnings(starts), await self.ends(starts)
-        ends = {each: min(end, (stops or {}).get(each, end)) for each, end in ends.items()}
-        for partition, start in starts.items():
-            if complete and start is not None and start < beginnings[partition]:
-                raise LogCutError(
-                    f"topic {partition.topic} begins at offset {beginnings[partition]} of partition {partition.partition}, and "
-                    f"is needed from {start} on: records were removed before they were read"
-                )
-            consumer.seek(partition, max(start or 0, beginnings[partition]))
-        unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
         try:
+            beginnings, ends = await self.beginnings(starts), await self.ends(starts)
+            ends = {each: min(end, (stops or {}).get(each, end)) for each, end in ends.items()}
+            for partition, start in starts.items():
+                if complete and start is not None and start < beginnings[partition]:
+                    raise LogCutError(
+                        f"topic {partition.topic} begins at offset {beginnings[partition]} of partition "
+                        f"{partition.partition}, and is needed from {start} on: records were removed before they were read"
+                    )
+                consumer.seek(partition, max(start or 0, beginnings[partition]))
+            unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
             while unread:
                 batches = await consumer.getmany(*unread, timeout_ms=POLL_MS, max_records=max_records)
                 for partition, records in batches.items():

@@ -14,7 +14,7 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import require_equal_counts
 from lakewarden.agent.log import Log
 from lakewarden.agent.operators.cluster_facts import group_facts
-from lakewarden.agent.operators.ledger import LedgerLine, ledger
+from lakewarden.agent.operators.ledger import LedgerLine, ledger_lines
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.operators.status import last_lock_steps, lock_holder
 from lakewarden.agent.settings import KafkaSettings
@@ -34,7 +34,7 @@ async def ledger_at_rest(
     async with Log(settings) as log:
         before = await _ends(log)
         source = await _source(log, before)
-        lines = await ledger(settings, names)
+        lines = await ledger_lines(log, names)
         after = await _ends(log)
     reasons = refusals(source)
     if not reasons and after != before:

@@ -52,8 +52,14 @@ def line_of(entry: LedgerEventUnion, known: LedgerLine | None = None) -> LedgerL
 
 async def ledger(settings: KafkaSettings, names: Collection[str] = ()) -> list[LedgerLine]:
     """The lines of these tables and writers, or of all. A streaming query's writer may be named without its query id."""
+    async with Log(settings) as log:
+        return await ledger_lines(log, names)
+
+
+async def ledger_lines(log: Log, names: Collection[str] = ()) -> list[LedgerLine]:
+    """As `ledger`, read through an open connection."""
     lines: dict[tuple[str, str], LedgerLine] = {}
-    async with Log(settings) as log, aclosing(entries_in_force(log)) as entries:
+    async with aclosing(entries_in_force(log)) as entries:
         async for entry in entries:
             if not names or _matches(entry, names):
                 key = entry.table, entry.writer
