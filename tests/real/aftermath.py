@@ -158,8 +158,14 @@ def check_that_no_writer_keeps_losing(left: Aftermath) -> None:
     again = [each for each in lost if each["losses"] > MAX_LOSSES]
     beyond = {each for each, groups in touched.items() if not groups <= named.get(each, set())}
     within = [each for each in again if each["transaction"] not in beyond]
+    order = {transaction: number for number, transaction in enumerate(named)}
     unexplained = [
-        each for each in within if not beyond & {other["other_transaction"] for other in each["conflicts"]}
+        each
+        for each in within
+        if not any(
+            other in beyond and order.get(other, len(order)) < order[each["transaction"]]
+            for other in (entry["other_transaction"] for entry in each["conflicts"])
+        )
     ]
     assert unexplained == [], [(each, sorted(touched[each["transaction"]])) for each in unexplained]
     received = {line["transaction"] for line in left.lines_of("aborted")}
