@@ -16,8 +16,8 @@ _INTRODUCTION = """# Metrics
 Generated from `agent/metrics/agent_metrics.py` by `python -m lakewarden.agent.cli.metrics_reference`; don't edit.
 
 The agent answers `/metrics` at `http_listen`, in the text format of Prometheus or in OpenMetrics: see
-[health](operating.md#health). [`deploy/prometheus`](../deploy/prometheus/lakewarden.rules.yml) has alert rules,
-[`deploy/grafana`](../deploy/grafana/lakewarden.json) a dashboard, and [operating](operating.md#run-books) the run-books.
+[health](run.md#health). [`deploy/prometheus`](../deploy/prometheus/lakewarden.rules.yml) has alert rules,
+[`deploy/grafana`](../deploy/grafana/lakewarden.json) a dashboard, and [the run-books](runbooks.md) say what to do.
 
 - Counters and histograms begin at 0 with the process. They count what this process has decided, and nothing of a replay.
 - The values of each label are bounded. `table` names the first `metrics_tables` (100) tables that something is

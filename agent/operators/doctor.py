@@ -162,7 +162,7 @@ async def _check_missing(
                     "problem",
                     name,
                     "missing, and Kafka denies this user to create it",
-                    "create it with the settings of docs/operating.md, or grant create on it",
+                    "create it with the settings of docs/kafka.md, or grant create on it",
                 )
             )
         else:

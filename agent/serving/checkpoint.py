@@ -195,7 +195,7 @@ def require_same_partitions(count: int | None, partitions: int, settings: KafkaS
         raise PartitionsChangedError(
             f"topic {settings.topics.writers} has {max(count, partitions)} partitions and had {min(count, partitions)}, so "
             "tables have moved between partitions and their events have lost their order; stop the agents and the writers, "
-            f"take the ledger to another topic prefix (now {settings.topic_prefix}) as docs/operating.md says, More partitions"
+            f"take the ledger to another topic prefix (now {settings.topic_prefix}) as docs/kafka.md says, More partitions"
         )
 
 

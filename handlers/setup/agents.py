@@ -35,6 +35,6 @@ def judge_agents(group: str, members: Sequence[Member]) -> Finding:
             "warning",
             group,
             f"{count} of different versions: {', '.join(versions)}{who}",
-            "finish the upgrade; docs/operating.md says in which order",
+            "finish the upgrade; docs/run.md says in which order",
         )
     return Finding("agents", "ok", group, f"{count} of version {versions[0]}{who}")

@@ -81,7 +81,7 @@ def refusals(source: Source) -> list[str]:
                 f"partitions were added to the topics of prefix {prefix} ({source.partitions_before}, now "
                 f"{len(source.partitions)}), and no agent may decide about what was published since "
                 f"({_named([*problems, *source.undecided])}); check whether the tables contain these batches, and state the last "
-                "batches in a prefix of their own (docs/operating.md, Partitions added by mistake)"
+                "batches in a prefix of their own (docs/kafka.md, Partitions added by mistake)"
             )
         return [*found, *_of_locks(source)]
     if problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tokenize
 from collections.abc import Iterator
@@ -99,3 +100,39 @@ def test_the_comments_and_strings_of_the_code_are_in_plain_english(folder: str) 
 def code_tokens(module: Path) -> list[tokenize.TokenInfo]:
     with tokenize.open(module) as source:
         return list(tokenize.generate_tokens(source.readline))
+
+
+def test_the_page_of_log_events_has_every_event_of_the_code() -> None:
+    text = (DOCS / "log-events.md").read_text(encoding="utf-8")
+    listed = set(
+        re.findall(r"`([a-z]+[.-][a-z_.-]+)`", "\n".join(re.findall(r"^\| `.*", text, re.MULTILINE)))
+    )
+    modules = [
+        ast.parse(module.read_text(encoding="utf-8"))
+        for folder in ("agent", "handlers", "spark_jobs")
+        for module in (ROOT / folder).rglob("*.py")
+    ]
+    logged = {name for module in modules for name in logged_events(module)}
+    strings = {
+        node.value
+        for module in modules
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+    assert logged - listed == set()
+    assert {name for name in listed if "." in name and not name.endswith((".md", ".py"))} <= strings
+
+
+def logged_events(module: ast.Module) -> Iterator[str]:
+    """The names of the events that the module logs, at info or above."""
+    for node in ast.walk(module):
+        match node:
+            case (
+                ast.Call(
+                    func=ast.Attribute(attr="info" | "warning" | "error" | "exception"), args=[first, *_]
+                )
+                | ast.Call(func=ast.Name(id="Warn"), args=[first, *_])
+            ):
+                names = [each.value for each in ast.walk(first) if isinstance(each, ast.Constant)]
+                yield from (each for each in names if re.fullmatch(r"[a-z]+([.-][a-z_-]+)+", str(each)))

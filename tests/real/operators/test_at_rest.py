@@ -72,7 +72,7 @@ async def commit_everywhere(scene: World) -> None:
 
 
 async def test_an_agent_of_the_new_prefix_knows_what_is_committed(old: World) -> None:
-    """The operator's steps of docs/operating.md."""
+    """The operator's steps of docs/kafka.md."""
     async with old.agent():
         await commit_everywhere(old)
 
