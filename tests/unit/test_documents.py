@@ -127,12 +127,10 @@ def test_the_page_of_log_events_has_every_event_of_the_code() -> None:
 def logged_events(module: ast.Module) -> Iterator[str]:
     """The names of the events that the module logs, at info or above."""
     for node in ast.walk(module):
-        match node:
-            case (
-                ast.Call(
-                    func=ast.Attribute(attr="info" | "warning" | "error" | "exception"), args=[first, *_]
-                )
-                | ast.Call(func=ast.Name(id="Warn"), args=[first, *_])
-            ):
-                names = [each.value for each in ast.walk(first) if isinstance(each, ast.Constant)]
-                yield from (each for each in names if re.fullmatch(r"[a-z]+([.-][a-z_-]+)+", str(each)))
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        if called in ("info", "warning", "error", "exception", "Warn"):
+            for each in ast.walk(node.args[0]):
+                if isinstance(each, ast.Constant) and re.fullmatch(r"[a-z]+([.-][a-z_-]+)+", str(each.value)):
+                    yield str(each.value)
