@@ -1,11 +1,11 @@
-"""Write the generated parts of docs/protocol.md: `python -m tests.corpus.page`. A test compares the page with them.
+"""Write the generated parts of docs/protocol.md and docs/events.md: `python -m tests.corpus.page`. A test compares them.
 
 A generated part stands between `<!-- generated: NAME ARGUMENT -->` and `<!-- end -->`:
 
     topics              the topics and their settings
     fields MODEL        the table of a model's own fields, without those of its base
-    event TYPE          what the event is, its own fields, and its recorded examples
-    example NAME        one recorded event
+    event TYPE          what the event is, its own fields, and its recorded example
+    example NAME        one recorded event, without the fields that all events of its topic have
     reasons             the reasons of an abort, each with its recorded `retriable`
     limits              every limit, from the constants of the code
     partitions          the Kafka partition of some tables, to test a partitioner with
@@ -47,7 +47,8 @@ from lakewarden.handlers.table import conflicts, state
 from lakewarden.spark_jobs import CommitGate
 from tests.corpus import recorded
 
-PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "protocol.md", DOCS / "events.md")
 _PART = re.compile(
     r"(?P<begin><!-- generated: (?P<what>[^>]*?) -->\n)(?P<text>.*?)(?P<end><!-- end -->\n)", re.DOTALL
 )
@@ -120,35 +121,40 @@ def _event(tag: str) -> str:
         textwrap.fill(" ".join(each.split()), _WIDTH, break_long_words=False, break_on_hyphens=False)
         for each in inspect.cleandoc(model.__doc__ or "").split("\n\n")
     ]
-    examples = [_example(each.name) for each in recorded() if each.type == tag and each.type != "abort"]
-    return "\n\n".join([*paragraphs, _fields(model), *(examples or [_example("abort.conflict")])])
+    example = "abort.conflict" if tag == "abort" else tag
+    return "\n\n".join([*paragraphs, _fields(model), _example(example)])
 
 
 def _fields(model: type[BaseModel]) -> str:
     schema = _SCHEMAS[model.__name__]
-    inherited = {name for parent in model.__mro__[1:] for name in getattr(parent, "model_fields", {})}
-    new = [
-        name
-        for name in schema["properties"]
-        if name not in inherited or name in vars(model).get("__annotations__", {})
-    ]
     rows = []
-    for name in new:
+    for name in _own_fields(model):
         field = schema["properties"][name]
         if name == "type" or field.get("description") == "Empty.":
             continue
         default = (
             "required" if name in schema.get("required", ()) else f"`{json.dumps(field.get('default'))}`"
         )
-        rows.append(f"| `{name}` | {_type(field)} | {default} | {field.get('description', '')} |")
+        rows.append(
+            f"| `{name}` | {_type(field)} | {default} | {' '.join(field.get('description', '').split())} |"
+        )
     return _table("field | type | default | meaning", rows) if rows else "No fields of its own."
+
+
+def _own_fields(model: type[BaseModel]) -> list[str]:
+    """The fields of an event that its bases don't have, or not in this form."""
+    inherited = {name for parent in model.__mro__[1:] for name in getattr(parent, "model_fields", {})}
+    declared = vars(model).get("__annotations__", {})
+    return [
+        name for name in _SCHEMAS[model.__name__]["properties"] if name not in inherited or name in declared
+    ]
 
 
 def _type(field: dict[str, Any]) -> str:
     if "anyOf" in field:
         return " or ".join(_type(each) for each in field["anyOf"])
     if "$ref" in field:
-        return f"[{field['$ref'].rpartition('/')[2]}](#objects)"
+        return f"[{field['$ref'].rpartition('/')[2]}](protocol.md#objects)"
     if "enum" in field:
         return ", ".join(f"`{each}`" for each in field["enum"])
     if "const" in field:
@@ -177,7 +183,10 @@ def _bounds(field: dict[str, Any]) -> str:
 
 def _example(name: str) -> str:
     [found] = [each for each in recorded() if each.name == name]
-    pretty = json.dumps(json.loads(found.value), indent=2, ensure_ascii=False)
+    event = json.loads(found.value)
+    own = {"type", *_own_fields(_BY_TYPE[event["type"]])}
+    shown = {name: value for name, value in event.items() if name in own}
+    pretty = json.dumps(shown, indent=2, ensure_ascii=False)
     return f"```json\n{_INNER.sub(_on_one_line, pretty)}\n```"
 
 
@@ -364,4 +373,5 @@ def _table(head: str, rows: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for each in PAGES:
+        each.write_text(render(each.read_text(encoding="utf-8")), encoding="utf-8")
