@@ -48,10 +48,6 @@ def require_every_oracle_has_a_bug(simulation: Simulation, table: str | None, fo
     assert tuple(map(int, numbers.groups())) == (len(oracles), len(simulation.bugs))
 
 
-def require_reproducible(simulation: Simulation, seed: int) -> None:
-    assert simulation.run(seed).trace == simulation.run(seed).trace
-
-
 def require_reproducible_in_another_process(simulation: Simulation, count: int) -> None:
     """Require the same traces with other hash seeds, so that the order of no set decides anything."""
     here = [f"{seed} {digest(simulation.run(seed).trace)}" for seed in range(count)]

@@ -14,7 +14,6 @@ from tests.simulation.required import (
     require_every_oracle_has_a_bug,
     require_no_violation,
     require_planted_bugs_removed,
-    require_reproducible,
     require_reproducible_in_another_process,
 )
 from tests.simulation.run import run, stream
@@ -61,11 +60,6 @@ def test_every_oracle_has_a_planted_bug() -> None:
 
 def test_planted_bugs_are_removed_afterwards() -> None:
     require_planted_bugs_removed(SIMULATION)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_seed_gives_the_same_run_again(seed: int) -> None:
-    require_reproducible(SIMULATION, seed)
 
 
 def test_a_seed_gives_the_same_run_in_another_process() -> None:
