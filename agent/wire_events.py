@@ -1,4 +1,4 @@
-"""Turns the core's verdicts and lock steps into wire events, with the ids, times and names that the core does not know.
+"""The stamp of the agent's events: what the core that decides them does not know.
 
 Whatever the core decides about events that the decoder accepts becomes a record of at most `MAX_RECORD_BYTES`, key included.
 Texts that may come from elsewhere (a store's answer, an entry of the ledger) are cut here.
@@ -6,24 +6,14 @@ Texts that may come from elsewhere (a store's answer, an entry of the ledger) ar
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, TypeVar, assert_never
 
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.events import (
     MAX_VERSION,
-    PROTOCOL,
-    PROTOCOL_WITH_TURNS,
-    Abort,
-    Admitted,
-    AlreadyCommitted,
     AuditEventUnion,
-    BatchCommitted,
-    CommitGranted,
-    ConflictDetected,
     ConflictEntry,
-    ConflictsLost,
-    DecisionEventUnion,
-    GrantRenewed,
+    EventBase,
     LockAcquired,
     LockLost,
     LockRefused,
@@ -31,17 +21,6 @@ from lakewarden.events import (
     LockRenewed,
 )
 from lakewarden.handlers.lease import machine as lease
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    Admit,
-    GrantCommit,
-    RecordBatch,
-    RecordLosses,
-    RenewGrant,
-    ReportConflict,
-    SkipBatch,
-    Verdict,
-)
 
 MAX_EVIDENCE_CHARACTERS = 128_000
 """Of all names in one record. In JSON a character has up to six bytes (a control character), so the record stays below 1 MB."""
@@ -50,61 +29,21 @@ MAX_DETAIL = 4_000
 MAX_RECORD_BYTES = 1_000_000
 """Of key and value. Kafka's default limit is 1,048,588 bytes of a batch, which adds less than 1 KB to one record."""
 
+E = TypeVar("E", bound=EventBase)
 
-def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEventUnion:
-    """The event of a verdict about a transaction."""
-    common = {
-        "event_id": fresh_id(),
-        "table": table,
-        "transaction": verdict.transaction,
-        "writer": verdict.writer,
-        "at": utc_now(),
-        "agent": agent,
-        "term": term,
-        "cause": verdict.cause.event_id,
-        "cause_offset": verdict.cause.offset,
-    }
-    match verdict:
-        case Admit(reserved=reserved, turn=turn):
-            protocol = PROTOCOL if turn is None else PROTOCOL_WITH_TURNS
-            return Admitted.model_validate(
-                common | {"reserved": reserved, "turn": turn, "protocol": protocol}
-            )
-        case AbortTransaction(
-            reason=reason, retriable=retriable, conflicts=conflicts, detail=detail, losses=losses
-        ):
-            return Abort.model_validate(
-                common
-                | {
-                    "reason": reason,
-                    "retriable": retriable,
-                    "conflicts": _fitting(conflicts),
-                    "detail": _cut(detail),
-                    "losses": losses,
-                }
-            )
-        case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
-            return CommitGranted.model_validate(
-                common
-                | {"grant": grant, "lease_seconds": lease_seconds, "seq": seq, "lock_owner": lock_owner}
-            )
-        case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
-            return GrantRenewed.model_validate(
-                common
-                | {"grant": grant, "lease_seconds": lease_seconds, "seq": seq, "lock_owner": lock_owner}
-            )
-        case SkipBatch(committed_transaction=committed_transaction, version=version):
-            return AlreadyCommitted.model_validate(
-                common
-                | {
-                    "committed_transaction": committed_transaction,
-                    "version": _cut(version, MAX_VERSION),
-                    "batch_id": verdict.batch_id,
-                    "committed_batch_id": verdict.committed_batch_id,
-                }
-            )
-        case _:
-            assert_never(verdict)
+
+def stamped(event: E, agent: str, term: str) -> E:
+    """The event as the agent publishes it: with an id, the time, the agent and the term, and with what fits into a record."""
+    kind: type[Any] = type(event)
+    fields = {**event.__dict__, "event_id": fresh_id(), "at": utc_now()}
+    fields |= {name: value for name, value in (("agent", agent), ("term", term)) if name in fields}
+    for name, limit in (("detail", MAX_DETAIL), ("version", MAX_VERSION)):
+        if name in fields:
+            fields[name] = _cut(fields[name], limit)
+    if fields.get("conflicts"):
+        fields["conflicts"] = _fitting(fields["conflicts"])
+    published: E = kind.model_construct(**fields)
+    return published
 
 
 def _cut(text: str | None, limit: int = MAX_DETAIL) -> str | None:
@@ -121,57 +60,6 @@ def _fitting(conflicts: tuple[ConflictEntry, ...]) -> tuple[ConflictEntry, ...]:
         if left < 0 and count:
             return conflicts[:count]
     return conflicts
-
-
-def conflict(table: str, report: ReportConflict) -> ConflictDetected:
-    """The event of a conflict, for operators (topic `conflicts`)."""
-    return ConflictDetected(
-        event_id=fresh_id(),
-        table=table,
-        transaction=report.victim,
-        writer=report.victim_writer,
-        at=utc_now(),
-        victim=report.victim,
-        victim_writer=report.victim_writer,
-        winner=report.winner,
-        winner_writer=report.winner_writer,
-        rule=report.rule,
-        kind=report.kind,
-        conflicts=_fitting(report.conflicts),
-        detected_after_ms=round(report.detected_after_ms, 3),
-        victim_age_seconds=round(report.victim_age_seconds, 3),
-    )
-
-
-def ledger_entry(term: str, table: str, batch: RecordBatch) -> BatchCommitted:
-    """The ledger entry of a writer's last committed batch."""
-    return BatchCommitted(
-        event_id=fresh_id(),
-        table=table,
-        transaction=batch.transaction,
-        writer=batch.writer,
-        at=utc_now(),
-        batch_id=batch.batch_id,
-        version=_cut(batch.version, MAX_VERSION),
-        corrected_at=batch.corrected_at,
-        correction=batch.correction,
-        generation=batch.generation,
-        term=term,
-    )
-
-
-def losses_entry(term: str, table: str, lost: RecordLosses) -> ConflictsLost:
-    """The ledger entry of a writer's conflicts lost in a row."""
-    return ConflictsLost(
-        event_id=fresh_id(),
-        table=table,
-        transaction=lost.transaction,
-        writer=lost.writer,
-        at=utc_now(),
-        losses=lost.losses,
-        lost_on=lost.lost_on,
-        term=term,
-    )
 
 
 def lock_event(

@@ -9,7 +9,9 @@ from lakewarden.events.base import (
     MAX_VERSION,
     PROTOCOL,
     PROTOCOL_WITH_TURNS,
+    UNSTAMPED,
     EventBase,
+    Stamp,
     Wire,
 )
 from lakewarden.events.chunks import event_chunks
@@ -111,6 +113,7 @@ __all__ = [
     "PROTOCOL",
     "PROTOCOL_WITH_TURNS",
     "TABLE_SERVICE_PRIORITY",
+    "UNSTAMPED",
     "WHOLE_TABLE",
     "WRITER_EVENT",
     "Abort",
@@ -152,6 +155,7 @@ __all__ = [
     "MarkerCreated",
     "Operation",
     "PartitionTaken",
+    "Stamp",
     "TopicSettings",
     "Topics",
     "TransactionAbandoned",

@@ -5,7 +5,8 @@ protocol version 1: they never change, but fields may be added. The caller suppl
 package reads a clock or draws a random number.
 
 Limits belong to the events that others publish: `decode` refuses what is beyond them. An event of an agent repeats what it has
-read, so its model has no limit of its own: every event that the agent accepts can be answered.
+read, so its model has no limit of its own: every event that the agent accepts can be answered. The agent builds its events with
+`model_construct`, which checks nothing: first without their `Stamp`, when it decides.
 
 The string below a field is its description in `asyncapi.json` and docs/protocol.md.
 """
@@ -13,7 +14,7 @@ The string below a field is its description in `asyncapi.json` and docs/protocol
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -27,8 +28,8 @@ from pydantic import (
 
 from lakewarden.events.tables import MAX_PATH, require_canonical
 
-PROTOCOL = 1
-PROTOCOL_WITH_TURNS = 2
+PROTOCOL: Final = 1
+PROTOCOL_WITH_TURNS: Final = 2
 """Of an `admitted` that has a `turn`: readers of releases that know no turns refuse it (docs/decisions/0045)."""
 
 MAX_NAME = 512
@@ -97,8 +98,36 @@ class Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class Stamp(TypedDict):
+    """What the agent enters into an event when it publishes it."""
+
+    event_id: str
+    at: datetime
+
+
+UNSTAMPED = Stamp(event_id="", at=datetime.min.replace(tzinfo=UTC))
+"""Of an event that is decided and not published yet."""
+
+
 class EventBase(Wire):
     """The fields that every event has."""
+
+    _template: ClassVar[dict[str, Any]]
+    """All fields in their order, with their defaults."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls._template = {name: each.get_default() for name, each in cls.model_fields.items()}
+
+    @classmethod
+    def model_construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Self:  # type: ignore[override]
+        """Build an event without a check, as pydantic does, in a tenth of its time: no field has an alias or a factory."""
+        event = cls.__new__(cls)
+        object.__setattr__(event, "__dict__", {**cls._template, **values})
+        object.__setattr__(event, "__pydantic_fields_set__", _fields_set or set(values))
+        object.__setattr__(event, "__pydantic_extra__", None)
+        object.__setattr__(event, "__pydantic_private__", None)
+        return event
 
     protocol: Annotated[Literal[1], Version] = 1
     """Version of the protocol. Readers refuse an event of another version."""

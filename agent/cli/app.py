@@ -391,8 +391,8 @@ _OPEN = ("writer", "batch", "phase", "since", "waits for", "partitions", "file g
 
 
 def _print_table(view: TableView) -> None:
-    if view.incomplete or view.refused is not None:
-        refused = [] if view.refused is None else [f"REFUSED by agents: {view.refused}"]
+    refused = [] if view.refused is None else [f"REFUSED by the agent: {view.refused}"]
+    if view.incomplete or (refused and view.lock is None and not view.transactions):
         print_tree(view.table, [*refused, *(f"LOG INCOMPLETE: {missing}" for missing in view.incomplete)])
         return
     lock = view.lock
@@ -404,9 +404,7 @@ def _print_table(view: TableView) -> None:
         text = f"lock: lapsed; agent {lock.agent} held it until {lock.valid_until}{lock.note}"
     else:
         text = f"lock: {lock.last_step.removeprefix('lock-')}{lock.note}"
-    branches: list[str | Rows] = [text]
-    if view.stopped is not None:
-        branches.append(f"STOPPED by the agent: {view.stopped}")
+    branches: list[str | Rows] = [text, *refused]
     rows = [
         (
             each.writer,

@@ -20,10 +20,14 @@ from typing import assert_never
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.events import (
     Abort,
+    Admitted,
+    AlreadyCommitted,
     AuditEventUnion,
     CommitCompleted,
+    CommitGranted,
     CommitIntent,
     CommitRequested,
+    ConflictDetected,
     LockAcquired,
     LockLost,
     LockRefused,
@@ -31,19 +35,10 @@ from lakewarden.events import (
     LockRenewed,
     TransactionAbandoned,
 )
+from lakewarden.handlers.table.effects import Effect, Warn
 from lakewarden.handlers.table.machine import EventRead, Input, Replayed
 from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.stopping import OpenInLog
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    Admit,
-    Effect,
-    GrantCommit,
-    ReportConflict,
-    SkipBatch,
-    Warn,
-)
 
 MAX_UNREPORTED = 10_000
 """Transactions with an unknown outcome that are remembered, to count a late report once."""
@@ -85,12 +80,12 @@ class PartitionObserver:
         if isinstance(step_input, EventRead) and isinstance(step_input.event, CommitIntent):
             self._drop_unknown(state, step_input.event.transaction)
 
-    def on_stop(self, uri: str, aborted: Iterable[OpenInLog]) -> None:
+    def on_stop(self, uri: str, aborted: Iterable[Abort]) -> None:
         """Count the aborts of a stopped table. A granted transaction ends later: the next owner counts that."""
         table = self._metrics.tables.of(uri)
         for each in aborted:
             self._metrics.aborts.labels(table, each.reason).inc()
-            if not each.granted:
+            if each.reason != "lease-lost":
                 self._end(uri, "aborted")
 
     def on_refusal(self, abort: Abort, *, served: bool) -> None:
@@ -149,24 +144,24 @@ class PartitionObserver:
         counted: set[str] = set()
         for effect in effects:
             match effect:
-                case Admit(transaction=transaction):
+                case Admitted(transaction=transaction):
                     times = self._open.get((uri, transaction))
                     if times is not None and times.began is not None:
                         table = metrics.tables.of(uri)
                         metrics.admission_wait.labels(table).observe(max(0.0, now - times.began))
                         for outcome in ("stopped", "in-vain"):  # from 0 on, or `rate` misses the first loss
                             metrics.lost_seconds.labels(table, outcome)
-                case GrantCommit(transaction=transaction):
+                case CommitGranted(transaction=transaction):
                     self._on_grant(uri, transaction, now)
-                case SkipBatch(transaction=transaction):
+                case AlreadyCommitted(transaction=transaction):
                     self._open.pop((uri, transaction), None)
                     self._end(uri, "skipped")
-                case AbortTransaction(transaction=transaction):
+                case Abort(transaction=transaction):
                     times = self._on_abort(uri, effect)
                     aborted[transaction] = (
                         "in-vain" if times is not None and times.has_requested else "stopped"
                     )
-                case ReportConflict(victim=victim, kind=kind, victim_age_seconds=seconds):
+                case ConflictDetected(victim=victim, kind=kind, victim_age_seconds=seconds):
                     outcome = aborted.get(victim, "reported")
                     table = metrics.tables.of(uri)
                     metrics.conflicts.labels(table, kind, outcome).inc()
@@ -187,7 +182,7 @@ class PartitionObserver:
         if times.requested is not None:
             metrics.grant_wait.labels(table).observe(max(0.0, now - times.requested))
 
-    def _on_abort(self, uri: str, abort: AbortTransaction) -> _Times | None:
+    def _on_abort(self, uri: str, abort: Abort) -> _Times | None:
         metrics = self._metrics
         table, key = metrics.tables.of(uri), (uri, abort.transaction)
         metrics.aborts.labels(table, abort.reason).inc()

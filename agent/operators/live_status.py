@@ -17,7 +17,7 @@ from lakewarden.agent.operators.log_replay import LogReplay
 from lakewarden.agent.operators.status import (
     AUDIT_WINDOW,
     TableView,
-    note_stop,
+    note_refusal,
     partition_views,
     table_view,
 )
@@ -74,11 +74,11 @@ class LiveStatus:
     def add(self, number: int, events: Sequence[ConsumerRecord], decisions: Sequence[ConsumerRecord]) -> None:
         """Apply a round of a partition."""
         partition = self._partitions[number]
-        stopped = dict(partition.stopped)
+        refused = dict(partition.refused)
         decided, taken_over = partition.note(decisions)
         self.taken_over = self.taken_over or taken_over
         partition.pending.extend(decided)
-        touched = set(stopped) ^ set(partition.stopped)
+        touched = set(refused) ^ set(partition.refused)
         for decision in partition.due():
             self._apply(decision, touched)
         for record in events:
@@ -110,27 +110,27 @@ class LiveStatus:
         for uri in [each for each, step in self._locks.items() if step.at.timestamp() * 1000 < oldest]:
             del self._locks[uri]
             self._views.pop(uri, None)
-        stopped = {
-            uri: why for partition in self._partitions.values() for uri, why in partition.stopped.items()
+        refused = {
+            uri: why for partition in self._partitions.values() for uri, why in partition.refused.items()
         }
         open_tables = {uri for uri, state in self._replay.tables.items() if state.open()}
         troubles = list(partition_views(self._replay.starts, self._replay.refused, {}).values())
         return troubles + [
-            self._view(uri, stopped.get(uri), now_ms)
-            for uri in sorted(open_tables | set(self._locks) | set(stopped))
+            self._view(uri, refused.get(uri), now_ms)
+            for uri in sorted(open_tables | set(self._locks) | set(refused))
         ]
 
     def view(self, table: str) -> TableView:
         """What `status --table` shows of this table."""
-        stopped = (found for each in self._partitions.values() if (found := each.stopped.get(table)))
-        return self._view(table, next(stopped, None), moment().wall_ms)
+        refused = (found for each in self._partitions.values() if (found := each.refused.get(table)))
+        return self._view(table, next(refused, None), moment().wall_ms)
 
-    def _view(self, uri: str, stopped: str | None, now_ms: int) -> TableView:
+    def _view(self, uri: str, refused: str | None, now_ms: int) -> TableView:
         known, lock = self._views.get(uri), self._locks.get(uri)
         expired = known is not None and known.lock is not None and known.lock.held
         if known is None or (expired and lock is not None and lock.valid_until <= now_ms):
-            known = table_view(uri, self._replay, lock, stopped)
-            if uri in self._locks or uri in self._replay.tables or stopped is not None:
+            known = table_view(uri, self._replay, lock, refused)
+            if uri in self._locks or uri in self._replay.tables or refused is not None:
                 self._views[uri] = known
         return known
 
@@ -183,7 +183,7 @@ class _Partition:
         """Offset of the last event that was applied."""
         self.pending: deque[DecisionEventUnion] = deque()
         """Decisions that follow from later events."""
-        self.stopped: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
 
     def note(self, records: Sequence[ConsumerRecord]) -> tuple[list[DecisionEventUnion], bool]:
         """Note the next decisions. Return those that count, and whether an agent took the partition over."""
@@ -192,7 +192,7 @@ class _Partition:
         for record in records:
             decision = decode(DECISION_RECORD, record.value)
             if not isinstance(decision, Undecodable):
-                note_stop(self.stopped, decision)
+                note_refusal(self.refused, decision)
                 taken_over = taken_over or isinstance(decision, PartitionTaken)
                 published.add(record.offset, decision)
         self.term = published.term

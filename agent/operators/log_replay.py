@@ -26,11 +26,10 @@ from lakewarden.events import (
     decode,
 )
 from lakewarden.events.access import partition_of
-from lakewarden.handlers.table.machine import replay_event, replay_verdict
+from lakewarden.handlers.table.machine import replay_decision, replay_event
 from lakewarden.handlers.table.replay import PublishedDecisions
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import verdict_of
 
 
 @dataclass(slots=True)
@@ -111,7 +110,7 @@ class LogReplay:
             )
         if isinstance(decision, CommitGranted):
             self.granted.setdefault(decision.transaction, decision.at)
-        replay_verdict(state, verdict_of(decision), monotonic())
+        replay_decision(state, decision, monotonic())
 
 
 async def replay_log(log: Log, *, ahead: bool = True) -> LogReplay:

@@ -21,7 +21,6 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
-from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import utc_time
@@ -33,6 +32,7 @@ from lakewarden.events import (
     AuditEventUnion,
     ConflictDetected,
     DecisionRecord,
+    LocksHandedOver,
     PartitionTaken,
     Undecodable,
     decode,
@@ -47,6 +47,8 @@ from lakewarden.handlers.table.transactions import Phase, Transaction
 AUDIT_WINDOW = timedelta(minutes=15)
 """How far back to look for the last step of a lock. A held lock is renewed far more often; an older one is free."""
 _LEDGER_LOST = "an agent that has run since it lost these entries records them again, otherwise restore them from a backup"
+MAX_REFUSED = 1_000
+"""Tables of a partition whose last refusal is kept."""
 MAX_BLOCKERS = 20
 """Transactions that the view of a waiting one names."""
 
@@ -124,12 +126,13 @@ class TableView:
     table: str
     lock: LockHolder | None
     transactions: tuple[TransactionView, ...]
-    stopped: str | None = None
-    """Why the agent stopped the table, if it has aborted a transaction for it since it took the partition over."""
     incomplete: tuple[str, ...] = ()
     """What the log of a partition lacks, and since when that is known. Empty for a table."""
     refused: str | None = None
-    """Why an agent refuses the partition. None for a table."""
+    """Why an agent refuses the partition, or why it last refused a transaction of the table for good (`not-allowed`).
+
+    None if it has admitted, granted or skipped another one since, or another agent has taken the partition over.
+    """
 
 
 async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
@@ -142,10 +145,10 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
         await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
         locks = await last_lock_steps(log)
         ledgers = await find_ledger_gaps(log, replay.starts)
-    stopped: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for decisions in replay.decisions.values():
-        stopped |= stopped_tables(decisions)
-    uris = {uri for uri, state in replay.tables.items() if state.open()} | set(locks) | set(stopped)
+        refusals |= refused_tables(decisions)
+    uris = {uri for uri, state in replay.tables.items() if state.open()} | set(locks) | set(refusals)
     of_table = None
     if table is not None:
         uris = {table}
@@ -156,7 +159,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
         {number: each.gap for number, each in ledgers.items() if each.gap is not None},
     )
     return [view for number, view in troubles.items() if of_table in (None, number)] + [
-        table_view(uri, replay, locks.get(uri), stopped.get(uri)) for uri in sorted(uris)
+        table_view(uri, replay, locks.get(uri), refusals.get(uri)) for uri in sorted(uris)
     ]
 
 
@@ -172,14 +175,14 @@ def partition_views(
     }
 
 
-def table_view(uri: str, replay: LogReplay, lock: AuditEventUnion | None, stopped: str | None) -> TableView:
+def table_view(uri: str, replay: LogReplay, lock: AuditEventUnion | None, refused: str | None) -> TableView:
     """What `status` shows of one table."""
     state = replay.tables.get(uri)
     return TableView(
         uri,
         None if lock is None else lock_holder(lock),
         () if state is None else tuple(_view(state, each, replay) for each in state.open()),
-        stopped,
+        refused=refused,
     )
 
 
@@ -196,25 +199,30 @@ def _gaps(start: Start, ledger: Gap | None) -> tuple[str, ...]:
     )
 
 
-def stopped_tables(decisions: Iterable[ConsumerRecord]) -> dict[str, str]:
-    """The tables of a partition that its present owner has stopped, each with the reason, from the aborts that name it."""
+def refused_tables(decisions: Iterable[ConsumerRecord]) -> dict[str, str]:
+    """The tables of a partition whose last transaction its present owner has refused, each with the reason."""
     found: dict[str, str] = {}
     for record in decisions:
         decision = decode(DECISION_RECORD, record.value)
         if not isinstance(decision, Undecodable):
-            note_stop(found, decision)
+            note_refusal(found, decision)
     return found
 
 
-def note_stop(stopped: dict[str, str], decision: DecisionRecord) -> None:
+def note_refusal(refused: dict[str, str], decision: DecisionRecord) -> None:
     """Note the next record of `decisions` of a partition: a new owner starts each stopped table again."""
     match decision:
         case PartitionTaken():
-            stopped.clear()
-        case Abort(detail=str(detail)) if detail.startswith(STOPPED):
-            stopped[decision.table] = detail.removeprefix(STOPPED)
-        case _:
+            refused.clear()
+        case Abort(reason="not-allowed", retriable=False):
+            refused.pop(decision.table, None)
+            refused[decision.table] = decision.detail or decision.reason
+            if len(refused) > MAX_REFUSED:
+                del refused[next(iter(refused))]
+        case Abort() | LocksHandedOver():
             pass
+        case _:
+            refused.pop(decision.table, None)
 
 
 async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[ConflictDetected]:

@@ -204,7 +204,7 @@ def _granted(view: TableView) -> list[TransactionView]:
 
 
 def _trouble(view: TableView) -> bool:
-    return bool(view.incomplete or view.refused or view.stopped)
+    return bool(view.incomplete or view.refused)
 
 
 # -- one transaction ---------------------------------------------------------------------------------------------------

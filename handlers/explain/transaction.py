@@ -1,6 +1,6 @@
 """Builds the explanation of one transaction from the log alone.
 
-- The explainer replays the table with the code that a restarting agent uses (`facts.apply_event`, `machine.replay_verdict`,
+- The explainer replays the table with the code that a restarting agent uses (`facts.apply_event`, `machine.replay_decision`,
   `replay.PublishedDecisions`). After each event it reads the blockers from the replayed state: they are the blockers of that
   moment.
 - Steps are in the order of offsets: a decision follows the event at its `cause_offset`, as in every replay. Lock steps come from
@@ -61,11 +61,10 @@ from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.table.conflicts import conflict_kind, operations_conflict, rule_for
 from lakewarden.handlers.table.facts import apply_event, why_ignored
 from lakewarden.handlers.table.footprints import Overlap
-from lakewarden.handlers.table.machine import replay_verdict
+from lakewarden.handlers.table.machine import replay_decision
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
-from lakewarden.handlers.table.verdicts import verdict_of
 
 MOST_SHOWN = 20
 """Places, names and partitions that one step lists. Its counters count more of them."""
@@ -201,7 +200,7 @@ class Explainer:
                 admission = EventRef(decision.type, decision.transaction, decision.writer, record)
                 self._touches.add(admission, decision.reserved)
             phase_before = phase_of(self._state, decision.transaction)
-            replay_verdict(self._state, verdict_of(decision), record.recorded_ms / 1000)
+            replay_decision(self._state, decision, record.recorded_ms / 1000)
             self._outcomes.note_decision(record, decision, phase_before)
         self._add_wait()
         while self._void and (up_to is None or self._void[0][0] <= up_to):

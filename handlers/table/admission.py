@@ -46,14 +46,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from lakewarden.events import WHOLE_TABLE, CommitIntent, Marker, canonical_location
+from lakewarden.events import (
+    PROTOCOL,
+    PROTOCOL_WITH_TURNS,
+    WHOLE_TABLE,
+    Admitted,
+    AlreadyCommitted,
+    CommitIntent,
+    Marker,
+    canonical_location,
+)
 from lakewarden.handlers.table.conflicts import touches_meet
+from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, Phase, Touch, Transaction
-from lakewarden.handlers.table.verdicts import Admit, Cause, SkipBatch, Warn
 
 
 def judge_intent(context: StepContext, intent: CommitIntent) -> None:
@@ -129,7 +138,7 @@ def _refuse_lock(context: StepContext, transaction: Transaction) -> None:
         f"its intent names the lock {transaction.lock}, and the lock of this table is {place}; name that one or none; "
         "an operator can change it with the agent's setting lock_places"
     )
-    context.emit([Warn("lock.another-named", transaction.id, transaction.writer, detail)])
+    context.effects.append(Warn("lock.another-named", transaction.id, transaction.writer, detail))
     context.abort(transaction, "not-allowed", retriable=False, detail=detail)
 
 
@@ -190,18 +199,16 @@ def admit_ready(context: StepContext) -> list[Transaction]:
             # The writer's older transaction may be publishing.
             state.waiters.setdefault(running.id, set()).add(transaction.id)
             continue
-        cause = Cause(transaction.intent_id, context.cause.offset)
+        about = context.about(transaction.id, transaction.writer, transaction.intent_id)
         done = state.ledger.get(transaction.writer)
         if done is not None and _already_committed(transaction, done):
             context.decide(
-                SkipBatch(
-                    transaction.id,
-                    transaction.writer,
-                    cause,
-                    done.transaction,
-                    done.version,
-                    transaction.batch_id,
-                    done.batch_id,
+                AlreadyCommitted.model_construct(
+                    **about,
+                    committed_transaction=done.transaction,
+                    version=done.version,
+                    batch_id=transaction.batch_id,
+                    committed_batch_id=done.batch_id,
                 )
             )
             continue
@@ -211,7 +218,14 @@ def admit_ready(context: StepContext) -> list[Transaction]:
         else:
             reserved = _markers_to_reserve(state, transaction)
             turn = _next_turn(state) if transaction.conflict_rule == "ordered" else None
-            context.decide(Admit(transaction.id, transaction.writer, cause, reserved, turn))
+            context.decide(
+                Admitted.model_construct(
+                    **about,
+                    protocol=PROTOCOL if turn is None else PROTOCOL_WITH_TURNS,
+                    reserved=reserved,
+                    turn=turn,
+                )
+            )
             admitted.append(transaction)
     return admitted
 

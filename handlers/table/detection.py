@@ -34,8 +34,8 @@ Rules for all checks:
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import replace
 
+from lakewarden.events import UNSTAMPED, ConflictDetected
 from lakewarden.handlers.table.conflicts import (
     MAX_EVIDENCE,
     TouchKind,
@@ -52,7 +52,6 @@ from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, OPEN, Phase, Touch, Transaction
-from lakewarden.handlers.table.verdicts import ReportConflict
 
 
 def judge_markers(context: StepContext, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
@@ -201,7 +200,7 @@ def report_observed(context: StepContext, conflicts: list[Overlap]) -> None:
         mine_lost = mine.phase not in LANDED and (other.phase in LANDED or other.sequence < mine.sequence)
         losing = against if mine_lost else [each.flipped() for each in against]
         report = _conflict_report(context, losing[0].mine.transaction, losing, MAX_EVIDENCE)
-        context.emit([replace(report, victim_age_seconds=0.0)])
+        context.effects.append(report.model_copy(update={"victim_age_seconds": 0.0}))
 
 
 def _group_by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:
@@ -218,14 +217,18 @@ def _abort_victim(context: StepContext, victim: Transaction, losing: list[Overla
     reports = [_conflict_report(context, victim, against, share) for against in winners]
     unknown = all(each.other.transaction.phase is Phase.UNKNOWN for each in losing)
     context.abort(victim, "outcome-unknown" if unknown else "conflict", conflicts=evidence(losing))
-    context.emit(reports)
+    context.effects.extend(reports)
 
 
 def _conflict_report(
     context: StepContext, victim: Transaction, losing: list[Overlap], most: int
-) -> ReportConflict:
+) -> ConflictDetected:
     winner = losing[0].other.transaction
-    return ReportConflict(
+    return ConflictDetected.model_construct(
+        **UNSTAMPED,
+        table=context.state.uri,
+        transaction=victim.id,
+        writer=victim.writer,
         victim=victim.id,
         victim_writer=victim.writer,
         winner=winner.id,
@@ -233,8 +236,8 @@ def _conflict_report(
         rule=rule_for(victim, winner),
         kind="commit" if winner.phase in LANDED else "marker",
         conflicts=evidence(losing, most),
-        detected_after_ms=max(0.0, (context.now - context.read_at) * 1000),
-        victim_age_seconds=max(0.0, context.now - victim.opened_at),
+        detected_after_ms=round(max(0.0, (context.now - context.read_at) * 1000), 3),
+        victim_age_seconds=round(max(0.0, context.now - victim.opened_at), 3),
     )
 
 

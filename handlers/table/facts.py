@@ -1,4 +1,4 @@
-"""What an event or a published verdict changes in a table's state.
+"""What an event or a published decision changes in a table's state.
 
 This module makes no decisions. The same code runs live and during a replay, so a replay rebuilds the same state. Every fact
 advances the table's `moment` by one, even if it changes nothing else.
@@ -50,10 +50,16 @@ from lakewarden.events import (
     ALL_FILE_GROUPS,
     DEFAULT_HEARTBEAT_SECONDS,
     MAX_INSTANT,
+    Abort,
     AbortRequested,
+    Admitted,
+    AlreadyCommitted,
     CommitCompleted,
+    CommitGranted,
     CommitIntent,
     CommitRequested,
+    DecisionEventUnion,
+    GrantRenewed,
     LedgerCorrected,
     Marker,
     MarkerCreated,
@@ -84,14 +90,6 @@ from lakewarden.handlers.table.transactions import (
     Touch,
     Transaction,
     observed_instant,
-)
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    Admit,
-    GrantCommit,
-    RenewGrant,
-    SkipBatch,
-    Verdict,
 )
 
 ID_USED = "an earlier intent has used this transaction's id; use a new one for each attempt"
@@ -194,30 +192,31 @@ def is_expected(state: TableState, event: WriterEventUnion) -> bool:
     return closed is None or closed.duplicate_of is not None
 
 
-def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
-    """Apply a verdict: one just decided, or one read back from the log.
+def apply_decision(state: TableState, decision: DecisionEventUnion, now: float) -> None:
+    """Apply a decision: one just made, or one read back from the log.
 
-    A verdict about an unknown transaction changes nothing, except that an `unknown-transaction` abort is remembered. Nor does one
-    about another writer's transaction with the same id: its intent is older than the checkpoint, and a stranger has used its id.
+    A decision about an unknown transaction changes nothing, except that an `unknown-transaction` abort is remembered. Nor
+    does one about another writer's transaction with the same id: its intent is older than the checkpoint, and a stranger has
+    used its id.
     """
     state.moment += 1
-    transaction = state.transactions.get(verdict.transaction)
-    if transaction is not None and transaction.writer != verdict.writer:
+    transaction = state.transactions.get(decision.transaction)
+    if transaction is not None and transaction.writer != decision.writer:
         return
     if transaction is None:
-        if isinstance(verdict, AbortTransaction) and verdict.reason == "unknown-transaction":
+        if isinstance(decision, Abort) and decision.reason == "unknown-transaction":
             # Published once: the writer finds the answer to further events in the log.
-            keep_closed(state, verdict.transaction, _closed_by(verdict, verdict.writer, None))
+            keep_closed(state, decision.transaction, _closed_by(decision, decision.writer, None))
         return
-    match verdict:
-        case Admit(reserved=reserved, turn=turn):
+    match decision:
+        case Admitted(reserved=reserved, turn=turn):
             if transaction.phase is Phase.QUEUED:
                 state.note_change(transaction.id)
                 transaction.turn, transaction.blocker = turn, None
                 state.enter(transaction, Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING)
                 transaction.began = state.moment
                 _add_markers(state, transaction, reserved)
-        case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
+        case CommitGranted(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 state.note_change(transaction.id)
                 state.enter(transaction, Phase.GRANTED)
@@ -225,18 +224,18 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
                 transaction.grant = Grant(
                     grant, now, now + lease_seconds, lock_owner, seq, moment=state.moment
                 )
-        case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
+        case GrantRenewed(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             running = transaction.grant
             if running is not None and running.id == grant:
                 running.deadline = max(running.deadline, now + lease_seconds)
                 running.seq = max(running.seq, seq)
                 running.lock_owner = lock_owner or running.lock_owner
-        case SkipBatch():
+        case AlreadyCommitted():
             close(state, transaction, _closed(Phase.COMMITTED, transaction))
-        case AbortTransaction():
-            _apply_abort(state, transaction, verdict, now)
+        case Abort():
+            _apply_abort(state, transaction, decision, now)
         case _:
-            assert_never(verdict)
+            assert_never(decision)
 
 
 def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
@@ -457,12 +456,12 @@ def _apply_observed_commit(
     return overlaps
 
 
-def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTransaction, now: float) -> None:
+def _apply_abort(state: TableState, transaction: Transaction, abort: Abort, now: float) -> None:
     if transaction.phase in LANDED:
         return
     if transaction.phase is Phase.GRANTED:
         assert transaction.grant is not None
-        if verdict.reason == "outcome-unknown":
+        if abort.reason == "outcome-unknown":
             note_end(state, transaction)
             state.enter(transaction, Phase.UNKNOWN)
             transaction.ended, transaction.grant = state.moment, None
@@ -471,19 +470,19 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
         else:
             transaction.grant.revoked = True
         return
-    if transaction.observed and verdict.reason == "outcome-unknown":
+    if transaction.observed and abort.reason == "outcome-unknown":
         note_end(state, transaction)
         state.enter(transaction, Phase.UNKNOWN)
         transaction.ended = state.moment
         _await_late_completion(state, transaction, now)
         drop_old_evidence(state)
         return
-    if verdict.reason == "conflict":
-        lost = verdict.losses or state.losses.get(transaction.writer, 0) + 1
+    if abort.reason == "conflict":
+        lost = abort.losses or state.losses.get(transaction.writer, 0) + 1
         state.losses[transaction.writer] = lost
         state.lost_on[transaction.writer] = _partitions_lost_on(state, transaction)
         state.unrecorded_losses[transaction.writer] = transaction.id
-    closed = _closed_by(verdict, transaction.writer, transaction.batch_id)
+    closed = _closed_by(abort, transaction.writer, transaction.batch_id)
     closed = replace(closed, observed=transaction.observed, intent_id=transaction.intent_id)
     close(state, transaction, closed)
     if transaction.observed:
@@ -523,13 +522,13 @@ def _closed(phase: Phase, transaction: Transaction) -> Closed:
     )
 
 
-def _closed_by(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:
+def _closed_by(abort: Abort, writer: str, batch_id: int | None) -> Closed:
     return Closed(
         Phase.ABORTED,
         writer,
         batch_id,
-        verdict.reason,
-        verdict.retriable,
-        verdict.conflicts[:MAX_KEPT_EVIDENCE],
-        verdict.detail,
+        abort.reason,
+        abort.retriable,
+        abort.conflicts[:MAX_KEPT_EVIDENCE],
+        abort.detail,
     )

@@ -42,20 +42,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lakewarden.events import CommitGranted
 from lakewarden.handlers.table.conflicts import rule_for, waits_for_turn
 from lakewarden.handlers.table.detection import judge_grant, judge_landing, validate_for_grant
+from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import OPEN, Phase, Touch, Transaction
-from lakewarden.handlers.table.verdicts import (
-    AcquireLock,
-    Cause,
-    GrantCommit,
-    ReleaseLock,
-    RenewGrant,
-)
 
 MIN_LEASE_SHARE = 0.5
 """The smallest share of the configured grant lease for which a grant is decided."""
@@ -77,11 +72,9 @@ def grant_next(context: StepContext) -> None:
             continue
         state.lock_used = True
         context.decide(
-            GrantCommit(
-                first.id,
-                first.writer,
-                Cause(first.requested_id, context.cause.offset),
-                grant=f"{first.sequence}:{context.cause.offset}",
+            CommitGranted.model_construct(
+                **context.about(first.id, first.writer, first.requested_id),
+                grant=f"{first.sequence}:{context.offset}",
                 lease_seconds=lease,
                 seq=first.seq,
                 lock_owner=lock.owner,
@@ -100,17 +93,7 @@ def extend_grant(context: StepContext, transaction: Transaction) -> None:
         return
     lease = _available_lease(context)
     if lease > 0 and context.now + lease > grant.deadline:
-        context.decide(
-            RenewGrant(
-                transaction.id,
-                transaction.writer,
-                context.cause,
-                grant.id,
-                lease,
-                transaction.seq,
-                lock.owner,
-            )
-        )
+        context.renew(transaction, lease, transaction.seq, lock.owner)
 
 
 def publish_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
@@ -172,10 +155,7 @@ def _publish_lock_owner(context: StepContext, running: Transaction, lock: LockVi
     grant = running.grant
     if grant is None or grant.revoked or grant.lock_owner == lock.owner or context.now >= grant.deadline:
         return
-    left = grant.deadline - context.now
-    context.decide(
-        RenewGrant(running.id, running.writer, context.cause, grant.id, left, grant.seq, lock.owner)
-    )
+    context.renew(running, grant.deadline - context.now, grant.seq, lock.owner)
 
 
 def request_or_release_lock(context: StepContext) -> None:
@@ -194,7 +174,7 @@ def request_or_release_lock(context: StepContext) -> None:
             _release_lock(context)
     if needed and not state.lock_requested:
         adopt = running.grant.lock_owner if running is not None and running.grant is not None else None
-        context.emit([AcquireLock(adopt)])
+        context.effects.append(AcquireLock(adopt))
         state.lock_requested = True
     elif not needed and state.lock_requested:
         _release_lock(context)
@@ -203,7 +183,7 @@ def request_or_release_lock(context: StepContext) -> None:
 def _release_lock(context: StepContext) -> None:
     state = context.state
     state.lock, state.lock_requested, state.lock_used = None, False, False
-    context.emit([ReleaseLock()])
+    context.effects.append(ReleaseLock())
 
 
 def earlier_turns(state: TableState, transaction: Transaction) -> Iterator[Overlap]:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from lakewarden.events import (
+    UNSTAMPED,
     BatchCommitted,
     ConflictsLost,
     LedgerEventUnion,
@@ -30,7 +31,6 @@ from lakewarden.events import (
     Marker,
     PartitionTaken,
 )
-from lakewarden.handlers.table.verdicts import RecordBatch, RecordLosses
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 """One encoder: `json.dumps` with options makes another one each time."""
@@ -65,13 +65,19 @@ class CommittedBatch:
         corrected_at = -1 if self.correction is None else self.correction.offset
         return (self.generation, corrected_at, self.batch_id is not None, self.batch_id or 0)
 
-    def to_record(self, writer: str) -> RecordBatch:
-        """The entry of its writer."""
-        corrected_at, event_id = (
-            (None, None) if self.correction is None else (self.correction.offset, self.correction.event_id)
-        )
-        return RecordBatch(
-            self.transaction, writer, self.batch_id, self.version, corrected_at, event_id, self.generation
+    def to_entry(self, table: str, writer: str) -> BatchCommitted:
+        """The entry of its writer, not stamped."""
+        correction = self.correction
+        return BatchCommitted.model_construct(
+            **UNSTAMPED,
+            table=table,
+            transaction=self.transaction,
+            writer=writer,
+            batch_id=self.batch_id,
+            version=self.version,
+            corrected_at=None if correction is None else correction.offset,
+            correction=None if correction is None else correction.event_id,
+            generation=self.generation,
         )
 
     def covers(self, batch_id: int | None) -> bool:
@@ -121,29 +127,29 @@ class LedgerEntries:
     batches: CommittedBatches = field(default_factory=CommittedBatches)
     _losses: dict[str, bytes] = field(default_factory=dict)
 
-    def losses(self) -> Iterator[RecordLosses]:
-        """What the writers of this table have lost in a row, for those that have lost something."""
+    def losses(self) -> Iterator[tuple[str, int, tuple[Marker, ...]]]:
+        """Each writer that has lost conflicts, how many in a row, and in which partitions."""
         for writer, packed in self._losses.items():
-            losses, transaction, places = json.loads(packed)
+            losses, places = json.loads(packed)
             lost_on = tuple(
                 Marker(partition=partition, file_group=file_group, operation=operation)
                 for partition, file_group, operation in places
             )
-            yield RecordLosses(writer, losses, lost_on, transaction)
+            yield writer, losses, lost_on
 
-    def keep_losses(self, lost: RecordLosses) -> None:
+    def keep_losses(self, writer: str, losses: int, lost_on: tuple[Marker, ...]) -> None:
         """Keep what a writer has lost. With no losses, forget the writer."""
-        if not lost.losses:
-            self._losses.pop(lost.writer, None)
+        if not losses:
+            self._losses.pop(writer, None)
             return
-        places = [[each.partition, each.file_group, each.operation] for each in lost.lost_on]
-        self._losses[lost.writer] = _encode([lost.losses, lost.transaction, places]).encode()
+        places = [[each.partition, each.file_group, each.operation] for each in lost_on]
+        self._losses[writer] = _encode([losses, places]).encode()
 
     def keep_all_losses(self, losses: Mapping[str, int], lost_on: Mapping[str, tuple[Marker, ...]]) -> None:
         """Keep what the table's state has, in place of what is kept."""
         self._losses.clear()
         for writer, count in losses.items():
-            self.keep_losses(RecordLosses(writer, count, lost_on.get(writer, ())))
+            self.keep_losses(writer, count, lost_on.get(writer, ()))
 
     def __bool__(self) -> bool:
         return bool(self.batches) or bool(self._losses)
@@ -179,8 +185,7 @@ class Ledger:
         else:
             in_force = _losses_count(record, self._term)
             if in_force:
-                lost = RecordLosses(record.writer, record.losses, record.lost_on, record.transaction)
-                entries.keep_losses(lost)
+                entries.keep_losses(record.writer, record.losses, record.lost_on)
         if not in_force:
             self.to_repeat[key] = None
         elif self.to_repeat:
@@ -206,11 +211,20 @@ class Ledger:
                     entries.batches[writer] = replace(batch, correction=None, generation=batch.generation + 1)
                     self.to_repeat["batch-committed", uri, writer] = None
 
-    def to_record(self) -> Iterator[tuple[str, RecordBatch]]:
-        """Each batch in force, with its table."""
+    def entries(self) -> Iterator[BatchCommitted]:
+        """The entry of each batch in force, not stamped."""
         for uri, entries in list(self.tables.items()):
             for writer, batch in list(entries.batches.items()):
-                yield uri, batch.to_record(writer)
+                yield batch.to_entry(uri, writer)
+
+
+def losses_entry(
+    table: str, writer: str, losses: int, lost_on: tuple[Marker, ...] = (), transaction: str = ""
+) -> ConflictsLost:
+    """The entry of what a writer has lost in a row, not stamped. `transaction`: the one that lost last."""
+    return ConflictsLost.model_construct(
+        **UNSTAMPED, table=table, transaction=transaction, writer=writer, losses=losses, lost_on=lost_on
+    )
 
 
 def batch_of(entry: BatchCommitted) -> CommittedBatch:

@@ -5,14 +5,14 @@ Only these functions change the facts in a `TableState`:
 | function | when | effect |
 | --- | --- | --- |
 | `step` | live | applies one input and decides what follows |
-| `replay_event`, `replay_verdict` | during a replay | apply facts, decide nothing |
+| `replay_event`, `replay_decision` | during a replay | apply facts, decide nothing |
 | `restore`, `repeat_entry` | before a replay | enter what the ledger contains |
 
 The rules are in the modules that they call:
 
 | module | question |
 | --- | --- |
-| `facts.py` | What does an event or a verdict change? |
+| `facts.py` | What does an event or a decision change? |
 | `conflicts.py` | Do two transactions conflict, and which one loses? |
 | `detection.py` | When is a conflict looked for, and which transaction is aborted? |
 | `admission.py` | Which transaction may start to compute? |
@@ -44,12 +44,15 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from lakewarden.events import (
+    Abort,
     AbortRequested,
+    Admitted,
     BatchCommitted,
     CommitCompleted,
     CommitIntent,
     CommitRequested,
     ConflictsLost,
+    DecisionEventUnion,
     LedgerCorrected,
     LedgerEventUnion,
     TransactionAbandoned,
@@ -71,7 +74,8 @@ from lakewarden.handlers.table.detection import (
     report_observed,
     sweep,
 )
-from lakewarden.handlers.table.facts import ID_USED, apply_event, apply_verdict, is_expected, why_ignored
+from lakewarden.handlers.table.effects import Effect, Warn
+from lakewarden.handlers.table.facts import ID_USED, apply_decision, apply_event, is_expected, why_ignored
 from lakewarden.handlers.table.grants import (
     extend_grant,
     grant_next,
@@ -83,22 +87,13 @@ from lakewarden.handlers.table.grants import (
     request_or_release_lock,
 )
 from lakewarden.handlers.table.invariants import check_invariants
-from lakewarden.handlers.table.ledger import Kind, LedgerEntries, batch_of
+from lakewarden.handlers.table.ledger import Kind, LedgerEntries, batch_of, losses_entry
 from lakewarden.handlers.table.liveness import CaughtUp, abort_overdue, abort_silent_writers
 from lakewarden.handlers.table.memory import abort_over_budget
 from lakewarden.handlers.table.operators import abort_as_requested
 from lakewarden.handlers.table.state import MAX_CLOSED, LockView, TableState, UnknownRequest
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    Admit,
-    Cause,
-    Effect,
-    RecordLosses,
-    Verdict,
-    Warn,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +193,14 @@ Input: TypeAlias = EventRead | Tick | LockInput | OverBudget | Replayed
 
 
 def step(state: TableState, input_: Input, effects: list[Effect] | None = None) -> list[Effect]:
-    """Apply one input and return its effects in order. The verdicts among them are already applied to the state.
+    """Apply one input and return its effects in order. The decisions among them are already applied to the state.
 
     `effects`: the list to fill. If the step raises, it has what was decided until then, and the state must not be used any more.
     """
     event_id = input_.event.event_id if isinstance(input_, EventRead) else None
     read_at = input_.read_at if isinstance(input_, EventRead) else input_.now
-    offset = input_.offset
     decided: list[Effect] = [] if effects is None else effects
-    context = StepContext(state, input_.now, read_at, Cause(event_id, offset), decided)
+    context = StepContext(state, input_.now, read_at, event_id, input_.offset, decided)
     match input_:
         case EventRead(event=event):
             _apply_and_judge(context, event)
@@ -266,24 +260,24 @@ def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: f
     return ignored
 
 
-def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
-    """Apply a published verdict during a replay, unless its cause is older than the transaction's intent.
+def replay_decision(state: TableState, decision: DecisionEventUnion, now: float) -> None:
+    """Apply a published decision during a replay, unless its cause is older than the transaction's intent.
 
     Then it is about an earlier transaction whose id a stranger has used again: the answer to an event that was refused.
     """
-    if not isinstance(verdict, Admit):
-        state.unknown_requests.pop(verdict.transaction, None)
-    transaction = state.transactions.get(verdict.transaction)
-    if transaction is None or verdict.cause.offset >= transaction.sequence:
-        apply_verdict(state, verdict, now)
+    if not isinstance(decision, Admitted):
+        state.unknown_requests.pop(decision.transaction, None)
+    transaction = state.transactions.get(decision.transaction)
+    if transaction is None or decision.cause_offset >= transaction.sequence:
+        apply_decision(state, decision, now)
     state.footprints.collect()
 
 
 def restore(state: TableState, entries: LedgerEntries) -> None:
     """Enter what the ledger has of this table, before the replay. The state keeps the batches in `entries` up to date."""
     state.ledger = entries.batches
-    for lost in entries.losses():
-        restore_losses(state, lost)
+    for writer, losses, lost_on in entries.losses():
+        state.losses[writer], state.lost_on[writer] = losses, lost_on
 
 
 def repeat_entry(state: TableState, kind: Kind, writer: str) -> None:
@@ -306,14 +300,6 @@ def record_again(state: TableState, entry: LedgerEventUnion) -> None:
         repeat_entry(state, entry.type, entry.writer)
 
 
-def restore_losses(state: TableState, lost: RecordLosses) -> None:
-    """Enter a writer's lost conflicts from the ledger, before the replay."""
-    state.losses.pop(lost.writer, None)
-    state.lost_on.pop(lost.writer, None)
-    if lost.losses:
-        state.losses[lost.writer], state.lost_on[lost.writer] = lost.losses, lost.lost_on
-
-
 def _abort_after_incomplete_replay(context: StepContext, missing: str) -> None:
     state = context.state
     detail = f"the agent can't rebuild this transaction, because {missing}; start it again"
@@ -333,10 +319,11 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     phase_before = before.phase if before is not None else None
     seq_before = before.seq if before is not None else -1
     ignored = why_ignored(state, event)
-    overlaps = apply_event(state, event, context.cause.offset, context.now)
+    overlaps = apply_event(state, event, context.offset, context.now)
     if ignored is not None:
         if not is_expected(state, event):
-            context.emit([Warn(_kind_of_ignored(event, ignored), event.transaction, event.writer, ignored)])
+            kind = _kind_of_ignored(event, ignored)
+            context.effects.append(Warn(kind, event.transaction, event.writer, ignored))
         return
     transaction = state.transactions.get(event.transaction)
     if isinstance(event, CommitIntent):
@@ -382,26 +369,24 @@ def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -
     if isinstance(event, CommitCompleted):
         if closed is not None and closed.phase is Phase.ABORTED:
             detail = "the writer had abandoned this transaction; the ledger has its batch as committed now"
-            context.emit([Warn("commit-after-abandonment", event.transaction, event.writer, detail)])
+            context.effects.append(Warn("commit-after-abandonment", event.transaction, event.writer, detail))
         return
     if isinstance(event, AbortRequested):
         if closed is None:
             detail = "the agent knows no intent of the transaction that an operator wants to abort"
-            context.emit([Warn("abort-request.unknown", event.transaction, event.writer, detail)])
+            context.effects.append(Warn("abort-request.unknown", event.transaction, event.writer, detail))
         return
     if closed is None:
         if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":
             _abort_unknown(context, event.transaction, event.writer, context.cause)
     elif isinstance(event, CommitRequested) and closed.reason is not None:
         context.decide(
-            AbortTransaction(
-                event.transaction,
-                event.writer,
-                context.cause,
-                closed.reason,
-                closed.retriable,
-                closed.conflicts,
-                closed.detail,
+            Abort.model_construct(
+                **context.about(event.transaction, event.writer, context.cause),
+                reason=closed.reason,
+                retriable=closed.retriable,
+                conflicts=closed.conflicts,
+                detail=closed.detail,
             )
         )
 
@@ -414,14 +399,17 @@ def _answer_unknown_requests(context: StepContext) -> None:
     for transaction, request in unknown.items():
         committed = state.ledger.get(request.writer)
         if committed is None or committed.transaction != transaction:
-            cause = Cause(request.event_id, context.cause.offset)
-            _abort_unknown(context, transaction, request.writer, cause)
+            _abort_unknown(context, transaction, request.writer, request.event_id)
 
 
-def _abort_unknown(context: StepContext, transaction: str, writer: str, cause: Cause) -> None:
-    detail = "the log no longer contains its intent, or the intent was never published"
+def _abort_unknown(context: StepContext, transaction: str, writer: str, cause: str | None) -> None:
     context.decide(
-        AbortTransaction(transaction, writer, cause, "unknown-transaction", retriable=True, detail=detail)
+        Abort.model_construct(
+            **context.about(transaction, writer, cause),
+            reason="unknown-transaction",
+            retriable=True,
+            detail="the log no longer contains its intent, or the intent was never published",
+        )
     )
 
 
@@ -440,9 +428,9 @@ def _decide_outstanding(context: StepContext) -> None:
             break
         # Each round ends or starts a transaction, which may unblock another: at most one round per transaction.
     for writer in sorted(state.unrecorded_batches):
-        context.emit([state.ledger[writer].to_record(writer)])
+        context.effects.append(state.ledger[writer].to_entry(state.uri, writer))
     state.unrecorded_batches.clear()
     for writer, lost_last in sorted(state.unrecorded_losses.items()):
         losses, lost_on = state.losses.get(writer, 0), state.lost_on.get(writer, ())
-        context.emit([RecordLosses(writer, losses, lost_on, lost_last)])
+        context.effects.append(losses_entry(state.uri, writer, losses, lost_on, lost_last))
     state.unrecorded_losses.clear()

@@ -15,7 +15,6 @@ The request is a fact of the transaction (`facts.py`). So one that was read and 
 from __future__ import annotations
 
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.verdicts import AbortTransaction, Cause
 
 
 def abort_as_requested(context: StepContext) -> None:
@@ -24,13 +23,9 @@ def abort_as_requested(context: StepContext) -> None:
         request, grant = transaction.abort_request, transaction.grant
         if request is None or (grant is not None and grant.revoked):
             continue
-        context.decide(
-            AbortTransaction(
-                transaction.id,
-                transaction.writer,
-                Cause(request.event_id, context.cause.offset),
-                "operator" if grant is None else "lease-lost",
-                retriable=True,
-                detail=f"requested by operator {request.operator!r}: {request.reason}",
-            )
+        context.abort(
+            transaction,
+            "operator" if grant is None else "lease-lost",
+            detail=f"requested by operator {request.operator!r}: {request.reason}",
+            cause=request.event_id,
         )

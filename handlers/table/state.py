@@ -1,6 +1,6 @@
 """What the agent knows about one table.
 
-This module holds data only. `facts.py` applies events and verdicts to it, `grants.py` the state of the lock, and `machine.py`
+This module holds data only. `facts.py` applies events and decisions to it, `grants.py` the state of the lock, and `machine.py`
 decides when.
 """
 

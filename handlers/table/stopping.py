@@ -3,7 +3,7 @@
 An unexpected exception stops a table (`agent/serving/partition/stopped_tables.py`). Every transaction that is open *in the log*
 is aborted:
 
-1. Verdicts are applied to the state while a step decides. So a step that fails leaves a state that is ahead of the log, and what
+1. Decisions are applied to the state while a step decides. So a step that fails leaves a state that is ahead of the log, and what
    it decided is not published. Open in the log are the transactions that the state has as open, those about which the failed
    step had decided, and the one whose intent it was reading.
 2. The reason is `not-allowed`. Of a granted transaction it is `lease-lost`, because its lock is not renewed any more and its
@@ -15,34 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from lakewarden.events import CommitIntent
+from lakewarden.events import UNSTAMPED, Abort, CommitGranted, CommitIntent, DecisionEvent
+from lakewarden.handlers.table.effects import Effect
 from lakewarden.handlers.table.machine import EventRead, Input
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    Admit,
-    Effect,
-    GrantCommit,
-    RenewGrant,
-    SkipBatch,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenInLog:
-    """A transaction of a stopped table that needs an abort."""
-
-    transaction: str
-    writer: str
-    granted: bool
-
-    @property
-    def reason(self) -> Literal["lease-lost", "not-allowed"]:
-        """The reason of its abort (rule 2)."""
-        return "lease-lost" if self.granted else "not-allowed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +50,33 @@ def failed_step(input_: Input, effects: Sequence[Effect], answered: str | None) 
     return FailedStep(undecided, event if isinstance(event, CommitIntent) else None)
 
 
-def open_in_log(state: TableState, failed: FailedStep) -> list[OpenInLog]:
-    """The transactions that need an abort (rule 1), with rule 2."""
-    decided = [
-        each
-        for each in failed.undecided
-        if isinstance(each, Admit | AbortTransaction | GrantCommit | RenewGrant | SkipBatch)
-    ]
-    granting = {each.transaction for each in decided if isinstance(each, GrantCommit)}
+def aborts_of_stop(state: TableState, failed: FailedStep, offset: int, detail: str) -> list[Abort]:
+    """The abort of each transaction that is open in the log, not stamped. `offset`: that of the last event that was applied."""
+    decided = [each for each in failed.undecided if isinstance(each, DecisionEvent)]
+    granting = {each.transaction for each in decided if isinstance(each, CommitGranted)}
     lapsing = {
-        each.transaction
-        for each in decided
-        if isinstance(each, AbortTransaction) and each.transaction in state.lapsed
+        each.transaction for each in decided if isinstance(each, Abort) and each.transaction in state.lapsed
     }
     writers = {each.transaction: each.writer for each in decided}
     writers.update((each.id, each.writer) for each in state.open())
     if failed.intent is not None and failed.intent.transaction not in state.closed:
         writers.setdefault(failed.intent.transaction, failed.intent.writer)
-    found: list[OpenInLog] = []
+    found: list[Abort] = []
     for transaction, writer in writers.items():
         kept = state.transactions.get(transaction)
         running = kept is not None and kept.phase is Phase.GRANTED and transaction not in granting
-        found.append(OpenInLog(transaction, writer, running or transaction in lapsing))
+        granted = running or transaction in lapsing
+        found.append(
+            Abort.model_construct(
+                **UNSTAMPED,
+                table=state.uri,
+                transaction=transaction,
+                writer=writer,
+                agent="",
+                cause_offset=offset,
+                reason="lease-lost" if granted else "not-allowed",
+                retriable=granted,
+                detail=detail,
+            )
+        )
     return found

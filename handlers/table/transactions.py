@@ -7,7 +7,7 @@
                                                                                          UNKNOWN
 
 - Transactions are ordered by the log: `sequence` is the offset of the intent.
-- `began` and `ended` are *moments*: the number of facts (events and verdicts) that the table had applied by then. A replay
+- `began` and `ended` are *moments*: the number of facts (events and decisions) that the table had applied by then. A replay
   applies the same facts in the same order, so it yields the same moments.
 - A transaction begins when it is admitted, because its writer reads its base version only then. Everything that landed before
   is part of that base.

@@ -42,12 +42,11 @@ from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
-from lakewarden.events import CommitIntent, Marker
+from lakewarden.events import Abort, Admitted, CommitIntent, Marker
 from lakewarden.handlers.table.detection import sweep
 from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, step
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, Cause
 from tests.bench import writer_events
 
 BATCH = 100
@@ -219,7 +218,7 @@ def _opened(writers: int, variant: Variant) -> TableState:
     state = TableState(TABLE, TableSettings())
     for number in range(writers):
         effects = step(state, EventRead(_intent(number, variant), number, 0.0, 0.0))
-        assert any(isinstance(each, Admit) for each in effects)
+        assert any(isinstance(each, Admitted) for each in effects)
     return state
 
 
@@ -260,11 +259,11 @@ def _sweeps(state: TableState, repetitions: int) -> float:
 
 
 def _sweep_seconds(state: TableState, *, aborts: int) -> float:
-    context = StepContext(state, 0.0, 0.0, Cause(None, 0))
+    context = StepContext(state, 0.0, 0.0, None, 0)
     began = time.thread_time()
     sweep(context)
     seconds = time.thread_time() - began
-    aborted = sum(isinstance(each, AbortTransaction) for each in context.effects)
+    aborted = sum(isinstance(each, Abort) for each in context.effects)
     assert aborted == aborts, f"{aborted} writers aborted, not {aborts}"
     return seconds
 

@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lakewarden.events import CommitCompleted, CommitIntent, CommitRequested, Marker, WriterHeartbeat
+from lakewarden.events import Abort, CommitCompleted, CommitIntent, CommitRequested, Marker, WriterHeartbeat
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import EventRead, LockConfirmed, Replayed, Tick, step
 from lakewarden.handlers.table.state import LockView, TableSettings, TableState
-from lakewarden.handlers.table.verdicts import AbortTransaction
 from tests.bench import writer_events
 
 TABLE = f"{writer_events.TABLES}/in-memory"
@@ -133,7 +132,7 @@ def _incremental(*, conflicting: bool) -> float:
     began = time.perf_counter()
     effects = _apply_all(state, events)
     seconds = time.perf_counter() - began
-    assert any(isinstance(each, AbortTransaction) for each in effects) == conflicting
+    assert any(isinstance(each, Abort) for each in effects) == conflicting
     return seconds
 
 

@@ -39,17 +39,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lakewarden.events import ALL_FILE_GROUPS, Marker, WriterEventUnion
+from lakewarden.events import (
+    ALL_FILE_GROUPS,
+    Abort,
+    Admitted,
+    CommitGranted,
+    DecisionEventUnion,
+    Marker,
+    WriterEventUnion,
+)
+from lakewarden.handlers.table.effects import AcquireLock, Effect
 from lakewarden.handlers.table.machine import EventRead, LockConfirmed, step
 from lakewarden.handlers.table.state import LockView, TableSettings, TableState
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    AcquireLock,
-    Admit,
-    Effect,
-    GrantCommit,
-    Verdict,
-)
 from lakewarden.handlers.writers_log import met, waited_for
 from lakewarden.spark_jobs.streaming.admission import Choice, TableHistory
 from tests.bench import writer_events
@@ -218,7 +219,7 @@ class Agent:
         self._simulation = simulation
         self._state = TableState(TABLE, settings)
         self._offset = itertools.count()
-        self.listeners: dict[str, Callable[[Verdict], None]] = {}
+        self.listeners: dict[str, Callable[[DecisionEventUnion], None]] = {}
         """By writer."""
         self.log: list[WriterEventUnion] = []
 
@@ -236,16 +237,16 @@ class Agent:
                 case AcquireLock():
                     lock = LockView("agent", FOREVER, 0.0)
                     self._run(step(self._state, LockConfirmed(self._simulation.now, 0, lock)))
-                case Admit() | AbortTransaction() | GrantCommit():
+                case Admitted() | Abort() | CommitGranted():
                     self._publish(effect)
                 case _:
                     pass  # for operators or for the ledger
 
-    def _publish(self, verdict: Verdict) -> None:
+    def _publish(self, verdict: DecisionEventUnion) -> None:
         self._simulation.after(UNDER_WAY_SECONDS, lambda: self.listeners[verdict.writer](verdict))
 
 
-Steps = Generator[float, Verdict | None, bool]
+Steps = Generator[float, DecisionEventUnion | None, bool]
 """Yields the longest time to wait for a verdict, in seconds. Receives the verdict, or None after that time."""
 
 
@@ -278,13 +279,13 @@ class Writer:
     def _send(self, event: WriterEventUnion) -> None:
         self._agent.send(event.model_copy(update={"writer": self._name}))
 
-    def _receive(self, verdict: Verdict) -> None:
+    def _receive(self, verdict: DecisionEventUnion) -> None:
         if verdict.transaction == self._transaction:
-            if isinstance(verdict, AbortTransaction):
+            if isinstance(verdict, Abort):
                 self._others.update(entry.other_transaction for entry in verdict.conflicts)
             self._resume(verdict)
 
-    def _resume(self, verdict: Verdict | None) -> None:
+    def _resume(self, verdict: DecisionEventUnion | None) -> None:
         self._waits += 1
         mine, seconds = self._waits, self._steps.send(verdict)
         self._simulation.after(seconds, lambda: self._resume(None) if mine == self._waits else None)
@@ -351,7 +352,7 @@ class Writer:
             intent = intent.model_copy(update={"admission": "queued", "scope": tuple(touched)})
         self._send(intent)
         sent_at = self._simulation.now
-        yield from self._wait_for(Admit)
+        yield from self._wait_for(Admitted)
 
         read_at = self._simulation.now
         self._was_queued = read_at - sent_at > 3 * UNDER_WAY_SECONDS
@@ -366,8 +367,8 @@ class Writer:
             return (yield from self._stop(read_at))
 
         self._send(writer_events.requested_event(TABLE, name))
-        verdict = yield from self._wait_for(GrantCommit, AbortTransaction)
-        if not isinstance(verdict, GrantCommit):
+        verdict = yield from self._wait_for(CommitGranted, Abort)
+        if not isinstance(verdict, CommitGranted):
             self._tally.wasted += batch.compute
             return False
         yield COMMIT_SECONDS
@@ -375,7 +376,9 @@ class Writer:
         self._send(writer_events.completed_event(TABLE, name, verdict.grant))
         return True
 
-    def _wait_for(self, *kinds: type[Verdict]) -> Generator[float, Verdict | None, Verdict]:
+    def _wait_for(
+        self, *kinds: type[DecisionEventUnion]
+    ) -> Generator[float, DecisionEventUnion | None, DecisionEventUnion]:
         began = self._simulation.now
         verdict = yield FOREVER
         assert isinstance(verdict, kinds), verdict

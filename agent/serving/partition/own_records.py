@@ -22,14 +22,21 @@ import structlog
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.clock import fresh_id, utc_now
+from lakewarden.agent.clock import fresh_id
 from lakewarden.agent.errors import RecordTooLargeError
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.partition.log_seen import LogSeen
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
+    UNSTAMPED,
     Abort,
+    BatchCommitted,
+    ConflictDetected,
+    ConflictsLost,
     DeadLetter,
+    DecisionEvent,
+    DecisionEventUnion,
+    LedgerEventUnion,
     PartitionTaken,
     Undecodable,
     encode,
@@ -37,7 +44,7 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.handlers.group.ownership import TakeOvers
-from lakewarden.handlers.table import verdicts
+from lakewarden.handlers.table.effects import Effect, Warn
 
 log = structlog.get_logger()
 
@@ -76,21 +83,18 @@ class OwnRecords:
         """Queue a record that `of_effect` has built."""
         self._publisher.put(record)
 
-    def decision(self, key: bytes, value: bytes) -> None:
-        """Publish an encoded decision, or another record in `decisions`."""
+    def decision(self, key: bytes, decision: DecisionEventUnion) -> None:
+        """Stamp a decision that no step has made, and publish it."""
+        value = encode(wire_events.stamped(decision, self.agent, self.term))
         self._put_decision(key, value, partial(self._seen.on_decision, value))
 
     def takeover(self, *, first: bool) -> None:
         """Publish `partition-taken` to the ledger and to the decisions."""
-        taken = PartitionTaken(
-            event_id=fresh_id(),
-            table=partition_name(self.number),
-            at=utc_now(),
-            agent=self.agent,
-            term=self.term,
-            instance=self._instance,
+        table = partition_name(self.number)
+        taken = PartitionTaken.model_construct(
+            **UNSTAMPED, table=table, agent="", term="", instance=self._instance
         )
-        key, value = taken.table.encode(), encode(taken)
+        key, value = table.encode(), encode(wire_events.stamped(taken, self.agent, self.term))
         in_ledger = partial(self._first_in_ledger if first else self._seen.on_ledger_entry, value)
         self._publisher.put(Outgoing(self._topics.ledger, key, value, self.number, on_offset=in_ledger))
         self._put_decision(key, value, partial(self._first_taken if first else self._taken_again, value))
@@ -115,14 +119,12 @@ class OwnRecords:
         """Publish the `abort(not-allowed)` of a transaction of which the owner refuses a record, and return it."""
         assert bad.table is not None
         assert bad.transaction is not None
-        abort = Abort(
-            event_id=fresh_id(),
+        abort = Abort.model_construct(
+            **UNSTAMPED,
             table=bad.table,
             transaction=bad.transaction,
             writer=bad.writer or "",
-            at=utc_now(),
-            agent=self.agent,
-            term=self.term,
+            agent="",
             cause=bad.event_id,
             cause_offset=record.offset,
             reason="not-allowed",
@@ -130,34 +132,27 @@ class OwnRecords:
             detail=why,
         )
         # The answer goes to this partition: its writer consumes the partition that it sent the record to.
-        self.decision((record.key or b"")[:MAX_KEY_BYTES] or bad.table.encode(), encode(abort))
+        self.decision((record.key or b"")[:MAX_KEY_BYTES] or bad.table.encode(), abort)
         return abort
 
-    def of_effect(self, uri: str, effect: verdicts.Effect, read: ConsumerRecord | None) -> Outgoing | None:
+    def of_effect(self, uri: str, effect: Effect, read: ConsumerRecord | None) -> Outgoing | None:
         """The record of an effect, or None if it has none. `read`: that of the event that is being decided.
 
         Raises `RecordTooLargeError`.
         """
-        key = uri.encode()
-        too_large = partial(self._refused_by_broker, uri)
-        match effect:
-            case verdicts.AcquireLock() | verdicts.ReleaseLock():
-                return None
-            case verdicts.ReportConflict():
-                value = encode(wire_events.conflict(uri, effect))
-                record = Outgoing(self._topics.conflicts, key, value, on_too_large=too_large)
-            case verdicts.RecordBatch(writer=writer):
-                value = encode(wire_events.ledger_entry(self.term, uri, effect))
-                record = self._ledger_entry(ledger_key(uri, writer), value, too_large)
-            case verdicts.RecordLosses(writer=writer):
-                value = encode(wire_events.losses_entry(self.term, uri, effect))
-                record = self._ledger_entry(ledger_key(uri, writer, "losses"), value, too_large)
-            case verdicts.Warn(event=event, detail=detail):
-                return None if read is None else self._dead_letter(read, f"{event}: {detail}")
-            case _:
-                value = encode(wire_events.decision(self.agent, self.term, uri, effect))
-                acknowledged = partial(self._seen.on_decision, value)
-                record = Outgoing(self._topics.decisions, key, value, self.number, acknowledged, too_large)
+        if isinstance(effect, Warn):
+            return None if read is None else self._dead_letter(read, f"{effect.event}: {effect.detail}")
+        if not isinstance(effect, DecisionEvent | ConflictDetected | BatchCommitted | ConflictsLost):
+            return None
+        value = encode(wire_events.stamped(effect, self.agent, self.term))
+        key, too_large = uri.encode(), partial(self._refused_by_broker, uri)
+        if isinstance(effect, ConflictDetected):
+            record = Outgoing(self._topics.conflicts, key, value, on_too_large=too_large)
+        elif isinstance(effect, DecisionEvent):
+            acknowledged = partial(self._seen.on_decision, value)
+            record = Outgoing(self._topics.decisions, key, value, self.number, acknowledged, too_large)
+        else:
+            record = self._ledger_entry(effect, value, too_large)
         size = len(record.key) + len(record.value)
         if size > wire_events.MAX_RECORD_BYTES:
             raise RecordTooLargeError(
@@ -168,7 +163,10 @@ class OwnRecords:
     def _put_decision(self, key: bytes, value: bytes, acknowledged: Callable[[int], None]) -> None:
         self._publisher.put(Outgoing(self._topics.decisions, key, value, self.number, on_offset=acknowledged))
 
-    def _ledger_entry(self, key: bytes, value: bytes, too_large: Callable[[Exception], None]) -> Outgoing:
+    def _ledger_entry(
+        self, entry: LedgerEventUnion, value: bytes, too_large: Callable[[Exception], None]
+    ) -> Outgoing:
+        key = ledger_key(entry.table, entry.writer, "losses" if isinstance(entry, ConflictsLost) else None)
         acknowledged = partial(self._seen.on_ledger_entry, value)
         return Outgoing(self._topics.ledger, key, value, self.number, acknowledged, too_large)
 

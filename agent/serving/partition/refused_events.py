@@ -22,10 +22,9 @@ from lakewarden.agent.metrics.partition_observer import PartitionObserver
 from lakewarden.agent.serving.partition.own_records import MAX_REASON, OwnRecords
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.events import Undecodable
-from lakewarden.handlers.table.machine import Tick, replay_verdict
+from lakewarden.handlers.table.machine import Tick, replay_decision
 from lakewarden.handlers.table.refused_events import answer_to_refused
 from lakewarden.handlers.table.replay import Subject
-from lakewarden.handlers.table.verdicts import verdict_of
 
 log = structlog.get_logger()
 
@@ -67,7 +66,7 @@ class RefusedEvents:
         abort = self._records.refusal(record, bad, reason)
         self._observer.on_refusal(abort, served=state is not None)
         if answer == "abort" and state is not None:
-            close = partial(replay_verdict, state, verdict_of(abort), monotonic())
+            close = partial(replay_decision, state, abort, monotonic())
             self._tables.attempt(bad.table, close)
             self._tables.step(bad.table, Tick(monotonic(), record.offset, None))
 

@@ -36,11 +36,10 @@ from lakewarden.events import (
     UndecodableRecords,
     WriterEventUnion,
 )
-from lakewarden.handlers.table.machine import Replayed, replay_event, replay_verdict
+from lakewarden.handlers.table.machine import Replayed, replay_decision, replay_event
 from lakewarden.handlers.table.memory import without_footprint, without_markers
 from lakewarden.handlers.table.replay import Position, PublishedDecisions, Subject, subject
 from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.verdicts import verdict_of
 
 log = structlog.get_logger()
 
@@ -124,7 +123,7 @@ class Replay:
         for decision in self._published.pop_due(up_to):
             state = self._tables.states.get(decision.table)
             if state is not None and decision.table not in self._tables.stopped:
-                apply = partial(replay_verdict, state, verdict_of(decision), monotonic())
+                apply = partial(replay_decision, state, decision, monotonic())
                 self._tables.attempt(decision.table, apply)
                 self._tables.note_memory(decision.table)
 

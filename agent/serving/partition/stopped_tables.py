@@ -7,9 +7,9 @@ the replay, by a violated invariant, and by a record that is too large for Kafka
 2. A step that fails leaves a state that is ahead of the log. That state is never used again, except for the names of its open
    transactions. What the failed step decided is not published, and the next owner rebuilds the state from the log, where it
    never happened.
-3. Every transaction that is open in the log gets an abort (`handlers/table/stopping.py`). These records are written without
-   models, so that what failed before can't fail again. Their `cause_offset` is that of the failed event: a replay applies the
-   event, which is a fact, and then closes the transactions.
+3. Every transaction that is open in the log gets an abort (`handlers/table/stopping.py`). It has names and a text, and nothing
+   of what failed before. Its `cause_offset` is that of the failed event: a replay applies the event, which is a fact, and then
+   closes the transaction.
 4. The lock is left to expire, as a grant may run under it.
 5. The owner refuses later events of the table (dead letter, `abort(not-allowed)`).
 6. The partition's checkpoint doesn't move while one of its tables is stopped. It stays where it was computed last, before the
@@ -23,28 +23,26 @@ The next owner of the partition starts the table again: after a restart of the a
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Container
 
 import structlog
 
-from lakewarden.agent.clock import fresh_id, utc_now
 from lakewarden.agent.serving.partition.log_lines import effect_name, summary
 from lakewarden.agent.serving.partition.own_records import MAX_REASON, OwnRecords
 from lakewarden.agent.serving.partition.progress import Progress
-from lakewarden.events import PROTOCOL
+from lakewarden.events import Abort
 from lakewarden.handlers.table.machine import Input
-from lakewarden.handlers.table.replay import Subject
+from lakewarden.handlers.table.replay import Subject, subject
 from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.stopping import NO_STEP, FailedStep, OpenInLog, open_in_log
+from lakewarden.handlers.table.stopping import NO_STEP, FailedStep, aborts_of_stop
 
 log = structlog.get_logger()
 
 MAX_RECENT = 200
 """Latest inputs of all tables that are kept for the log line of a stopped table."""
 STOPPED = "table is stopped: "
-"""Begins the `detail` of each abort because of a stopped table. `lakewarden status` finds stopped tables by it."""
+"""Begins the `detail` of each abort because of a stopped table, for people."""
 
 
 class StoppedTables:
@@ -71,7 +69,7 @@ class StoppedTables:
 
     def add(self, uri: str, state: TableState, error: Exception, failed: FailedStep = NO_STEP) -> None:
         """Log that a table is stopped, and remember it."""
-        reason = str(error) or repr(error)
+        reason = (str(error) or repr(error)).encode(errors="backslashreplace").decode()
         self.reasons[uri] = reason
         log.error(
             "table.stopped",
@@ -85,33 +83,11 @@ class StoppedTables:
 
     def abort_open(
         self, uri: str, state: TableState, failed: FailedStep = NO_STEP, *, unless: Container[Subject] = ()
-    ) -> list[OpenInLog]:
-        """Abort the transactions of a stopped table that are open in the log (rule 3), and return them."""
-        found = [
-            each for each in open_in_log(state, failed) if (uri, each.transaction, each.writer) not in unless
-        ]
+    ) -> list[Abort]:
+        """Abort the transactions of a stopped table that are open in the log (rule 3), and return the aborts."""
+        detail = STOPPED + self.reasons[uri][:MAX_REASON]
+        aborts = aborts_of_stop(state, failed, self._progress.last_applied, detail)
+        found = [each for each in aborts if subject(each) not in unless]
         for each in found:
-            self._records.decision(uri.encode(), self._abort(uri, each))
+            self._records.decision(uri.encode(), each)
         return found
-
-    def _abort(self, uri: str, each: OpenInLog) -> bytes:
-        return json.dumps(
-            {
-                "protocol": PROTOCOL,
-                "event_id": fresh_id(),
-                "table": uri,
-                "transaction": each.transaction,
-                "writer": each.writer,
-                "at": utc_now().isoformat(),
-                "agent": self._records.agent,
-                "term": self._records.term,
-                "cause": None,
-                "cause_offset": self._progress.last_applied,
-                "type": "abort",
-                "reason": each.reason,
-                "retriable": each.granted,
-                "conflicts": [],
-                "detail": STOPPED + self.reasons[uri][:MAX_REASON],
-                "losses": None,
-            }
-        ).encode()

@@ -36,8 +36,8 @@ from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LedgerEventUnion
 from lakewarden.events.access import partition_of
-from lakewarden.handlers.table import verdicts
 from lakewarden.handlers.table.deferred_inputs import DeferredInputs
+from lakewarden.handlers.table.effects import AcquireLock, Effect, ReleaseLock
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.ledger import Kind, Ledger, LedgerEntries
 from lakewarden.handlers.table.liveness import CaughtUp
@@ -150,8 +150,8 @@ class Tables:
 
     def ledger_records(self) -> Iterator[Outgoing]:
         """A record for each batch in force."""
-        for uri, batch in self.ledger.to_record():
-            record = self._records.of_effect(uri, batch, None)
+        for entry in self.ledger.entries():
+            record = self._records.of_effect(entry.table, entry, None)
             assert record is not None
             yield record
 
@@ -205,7 +205,7 @@ class Tables:
             return
         state = self.states[uri]
         self.stopped.note(uri, step_input)
-        effects: list[verdicts.Effect] = []
+        effects: list[Effect] = []
         answered = answered_before(state, step_input)
         try:
             step(state, step_input, effects)
@@ -216,7 +216,7 @@ class Tables:
         for effect, record in zip(effects, records, strict=True):
             if record is not None:
                 self._records.put(record)
-            log_effect(uri, effect)
+            log_effect(state, effect)
         self._observer.on_step(state, step_input, effects)
         self.attempt(uri, partial(self._run_lock_effects, uri, effects))
         self.note_memory(uri)
@@ -266,12 +266,12 @@ class Tables:
         """Abort what is open in a stopped table. `unless`: what the log has an abort of."""
         self._observer.on_stop(uri, self.stopped.abort_open(uri, self.states[uri], failed, unless=unless))
 
-    def _run_lock_effects(self, uri: str, effects: Iterable[verdicts.Effect]) -> None:
+    def _run_lock_effects(self, uri: str, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case verdicts.AcquireLock(adopt=adopt):
+                case AcquireLock(adopt=adopt):
                     self.locks.start_acquire(self.states[uri], adopt)
-                case verdicts.ReleaseLock():
+                case ReleaseLock():
                     self.locks.start_release(uri)
                 case _:
                     pass

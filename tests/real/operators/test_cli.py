@@ -110,7 +110,6 @@ async def test_status_of_a_table_without_writers_is_empty(scene: World) -> None:
         "table": scene.table,
         "lock": None,
         "transactions": [],
-        "stopped": None,
         "incomplete": [],
         "refused": None,
     }

@@ -27,7 +27,7 @@ import structlog
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
-from lakewarden.agent import clock, kafka, wire_events
+from lakewarden.agent import clock, kafka
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving import agent as agent_module
 from lakewarden.agent.serving import session as session_module
@@ -158,7 +158,7 @@ def simulated(
                 lambda _: {},
             ),  # The simulated clients have other tasks than aiokafka's.
             (owner_module, "Tables", ObservedTables),
-            *errors.patches(tables_module, wire_events),
+            *errors.patches(tables_module),
         ):
             stack.enter_context(patch.object(where, what, instead))
         # The agent opens a connection only to find out why Kafka doesn't answer.

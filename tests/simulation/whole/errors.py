@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lakewarden.agent.serving.partition.own_records import OwnRecords
+from lakewarden.events import DecisionEvent
 from tests.simulation.batch import Patch
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.scenario import PlannedError
@@ -29,9 +31,9 @@ class Errors:
         self._timeline = timeline
         self._planned = deque(sorted(planned, key=lambda each: each.at))
 
-    def patches(self, step_module: Any, records_module: Any) -> list[Patch]:
-        """What to replace: `step` of one module, and `decision` of the one that builds records."""
-        step, build = step_module.step, records_module.decision
+    def patches(self, step_module: Any) -> list[Patch]:
+        """What to replace: `step` of one module, and what builds the records of a step."""
+        step, build = step_module.step, OwnRecords.of_effect
 
         def failing_step(*arguments: Any) -> Any:
             self._raise_if_due("before the step")
@@ -39,11 +41,12 @@ class Errors:
             self._raise_if_due("after the step")
             return effects
 
-        def failing_build(*arguments: Any) -> Any:
-            self._raise_if_due("in building a record")
-            return build(*arguments)
+        def failing_build(records: OwnRecords, uri: str, effect: Any, read: Any) -> Any:
+            if isinstance(effect, DecisionEvent):
+                self._raise_if_due("in building a record")
+            return build(records, uri, effect, read)
 
-        return [(step_module, "step", failing_step), (records_module, "decision", failing_build)]
+        return [(step_module, "step", failing_step), (OwnRecords, "of_effect", failing_build)]
 
     @contextmanager
     def none(self) -> Iterator[None]:

@@ -10,11 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.operators.status import stopped_tables
+from lakewarden.agent.operators.status import refused_tables
 from lakewarden.agent.serving.partition import replay, tables
+from lakewarden.agent.serving.partition.own_records import OwnRecords
 from lakewarden.agent.serving.partition.stopped_tables import STOPPED
-from lakewarden.events import Abort, PartitionTaken
-from lakewarden.handlers.table import machine, verdicts
+from lakewarden.events import Abort, CommitGranted, ConflictDetected, PartitionTaken
+from lakewarden.handlers.table import machine
 from tests.unit.agent.serving.owner_in_memory import NAMES, OTHER, TABLE, TOPICS, Table, memory_table
 
 __all__ = ["memory_table"]
@@ -55,7 +56,7 @@ def aborts_of_the_stop(table: Table) -> dict[str, tuple[str, bool]]:
     return {each.transaction: (each.reason, each.retriable) for each in found}
 
 
-def fails_once(real: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
+def fails(real: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
     def wrapped(*arguments: Any, **fields: Any) -> Any:
         if when(*arguments):
             raise ZeroDivisionError("planted")
@@ -72,8 +73,8 @@ def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
         table.send("commit-intent", which)
     table.send("commit-intent", 0, table=OTHER, transaction="X")
     table.send("commit-requested", 0, seq=1)
-    stamp = fails_once(wire_events.decision, lambda *given: isinstance(given[3], verdicts.GrantCommit))
-    monkeypatch.setattr(wire_events, "decision", stamp)
+    stamp = fails(wire_events.stamped, lambda event, *_: isinstance(event, CommitGranted))
+    monkeypatch.setattr(wire_events, "stamped", stamp)
 
     with capture_logs() as logs:
         table.lock("confirmed")
@@ -82,10 +83,10 @@ def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
     assert aborts_of_the_stop(table) == {name: ("not-allowed", False) for name, _ in NAMES}
     (stopped,) = [each for each in logs if each["event"] == "table.stopped"]
     assert (stopped["table"], stopped["reason"]) == (TABLE, "planted")
-    assert stopped["unpublished"] == ["GrantCommit A"]
+    assert stopped["unpublished"] == ["CommitGranted A"]
     assert stopped["recent"][-1].endswith("LockConfirmed")
     assert list(table.owner.stopped) == [TABLE]
-    assert stopped_tables(table.log.of(TOPICS.decisions)) == {TABLE: "planted"}
+    assert refused_tables(table.log.of(TOPICS.decisions)) == {TABLE: STOPPED + "planted"}
     table.send("commit-intent", 1, table=OTHER, transaction="Y")
     assert ("admitted", "Y", "") in decisions(table)
     assert counted(table, "lakewarden_aborts_total", "table") == {TABLE: 3}
@@ -96,7 +97,8 @@ def test_what_a_failed_step_decided_is_not_published(table: Table, monkeypatch: 
     """One conflict aborts B in the state, then the report fails: B gets the abort of the stop, which has no conflicts."""
     for which in range(2):
         table.send("commit-intent", which)
-    monkeypatch.setattr(wire_events, "conflict", fails_once(wire_events.conflict, lambda *_: True))
+    stamp = fails(wire_events.stamped, lambda event, *_: isinstance(event, ConflictDetected))
+    monkeypatch.setattr(wire_events, "stamped", stamp)
     table.send("marker-created", 0, markers=MARKER)
 
     table.send("marker-created", 1, markers=MARKER)
@@ -115,7 +117,7 @@ def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts
     grant = table.grant_of(0)
     before = table.owner.checkpoint()
     with monkeypatch.context() as broken:
-        broken.setattr(tables, "step", fails_once(machine.step, lambda *_: True))
+        broken.setattr(tables, "step", fails(machine.step, lambda *_: True))
         table.send("commit-intent", 1)
 
     assert aborts_of_the_stop(table) == {"A": ("lease-lost", True), "B": ("not-allowed", False)}
@@ -124,12 +126,12 @@ def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts
     assert table.owner.checkpoint() == before, "the checkpoint doesn't move"
     assert table.log.ledger_entries() == []
 
-    assert "planted" in stopped_tables(table.log.of(TOPICS.decisions))[TABLE]
+    assert "planted" in refused_tables(table.log.of(TOPICS.decisions))[TABLE]
 
     table.start()
 
     assert table.owner.stopped == {}
-    assert stopped_tables(table.log.of(TOPICS.decisions)) == {}
+    assert refused_tables(table.log.of(TOPICS.decisions)) == {}
     assert len(table.log.ledger_entries()) == 1
     table.send("commit-intent", 2, writer="w-A", batch_id=7)
     assert decisions(table)[-1][:2] == ("already-committed", "C")
@@ -142,9 +144,7 @@ def test_an_error_of_the_step_itself_aborts_what_it_had_decided_about(
     for which in range(2):
         table.send("commit-intent", which)
     table.send("marker-created", 0, markers=MARKER)
-    monkeypatch.setattr(
-        machine, "_decide_outstanding", fails_once(machine._decide_outstanding, lambda *_: True)
-    )
+    monkeypatch.setattr(machine, "_decide_outstanding", fails(machine._decide_outstanding, lambda *_: True))
 
     table.send("marker-created", 1, markers=MARKER)
 
@@ -161,7 +161,7 @@ def test_a_transaction_that_had_ended_before_the_failed_step_keeps_its_abort(
     for which in range(2):
         table.send("marker-created", which, markers=MARKER)
     assert ("abort", "B", "conflict") in decisions(table)
-    monkeypatch.setattr(wire_events, "decision", fails_once(wire_events.decision, lambda *_: True))
+    monkeypatch.setattr(OwnRecords, "of_effect", fails(OwnRecords.of_effect, lambda *_: True))
 
     table.send("commit-requested", 1, seq=1)
     table.send("writer-heartbeat", 1, seq=2)
@@ -187,9 +187,9 @@ def test_a_table_that_fails_in_the_replay_is_stopped_and_its_writers_learn_of_it
     table.send("commit-intent", 0)
     table.send("commit-intent", 1)
     table.send("commit-intent", 0, table=OTHER, transaction="X")
-    fails = fails_once(machine.replay_event, lambda _, event, *__: event.transaction == "B")
+    broken_replay = fails(machine.replay_event, lambda _, event, *__: event.transaction == "B")
     with monkeypatch.context() as broken:
-        broken.setattr(replay, "replay_event", fails)
+        broken.setattr(replay, "replay_event", broken_replay)
         table.start()
         assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
         assert list(table.owner.stopped) == [TABLE]
@@ -301,7 +301,7 @@ def test_its_writer_learns_in_a_restart_that_its_table_is_stopped(
     monkeypatch.setattr(
         replay,
         "replay_event",
-        fails_once(machine.replay_event, lambda _, event, *__: event.transaction == "B"),
+        fails(machine.replay_event, lambda _, event, *__: event.transaction == "B"),
     )
     table.start()
 
@@ -310,7 +310,7 @@ def test_its_writer_learns_in_a_restart_that_its_table_is_stopped(
 
 def test_its_intent_on_a_stopped_table_is_answered(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(tables, "step", fails_once(machine.step, lambda *_: True))
+        broken.setattr(tables, "step", fails(machine.step, lambda *_: True))
         table.send("commit-intent", 1)
     assert all_aborts(table) == [(TABLE, "B", "not-allowed")]
 

@@ -70,7 +70,7 @@ def table(uri: str = "s3://lake/t", name: str = "w", *, waiting: bool = True) ->
     waits = TransactionView(
         f"B{name}", f"x{name}", None, "waiting", at, f"the grant of {name}", 1, 2, None, None, at, (blocker,)
     )
-    return TableView(uri, lock, (granted, waits) if waiting else (granted,), f"stopped {name}")
+    return TableView(uri, lock, (granted, waits) if waiting else (granted,), refused=f"stopped {name}")
 
 
 def history(name: str, uri: str = "s3://lake/t") -> History:

@@ -26,13 +26,13 @@ def published(
     w: World, agent: str = "agent-1", term: str = "term-1"
 ) -> list[tuple[RecordRef, DecisionRecord]]:
     """What an agent of this world published, each a second after the event that it names."""
-    verdicts = [each for each in w.log if not isinstance(each, tuple)]
+    decisions = [each for each in w.log if not isinstance(each, tuple)]
     return [
         (
-            reference("decisions", number, verdict.cause.offset * SECOND + 500),
-            wire_events.decision(agent, term, TABLE, verdict),
+            reference("decisions", number, decision.cause_offset * SECOND + 500),
+            wire_events.stamped(decision, agent, term),
         )
-        for number, verdict in enumerate(verdicts)
+        for number, decision in enumerate(decisions)
     ]
 
 

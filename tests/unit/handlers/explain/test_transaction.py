@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 import pytest
 
-from lakewarden.agent import wire_events
 from lakewarden.agent.operators.explain_json import KINDS, explanation_fields, json_name
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.events import (
     AuditEventUnion,
+    ConflictDetected,
     LockLost,
     LockRefused,
     PartitionTaken,
@@ -22,7 +22,6 @@ from lakewarden.events import (
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.timeline import Explanation, RecordRef, TransactionRef
 from lakewarden.handlers.table.transactions import OPEN, Phase
-from lakewarden.handlers.table.verdicts import ReportConflict
 from tests.unit.handlers.explain.explained import SECOND, explanation_of, kinds, one, published, reference
 from tests.unit.handlers.table.test_table_stateful import history
 from tests.unit.handlers.table.world import AT, TABLE, World, m, world
@@ -191,7 +190,7 @@ def test_lock_steps_are_placed_by_their_time() -> None:
 def test_an_abort_has_the_detection_times_of_the_agent() -> None:
     """The times in the log are too coarse for them."""
     w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
-    reports = tuple(wire_events.conflict(TABLE, each) for each in w.of(ReportConflict))
+    reports = tuple(w.of(ConflictDetected))
 
     aborted = one(explanation_of(w, "B", reports=reports), timeline.Aborted)
 

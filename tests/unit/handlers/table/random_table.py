@@ -17,12 +17,18 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from lakewarden.events import (
+    Abort,
     AbortRequested,
     Admission,
+    Admitted,
+    AlreadyCommitted,
     CommitCompleted,
+    CommitGranted,
     CommitIntent,
     CommitRequested,
     ConflictRule,
+    DecisionEventUnion,
+    GrantRenewed,
     Marker,
     MarkerCreated,
     TransactionAbandoned,
@@ -30,21 +36,12 @@ from lakewarden.events import (
     WriterHeartbeat,
 )
 from lakewarden.handlers.table.admission import blocking_overlaps
+from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.machine import LockConfirmed, LockGone
 from lakewarden.handlers.table.memory import largest_transaction
 from lakewarden.handlers.table.state import LockView, TableSettings
 from lakewarden.handlers.table.transactions import OPEN, Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    AcquireLock,
-    Admit,
-    GrantCommit,
-    ReleaseLock,
-    RenewGrant,
-    SkipBatch,
-    Verdict,
-)
 from tests.unit.handlers.table.world import VERDICTS, World, facts, place_of, places_meet
 
 WRITERS = 4
@@ -72,7 +69,7 @@ class Process:
     rule: ConflictRule
     admission: Admission
     phase: Literal["opening", "computing", "requested", "granted", "published", "ended"] = "opening"
-    pending: deque[Verdict] = field(default_factory=deque)
+    pending: deque[DecisionEventUnion] = field(default_factory=deque)
     """Published verdicts that the writer has not received yet."""
     touched: set[Marker] = field(default_factory=set)
     seq: int = 0
@@ -246,23 +243,23 @@ class Table(RuleBasedStateMachine):
         while process is not None and process.pending:
             self.apply_verdict(process, process.pending.popleft())
 
-    def apply_verdict(self, process: Process, verdict: Verdict) -> None:
+    def apply_verdict(self, process: Process, verdict: DecisionEventUnion) -> None:
         match verdict:
-            case Admit() if process.phase == "opening":
+            case Admitted() if process.phase == "opening":
                 process.phase = "computing"
                 process.base_read = self.w.now
                 if self.format_records_batches and self.is_published(process.writer, process.batch):
                     # The table already contains this batch: its commit was never reported.
                     self.end_without_commit(process)
                     self.batches[process.writer] = max(self.batches[process.writer], process.batch + 1)
-            case GrantCommit(grant=grant, lease_seconds=lease, seq=seq) if process.phase == "requested":
+            case CommitGranted(grant=grant, lease_seconds=lease, seq=seq) if process.phase == "requested":
                 process.phase, process.grant = "granted", grant
                 process.deadline = process.sent[seq] + lease
-            case RenewGrant(grant=grant, lease_seconds=lease, seq=seq) if process.grant == grant:
+            case GrantRenewed(grant=grant, lease_seconds=lease, seq=seq) if process.grant == grant:
                 process.deadline = max(process.deadline, process.sent[seq] + lease)
-            case AbortTransaction() if process.published is None:
+            case Abort() if process.published is None:
                 process.phase = "ended"
-            case SkipBatch():
+            case AlreadyCommitted():
                 process.phase = "ended"
                 self.batches[process.writer] = max(self.batches[process.writer], process.batch + 1)
             case _:
@@ -496,7 +493,7 @@ class Table(RuleBasedStateMachine):
         """A queued transaction that was overtaken often enough is overtaken no more."""
         state = self.w.state
         for verdict in verdicts:
-            admitted = state.transactions.get(verdict.transaction) if isinstance(verdict, Admit) else None
+            admitted = state.transactions.get(verdict.transaction) if isinstance(verdict, Admitted) else None
             if admitted is None or admitted.admission != "queued":
                 continue
             for overlap in blocking_overlaps(state, admitted):
@@ -511,11 +508,11 @@ class Table(RuleBasedStateMachine):
     ) -> None:
         limit = self.w.settings.max_losses
         landed = (Phase.COMMITTED, Phase.UNKNOWN)
-        granted = {each.transaction for each in verdicts if isinstance(each, GrantCommit)}
+        granted = {each.transaction for each in verdicts if isinstance(each, CommitGranted)}
         victims: set[str] = set()
         winners: set[str] = set()
         for verdict in verdicts:
-            if isinstance(verdict, GrantCommit):
+            if isinstance(verdict, CommitGranted):
                 process = next(each for each in self.processes if each.id == verdict.transaction)
                 known = self.known_committed.get(process.writer, -1)
                 assert process.batch > known, f"G6: {process.id} granted, batch {process.batch} is committed"
@@ -523,7 +520,7 @@ class Table(RuleBasedStateMachine):
                 assert lock is not None
                 assert self.w.now >= lock.quiet_until
                 assert self.w.now + verdict.lease_seconds <= lock.expires_at + 1e-6
-            if not isinstance(verdict, AbortTransaction) or verdict.reason != "conflict":
+            if not isinstance(verdict, Abort) or verdict.reason != "conflict":
                 continue
             assert phases.get(verdict.transaction) is not Phase.GRANTED, (
                 "G3: a granted transaction was aborted for a conflict"
@@ -555,13 +552,13 @@ class Table(RuleBasedStateMachine):
             process = next((each for each in self.processes if each.id == verdict.transaction), None)
             assert process is not None
             process.pending.append(verdict)
-            if isinstance(verdict, Admit):
+            if isinstance(verdict, Admitted):
                 process.admission_number = next(self.admissions)
                 self.read_markers.setdefault(verdict.transaction, set()).update(verdict.reserved)
-            if isinstance(verdict, GrantCommit):
+            if isinstance(verdict, CommitGranted):
                 deadline = process.sent[verdict.seq] + verdict.lease_seconds
                 self.leased.append(Leased(process, verdict.grant, deadline))
-            if isinstance(verdict, RenewGrant):
+            if isinstance(verdict, GrantRenewed):
                 for each in self.leased:
                     if each.grant == verdict.grant:
                         each.deadline = max(each.deadline, process.sent[verdict.seq] + verdict.lease_seconds)

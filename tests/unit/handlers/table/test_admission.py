@@ -8,11 +8,11 @@ from itertools import permutations
 
 import pytest
 
-from lakewarden.events import ConflictRule, Operation
+from lakewarden.events import Abort, Admitted, AlreadyCommitted, ConflictRule, ConflictsLost, Operation
 from lakewarden.handlers.explain.waits import waits
+from lakewarden.handlers.table.effects import AcquireLock
 from lakewarden.handlers.table.state import MAX_LOST_ON, MAX_LOST_ON_CHARACTERS
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction, AcquireLock, Admit, RecordLosses, SkipBatch
 from tests.unit.handlers.table.world import World, m, world
 
 
@@ -20,10 +20,10 @@ def test_an_optimistic_intent_is_admitted_at_once_with_its_own_event_as_cause() 
     """The writer waits for this answer before it computes, so a missing agent is noticed then and not at the end."""
     w = world().intent("A")
 
-    admit = w.one(Admit)
+    admit = w.one(Admitted)
     assert (admit.transaction, admit.writer) == ("A", "w-A")
-    assert admit.cause.event_id == "e-0-A"
-    assert admit.cause.offset == 0
+    assert admit.cause == "e-0-A"
+    assert admit.cause_offset == 0
 
 
 def test_a_queued_intent_waits_for_a_transaction_that_computes_on_its_scope() -> None:
@@ -113,7 +113,7 @@ def test_a_protected_writer_without_scope_gets_the_partitions_in_which_it_lost_r
 
     w.intent("S1", writer="slow")
 
-    assert w.one(Admit).reserved == (m("q/*", "delete"), m("p/*", "delete"))
+    assert w.one(Admitted).reserved == (m("q/*", "delete"), m("p/*", "delete"))
     assert w.aborted == {"A": "conflict"}
     assert w.intent("B").touch("B", m("q/new")).aborted == {"B": "conflict"}
     assert w.intent("C").touch("C", m("elsewhere/f")).aborted == {}
@@ -123,10 +123,10 @@ def test_nothing_is_reserved_before_max_losses_or_for_a_declared_scope() -> None
     """A declared scope is sufficient, and protection begins at `max_losses`."""
     w = world(max_losses=2).intent("A").touch("A", m("p/f"))
     w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
-    assert w.intent("S1", writer="slow").one(Admit).reserved == ()
+    assert w.intent("S1", writer="slow").one(Admitted).reserved == ()
     w.touch("S1", m("p/f"), writer="slow")
 
-    assert w.intent("S2", m("r/f"), writer="slow").one(Admit).reserved == ()
+    assert w.intent("S2", m("r/f"), writer="slow").one(Admitted).reserved == ()
 
 
 def test_the_reservation_covers_all_losses_since_the_last_commit() -> None:
@@ -134,11 +134,11 @@ def test_the_reservation_covers_all_losses_since_the_last_commit() -> None:
     w = world(max_losses=2).lock().intent("A").touch("A", m("p/f"), m("q/f"))
     w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
     w.intent("S1", writer="slow").touch("S1", m("q/f"), writer="slow").abandon("A")
-    assert w.intent("S2", writer="slow").one(Admit).reserved == (m("q/*"), m("p/*"))
+    assert w.intent("S2", writer="slow").one(Admitted).reserved == (m("q/*"), m("p/*"))
 
     w.lock().commits("S2", writer="slow")
 
-    assert w.intent("S3", writer="slow").one(Admit).reserved == ()
+    assert w.intent("S3", writer="slow").one(Admitted).reserved == ()
 
 
 def test_a_protected_writer_waits_only_for_a_grant_in_its_reserved_partitions() -> None:
@@ -151,7 +151,7 @@ def test_a_protected_writer_waits_only_for_a_grant_in_its_reserved_partitions() 
     assert w.intent("S1", writer="slow").admitted == []
     w.complete("G", writer="w-G")
 
-    assert w.one(Admit).transaction == "S1"
+    assert w.one(Admitted).transaction == "S1"
     assert w.aborted == {"A": "conflict"}
 
 
@@ -174,7 +174,9 @@ def test_the_partitions_kept_of_losses_fit_into_a_record(length: int, kept: int)
 
     w.intent("S0", writer="slow").touch("S0", *places, writer="slow")
 
-    assert len(w.one(RecordLosses).lost_on) == len(w.intent("S1", writer="slow").one(Admit).reserved) == kept
+    assert (
+        len(w.one(ConflictsLost).lost_on) == len(w.intent("S1", writer="slow").one(Admitted).reserved) == kept
+    )
 
 
 def test_a_queued_transaction_blocks_only_those_that_overlap_it() -> None:
@@ -254,7 +256,7 @@ def test_a_batch_in_the_ledger_is_skipped() -> None:
 
     w.intent("A2", batch_id=7, writer="w")
 
-    skip = w.one(SkipBatch)
+    skip = w.one(AlreadyCommitted)
     assert (skip.transaction, skip.committed_transaction, skip.version) == ("A2", "A", "snapshot-12")
     assert w.admitted == []
     assert w.phase("A2") is Phase.COMMITTED
@@ -268,7 +270,7 @@ def test_smaller_batch_ids_of_the_writer_are_skipped_too(batch: int | None, skip
 
     w.intent("B", batch_id=batch, writer="w")
 
-    assert bool(w.of(SkipBatch)) is skipped
+    assert bool(w.of(AlreadyCommitted)) is skipped
 
 
 def test_batch_ids_of_different_writers_are_independent() -> None:
@@ -299,7 +301,7 @@ def test_a_restarted_writer_waits_while_its_older_transaction_is_granted() -> No
 
     w.complete("A", writer="w", version="v9")
 
-    assert w.one(SkipBatch).committed_transaction == "A"
+    assert w.one(AlreadyCommitted).committed_transaction == "A"
 
 
 def test_a_restarted_writer_is_admitted_after_the_lapse_of_its_older_grant() -> None:
@@ -331,18 +333,18 @@ def test_a_batch_whose_completion_arrives_late_is_not_granted_again() -> None:
 
     w.complete("A", writer="w")
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.reason, abort.retriable) == ("A2", "superseded", True)
     w.lock().request("A2", writer="w")
     assert w.granted == []
-    assert w.intent("A3", writer="w", batch_id=1).one(SkipBatch).committed_transaction == "A"
+    assert w.intent("A3", writer="w", batch_id=1).one(AlreadyCommitted).committed_transaction == "A"
 
 
 def test_a_transaction_beyond_max_open_is_refused_and_may_be_retried() -> None:
     """A misconfigured job opens transactions endlessly. The agent's memory stays bounded."""
     w = world(max_open=2).intent("A").intent("B").intent("C")
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.reason, abort.retriable) == ("C", "not-allowed", True)
     assert "2 transactions" in (abort.detail or "")
     assert w.abandon("A").intent("D").admitted == ["D"]
@@ -355,7 +357,7 @@ def test_a_transaction_beyond_max_markers_is_aborted_without_retry() -> None:
 
     w.touch("A", m("p/3"))
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.reason, abort.retriable) == ("not-allowed", False)
     assert w.state.footprints.index == {}
 
@@ -480,7 +482,7 @@ def test_whatever_the_order_of_the_requests_the_grants_come_in_the_order_of_the_
         granted += w.complete(granted[-1]).granted
 
     assert granted == ["A", "B", "C"]
-    assert not [each for each in w.log if isinstance(each, AbortTransaction)]
+    assert not [each for each in w.log if isinstance(each, Abort)]
 
 
 def test_each_admission_has_a_turn_after_those_that_are_open() -> None:
@@ -489,7 +491,7 @@ def test_each_admission_has_a_turn_after_those_that_are_open() -> None:
     w.abandon("A").intent("D", conflict_rule="ordered").abandon("B").abandon("D")
     w.intent("E", conflict_rule="ordered")
 
-    turns = {each.transaction: each.turn for each in w.log if isinstance(each, Admit)}
+    turns = {each.transaction: each.turn for each in w.log if isinstance(each, Admitted)}
     assert turns == {"A": 0, "B": 1, "C": None, "D": 2, "E": 0}
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from lakewarden.events import ConflictRule, Operation
+from lakewarden.events import Abort, ConflictRule, Operation
 from lakewarden.handlers.table.conflicts import conflict_kind, loser_of, operations_conflict, rule_for
 from lakewarden.handlers.table.transactions import Phase, Transaction
-from lakewarden.handlers.table.verdicts import AbortTransaction
 from tests.unit.handlers.table.world import World, m, world
 
 CONFLICT = True
@@ -296,7 +295,7 @@ def test_two_compactions_that_delete_one_file_conflict_before_either_commits() -
 
     w.touch("compaction-2", m("dt=1/bucket-0/data-7.parquet", "delete"))
 
-    (entry,) = w.one(AbortTransaction).conflicts
+    (entry,) = w.one(Abort).conflicts
     assert (entry.partition, entry.file_group) == ("dt=1/bucket-0", "data-7.parquet")
     assert (entry.operation, entry.other_operation) == ("delete", "delete")
     assert (entry.other_transaction, entry.other_writer, entry.kind) == (
@@ -316,7 +315,7 @@ def test_a_file_deleted_by_a_commit_aborts_a_transaction_that_needs_it(
     w.touch("B", m("p/f", mine))
 
     assert w.aborted == {"B": "conflict"}
-    assert w.one(AbortTransaction).conflicts[0].kind == "commit"
+    assert w.one(Abort).conflicts[0].kind == "commit"
 
 
 def test_a_compaction_and_appends_to_its_bucket_do_not_conflict() -> None:

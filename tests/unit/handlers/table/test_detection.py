@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.events import MarkerCreated, Operation
+from lakewarden.events import Abort, ConflictDetected, MarkerCreated, Operation
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction, ReportConflict
 from tests.unit.handlers.table.world import m, world
 
 
@@ -14,7 +13,7 @@ def test_the_later_of_two_transactions_on_one_file_group_is_aborted_when_its_mar
     """Two streaming queries update the same file group. The loser is aborted while it computes."""
     w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f", "append"))
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.reason, abort.retriable) == ("B", "conflict", True)
     (entry,) = abort.conflicts
     assert (entry.partition, entry.file_group) == ("p", "f")
@@ -29,7 +28,7 @@ def test_the_later_transaction_loses_even_if_its_marker_came_first() -> None:
     w = world().intent("A").intent("B").touch("B", m("p/f")).touch("A", m("p/f"))
 
     assert w.aborted == {"B": "conflict"}
-    (entry,) = w.one(AbortTransaction).conflicts
+    (entry,) = w.one(Abort).conflicts
     assert (entry.other_transaction, entry.operation) == ("A", "merge")
 
 
@@ -40,11 +39,11 @@ def test_a_conflict_report_names_victim_winner_file_groups_and_times() -> None:
 
     w.read(w.event(MarkerCreated, "B", markers=(m("p/f"),)), lag=0.25)
 
-    report = w.one(ReportConflict)
+    report = w.one(ConflictDetected)
     assert (report.victim, report.winner, report.rule, report.kind) == ("B", "A", "file-group", "marker")
     assert report.detected_after_ms == pytest.approx(250)
     assert report.victim_age_seconds == pytest.approx(7.0, abs=0.01)
-    assert report.conflicts == w.one(AbortTransaction).conflicts
+    assert report.conflicts == w.one(Abort).conflicts
 
 
 def test_transactions_on_disjoint_file_groups_do_not_conflict() -> None:
@@ -62,9 +61,9 @@ def test_a_commit_since_the_intent_conflicts_although_its_transaction_has_ended(
     w.touch("B", m("p/f"))
 
     assert w.aborted == {"B": "conflict"}
-    (entry,) = w.one(AbortTransaction).conflicts
+    (entry,) = w.one(Abort).conflicts
     assert (entry.other_transaction, entry.kind) == ("A", "commit")
-    assert w.one(ReportConflict).kind == "commit"
+    assert w.one(ConflictDetected).kind == "commit"
 
 
 def test_a_commit_before_the_intent_does_not_conflict() -> None:
@@ -128,7 +127,7 @@ def test_a_conflict_entry_names_the_victims_own_file_group_not_the_star() -> Non
     )
 
     assert w.aborted == {"B": "conflict"}
-    assert {(e.file_group, e.operation, e.other_operation) for e in w.one(AbortTransaction).conflicts} == {
+    assert {(e.file_group, e.operation, e.other_operation) for e in w.one(Abort).conflicts} == {
         ("f", "append", "delete"),
         ("g", "merge", "delete"),
     }
@@ -142,7 +141,7 @@ def test_a_batch_of_markers_that_loses_aborts_only_its_own_transaction() -> None
 
     assert w.aborted == {"B": "conflict"}
     assert w.phase("C") is Phase.ACTIVE
-    assert {entry.other_transaction for entry in w.one(AbortTransaction).conflicts} == {"A"}
+    assert {entry.other_transaction for entry in w.one(Abort).conflicts} == {"A"}
 
 
 def test_one_abort_lists_all_conflicts() -> None:
@@ -152,7 +151,7 @@ def test_one_abort_lists_all_conflicts() -> None:
 
     w.touch("B", m("p/1"), m("p/2"), m("p/k"))
 
-    entries = w.one(AbortTransaction).conflicts
+    entries = w.one(Abort).conflicts
     assert {(e.file_group, e.other_transaction, e.kind) for e in entries} == {
         ("1", "A", "marker"),
         ("2", "A", "marker"),
@@ -167,7 +166,7 @@ def test_an_earlier_transaction_aborts_all_later_ones_that_it_overlaps_oldest_fi
 
     w.touch("A", m("p/2"), m("p/1"))
 
-    assert [each.transaction for each in w.of(AbortTransaction)] == ["B", "C"]
+    assert [each.transaction for each in w.of(Abort)] == ["B", "C"]
     assert w.reports == [("B", "A"), ("C", "A")]
 
 
@@ -320,4 +319,4 @@ def test_the_entries_of_an_abort_are_bounded() -> None:
 
     w = world().intent("A").touch("A", *many).intent("B").touch("B", *many)
 
-    assert len(w.one(AbortTransaction).conflicts) == 100
+    assert len(w.one(Abort).conflicts) == 100

@@ -6,17 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from lakewarden.events import Abort, AlreadyCommitted, BatchCommitted, CommitGranted
+from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.refused_events import answer_to_refused
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    Cause,
-    GrantCommit,
-    RecordBatch,
-    SkipBatch,
-    Warn,
-)
-from tests.unit.handlers.table.world import World, facts, m, world
+from tests.unit.handlers.table.world import World, batch_entry, decided, facts, m, world
 
 HISTORIES: dict[str, Callable[[World], object]] = {
     "intent": lambda w: w.intent("A", m("p/s")),
@@ -62,7 +56,7 @@ def test_an_unknown_transaction_is_aborted_once(event: str) -> None:
         event
     ]()
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.writer, abort.reason) == ("X", "w-X", "unknown-transaction")
     assert abort.retriable
     assert w.beat("X").effects == []
@@ -105,9 +99,9 @@ def test_late_markers_of_an_aborted_transaction_are_ignored() -> None:
 def test_a_commit_request_after_the_abort_gets_the_same_answer() -> None:
     """The abort was lost on the way, or crossed the request."""
     w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
-    first = w.one(AbortTransaction)
+    first = w.one(Abort)
 
-    again = w.request("B").one(AbortTransaction)
+    again = w.request("B").one(Abort)
 
     assert (again.reason, again.retriable, again.conflicts) == (
         first.reason,
@@ -196,9 +190,9 @@ def test_one_forged_completion_does_not_make_a_query_skip_its_batches() -> None:
 
     w.complete("forged", writer="arrivals:q1", grant="x", batch_id=10**12)
     assert [each.event for each in w.of(Warn)] == ["commit-without-grant"]
-    assert w.of(RecordBatch) == []
+    assert w.of(BatchCommitted) == []
 
-    assert w.intent("real-8", writer="arrivals:q1", batch_id=8).of(SkipBatch) == []
+    assert w.intent("real-8", writer="arrivals:q1", batch_id=8).of(AlreadyCommitted) == []
     assert w.admitted == ["real-8"]
 
 
@@ -206,7 +200,7 @@ def test_the_ledger_records_the_batch_of_the_intent_whatever_the_completion_name
     """A jump of the batch id would make the writer's next batches look committed."""
     w = world().intent("A", batch_id=4).lock().request("A").complete("A", batch_id=10**12, version="v")
 
-    assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "v")]
+    assert w.of(BatchCommitted) == [batch_entry("A", "w-A", 4, "v")]
 
 
 def test_a_forged_abandonment_starts_no_second_grant() -> None:
@@ -225,7 +219,7 @@ def test_a_completion_after_the_writers_own_abandonment_is_recorded_and_reported
     w = world().intent("A", batch_id=4).lock().request("A").abandon("A").complete("A", version="v")
 
     assert [each.event for each in w.of(Warn)] == ["commit-after-abandonment"]
-    assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "v")]
+    assert w.of(BatchCommitted) == [batch_entry("A", "w-A", 4, "v")]
 
 
 def test_a_landed_transaction_that_is_no_evidence_any_more_keeps_its_grant() -> None:
@@ -235,15 +229,15 @@ def test_a_landed_transaction_that_is_no_evidence_any_more_keeps_its_grant() -> 
         w.intent(f"T{number}").abandon(f"T{number}")
 
     assert w.phase("A") is Phase.UNKNOWN
-    assert w.complete("A", grant="1:1").of(RecordBatch) == []
-    assert w.complete("A").of(RecordBatch) == [RecordBatch("A", "w-A", 4, None)]
+    assert w.complete("A", grant="1:1").of(BatchCommitted) == []
+    assert w.complete("A").of(BatchCommitted) == [batch_entry("A", "w-A", 4, None)]
     assert w.phase("A") is Phase.COMMITTED
 
 
 def test_a_replay_applies_no_decision_to_a_strangers_transaction_of_the_same_id() -> None:
     """The intent is older than the checkpoint, its grant isn't. A stranger has sent an intent with that id meanwhile."""
     live = world().intent("A").intent("B").lock().request("A", m("p/f"))
-    grant = live.one(GrantCommit)
+    grant = live.one(CommitGranted)
     live.intent("A", writer="stranger", batch_id=9)
     assert [each.event for each in live.of(Warn)] == ["event.another-writer"]
     forged = live.log[-1]
@@ -259,8 +253,8 @@ def test_a_replay_applies_no_answer_to_a_transaction_whose_intent_came_later() -
     """A stranger's event is refused, then its intent with that id is read. The answer is in the log after both."""
     live = world().intent("B").intent("A", writer="stranger", batch_id=9)
     forged = live.log[-2:]
-    before = AbortTransaction("A", "stranger", Cause("refused", 0), "not-allowed", retriable=False)
-    after = AbortTransaction("A", "stranger", Cause("refused", 1), "not-allowed", retriable=False)
+    before = decided(Abort, "A", writer="stranger", cause="refused", reason="not-allowed", retriable=False)
+    after = before.model_copy(update={"cause_offset": 1})
 
     assert "A" in world().rebuilt([*forged, before]).state.transactions
     assert "A" not in world().rebuilt([*forged, after]).state.transactions

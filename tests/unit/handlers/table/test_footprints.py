@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lakewarden.events import Marker, Operation
 from lakewarden.handlers.table import detection, machine
 from lakewarden.handlers.table.conflicts import touches_conflict
+from lakewarden.handlers.table.effects import AcquireLock
 from lakewarden.handlers.table.footprints import MAX_FOUND, MAX_KEPT, Footprints
 from lakewarden.handlers.table.transactions import Touch, Transaction
-from lakewarden.handlers.table.verdicts import AcquireLock
 from tests.unit.handlers.table.test_conflicts import a_transaction
 from tests.unit.handlers.table.world import m, place_of, places_meet, world
 

@@ -6,17 +6,10 @@ from typing import Literal
 
 import pytest
 
+from lakewarden.events import Abort, BatchCommitted, CommitGranted, GrantRenewed
+from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock, Warn
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    AcquireLock,
-    GrantCommit,
-    RecordBatch,
-    ReleaseLock,
-    RenewGrant,
-    Warn,
-)
-from tests.unit.handlers.table.world import World, facts, m, world
+from tests.unit.handlers.table.world import World, batch_entry, facts, m, world
 
 
 def granted(hold: Literal["while-active", "per-commit"] = "while-active") -> World:
@@ -30,25 +23,25 @@ def granted(hold: Literal["while-active", "per-commit"] = "while-active") -> Wor
 
 def test_a_request_is_granted_in_the_same_step() -> None:
     """The agent holds the lock, so the grant needs no store request and takes milliseconds."""
-    grant = granted().one(GrantCommit)
+    grant = granted().one(CommitGranted)
 
     assert (grant.transaction, grant.writer, grant.lock_owner) == ("A", "w-A", "agent-1")
     assert grant.lease_seconds == pytest.approx(20)
-    assert grant.cause.event_id == "e-2-A"
+    assert grant.cause == "e-2-A"
 
 
 def test_a_grant_echoes_the_latest_seq_that_was_read() -> None:
     """The writer counts its lease from when it sent that `seq`, whatever the clocks show."""
     w = world().intent("A").lock().beat("A", seq=4).beat("A", seq=9).beat("A", seq=7).request("A", seq=8)
 
-    assert w.one(GrantCommit).seq == 9
+    assert w.one(CommitGranted).seq == 9
 
 
 def test_a_grant_lasts_no_longer_than_the_lock() -> None:
     """The lock's end has the drift subtracted. A foreign writer takes the lock over only after that."""
     w = world(grant_lease=20.0).intent("A").lock(left=13.0)
 
-    assert w.request("A").one(GrantCommit).lease_seconds == pytest.approx(13.0, abs=0.01)
+    assert w.request("A").one(CommitGranted).lease_seconds == pytest.approx(13.0, abs=0.01)
 
 
 def test_no_grant_if_less_than_half_of_its_lease_remains() -> None:
@@ -125,7 +118,7 @@ def test_a_heartbeat_extends_a_running_grant() -> None:
 
     w.beat("A", seq=5)
 
-    renewed = w.one(RenewGrant)
+    renewed = w.one(GrantRenewed)
     assert renewed.grant == w.state.transactions["A"].grant.id  # type: ignore[union-attr]
     assert renewed.lease_seconds == pytest.approx(20)
     assert renewed.seq == 5
@@ -146,9 +139,9 @@ def test_a_heartbeat_extends_no_further_than_the_lock_lease() -> None:
     w = granted()
     w.now += 15
 
-    assert w.beat("A").one(RenewGrant).lease_seconds == pytest.approx(14.5, abs=0.01)
+    assert w.beat("A").one(GrantRenewed).lease_seconds == pytest.approx(14.5, abs=0.01)
     w.now += 5
-    assert w.beat("A").of(RenewGrant) == []
+    assert w.beat("A").of(GrantRenewed) == []
 
 
 def test_an_old_heartbeat_extends_nothing() -> None:
@@ -156,8 +149,8 @@ def test_an_old_heartbeat_extends_nothing() -> None:
     w = granted().beat("A", seq=9)
     w.tick(5).lock()
 
-    assert w.beat("A", seq=9).of(RenewGrant) == []
-    assert w.beat("A", seq=3).of(RenewGrant) == []
+    assert w.beat("A", seq=9).of(GrantRenewed) == []
+    assert w.beat("A", seq=3).of(GrantRenewed) == []
 
 
 def test_a_lapse_is_published_before_anything_follows_from_it() -> None:
@@ -165,8 +158,8 @@ def test_a_lapse_is_published_before_anything_follows_from_it() -> None:
     w = granted().intent("B").touch("B", m("q/f")).request("B").beat("B").tick(10).beat("B").lock().tick(10.1)
 
     kinds = [(type(each).__name__, getattr(each, "transaction", None)) for each in w.effects]
-    assert kinds[0] == ("AbortTransaction", "A")
-    assert ("GrantCommit", "B") in kinds[1:]
+    assert kinds[0] == ("Abort", "A")
+    assert ("CommitGranted", "B") in kinds[1:]
 
 
 def test_after_a_lapse_overlapping_transactions_that_began_before_get_outcome_unknown() -> None:
@@ -184,7 +177,7 @@ def test_after_a_lapse_overlapping_transactions_that_began_before_get_outcome_un
     w.touch("B", m("p/f", "delete"))
 
     assert w.aborted == {"B": "outcome-unknown"}
-    assert w.one(AbortTransaction).conflicts[0].kind == "commit"
+    assert w.one(Abort).conflicts[0].kind == "commit"
     assert w.phase("C") is Phase.ACTIVE
 
 
@@ -231,7 +224,7 @@ def test_a_lost_lock_aborts_the_granted_transaction_at_once() -> None:
     """With RFC-91 the writer learns nothing of it."""
     w = granted().lose_lock("another owner is in the lock object")
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.reason) == ("A", "lease-lost")
     assert "another owner" in (abort.detail or "")
     assert w.phase("A") is Phase.GRANTED
@@ -333,7 +326,7 @@ def granted_waiting_and_queued() -> World:
 
 def aborts_of(w: World) -> dict[str, tuple[str, bool, str | None]]:
     """Reason, whether it is retriable, and detail of each abort, by transaction."""
-    return {each.transaction: (each.reason, each.retriable, each.detail) for each in w.of(AbortTransaction)}
+    return {each.transaction: (each.reason, each.retriable, each.detail) for each in w.of(Abort)}
 
 
 def test_a_forbidden_lock_aborts_all_open_transactions() -> None:
@@ -355,7 +348,7 @@ def test_a_withheld_lock_aborts_the_transactions_that_wait_and_they_may_retry() 
 def test_a_commit_with_a_batch_id_is_recorded_in_the_ledger_once() -> None:
     """The compacted topic keeps each writer's last batch beyond the retention of the log."""
     w = world().intent("A", batch_id=4).lock().commits("A", version="s-1")
-    assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "s-1")]
+    assert w.of(BatchCommitted) == [batch_entry("A", "w-A", 4, "s-1")]
 
     assert w.complete("A", version="s-1").effects == []
 
@@ -364,7 +357,7 @@ def test_a_commit_missing_in_the_ledger_is_recorded_after_the_replay() -> None:
     """The agent died between reading the completion and publishing the ledger's record."""
     w = world().intent("A", batch_id=4).lock().commits("A", version="s-1").rebuilt().replayed()
 
-    assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "s-1")]
+    assert w.of(BatchCommitted) == [batch_entry("A", "w-A", 4, "s-1")]
 
 
 def test_a_completion_without_a_grant_is_reported_and_changes_nothing() -> None:
@@ -401,11 +394,11 @@ def test_a_publish_that_hangs_does_not_own_the_table() -> None:
     while not w.aborted:
         w.now += 5
         w.lock().beat("A")
-        assert w.of(RenewGrant) == []
+        assert w.of(GrantRenewed) == []
         w.beat("B").tick(0.0)
 
     assert w.now - renewed <= 30
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.reason, abort.retriable) == ("A", "outcome-unknown", True)
     assert "not extended beyond 600 s, the limit of max_grant_seconds" in (abort.detail or "")
     assert w.granted == ["B"]
@@ -418,5 +411,5 @@ def test_a_grant_that_ends_for_its_age_may_still_be_reported() -> None:
     w.lock().beat("A").tick(5.1)
     assert w.aborted == {"A": "outcome-unknown"}
 
-    assert w.complete("A").of(RecordBatch) == [RecordBatch("A", "w-A", 4, None)]
+    assert w.complete("A").of(BatchCommitted) == [batch_entry("A", "w-A", 4, None)]
     assert w.phase("A") is Phase.COMMITTED

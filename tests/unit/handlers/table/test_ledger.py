@@ -10,7 +10,6 @@ import pytest
 
 from lakewarden.events import BatchCommitted, ConflictsLost
 from lakewarden.handlers.table.ledger import CommittedBatch, CommittedBatches, Ledger, LedgerEntries
-from lakewarden.handlers.table.verdicts import RecordLosses
 from tests.unit.events.building import made
 from tests.unit.handlers.table.world import m
 
@@ -32,13 +31,13 @@ def test_a_batch_is_kept_as_it_was(version: str | None) -> None:
 def test_losses_are_kept_with_their_places_until_a_commit() -> None:
     """A protected writer stays protected when its quiet table is used again."""
     entries = LedgerEntries()
-    lost = RecordLosses("w", 3, (m("p/*"), m("q/*", "delete")), "T")
+    lost = "w", 3, (m("p/*"), m("q/*", "delete"))
 
-    entries.keep_losses(lost)
+    entries.keep_losses(*lost)
 
     assert list(entries.losses()) == [lost]
 
-    entries.keep_losses(RecordLosses("w", 0))
+    entries.keep_losses("w", 0, ())
 
     assert list(entries.losses()) == []
     assert not entries

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lakewarden.events import Abort
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction
 from tests.unit.handlers.table.world import facts, m, world
 
 
@@ -17,7 +17,7 @@ def test_a_writer_that_misses_three_heartbeats_is_lost(heartbeat: float) -> None
     assert w.tick(heartbeat * 3).aborted == {}
     w.tick(0.01)
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.reason, abort.retriable) == ("A", "writer-lost", True)
     assert w.state.footprints.index == {}
 
@@ -84,9 +84,9 @@ def test_a_writer_that_comes_back_finds_its_abort() -> None:
     assert w.touch("A", m("p/f")).effects == []
     w.request("A")
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.reason, abort.retriable) == ("writer-lost", True)
-    assert abort.cause.event_id == "e-3-A"
+    assert abort.cause == "e-3-A"
     assert w.state.footprints.index == {}
 
 
@@ -103,7 +103,7 @@ def test_a_transaction_that_is_open_for_too_long_times_out_whatever_its_writer_p
 
     w.beat("A").tick(0.6)
 
-    abort = w.one(AbortTransaction) if phase != "queued" else w.of(AbortTransaction)[-1]
+    abort = w.one(Abort) if phase != "queued" else w.of(Abort)[-1]
     assert (abort.transaction, abort.reason, abort.retriable) == ("A", "timed-out", True)
     assert "limit 60 s (max_transaction_seconds)" in (abort.detail or "")
     assert facts(w.rebuilt().state) == facts(w.state)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lakewarden.events import Abort, Admitted
+from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock, Warn
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction, AcquireLock, Admit, ReleaseLock, Warn
 from tests.unit.handlers.table.world import World, m, world
 
 PLACE = "s3://lake/orders/.hoodie/.locks/table_lock.json"
@@ -28,11 +29,11 @@ def placed() -> World:
 def test_an_intent_that_names_another_lock_gets_an_abort_with_both_places(lock: str) -> None:
     w = placed().intent("A", lock=lock)
 
-    [abort] = w.of(AbortTransaction)
+    [abort] = w.of(Abort)
     assert (abort.transaction, abort.reason, abort.retriable) == ("A", "not-allowed", False)
     assert lock in str(abort.detail)
     assert PLACE in str(abort.detail)
-    assert w.of(Admit) == []
+    assert w.of(Admitted) == []
     assert w.of(AcquireLock) == []
     assert [each.event for each in w.of(Warn)] == ["lock.another-named"]
 
@@ -55,7 +56,7 @@ def test_an_intent_that_names_no_lock_or_the_tables_own_is_admitted(lock: str | 
     """Those who named Hudi's lock for their Hudi tables keep working."""
     w = placed().intent("A", lock=lock)
 
-    assert [each.transaction for each in w.of(Admit)] == ["A"]
+    assert [each.transaction for each in w.of(Admitted)] == ["A"]
     assert w.aborted == {}
 
 
@@ -67,7 +68,7 @@ def test_while_the_place_is_unknown_intents_are_admitted_and_judged_when_it_is_k
     w.place_lock(PLACE)
 
     assert list(w.aborted) == ["A"]
-    assert OTHERS[0] in str(w.one(AbortTransaction).detail)
+    assert OTHERS[0] in str(w.one(Abort).detail)
 
 
 def test_a_granted_transaction_is_not_aborted_for_the_lock_that_it_names() -> None:
@@ -83,13 +84,13 @@ def test_a_granted_transaction_is_not_aborted_for_the_lock_that_it_names() -> No
 def test_an_intent_that_a_replay_left_unanswered_is_judged_too() -> None:
     """The agent died between the intent and its abort. The next one knows the place from its configuration."""
     w = world().intent("A").touch("A", m("p/f")).intent("Z", m("p/f"), admission="queued", lock=OTHERS[0])
-    assert w.of(Admit) == []
+    assert w.of(Admitted) == []
     rebuilt = w.rebuilt()
     rebuilt.state.lock_place = PLACE
 
     rebuilt.replayed()
 
-    assert [each.transaction for each in rebuilt.of(AbortTransaction)] == ["Z"]
+    assert [each.transaction for each in rebuilt.of(Abort)] == ["Z"]
 
 
 def test_the_lock_is_released_when_the_last_open_transaction_named_another() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.events import CommitCompleted
+from lakewarden.events import Abort, CommitCompleted
+from lakewarden.handlers.table.effects import AcquireLock
 from lakewarden.handlers.table.ledger import Correction
 from lakewarden.handlers.table.log_gaps import (
     Extent,
@@ -18,7 +19,6 @@ from lakewarden.handlers.table.log_gaps import (
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableSettings
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction, AcquireLock
 from tests.unit.handlers.table.world import World, m, world
 
 LAST = LastRecord(79, "of-79")
@@ -107,8 +107,8 @@ def test_what_is_open_without_a_grant_is_aborted_after_an_incomplete_replay() ->
     w = without_decisions(w).replayed(missing="decisions begins at 700")
 
     assert w.aborted == {"T1": "unknown-transaction", "T2": "unknown-transaction"}
-    assert all(each.retriable for each in w.of(AbortTransaction))
-    assert "decisions begins at 700" in str(w.of(AbortTransaction)[0].detail)
+    assert all(each.retriable for each in w.of(Abort))
+    assert "decisions begins at 700" in str(w.of(Abort)[0].detail)
     assert w.touch("T1", m("p/f")).request("T1").granted == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakewarden.events import Marker
+from lakewarden.events import Abort, Marker
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.machine import Replayed
 from lakewarden.handlers.table.memory import (
@@ -13,7 +13,6 @@ from lakewarden.handlers.table.memory import (
     used_bytes,
 )
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction
 from tests.unit.handlers.table.world import World, m, world
 
 LIMIT = 64_000_000
@@ -71,7 +70,7 @@ def test_the_abort_names_the_setting_and_may_be_retried() -> None:
     """The operator reads it in `explain`; the writer retries when others have ended."""
     w = world().intent("A").touch("A", m("p/1")).over_budget("A", LIMIT)
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
 
     assert (abort.reason, abort.retriable) == ("not-allowed", True)
     assert "memory_mb" in str(abort.detail)

@@ -8,18 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakewarden.events import CommitCompleted, Marker
+from lakewarden.events import Abort, CommitCompleted, ConflictDetected, Marker
+from lakewarden.handlers.table.effects import AcquireLock, Warn
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.memory import largest_transaction
 from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS
+from lakewarden.handlers.table.step_context import FORGOTTEN
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    FORGOTTEN,
-    AbortTransaction,
-    AcquireLock,
-    ReportConflict,
-    Warn,
-)
 from tests.unit.handlers.table.world import World, facts, m, world
 
 HUDI, OTHER = "hudi:20261122135446024", "hudi:20261122135643314"
@@ -42,7 +37,7 @@ def test_a_writer_of_the_gate_loses_to_an_observed_one_although_it_is_older() ->
     w = observe(world().intent("A").touch("A", m("p/f"))).touch(HUDI, m("p/f"))
 
     assert w.aborted == {"A": "conflict"}
-    (entry,) = w.one(AbortTransaction).conflicts
+    (entry,) = w.one(Abort).conflicts
     assert (entry.other_transaction, entry.other_writer, entry.file_group) == (HUDI, HUDI, "f")
     assert w.reports == [("A", HUDI)]
     assert w.phase(HUDI) is Phase.ACTIVE
@@ -76,7 +71,7 @@ def test_between_two_observed_transactions_a_conflict_is_reported_once() -> None
 
     w.touch(OTHER, m("p/f"))
     assert w.reports == [(OTHER, HUDI)]
-    assert w.one(ReportConflict).victim_age_seconds == 0
+    assert w.one(ConflictDetected).victim_age_seconds == 0
     assert w.aborted == {}
     assert w.touch(OTHER, m("p/g")).reports == []
 
@@ -100,7 +95,7 @@ def test_the_observed_transaction_that_lands_first_wins_the_report() -> None:
     land(w, OTHER, m("p/f"))
 
     assert w.reports == [(HUDI, OTHER)]
-    assert w.one(ReportConflict).kind == "commit"
+    assert w.one(ConflictDetected).kind == "commit"
     assert w.phase(HUDI) is Phase.ACTIVE
 
 
@@ -173,7 +168,7 @@ def test_the_commit_of_an_observed_transaction_aborts_those_that_began_before() 
     land(w, HUDI, m("p/f"))
 
     assert w.aborted == {"A": "conflict"}
-    assert w.one(AbortTransaction).conflicts[0].kind == "commit"
+    assert w.one(Abort).conflicts[0].kind == "commit"
 
 
 def test_a_transaction_that_began_after_an_observed_commit_does_not_meet_it() -> None:
@@ -298,7 +293,7 @@ def test_an_observed_transaction_beyond_a_limit_is_forgotten_aloud() -> None:
     """Nothing can stop it. Hudi's own check still finds the conflict."""
     w = observe(world(max_open=1).intent("A"))
     assert w.aborted == {HUDI: "not-allowed"}
-    assert (w.one(AbortTransaction).detail or "").startswith(FORGOTTEN)
+    assert (w.one(Abort).detail or "").startswith(FORGOTTEN)
 
     w = observe(world(max_markers=1)).touch(HUDI, m("p/f"), m("p/g"))
     assert w.aborted == {HUDI: "not-allowed"}
@@ -312,7 +307,7 @@ def test_at_the_memory_budget_the_largest_observed_transaction_is_forgotten() ->
 
     w.over_budget(HUDI, 1_000_000)
 
-    assert (w.one(AbortTransaction).detail or "").startswith(FORGOTTEN)
+    assert (w.one(Abort).detail or "").startswith(FORGOTTEN)
     assert w.touch("A", m("p/1")).aborted == {}
 
 
@@ -443,7 +438,7 @@ def test_no_grant_overlaps_an_observed_transaction_and_a_restart_changes_nothing
             began, places = running.began, touched[running.id]
             met = [other for ended, other, where in landed if ended > began and where & places]
             assert not met, f"{running.id} was granted although {met} had landed on the same since it began"
-        for verdict in w.of(AbortTransaction):
+        for verdict in w.of(Abort):
             lost = verdict.transaction in OBSERVED and verdict.reason == "conflict"
             assert not lost, "an observed transaction never loses"
         assert not set(w.granted + w.admitted) & set(OBSERVED)

@@ -8,13 +8,13 @@ from typing import cast
 
 import pytest
 
-from lakewarden.events import BatchCommitted, LedgerEventUnion
+from lakewarden.events import Abort, AlreadyCommitted, BatchCommitted, GrantRenewed, LedgerEventUnion
+from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, Ledger, batch_of
 from lakewarden.handlers.table.machine import record_again, restore
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction, RecordBatch, RenewGrant, SkipBatch, Warn
 from tests.unit.events.building import made
-from tests.unit.handlers.table.world import TABLE, World, facts, m, world
+from tests.unit.handlers.table.world import TABLE, World, batch_entry, facts, m, world
 
 NOT_GRANTED: dict[str, Callable[[], World]] = {
     "queued": lambda: (
@@ -39,10 +39,10 @@ def test_an_operator_ends_a_transaction_that_is_not_granted(phase: str) -> None:
 
     w.request_abort("A", operator="ann@ops", reason="hangs since noon")
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.reason, abort.retriable) == ("A", "operator", True)
     assert abort.detail == "requested by operator 'ann@ops': hangs since noon"
-    assert abort.cause.event_id == f"e-{w.offset}-A"
+    assert abort.cause == f"e-{w.offset}-A"
     assert w.phase("A") is Phase.ABORTED
     assert facts(w.rebuilt().state) == facts(w.state)
 
@@ -56,7 +56,7 @@ def test_a_granted_transaction_gets_lease_lost_and_nothing_else_is_granted_befor
     assert w.phase("A") is Phase.GRANTED
 
     w.tick(8)
-    assert w.lock().beat("A").of(RenewGrant) == []
+    assert w.lock().beat("A").of(GrantRenewed) == []
     w.beat("B").tick(11)
     assert w.granted == []
     w.lock().tick(1.1)
@@ -69,7 +69,7 @@ def test_the_completion_of_a_transaction_that_an_operator_wanted_to_end_counts()
     w = world().intent("A", batch_id=4).lock().request("A").request_abort("A").complete("A")
 
     assert w.phase("A") is Phase.COMMITTED
-    assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, None)]
+    assert w.of(BatchCommitted) == [batch_entry("A", "w-A", 4, None)]
 
 
 @pytest.mark.parametrize("phase", [*NOT_GRANTED, "granted"])
@@ -118,13 +118,18 @@ def committed(batch: int) -> World:
 def test_after_a_correction_the_writers_next_batch_is_not_skipped() -> None:
     """A mistaken batch id made the agent skip every batch of a query."""
     w = committed(10**12)
-    assert w.intent("B", writer="w", batch_id=8).of(SkipBatch) != []
+    assert w.intent("B", writer="w", batch_id=8).of(AlreadyCommitted) != []
 
     w.correct("w", 7)
-    assert w.one(RecordBatch) == RecordBatch("correction-4", "w", 7, None, 4, "e-4-correction-4")
+    assert w.one(BatchCommitted) == batch_entry(
+        "correction-4", "w", 7, None, Correction(4, "e-4-correction-4")
+    )
 
-    assert w.intent("C", writer="w", batch_id=7).one(SkipBatch) == SkipBatch(
-        "C", "w", w.one(SkipBatch).cause, "correction-4", None, 7, 7
+    skipped = w.intent("C", writer="w", batch_id=7).one(AlreadyCommitted)
+    assert (skipped.committed_transaction, skipped.batch_id, skipped.committed_batch_id) == (
+        "correction-4",
+        7,
+        7,
     )
     assert w.intent("D", writer="w", batch_id=8).admitted == ["D"]
     assert facts(w.rebuilt().state) == facts(w.state)
@@ -136,7 +141,7 @@ def test_a_correction_to_none_forgets_the_writers_batches() -> None:
 
     assert w.intent("B", writer="w", batch_id=0).admitted == ["B"]
     w.lock().request("B").complete("B")
-    assert w.one(RecordBatch) == RecordBatch("B", "w", 0, None, 3, "e-3-correction-3")
+    assert w.one(BatchCommitted) == batch_entry("B", "w", 0, None, Correction(3, "e-3-correction-3"))
 
 
 def test_a_transaction_that_computes_a_batch_which_a_correction_calls_committed_is_aborted() -> None:
@@ -145,7 +150,7 @@ def test_a_transaction_that_computes_a_batch_which_a_correction_calls_committed_
 
     w.correct("w", 8)
 
-    abort = w.one(AbortTransaction)
+    abort = w.one(Abort)
     assert (abort.transaction, abort.reason, abort.retriable) == ("A", "superseded", True)
 
 
@@ -211,7 +216,7 @@ def test_an_owner_repeats_its_entry_after_one_that_does_not_know_the_correction(
 
     record_again(w.state, entry(901))
 
-    assert w.tick(0.0).one(RecordBatch).batch_id == 5
+    assert w.tick(0.0).one(BatchCommitted).batch_id == 5
 
 
 def test_a_batch_of_the_ledger_is_read_back_as_it_was() -> None:
@@ -232,9 +237,9 @@ def test_a_corrected_writer_is_recorded_in_a_new_topic_and_can_be_corrected_ther
     w = world()
     restore(w.state, ledger.tables[TABLE])
     w.intent("B", writer="w", batch_id=6).lock().request("B").complete("B")
-    recorded = w.one(RecordBatch)
+    recorded = w.one(BatchCommitted)
     assert (recorded.batch_id, recorded.corrected_at, recorded.generation) == (6, None, 1)
-    assert w.correct("w", 2).of(RecordBatch)[-1].corrected_at == w.offset
+    assert w.correct("w", 2).of(BatchCommitted)[-1].corrected_at == w.offset
     assert w.intent("C", writer="w", batch_id=3).admitted[-1] == "C"
 
     published = entry(6).model_copy(update={"generation": 1})

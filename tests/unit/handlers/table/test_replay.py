@@ -6,18 +6,23 @@ from datetime import UTC, datetime
 
 import pytest
 
-from lakewarden import events
 from lakewarden.events import (
+    Abort,
+    Admitted,
+    AlreadyCommitted,
     BatchCommitted,
+    CommitGranted,
     CommitIntent,
     CommitRequested,
     ConflictsLost,
-    DecisionEventUnion,
+    GrantRenewed,
     LedgerRecord,
+    Marker,
     PartitionTaken,
     partition_name,
 )
-from lakewarden.handlers.table.ledger import CommittedBatch, Ledger
+from lakewarden.handlers.table.effects import AcquireLock, Effect, ReleaseLock
+from lakewarden.handlers.table.ledger import CommittedBatch, Ledger, LedgerEntries, losses_entry
 from lakewarden.handlers.table.machine import (
     EventRead,
     Replayed,
@@ -25,29 +30,14 @@ from lakewarden.handlers.table.machine import (
     record_again,
     repeat_entry,
     replay_event,
-    restore_losses,
+    restore,
     step,
 )
 from lakewarden.handlers.table.replay import MAX_POSITIONS, CheckpointPositions, Position
 from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS, MAX_CLOSED, TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    AcquireLock,
-    Admit,
-    Cause,
-    Effect,
-    GrantCommit,
-    RecordBatch,
-    RecordLosses,
-    ReleaseLock,
-    RenewGrant,
-    SkipBatch,
-    Verdict,
-    verdict_of,
-)
 from tests.unit.events.building import made
-from tests.unit.handlers.table.world import VERDICTS, World, facts, m, world
+from tests.unit.handlers.table.world import VERDICTS, World, batch_entry, decided, facts, m, world
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -90,7 +80,7 @@ def test_a_verdict_missing_after_a_crash_is_decided_after_the_replay() -> None:
     """The agent died after it had read the marker and before it published the abort."""
     w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f"))
     assert w.aborted == {"B": "conflict"}
-    without = [each for each in w.log if not isinstance(each, AbortTransaction)]
+    without = [each for each in w.log if not isinstance(each, Abort)]
 
     w = w.rebuilt(without).replayed()
 
@@ -104,7 +94,7 @@ def test_after_a_replay_no_transaction_is_aborted_for_one_that_is_aborted_with_i
     w.lock().commits("K").touch("B", m("p/ab"), m("p/kb"))
     assert w.aborted == {"B": "conflict"}
 
-    w = w.rebuilt(w.log[: -len(w.of(AbortTransaction))]).replayed()
+    w = w.rebuilt(w.log[: -len(w.of(Abort))]).replayed()
 
     assert w.aborted == {"B": "conflict"}
 
@@ -149,21 +139,21 @@ def test_the_owner_of_an_adopted_lock_is_published() -> None:
     w = world().intent("A").lock().request("A").rebuilt().replayed()
     deadline = w.state.transactions["A"].grant.deadline  # type: ignore[union-attr]
 
-    renewed = w.lock(owner="agent-2", quiet=10.0).one(RenewGrant)
+    renewed = w.lock(owner="agent-2", quiet=10.0).one(GrantRenewed)
 
     assert renewed.lock_owner == "agent-2"
     assert w.state.transactions["A"].grant.deadline == deadline  # type: ignore[union-attr]
-    assert w.lock(owner="agent-2", quiet=5.0).of(RenewGrant) == [], "published once"
+    assert w.lock(owner="agent-2", quiet=5.0).of(GrantRenewed) == [], "published once"
     assert w.rebuilt().replayed().of(AcquireLock) == [AcquireLock(adopt="agent-2")]
 
 
 def test_publishing_the_new_lock_owner_does_not_extend_the_grant() -> None:
     """The writer has sent heartbeats since. Counted from one of them, the rest of the lease would reach too far."""
     w = world().intent("A").lock(left=20.0).request("A")
-    granted = w.one(GrantCommit)
+    granted = w.one(CommitGranted)
     w = w.beat("A").beat("A").rebuilt().replayed()
 
-    renewed = w.lock(owner="agent-2", quiet=10.0).one(RenewGrant)
+    renewed = w.lock(owner="agent-2", quiet=10.0).one(GrantRenewed)
 
     assert renewed.seq == granted.seq
     assert renewed.lease_seconds <= granted.lease_seconds
@@ -174,9 +164,11 @@ def test_losses_survive_a_restart_that_replays_none_of_them() -> None:
     w = world().intent("A").touch("A", m("p/f"))
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
-        assert w.one(RecordLosses) == RecordLosses("w-B", attempt + 1, (m("p/*"),), f"B{attempt}")
+        assert w.one(ConflictsLost) == losses_entry(
+            w.state.uri, "w-B", attempt + 1, (m("p/*"),), f"B{attempt}"
+        )
     restarted = world()
-    restore_losses(restarted.state, RecordLosses("w-B", 2, (m("p/*"),)))
+    restore_losses(restarted, "w-B", 2, (m("p/*"),))
 
     assert restarted.state.losses == w.state.losses
     assert restarted.state.lost_on == w.state.lost_on
@@ -188,7 +180,7 @@ def test_losses_in_ledger_and_log_are_not_counted_twice() -> None:
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
     fresh = World(w.settings, now=w.now, offset=w.offset)
-    restore_losses(fresh.state, RecordLosses("w-B", 2, (m("p/*"),)))
+    restore_losses(fresh, "w-B", 2, (m("p/*"),))
     for each in w.log:
         fresh.replay(each)
 
@@ -221,10 +213,16 @@ def test_a_writer_of_whose_losses_none_counts_has_lost_nothing() -> None:
     assert _in_force([_partition_taken("new"), _losses(1, "old", "T")]) == (0, True)
 
 
+def restore_losses(w: World, writer: str, losses: int, lost_on: tuple[Marker, ...]) -> None:
+    entries = LedgerEntries(w.state.ledger)
+    entries.keep_losses(writer, losses, lost_on)
+    restore(w.state, entries)
+
+
 def _in_force(records: list[LedgerRecord]) -> tuple[int, bool]:
     """The losses in force of the only writer, and whether they must be recorded again."""
     ledger = _folded(records)
-    found = [lost.losses for entries in ledger.tables.values() for lost in entries.losses()]
+    found = [losses for entries in ledger.tables.values() for _, losses, _ in entries.losses()]
     return (found[0] if found else 0), bool(ledger.to_repeat)
 
 
@@ -239,15 +237,15 @@ def test_another_agents_entry_makes_the_owner_record_its_own_again() -> None:
     """Compaction keeps the last entry of a key, which would then be one that does not count."""
     w = world()
     w.state.ledger["w"] = CommittedBatch(7, "T", None)
-    restore_losses(w.state, RecordLosses("v", 2, (m("p/*"),)))
+    restore_losses(w, "v", 2, (m("p/*"),))
 
     record_again(w.state, _batch(6))
     record_again(w.state, _losses(1, "old").model_copy(update={"writer": "v"}))
 
     effects = step(w.state, Tick(w.now, w.offset, None))
-    assert [each for each in effects if isinstance(each, RecordBatch | RecordLosses)] == [
-        RecordBatch("T", "w", 7, None),
-        RecordLosses("v", 2, (m("p/*"),)),
+    assert [each for each in effects if isinstance(each, BatchCommitted | ConflictsLost)] == [
+        batch_entry("T", "w", 7),
+        losses_entry(w.state.uri, "v", 2, (m("p/*"),)),
     ]
 
 
@@ -275,16 +273,16 @@ def test_an_entry_that_counts_but_is_not_the_last_is_recorded_again(repeated: bo
     """Compaction would keep the other one."""
     w = world()
     w.state.ledger["w-A"] = CommittedBatch(7, "old", "v7")
-    lost = RecordLosses("w-B", 2, (m("p/*"),))
-    restore_losses(w.state, lost)
+    lost = losses_entry(w.state.uri, "w-B", 2, (m("p/*"),))
+    restore_losses(w, "w-B", 2, (m("p/*"),))
     if repeated:
         repeat_entry(w.state, "batch-committed", "w-A")
         repeat_entry(w.state, "conflicts-lost", "w-B")
 
     w.replayed()
 
-    assert w.of(RecordBatch) == [RecordBatch("old", "w-A", 7, "v7")] * repeated
-    assert w.of(RecordLosses) == [lost] * repeated
+    assert w.of(BatchCommitted) == [batch_entry("old", "w-A", 7, "v7")] * repeated
+    assert w.of(ConflictsLost) == [lost] * repeated
 
 
 def _batch(batch_id: int) -> BatchCommitted:
@@ -314,8 +312,7 @@ def test_a_commit_resets_the_losses_in_the_ledger() -> None:
     w.touch("B", m("p/f"), writer="w-B").abandon("A").intent("B2", writer="w-B").lock()
     w.request("B2", writer="w-B").complete("B2", writer="w-B")
 
-    assert w.one(RecordLosses) == RecordLosses("w-B", 0)
-    restore_losses(w.state, RecordLosses("w-B", 0))
+    assert w.one(ConflictsLost) == losses_entry(w.state.uri, "w-B", 0)
     assert not w.state.losses
     assert not w.state.lost_on
 
@@ -330,8 +327,8 @@ def test_a_completion_after_a_lapse_counts_across_a_restart() -> None:
     w = w.rebuilt().replayed()
     w.complete("gone", version="v7")
 
-    assert w.one(RecordBatch) == RecordBatch("gone", "w-A", 7, "v7")
-    assert w.intent("again", writer="w-A", batch_id=7).one(SkipBatch).committed_transaction == "gone"
+    assert w.one(BatchCommitted) == batch_entry("gone", "w-A", 7, "v7")
+    assert w.intent("again", writer="w-A", batch_id=7).one(AlreadyCommitted).committed_transaction == "gone"
     assert w.state.oldest_needed(w.now) is None
 
 
@@ -351,7 +348,7 @@ def test_a_running_grant_survives_the_restart_and_stays_the_only_one() -> None:
 
     w.lock(quiet=10.0)
     assert w.granted == []
-    assert w.beat("A").of(RenewGrant) == [], "a former owner that resumes would not know of it"
+    assert w.beat("A").of(GrantRenewed) == [], "a former owner that resumes would not know of it"
     assert w.complete("A").granted == []
     assert w.beat("B").tick(10.1).granted == ["B"]
 
@@ -371,7 +368,7 @@ def test_a_batch_in_the_ledger_is_skipped_after_the_log_is_deleted() -> None:
 
     w.intent("A", batch_id=7)
 
-    assert w.one(SkipBatch).committed_transaction == "old"
+    assert w.one(AlreadyCommitted).committed_transaction == "old"
 
 
 def test_a_commit_in_the_ledger_topic_is_not_recorded_again() -> None:
@@ -385,7 +382,7 @@ def test_a_commit_in_the_ledger_topic_is_not_recorded_again() -> None:
             w.offset = each[1] - 1
             w.read(each[0])
 
-    assert w.of(RecordBatch) == []
+    assert w.of(BatchCommitted) == []
 
 
 @pytest.mark.parametrize("phase", ["open", "evidence", "nothing"])
@@ -401,88 +398,16 @@ def test_a_replay_starts_at_the_oldest_intent_that_is_needed(phase: str) -> None
     assert w.state.idle() is (phase == "nothing")
 
 
-DECISION = {
-    "event_id": "d",
-    "table": "s3://lake/orders",
-    "transaction": "T",
-    "writer": "w",
-    "at": datetime(2026, 3, 1, tzinfo=UTC),
-    "agent": "a",
-    "cause": "e",
-    "cause_offset": 5,
-}
-CAUSE = Cause("e", 5)
-ENTRY = events.ConflictEntry(
-    partition="p",
-    file_group="f",
-    operation="merge",
-    other_operation="delete",
-    other_transaction="O",
-    other_writer="o",
-    kind="marker",
-)
-
-
-@pytest.mark.parametrize(
-    "event, verdict",
-    [
-        (events.Admitted.model_validate(DECISION), Admit("T", "w", CAUSE)),
-        (
-            events.Admitted.model_validate({**DECISION, "turn": 3, "protocol": 2}),
-            Admit("T", "w", CAUSE, (), 3),
-        ),
-        (
-            events.Admitted.model_validate({**DECISION, "reserved": (m("p/*"),)}),
-            Admit("T", "w", CAUSE, (m("p/*"),)),
-        ),
-        (
-            events.Abort.model_validate(
-                {
-                    **DECISION,
-                    "reason": "conflict",
-                    "retriable": True,
-                    "conflicts": (ENTRY,),
-                    "detail": "d",
-                    "losses": 2,
-                }
-            ),
-            AbortTransaction(
-                "T", "w", CAUSE, "conflict", retriable=True, conflicts=(ENTRY,), detail="d", losses=2
-            ),
-        ),
-        (
-            events.CommitGranted.model_validate(
-                {**DECISION, "grant": "g", "lease_seconds": 20.0, "seq": 3, "lock_owner": "o"}
-            ),
-            GrantCommit("T", "w", CAUSE, "g", 20.0, 3, "o"),
-        ),
-        (
-            events.GrantRenewed.model_validate(
-                {**DECISION, "grant": "g", "lease_seconds": 20.0, "seq": 4, "lock_owner": "owner-2"}
-            ),
-            RenewGrant("T", "w", CAUSE, "g", 20.0, 4, "owner-2"),
-        ),
-        (
-            events.AlreadyCommitted.model_validate(
-                {**DECISION, "committed_transaction": "C", "version": "v"}
-            ),
-            SkipBatch("T", "w", CAUSE, "C", "v"),
-        ),
-    ],
-)
-def test_a_published_decision_is_read_back_as_the_same_verdict(
-    event: DecisionEventUnion, verdict: Verdict
-) -> None:
-    """The replay applies exactly what was decided, by the same code."""
-    assert verdict_of(event) == verdict
-
-
-def test_a_verdict_about_an_unknown_transaction_changes_nothing() -> None:
+def test_a_decision_about_an_unknown_transaction_changes_nothing() -> None:
     """The replay begins after the intent of that transaction."""
     w = world().intent("A")
     before = facts(w.state)
     rebuilt = w.rebuilt(
-        [*w.log, Admit("gone", "w", CAUSE), GrantCommit("gone", "w", CAUSE, "g", 20.0, 1, None)]
+        [
+            *w.log,
+            decided(Admitted, "gone"),
+            decided(CommitGranted, "gone", grant="g", lease_seconds=20.0, seq=1),
+        ]
     )
 
     assert facts(rebuilt.state) == before
@@ -561,7 +486,7 @@ def test_a_priority_above_the_limit_is_refused_and_supersedes_nothing(priorities
 
     over = {f"t{number}" for number, priority in enumerate(priorities) if priority == 1}
     assert _aborted(effects, "not-allowed") == _aborted(expected, "not-allowed") == over
-    refused = [each for each in expected if isinstance(each, AbortTransaction) and each.transaction in over]
+    refused = [each for each in expected if isinstance(each, Abort) and each.transaction in over]
     assert all("max_priority" in (each.detail or "") and not each.retriable for each in refused)
     assert _open(replayed) == _open(live)
     allowed = [f"t{number}" for number, priority in enumerate(priorities) if priority == 0]
@@ -577,8 +502,8 @@ def test_a_request_of_an_unknown_transaction_is_answered_once() -> None:
     second = first.rebuilt().replayed()
 
     assert first.aborted == {"gone": "unknown-transaction"}
-    assert first.one(AbortTransaction).retriable
-    assert first.one(AbortTransaction).cause.event_id == request[0].event_id
+    assert first.one(Abort).retriable
+    assert first.one(Abort).cause == request[0].event_id
     assert second.aborted == {}
 
 
@@ -594,7 +519,7 @@ def test_a_request_that_was_answered_is_not_answered_again() -> None:
 def test_an_admission_is_no_answer_to_a_request() -> None:
     """The log has lost the intent, and the replay reads the admission after the request."""
     w = world().intent("A").request("A")
-    [admitted] = [each for each in w.log if isinstance(each, Admit)]
+    [admitted] = [each for each in w.log if isinstance(each, Admitted)]
     *_, request = [each for each in w.log if isinstance(each, tuple)]
 
     assert w.rebuilt([request, admitted]).replayed().aborted == {"A": "unknown-transaction"}
@@ -644,9 +569,7 @@ def _intents(writers: str) -> list[CommitIntent]:
 
 
 def _aborted(effects: list[Effect], reason: str) -> set[str]:
-    return {
-        each.transaction for each in effects if isinstance(each, AbortTransaction) and each.reason == reason
-    }
+    return {each.transaction for each in effects if isinstance(each, Abort) and each.reason == reason}
 
 
 def _open(state: TableState) -> set[str]:

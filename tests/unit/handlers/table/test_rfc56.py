@@ -12,6 +12,10 @@ import pytest
 from lakewarden.events import (
     TABLE_SERVICE_PRIORITY,
     WRITER_EVENT,
+    Abort,
+    Admitted,
+    CommitGranted,
+    ConflictDetected,
     Marker,
     MarkerCreated,
     Undecodable,
@@ -19,14 +23,8 @@ from lakewarden.events import (
     encode,
 )
 from lakewarden.handlers.explain import timeline
+from lakewarden.handlers.table.effects import AcquireLock
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    AcquireLock,
-    Admit,
-    GrantCommit,
-    ReportConflict,
-)
 from tests.unit.handlers.explain.explained import explanation_of, one
 from tests.unit.handlers.table.world import TABLE, World, m, place_of, world
 
@@ -103,23 +101,23 @@ class Contest:
         """React to the verdicts of the last input. A granted job commits at once, which leads to further verdicts."""
         effects = self.world.effects
         for effect in effects:
-            if isinstance(effect, Admit | AbortTransaction):
+            if isinstance(effect, Admitted | Abort):
                 self._apply(effect)
         for effect in effects:
             if isinstance(effect, AcquireLock):
                 self.world.lock(left=1e9)
                 self._follow()
-            elif isinstance(effect, GrantCommit):
+            elif isinstance(effect, CommitGranted):
                 job = self._of(effect.writer)
                 job.commits, job.losses = job.commits + 1, 0
                 self.world.complete(effect.transaction, writer=job.name)
                 self._follow()
                 self.restarting.append(job)
 
-    def _apply(self, effect: Admit | AbortTransaction) -> None:
+    def _apply(self, effect: Admitted | Abort) -> None:
         job = self._of(effect.writer)
         assert effect.transaction == job.transaction
-        if isinstance(effect, AbortTransaction):
+        if isinstance(effect, Abort):
             assert effect.reason == "conflict"
             job.losses += 1
             job.most_losses = max(job.most_losses, job.losses)
@@ -174,7 +172,7 @@ def test_names_survive_the_wire_whatever_characters_they_contain(partition: str,
 
     _touch_over_the_wire(_touch_over_the_wire(w, "A", marker), "B", marker)
 
-    (entry,) = w.one(AbortTransaction).conflicts
+    (entry,) = w.one(Abort).conflicts
     assert (entry.partition, entry.file_group) == (partition, file_group)
 
 
@@ -236,7 +234,7 @@ def test_a_star_covers_its_whole_partition(mine: str, other: str, partition: str
     _touch_over_the_wire(w, "A", Marker(partition=partition, file_group=mine, operation="delete"))
 
     assert w.aborted == {"B": "conflict"}
-    (entry,) = w.one(AbortTransaction).conflicts
+    (entry,) = w.one(Abort).conflicts
     assert (entry.partition, entry.operation, entry.other_operation) == (partition, "merge", "delete")
     assert entry.file_group == other or partition == "*"
 
@@ -250,7 +248,7 @@ def test_a_star_as_partition_covers_the_whole_table(mine: str, other: str, turne
     w = world().intent("A").touch("A", m(first)).intent("B").touch("B", m(second))
 
     assert w.aborted == {"B": "conflict"}
-    (entry,) = w.one(AbortTransaction).conflicts
+    (entry,) = w.one(Abort).conflicts
     partition = m(other).partition
     assert (entry.partition, entry.file_group) == (partition, place_of(m(second))[1])
     (lost,) = one(explanation_of(w, "B"), timeline.Aborted).lost_conflicts
@@ -367,7 +365,7 @@ def test_in_a_chain_no_transaction_loses_to_an_aborted_one(order: tuple[str, ...
     for each in order:
         name, place = each.split()
         w.touch(name, m(f"p/{place}"))
-        for report in w.of(ReportConflict):
+        for report in w.of(ConflictDetected):
             assert report.winner not in gone
         gone.extend(w.aborted)
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from lakewarden.events import CommitIntent
+from lakewarden.events import Abort, CommitGranted, CommitIntent
+from lakewarden.handlers.table.ledger import losses_entry
 from lakewarden.handlers.table.machine import EventRead
 from lakewarden.handlers.table.stopping import (
     NO_STEP,
     FailedStep,
-    OpenInLog,
+    aborts_of_stop,
     answered_before,
     failed_step,
-    open_in_log,
 )
-from lakewarden.handlers.table.verdicts import AbortTransaction, Cause, GrantCommit, RecordLosses
-from tests.unit.handlers.table.world import TABLE, World, m, world
-
-CAUSE = Cause(None, 5)
+from tests.unit.handlers.table.world import TABLE, World, decided, m, world
 
 
 def intent(transaction: str) -> CommitIntent:
@@ -26,8 +23,20 @@ def intent(transaction: str) -> CommitIntent:
     )
 
 
-def abort(transaction: str) -> AbortTransaction:
-    return AbortTransaction(transaction, f"w-{transaction}", CAUSE, "conflict", retriable=True)
+def abort(transaction: str) -> Abort:
+    return decided(Abort, transaction, reason="conflict", retriable=True)
+
+
+def open_in_log(w: World, failed: FailedStep = NO_STEP) -> dict[str, tuple[str, bool]]:
+    """By transaction that the stop aborts: reason, and whether it may be retried."""
+    aborts = aborts_of_stop(w.state, failed, 9, "table is stopped")
+    assert {(each.cause, each.cause_offset, each.writer) for each in aborts} == {
+        (None, 9, f"w-{each.transaction}") for each in aborts
+    }
+    return {each.transaction: (each.reason, each.retriable) for each in aborts}
+
+
+MAY_BE_PUBLISHING, COMPUTES = ("lease-lost", True), ("not-allowed", False)
 
 
 def granted_and_open() -> World:
@@ -37,34 +46,30 @@ def granted_and_open() -> World:
 
 
 def test_a_granted_transaction_may_be_publishing_and_an_open_one_is_not() -> None:
-    found = open_in_log(granted_and_open().state, NO_STEP)
-
-    assert {(each.transaction, each.granted) for each in found} == {("A", True), ("B", False)}
+    assert open_in_log(granted_and_open()) == {"A": MAY_BE_PUBLISHING, "B": COMPUTES}
 
 
 def test_a_transaction_that_the_failed_step_has_closed_is_open_in_the_log() -> None:
     """The state has its verdict already, and the log doesn't."""
     w = granted_and_open()
 
-    found = open_in_log(w.state, FailedStep([abort("C"), RecordLosses("w-C", 1)]))
+    found = open_in_log(w, FailedStep([abort("C"), losses_entry(TABLE, "w-C", 1)]))
 
-    assert OpenInLog("C", "w-C", granted=False) in found
+    assert found["C"] == COMPUTES
 
 
 def test_a_grant_of_the_failed_step_is_in_no_log() -> None:
     w = granted_and_open()
-    grant = GrantCommit("A", "w-A", CAUSE, "g", 20.0, 1, "owner")
+    grant = decided(CommitGranted, "A", grant="g", lease_seconds=20.0, seq=1)
 
-    found = open_in_log(w.state, FailedStep([grant]))
-
-    assert OpenInLog("A", "w-A", granted=False) in found
+    assert open_in_log(w, FailedStep([grant]))["A"] == COMPUTES
 
 
 def test_the_intent_that_the_failed_step_was_reading_is_open_in_the_log() -> None:
     w = granted_and_open()
 
-    assert OpenInLog("D", "w-D", granted=False) in open_in_log(w.state, FailedStep((), intent("D")))
-    assert "C" not in {each.transaction for each in open_in_log(w.state, FailedStep((), intent("C")))}
+    assert open_in_log(w, FailedStep((), intent("D")))["D"] == COMPUTES
+    assert "C" not in open_in_log(w, FailedStep((), intent("C")))
 
 
 def test_an_answer_that_repeats_one_in_the_log_is_no_reason_for_another_abort() -> None:

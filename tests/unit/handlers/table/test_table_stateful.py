@@ -9,11 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings as hypothesis_settings
 
-from lakewarden.events import Marker
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    Admit,
-)
+from lakewarden.events import Abort, Admitted, Marker
 from tests.unit.handlers.table.random_table import WRITERS, Table
 
 TestTable = Table.TestCase
@@ -36,7 +32,7 @@ def test_a_reservation_that_a_crash_left_as_the_last_decision_is_part_of_the_foo
 
     table.crash(published=1)
 
-    assert [each.reserved for each in table.w.log if isinstance(each, Admit)][-1] != ()
+    assert [each.reserved for each in table.w.log if isinstance(each, Admitted)][-1] != ()
     assert table.w.aborted == {"t0": "conflict"}
     table.teardown()
 
@@ -139,10 +135,18 @@ def test_the_histories_reach_every_verdict_and_reason() -> None:
         seen["published"] += sum(each.published is not None for each in table.processes)
         for each in table.w.log:
             if not isinstance(each, tuple):
-                seen[each.reason if isinstance(each, AbortTransaction) else type(each).__name__] += 1
-                seen["reserved"] += isinstance(each, Admit) and bool(each.reserved)
+                seen[each.reason if isinstance(each, Abort) else type(each).__name__] += 1
+                seen["reserved"] += isinstance(each, Admitted) and bool(each.reserved)
 
-    expected = {"Admit", "GrantCommit", "RenewGrant", "SkipBatch", "conflict", "writer-lost", "lease-lost"}
+    expected = {
+        "Admitted",
+        "CommitGranted",
+        "GrantRenewed",
+        "AlreadyCommitted",
+        "conflict",
+        "writer-lost",
+        "lease-lost",
+    }
     assert expected | {"outcome-unknown", "superseded", "not-allowed"} <= set(seen), seen
     assert seen["reserved"] > 5, seen
     assert seen["published"] > 100, seen

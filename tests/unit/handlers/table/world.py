@@ -11,10 +11,20 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from lakewarden.events import (
+    UNSTAMPED,
+    Abort,
     AbortRequested,
+    Admitted,
+    AlreadyCommitted,
+    BatchCommitted,
     CommitCompleted,
+    CommitGranted,
     CommitIntent,
     CommitRequested,
+    ConflictDetected,
+    DecisionEvent,
+    DecisionEventUnion,
+    GrantRenewed,
     LedgerCorrected,
     Marker,
     MarkerCreated,
@@ -23,6 +33,8 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
+from lakewarden.handlers.table.effects import Effect
+from lakewarden.handlers.table.ledger import CommittedBatch, Correction
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import (
     EventRead,
@@ -35,27 +47,18 @@ from lakewarden.handlers.table.machine import (
     OverBudget,
     Replayed,
     Tick,
+    replay_decision,
     replay_event,
-    replay_verdict,
     step,
 )
 from lakewarden.handlers.table.state import LockView, TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
-    Admit,
-    Effect,
-    GrantCommit,
-    RenewGrant,
-    ReportConflict,
-    SkipBatch,
-    Verdict,
-)
 
 TABLE = "s3://lake/orders"
 AT = datetime(2026, 3, 1, tzinfo=UTC)
-VERDICTS = (Admit, AbortTransaction, GrantCommit, RenewGrant, SkipBatch)
+VERDICTS = (Admitted, Abort, CommitGranted, GrantRenewed, AlreadyCommitted)
 
+D = TypeVar("D", bound=DecisionEvent)
 E = TypeVar("E")
 
 
@@ -85,7 +88,7 @@ class World:
     heartbeat: float = 5.0
     now: float = 1000.0
     offset: int = -1
-    log: list[tuple[WriterEventUnion, int] | Verdict] = field(default_factory=list)
+    log: list[tuple[WriterEventUnion, int] | DecisionEventUnion] = field(default_factory=list)
     """Events with their offsets, and published verdicts, in the order in which they were applied."""
     effects: list[Effect] = field(default_factory=list)
     """The effects of the last input."""
@@ -201,19 +204,19 @@ class World:
     @property
     def aborted(self) -> dict[str, str]:
         """The transactions that the last input aborted, with the reasons."""
-        return {each.transaction: each.reason for each in self.of(AbortTransaction)}
+        return {each.transaction: each.reason for each in self.of(Abort)}
 
     @property
     def granted(self) -> list[str]:
-        return [each.transaction for each in self.of(GrantCommit)]
+        return [each.transaction for each in self.of(CommitGranted)]
 
     @property
     def admitted(self) -> list[str]:
-        return [each.transaction for each in self.of(Admit)]
+        return [each.transaction for each in self.of(Admitted)]
 
     @property
     def reports(self) -> list[tuple[str, str]]:
-        return [(each.victim, each.winner) for each in self.of(ReportConflict)]
+        return [(each.victim, each.winner) for each in self.of(ConflictDetected)]
 
     def phase(self, transaction: str) -> Phase | None:
         """Return the phase of a transaction, also after its end while the state keeps it."""
@@ -231,7 +234,9 @@ class World:
 
     # -- restart
 
-    def rebuilt(self, log: Iterable[tuple[WriterEventUnion, int] | Verdict] | None = None) -> World:
+    def rebuilt(
+        self, log: Iterable[tuple[WriterEventUnion, int] | DecisionEventUnion] | None = None
+    ) -> World:
         """Return the world of a new agent that has replayed the log."""
         other = World(
             self.settings, self.heartbeat, now=self.now + 5.0, offset=self.offset, seqs=dict(self.seqs)
@@ -240,13 +245,13 @@ class World:
             other.replay(each)
         return other
 
-    def replay(self, fact: tuple[WriterEventUnion, int] | Verdict) -> None:
+    def replay(self, fact: tuple[WriterEventUnion, int] | DecisionEventUnion) -> None:
         """Replay one event or verdict of the log."""
         self.log.append(fact)
         if isinstance(fact, tuple):
             replay_event(self.state, fact[0], fact[1], self.now)
         else:
-            replay_verdict(self.state, fact, self.now)
+            replay_decision(self.state, fact, self.now)
 
     def _next_seq(self, transaction: str) -> int:
         self.seqs[transaction] = self.seqs.get(transaction, 0) + 1
@@ -256,6 +261,25 @@ class World:
 def world(**settings: Any) -> World:
     """Return a table with these settings and an empty log. Priorities up to 9 are allowed."""
     return World(TableSettings(**{"max_priority": 9, **settings}))
+
+
+def decided(kind: type[D], transaction: str, *, cause_offset: int = 0, **fields: Any) -> D:
+    """Return a decision as the core makes it."""
+    common = {"table": TABLE, "transaction": transaction, "agent": "", "cause_offset": cause_offset}
+    construct: Any = kind.model_construct
+    made: D = construct(**UNSTAMPED, **{**common, "writer": f"w-{transaction}", **fields})
+    return made
+
+
+def batch_entry(
+    transaction: str,
+    writer: str,
+    batch_id: int,
+    version: str | None = None,
+    correction: Correction | None = None,
+) -> BatchCommitted:
+    """Return the ledger entry of a batch as the core makes it."""
+    return CommittedBatch(batch_id, transaction, version, correction).to_entry(TABLE, writer)
 
 
 def facts(state: TableState) -> dict[str, object]:
