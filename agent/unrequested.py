@@ -1,4 +1,4 @@
-"""A task ends because that was requested, or with an error. A third way is treated as an error.
+"""Turns a cancellation that nothing requested into an error.
 
 A task group takes every `CancelledError` of a child for an end on request: it cancels the other children and returns, without an
 error. Asyncio raises the same error in a task that awaits a future, or another task, which was cancelled. So aiokafka, which

@@ -178,6 +178,6 @@ def partition_name(number: int) -> str:
 def counts(decision: DecisionEvent, term: str | None) -> bool:
     """Whether a decision counts that follows the `partition-taken` of `term` in the log. None: no take-over is known.
 
-    An agent of before the terms names none. Its decisions count until the first take-over by an agent that does.
+    A decision of a release without terms has none. It counts until the first take-over by an agent that has one.
     """
     return term is None or decision.term == term

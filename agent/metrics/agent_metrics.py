@@ -82,8 +82,7 @@ class AgentMetrics:
         )
         self.lag_seconds = self._gauge(
             "lakewarden_partition_lag_seconds",
-            "Age of the last known end of the log up to which the agent has read everything. Up to about two `check_seconds` "
-            "where the agent has read all. No sample before the first.",
+            "How far the agent is behind the log, in seconds. An agent that has read everything shows up to two `check_seconds`.",
             "partition",
         )
         self.incomplete_logs = self._gauge(

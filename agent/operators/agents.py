@@ -47,7 +47,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class AgentsView:
-    """All of it."""
+    """What `lakewarden agents` prints."""
 
     group: str
     members: tuple[MemberView, ...]

@@ -68,7 +68,7 @@ class LogReplay:
     ) -> None:
         """Replay a partition: its events, and each decision after the event that led to it.
 
-        As for its agent, an event of a table whose place is another partition is none. `ahead`: also apply the decisions that
+        Like the agent, it ignores events of tables that belong to another partition. `ahead`: also apply the decisions that
         follow from events after these.
         """
         for record in events:

@@ -18,8 +18,8 @@ Every step is bounded (docs/decisions/0021):
   visit pairs of touches, never places.
 - A `*` looks for the touches of its partition, or of the table, among the touches of the table (`first`), not among the entries.
 - Entries that grew by the same event share one tuple. Of one tuple, an event visits the first `MAX_FOUND` places only.
-- What is removed counts no more at once, because its touches leave `first`. Its pairs, and its entries of the index, stay as
-  garbage, and `collect` drops some of them after each step.
+- Removed touches stop counting immediately: they leave `first`. Their pairs, and their entries of the index, stay as garbage, and
+  `collect` drops some of them after each step.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ One record of the ledger after another is added, so the memory depends on the nu
 the topic. An entry takes about 250 bytes, with names of 50 characters.
 
 1. An agent publishes its `partition-taken` to the ledger too. From that record on, a `conflicts-lost` of another term doesn't
-   count: a replaced agent published it. A `batch-committed` always counts. In force is the one that knows of the later
-   correction by an operator, and among these the one with the largest batch (`CommittedBatch.rank`).
+   count: a replaced agent published it. A `batch-committed` always counts. The entry with the latest correction
+   by an operator wins; among equals, the one with the largest batch id (`CommittedBatch.rank`).
 2. Compaction keeps the last entry of a key, which may be one of a replaced agent. So the owner records an entry again when the
    entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later.
-3. A writer of whose `conflicts-lost` none counts has lost nothing.
+3. A writer without a `conflicts-lost` that counts has lost nothing.
 4. If Kafka has lost entries, a process that knew them records them again (docs/decisions/0050-a-lost-ledger.md).
 5. A correction names its offset in `writers`, and orders facts only as long as that topic exists. If `writers` is a new one, or
    has lost its end (`log_gaps.py`), the owner drops the offset of each correction and raises the entry's `generation`, by which

@@ -1,6 +1,6 @@
 """How the agent answers an event that it refuses.
 
-It refuses an event that it can't decode, of a table that is not allowed, or of a table whose place is another partition.
+The agent refuses an event that it can't decode, or whose table isn't allowed or belongs to another Kafka partition.
 
 | its transaction | answer |
 | --- | --- |

@@ -5,7 +5,7 @@
   acknowledged. Its checkpoints have them, so that the next owner finds a gap (`handlers/table/log_gaps.py`).
 - A decision or a ledger entry that is acknowledged at an offset below an earlier one shows that Kafka has lost records since
   (`cut`). The session ends, and the take-over of the next one finds out what is missing. The last checkpoint still names the
-  record that was lost: otherwise the log would look complete as soon as it is as long as before.
+  lost record. Otherwise the log would look complete once it has grown to its former length.
 
 **If the log is incomplete** (decision record 16), the owner replays what is left, aborts what is open without a grant, and admits
 nothing in a table before it has the table's lock. It commits no checkpoint before a lock lease has passed, so that an owner that

@@ -137,7 +137,7 @@ class PartitionOwner:
 
     @property
     def phase(self) -> Phase:
-        """As in the figure at the top of the file."""
+        """How far the owner is: see the figure at the top of the file."""
         return self._progress.phase
 
     @property
