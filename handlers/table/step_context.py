@@ -18,7 +18,7 @@ from lakewarden.handlers.table.facts import apply_decision
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Transaction
 
-FORGOTTEN = "the agent forgets this observed transaction, and nothing is stopped for it any more: "
+FORGOTTEN = "the agent no longer tracks this observed transaction; conflicts with it are not detected: "
 """Begins the detail of an abort of an observed transaction. Its writer goes on."""
 
 
