@@ -39,7 +39,7 @@ def find_java() -> Path:
     if found is None:
         where = f"in JAVA_HOME={home}" if home else "on PATH"
         raise JdkMissing(f"no Java found {where}: {REMEDY}")
-    version = _version(found)
+    version = version_of(found)
     if version is None:
         raise JdkMissing(f"{found} -version printed no version: {REMEDY}")
     if version < OLDEST:
@@ -47,7 +47,7 @@ def find_java() -> Path:
     return Path(found)
 
 
-def _version(java: str) -> int | None:
+def version_of(java: str) -> int | None:
     """Major version: 17 for `17.0.15`, 8 for `1.8.0_392`; None if the program fails, as the placeholder of macOS does."""
     try:
         answer = subprocess.run(

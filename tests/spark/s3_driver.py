@@ -2,7 +2,7 @@
 
 First both append without the gate, where the table's catalog has no commit of its own: on S3, Delta's log store and Iceberg's
 Hadoop catalog exclude each other within one driver only. Then both append, and then upsert, through the gate. They begin each
-step together. At the end writer `a` writes one JSON object: the rows of both tables.
+step together. At the end writer `a` writes one JSON object: the rows of both tables, and the batches that the table doesn't know.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.4.1"
 ICEBERG_AWS = "org.apache.iceberg:iceberg-aws-bundle:{release}"
 COLUMNS = "day int, id long, writer string"
 WRITERS = ("a", "b")
+MODES = ("append", "upsert")
 NUMBER = {"a": 0, "b": 1}
 STEP_SECONDS = 600.0
 """It only ends a hang."""
@@ -90,7 +91,8 @@ class Place:
     def _catalog(self, uri: str) -> dict[str, str]:
         if self.catalog == "hadoop":
             return {"type": "hadoop", "warehouse": f"s3a://{self._bucket}/warehouse"}
-        return {"type": "rest", "uri": uri, **s3_file_io(self._bucket)}
+        settings = {"type": "rest", "uri": uri, **s3_file_io(self._bucket)}
+        return settings | ({"warehouse": "warehouse"} if self.catalog == "nessie" else {})
 
 
 def s3_file_io(bucket: str) -> dict[str, str]:
@@ -162,7 +164,7 @@ def main() -> None:
     with CommitGate(
         options.bootstrap_servers, topic_prefix=options.topic_prefix, admission_timeout_seconds=300.0
     ) as gate:
-        for phase, mode in enumerate(("append", "upsert")):
+        for phase, mode in enumerate(MODES):
             write = gate.foreach_batch(place.sink("gated", mode), writer=f"{writer}-{mode}")
             for batch in range(options.batches):
                 wait(f"{mode}-{batch}")
@@ -170,6 +172,14 @@ def main() -> None:
     wait("end")
     if writer == "a":
         found = {table: place.rows(spark, table) for table in ("alone", "gated")}
+        committed = place.sink("gated", "append").committed
+        found["unknown"] = [
+            (f"{each}-{mode}", batch)
+            for each in WRITERS
+            for mode in MODES
+            for batch in range(options.batches)
+            if committed(f"{each}-{mode}", batch) is None
+        ]
         (folder / "found.json").write_text(json.dumps(found))
     spark.stop()
 

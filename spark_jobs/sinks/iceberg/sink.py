@@ -19,8 +19,8 @@ metadata is under the grant (`staging.py`).
   current partition spec only, so a table with files of an older one is refused.
 - *Scope.* The partitions of an upsert and of an overwrite are their scope: values of the current partition spec, transforms
   included. Appends have none, because they conflict with no other append.
-- *Exactly once.* The snapshot has the writer and the batch in its summary, so a replayed batch finds its own snapshot until
-  Iceberg expires it. That is this sink's `committed` (`sinks/contract.py`).
+- *Exactly once.* The snapshot has the writer and the batch in its summary, and the swap that publishes it sets a property of the
+  table, `LastCommit`, which answers when the snapshot has expired. That is this sink's `committed` (`sinks/contract.py`).
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class IcebergSink(SparkSink[OpenTable]):
     # staging and committing
 
     def _commit_staged(self, write: BatchWrite, txn: Transaction) -> None:
-        staged = StagedTable(self._spark, self._unchanged(write), write.properties)
+        validated = self._mode != "append"
+        staged = StagedTable(self._spark, self._unchanged(write), write.properties, validated=validated)
         txn.on_discard(staged.discard)
         txn.check()
         with in_catalog(write.rows.sparkSession, txn.id, staged) as target:

@@ -8,7 +8,7 @@
   that it is tried.
 
 `publish` commits the transaction under the grant. If the table has moved, Iceberg applies the staged write to the new version
-and validates it, as for any commit of its own. Nothing of this is done here: files that are added to a new commit by hand were
+and validates it, as for any commit of its own. None of this is done here: files that are added to a new commit by hand were
 committed beside a compaction's, and the rows were doubled.
 
 | Iceberg says | in the table | the sink |
@@ -19,8 +19,10 @@ committed beside a compaction's, and the rows were doubled.
 | any error before the swap was tried | no | raises it |
 | any other error of the swap | unknown | the gate looks the batch up |
 
+Each try adds the writer's `LastCommit` to the metadata, so data and property are published by one swap.
+
 The files to remove are listed when they are staged, and at each try, never later: after a failed commit the transaction shows
-the other writer's snapshot. `discard` removes nothing if the transaction is found in the table.
+the other writer's snapshot. `discard` removes nothing if the table has the transaction, or can't show that it hasn't.
 """
 
 from __future__ import annotations
@@ -32,7 +34,15 @@ from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGED_TABLE
-from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, another_is_in_its_place, find_transaction
+from lakewarden.spark_jobs.sinks.iceberg.table import (
+    BATCH,
+    WRITER,
+    LastCommit,
+    ancestors,
+    another_is_in_its_place,
+    find_transaction,
+    lists_newest_only,
+)
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
     elements,
@@ -60,10 +70,11 @@ VALIDATION = "org.apache.iceberg.exceptions.ValidationException"
 class CheckedOperations:
     """`TableOperations` whose `commit` runs a check first, and remembers what became of each try."""
 
-    def __init__(self, operations: Any, seen: Callable[[Any], None]) -> None:
-        """`seen` gets the snapshot of each try."""
+    def __init__(self, operations: Any, seen: Callable[[Any], None], signed: Callable[[Any], Any]) -> None:
+        """`seen` gets the snapshot of each try. `signed` returns metadata with the writer's `LastCommit`."""
         self._operations = operations
         self._seen = seen
+        self._signed = signed
         self.check: Callable[[Any], None] | None = None
         """Gets the metadata on which a try is based."""
         self.refusal: GateError | None = None
@@ -81,9 +92,10 @@ class CheckedOperations:
         except GateError as error:
             self.refusal = error
             raise
+        signed = self._signed(metadata)
         before, self.unanswered = self.unanswered, True
         try:
-            self._swap(base, metadata)
+            self._swap(base, signed)
         except Exception as error:
             self.overtaken = _is(error, COMMIT_FAILED)
             raise
@@ -111,8 +123,12 @@ class CheckedOperations:
 class StagedTable:
     """The table for one statement. Create it after the markers are published: it is the base of the batch."""
 
-    def __init__(self, spark: SparkSession, table: Any, properties: Mapping[str, str]) -> None:
-        """`properties`: of the statement's snapshot. One is the gate's transaction.
+    def __init__(
+        self, spark: SparkSession, table: Any, properties: Mapping[str, str], *, validated: bool
+    ) -> None:
+        """`properties`: of the statement's snapshot, the gate's transaction, the writer and the batch.
+
+        `validated`: Iceberg validates the statement's commit against what came after its base.
 
         `require_release` must have found that statements can be staged: it defines the class of the table.
         """
@@ -120,14 +136,19 @@ class StagedTable:
         self._spark = spark
         self._table = table
         self._gate_transaction = properties[TRANSACTION]
+        self._writer = properties[WRITER]
+        self._batch = int(properties[BATCH]) if BATCH in properties else None
+        self._validated = validated
         self._files: dict[str, None] = {}
-        self._operations = CheckedOperations(table.operations(), self._list_files)
+        self._operations = CheckedOperations(table.operations(), self._list_files, self._signed)
         begin = java_type(spark, "org.apache.iceberg.Transactions").newTransaction
         self._transaction = begin(table.name(), self._operations)
         operations = self._transaction.table().operations()
         self._pinned = java_type(spark, "org.apache.iceberg.BaseTable")(operations, table.name())
         self._base = self._pinned.currentSnapshot()
         self._metadata = operations.current()
+        self._last = self._last_commit(self._metadata)
+        self._silent = LastCommit.silent(self._metadata)
         self.java = java_type(spark, STAGED_TABLE).of(
             self._pinned, self._transaction, java_map(spark, properties)
         )
@@ -183,7 +204,7 @@ class StagedTable:
         if operations.overtaken:
             # The store may have seen one request twice, and have refused the second one.
             self._table.refresh()
-            found = find_transaction(self._table, self._gate_transaction)
+            found = self._found()
             operations.unanswered = False
             return found
         if operations.unanswered:
@@ -226,10 +247,45 @@ class StagedTable:
             return "the table's columns or partition fields changed: ALTER TABLE, or CREATE OR REPLACE TABLE"
         if self.base is None or any(snapshot.snapshotId() == self.base for snapshot in ancestors(now)):
             return None
+        if lists_newest_only(now):
+            return (
+                "the catalog lists the newest snapshot only, which is another writer's"
+                if self._validated
+                else None
+            )
         return (
             f"snapshot {self.base}, from which the batch was computed, is no longer in the table's history: it was rolled back "
             "or has expired, or the table was replaced"
         )
+
+    def _signed(self, metadata: Any) -> Any:
+        snapshot = metadata.currentSnapshot()
+        last = LastCommit(
+            writer=self._writer,
+            batch=self._batch,
+            transaction=self._gate_transaction,
+            snapshot=int(snapshot.snapshotId()),
+            sequence=int(snapshot.sequenceNumber()),
+            at_ms=int(snapshot.timestampMillis()),
+        )
+        return last.added_to(self._spark, metadata, self._silent)
+
+    def _last_commit(self, metadata: Any) -> LastCommit | None:
+        return LastCommit.of(metadata, self._writer, numbered=self._batch is not None)
+
+    def _found(self) -> str | None:
+        """Return the snapshot of this transaction if the table, as it was last read, has it."""
+        last = self._last_commit(self._table)
+        if last is not None and last.transaction == self._gate_transaction:
+            return str(last.snapshot)
+        return find_transaction(self._table, self._gate_transaction)
+
+    def _may_be_committed(self) -> bool:
+        """Where the catalog lists the newest snapshot only, a later commit of the same writer hides this one's."""
+        if self._found() is not None:
+            return True
+        now = self._table.operations().current()
+        return lists_newest_only(now) and self._last_commit(now) != self._last
 
     def _others(self) -> str:
         """Return the snapshots since the base, for an error."""
@@ -273,7 +329,7 @@ class StagedTable:
         if not self._files:
             return
         self._table.refresh()
-        if find_transaction(self._table, self._gate_transaction) is not None:
+        if self._may_be_committed():
             return
         paths = java_type(self._spark, "java.util.ArrayList")()
         for path in self._files:

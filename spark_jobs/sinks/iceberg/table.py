@@ -1,21 +1,25 @@
 """An Iceberg table for writers: opening it by its name, its columns and partition fields, and looking up its snapshots.
 
-A commit of the sink has `lakewarden.writer`, `lakewarden.batch` and `lakewarden.transaction` in its snapshot's summary.
+A commit of the sink has `lakewarden.writer`, `lakewarden.batch` and `lakewarden.transaction` in its snapshot's summary, and sets
+a property of the table, `LastCommit`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED, find_batch
 from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
-from lakewarden.spark_jobs.sinks.java import elements, is_instance, java_text, java_type
+from lakewarden.spark_jobs.sinks.java import elements, is_instance, java_map, java_text, java_type
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition
 
@@ -24,6 +28,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 WRITER, BATCH = "lakewarden.writer", "lakewarden.batch"
+
+_LAST = "lakewarden.last-commit."
+
+MAX_LAST_COMMITS = 100
+"""Of a table, about 25 KB of its metadata. Each new checkpoint is a new writer."""
+
+KEPT_MS = 24 * 3600 * 1000
+"""Younger ones are kept beyond that number: whether an outcome is known may depend on them."""
 
 NEWEST_FORMAT = 3
 """The newest version of Iceberg's table format that was tried."""
@@ -223,7 +235,7 @@ def _require_supported(spark: SparkSession, name: str, table: Any) -> None:
 def ancestors(table: Any) -> Iterator[Any]:
     """Yield the snapshots of the main branch of a table, or of its metadata, the newest first.
 
-    They end where snapshots have expired, and where the table was created or replaced.
+    They end where snapshots have expired, where the catalog lists no older ones, and where the table was created or replaced.
     """
     snapshot = table.currentSnapshot()
     while snapshot is not None:
@@ -232,27 +244,128 @@ def ancestors(table: Any) -> Iterator[Any]:
         snapshot = None if parent is None else table.snapshot(parent)
 
 
+def lists_newest_only(metadata: Any) -> bool:
+    """Return whether the catalog shows the newest snapshot alone, without a parent, of a table that had others."""
+    newest = metadata.currentSnapshot()
+    return (
+        newest is not None
+        and newest.parentId() is None
+        and newest.sequenceNumber() > 1
+        and metadata.snapshots().size() == 1
+    )
+
+
+class LastCommit(BaseModel):
+    """A writer's last commit, as a property of the table tells it.
+
+    The property is set by the swap that publishes the commit, so the table never has one without the other. It answers where the
+    table no longer lists the snapshot: expired, or in a catalog that lists the newest one only (decision 60).
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    writer: str
+    batch: int | None
+    transaction: str
+    snapshot: int
+    sequence: int
+    """The snapshot's sequence number; 0 in a table of format version 1."""
+    at_ms: int
+
+    @classmethod
+    def of(cls, table: Any, writer: str, *, numbered: bool = True) -> LastCommit | None:
+        """Read it from a table or its metadata. `numbered`: of a commit that is a numbered batch."""
+        return cls._parse(table.properties().get(cls.key(writer, numbered=numbered)))
+
+    @staticmethod
+    def key(writer: str, *, numbered: bool) -> str:
+        """Return the name of the property: a hash, because catalogs bound the length and the characters of names."""
+        return f"{_LAST}{hashlib.sha256(f'{writer} {numbered}'.encode()).hexdigest()[:16]}"
+
+    @classmethod
+    def _parse(cls, text: str | None) -> LastCommit | None:
+        """Return None for what a person has changed by hand."""
+        try:
+            return None if text is None else cls.model_validate_json(text)
+        except ValueError:
+            return None
+
+    @classmethod
+    def silent(cls, metadata: Any) -> list[str]:
+        """Return the properties of the writers that have been silent for longest, if there are more than `MAX_LAST_COMMITS`."""
+        properties = metadata.properties()
+        if properties.size() <= MAX_LAST_COMMITS:
+            return []
+        keys = [str(key) for key in elements(properties.keySet()) if key.startswith(_LAST)]
+        newest_first = sorted(
+            ((last.at_ms if (last := cls._parse(properties.get(key))) else 0, key) for key in keys),
+            reverse=True,
+        )
+        young = metadata.lastUpdatedMillis() - KEPT_MS
+        return [key for at_ms, key in newest_first[MAX_LAST_COMMITS:] if at_ms < young]
+
+    def added_to(self, spark: SparkSession, metadata: Any, without: Sequence[str]) -> Any:
+        """Return the metadata with this property, and without some others."""
+        key = self.key(self.writer, numbered=self.batch is not None)
+        builder = java_type(spark, "org.apache.iceberg.TableMetadata").buildFrom(metadata)
+        builder = builder.setProperties(java_map(spark, {key: self.model_dump_json()}))
+        removed = java_type(spark, "java.util.HashSet")()
+        for each in without:
+            removed.add(each)
+        return builder.removeProperties(removed).build()
+
+    def is_undone(self, table: Any) -> bool:
+        """Return whether the table shows that a rollback, or a replacement, has taken the commit out of its history."""
+        newest = table.currentSnapshot()
+        return (
+            newest is None
+            or newest.sequenceNumber() < self.sequence
+            or table.snapshot(self.snapshot) is not None
+        )
+
+
 def find_commit(table: Any, writer: str, batch_id: int) -> str | None:
     """Return the snapshot of the main branch in which `writer` committed the batch, or None.
 
-    If all snapshots of the writer have expired, the batch isn't found. Raises `GateError` as `find_batch` does.
+    Where the history is cut and doesn't answer, `LastCommit` does. Raises `GateError` as `find_batch` does.
     """
-    return find_batch(_batches(table, writer), batch_id, f"table={table.name()} writer={writer}")
+    history = _History(table, writer)
+    found = find_batch(history.batches(), batch_id, f"table={table.name()} writer={writer}")
+    if found is None and history.is_cut:
+        last = LastCommit.of(table, writer)
+        if (
+            last is not None
+            and last.batch is not None
+            and last.batch >= batch_id
+            and not last.is_undone(table)
+        ):
+            return str(last.snapshot)
+    return found
 
 
-def _batches(table: Any, writer: str) -> Iterator[tuple[int | None, str]]:
-    parent = None
-    for snapshot in ancestors(table):
-        parent = snapshot.parentId()
-        summary = snapshot.summary()
-        if summary.get(WRITER) == writer and summary.get(BATCH) is not None:
-            yield int(summary.get(BATCH)), str(snapshot.snapshotId())
-    if parent is not None:
-        yield EXPIRED, ""
+class _History:
+    """The batches of a writer in the snapshots that the table lists, read once."""
+
+    def __init__(self, table: Any, writer: str) -> None:
+        self._table = table
+        self._writer = writer
+        self.is_cut = False
+        """Whether the search came to the end of the list and older snapshots existed."""
+
+    def batches(self) -> Iterator[tuple[int | None, str]]:
+        parent = None
+        for snapshot in ancestors(self._table):
+            parent = snapshot.parentId()
+            summary = snapshot.summary()
+            if summary.get(WRITER) == self._writer and summary.get(BATCH) is not None:
+                yield int(summary.get(BATCH)), str(snapshot.snapshotId())
+        if parent is not None or lists_newest_only(self._table.operations().current()):
+            self.is_cut = True
+            yield EXPIRED, ""
 
 
 def find_transaction(table: Any, transaction: str) -> str | None:
-    """Return the snapshot that a transaction of the gate committed, on any branch, or None."""
+    """Return the listed snapshot that a transaction of the gate committed, on any branch, or None."""
     for snapshot in elements(table.snapshots()):
         if snapshot.summary().get(TRANSACTION) == transaction:
             return str(snapshot.snapshotId())

@@ -16,7 +16,7 @@ import pytest
 
 from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
-from tests.servers.iceberg_rest import running_rest_catalog
+from tests.servers.iceberg_rest import running_nessie, running_rest_catalog
 from tests.servers.s3 import S3Server
 from tests.spark import s3_driver
 from tests.spark.agents import running_agent
@@ -32,10 +32,13 @@ ALONE = 25
 
 
 @contextlib.contextmanager
-def catalog_of(kind: str, bucket: str, folder: Path) -> Iterator[str]:
+def catalog_of(kind: str, bucket: str, folder: Path, server: S3Server) -> Iterator[str]:
     """Run the catalog that the kind needs, and yield its URI. Others than REST are files beside the tables."""
     if kind == "iceberg-rest":
         with running_rest_catalog(folder, s3_file_io(bucket)) as uri:
+            yield uri
+    elif kind == "iceberg-nessie":
+        with running_nessie(folder, bucket, server) as uri:
             yield uri
     else:
         yield ""
@@ -43,7 +46,7 @@ def catalog_of(kind: str, bucket: str, folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("kind", "loses_alone"),
-    [("delta", True), ("iceberg-hadoop", True), ("iceberg-rest", False)],
+    [("delta", True), ("iceberg-hadoop", True), ("iceberg-rest", False), ("iceberg-nessie", False)],
 )
 def test_two_drivers_lose_no_row_through_the_gate(
     *,
@@ -55,12 +58,15 @@ def test_two_drivers_lose_no_row_through_the_gate(
     kind: str,
     loses_alone: bool,
 ) -> None:
-    """Without it they do, where the commit is a file on S3: Spark had reported each commit to its driver."""
+    """Without it they do, where the commit is a file on S3: Spark had reported each commit to its driver.
+
+    Each table knows every batch at the end, also where its catalog lists the newest snapshot only.
+    """
     server = s3_credentials
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
     bucket = server.bucket()
     with (
-        catalog_of(kind, bucket, tmp_path) as catalog,
+        catalog_of(kind, bucket, tmp_path, server) as catalog,
         running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint, GRANT_SECONDS="20"),
     ):
         program = [sys.executable, str(s3_driver.__file__), "--kind", kind, "--bucket", bucket]
@@ -74,6 +80,7 @@ def test_two_drivers_lose_no_row_through_the_gate(
         [1, 2 * number + NUMBER[writer], writer] for number in range(2 * BATCHES) for writer in WRITERS
     ]
     assert found["gated"] == sorted(expected)
+    assert found["unknown"] == []
     counts = Counter(row[2] for row in found["alone"])
     lost = len(WRITERS) * ALONE - counts.total() if loses_alone else 0
     print(f"{kind}: {lost} of {len(WRITERS) * ALONE} commits were lost without the gate")
