@@ -2,7 +2,7 @@
 
 First both append without the gate, where the table's catalog has no commit of its own: on S3, Delta's log store and Iceberg's
 Hadoop catalog exclude each other within one driver only. Then both append, and then upsert, through the gate. They begin each
-step together. At the end writer `a` writes one JSON object: the rows of both tables, and the batches that the table doesn't know.
+step together. At the end writer `a` writes one JSON object: the rows of all tables, and the batches that a table doesn't know.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs import CommitGate, DeltaSink, IcebergSink
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from tests.spark.formats import DELTA_AND_ICEBERG, format_settings
 
 if TYPE_CHECKING:
@@ -133,6 +134,38 @@ def together(folder: Path, writer: str) -> Callable[[str], None]:
     return wait
 
 
+def overtaken(spark: SparkSession, place: Place, gate: CommitGate) -> dict[str, list[Any]]:
+    """Write one batch in each mode of `IcebergSink` while a writer without the gate commits to another partition.
+
+    That is between the validation and the swap, or right behind a swap whose answer is lost. Returns the rows that each table has
+    at the end: two of the foreign writer, one of the batch.
+    """
+    swap = CheckedOperations._swap
+    found = {}
+    for mode in ("append", "upsert", "overwrite"):
+        for lost in (False, True):
+            table = f"overtaken_{mode}_{lost}".lower()
+            place.create(spark, table)
+            place.append_alone(spark.createDataFrame([(2, 1, "foreign")], COLUMNS), table)
+
+            def meet(
+                operations: Any, base: Any, metadata: Any, table: str = table, lost: bool = lost
+            ) -> None:
+                CheckedOperations._swap = swap  # type: ignore[method-assign]
+                if lost:
+                    swap(operations, base, metadata)
+                place.append_alone(spark.createDataFrame([(2, 2, "foreign")], COLUMNS), table)
+                if lost:
+                    raise OSError("the connection was reset")
+                swap(operations, base, metadata)
+
+            CheckedOperations._swap = meet  # type: ignore[method-assign, assignment]
+            write = gate.foreach_batch(place.sink(table, mode), writer=table)
+            write(spark.createDataFrame([(1, 1, "batch")], COLUMNS), 0)
+            found[table] = place.rows(spark, table)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("kind", "writer", "bucket", "catalog", "folder", "bootstrap-servers", "topic-prefix"):
@@ -169,9 +202,11 @@ def main() -> None:
             for batch in range(options.batches):
                 wait(f"{mode}-{batch}")
                 write(rows(phase * options.batches + batch), batch)
+        trials = overtaken(spark, place, gate) if writer == "a" and place.form == "iceberg" else {}
     wait("end")
     if writer == "a":
-        found = {table: place.rows(spark, table) for table in ("alone", "gated")}
+        found: dict[str, Any] = {table: place.rows(spark, table) for table in ("alone", "gated")}
+        found["overtaken"] = trials
         committed = place.sink("gated", "append").committed
         found["unknown"] = [
             (f"{each}-{mode}", batch)

@@ -48,6 +48,7 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     another_is_in_its_place,
     find_commit,
     forget,
+    lists_newest_only,
     load,
     open_table,
     spec_text,
@@ -75,6 +76,11 @@ if TYPE_CHECKING:
 NEW_FILES = "new-files"
 """File group of an append's markers. An upsert of the partition overlaps it, another append doesn't."""
 
+NEWEST_ONLY_COST = (
+    "the catalog lists the table's newest snapshot only, so Iceberg can't compare a batch with commits that came after its base: "
+    "a batch is computed again after any other commit to the table, also of other partitions"
+)
+
 log = EventLogger("lakewarden.iceberg")
 
 
@@ -90,6 +96,7 @@ class IcebergSink(SparkSink[OpenTable]):
         self._last_alike: object = None
         if self._release.unhooked is not None:
             log.warning("iceberg.whole-statements", table=self._uri, reason=self._release.unhooked, cost=COST)
+        self._told_of_history = self._mode == "append"
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
@@ -149,6 +156,9 @@ class IcebergSink(SparkSink[OpenTable]):
             what = "the table was dropped and created again"
         elif not write.table.same_layout(now):
             what = "the table's columns or partition fields changed"
+        elif not self._told_of_history and lists_newest_only(now.operations().current()):
+            self._told_of_history = True
+            log.warning("iceberg.newest-snapshot-only", table=self.table, cost=NEWEST_ONLY_COST)
         if what is not None:
             raise BaseChanged(
                 f"{what} while the batch was prepared; nothing was published; the "

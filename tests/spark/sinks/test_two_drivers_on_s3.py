@@ -81,6 +81,9 @@ def test_two_drivers_lose_no_row_through_the_gate(
     ]
     assert found["gated"] == sorted(expected)
     assert found["unknown"] == []
+    assert len(found["overtaken"]) == (0 if kind == "delta" else 6)
+    for table, rows in found["overtaken"].items():
+        assert rows == [[1, 1, "batch"], [2, 1, "foreign"], [2, 2, "foreign"]], table
     counts = Counter(row[2] for row in found["alone"])
     lost = len(WRITERS) * ALONE - counts.total() if loses_alone else 0
     print(f"{kind}: {lost} of {len(WRITERS) * ALONE} commits were lost without the gate")
