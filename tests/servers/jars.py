@@ -56,10 +56,11 @@ def _resolved(
     """Download the jars; returns their paths."""
     maven = maven_context(repository)
     single = [dependency(maven, each) for each in alone]
-    inputs, transitive = maven.resolver.resolve([dependency(maven, each) for each in with_dependencies])
-    wanted = [
+    wanted = [dependency(maven, each) for each in with_dependencies]
+    inputs, transitive = maven.resolver.resolve(wanted) if wanted else ([], [])
+    artifacts = [
         each.artifact
         for each in (*single, *inputs, *transitive)
         if each.scope in ("compile", "runtime") and each.artifact.groupId not in left_out
     ]
-    return [artifact.resolve() for artifact in wanted]
+    return [artifact.resolve() for artifact in artifacts]
