@@ -256,7 +256,7 @@ def lists_newest_only(metadata: Any) -> bool:
 
 
 class LastCommit(BaseModel):
-    """A writer's last commit, as a property of the table tells it.
+    """A writer's last commit, as a property of the table has it.
 
     The property is set by the swap that publishes the commit, so the table never has one without the other. It answers where the
     table no longer lists the snapshot: expired, or in a catalog that lists the newest one only (decision 60).
