@@ -18,7 +18,7 @@ from lakewarden.agent.operators.losses import HOUR_MS, Losses
 from lakewarden.agent.operators.refused import MAX_REFUSED, RefusedEvent, last_spans, refused_event
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web.follower import POLL_MS, RETRY_SECONDS, Changes, explained
-from lakewarden.agent.web.timelines import Timelines
+from lakewarden.agent.operators.timelines import Timelines
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from lakewarden.agent.operators.losses import HOUR_MS, OTHERS, Losses
 from lakewarden.agent.operators.refused import refused_event
 from lakewarden.agent.web import timelines
 from lakewarden.agent.web.pages import seconds_clock
-from lakewarden.agent.web.timelines import Timelines
+from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, PartitionTaken, encode
 from tests.unit.agent.web.test_server import record
 from tests.unit.events.building import made

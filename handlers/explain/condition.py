@@ -1,0 +1,428 @@
+"""The condition of a table in one word, who causes it, and what to do. The page, `status`, the metrics and the alerts ask here.
+
+The first rule that holds names the condition. Seconds are how long it has held, as far as they are known.
+
+1. *stopped*: an agent has stopped the table after an unexpected error.
+2. *no agent*: no agent is in the group, or a transaction waits behind nothing for its admission for `NO_ANSWER_SECONDS`.
+3. *lock held by another owner*: the agent waits for the table's lock, and a transaction has waited for it for `LOCK_SECONDS`,
+   which is longer than a dead agent's lease. *lock refused*: the store refuses the lock, or its object is none.
+4. *publish hangs*: a transaction has been granted for `HANG_SECONDS` while another one waits for it, or for
+   `LONE_HANG_SECONDS` while none does.
+5. *loses to a writer without the gate*: since its last commit, a writer has lost `LOSSES` times or more to writers that don't
+   use the gate, the last time at most `LOSS_SECONDS` ago.
+6. *queued*: a transaction has waited for longer than both `QUEUE_SECONDS` and `PACES` usual intervals between two commits. It
+   names the writer at the head: the one that waits for no other.
+7. *nobody writes*: nothing is open, and the last commit is older than both `QUIET_SECONDS` and `PACES` usual intervals.
+8. *ok* otherwise. A short wait is everyday queueing.
+
+A remedy acts on who causes the condition, never on a transaction that waits for it. What a watcher reports waits for nothing, is
+never granted, and its writer can't be stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Final, Literal, TypeAlias, get_args
+
+NO_ANSWER_SECONDS: Final = 30.0
+LOCK_SECONDS: Final = 35.0
+HANG_SECONDS: Final = 60.0
+LONE_HANG_SECONDS: Final = 300.0
+QUEUE_SECONDS: Final = 60.0
+QUIET_SECONDS: Final = 600.0
+PACES: Final = 5
+LOSSES: Final = 2
+LOSS_SECONDS: Final = 900.0
+MAX_COMMITS: Final = 20
+"""Commits from which the usual interval is known. Three are enough."""
+MAX_WRITERS: Final = 50
+"""Writers of a table of which losses are kept, the last ones."""
+
+Name: TypeAlias = Literal[
+    "stopped",
+    "no-agent",
+    "lock-held",
+    "lock-refused",
+    "publish-hangs",
+    "bypassed",
+    "queued",
+    "nobody-writes",
+    "ok",
+]
+NAMES: Final[tuple[Name, ...]] = get_args(Name)
+"""The worst first."""
+
+
+_QUERY_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_FORMATS: Final = ("delta", "hudi", "iceberg", "paimon")
+
+
+# -- what is known -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """An open transaction."""
+
+    transaction: str
+    writer: str
+    phase: Literal["queued", "active", "waiting", "granted", "observed"]
+    seconds: float | None = None
+    """How long it has been in this phase, and of an active one, open. None: not known."""
+    behind: tuple[str, ...] = ()
+    """The transactions for which it waits."""
+    withdrawn: bool = False
+    """Its grant is withdrawn already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The last step of the table's lock: the agent didn't get it."""
+
+    lock: str
+    waiting: bool
+    """False: the store refuses it, or the object is none."""
+    holder: str | None = None
+    detail: str | None = None
+
+
+@dataclass(slots=True)
+class Losing:
+    """What a writer has lost to writers without the gate since its last commit."""
+
+    times: int
+    first: float
+    last: float
+    to: str
+    transaction: str
+
+
+@dataclass(slots=True)
+class Recent:
+    """What has ended in a table lately. Times are seconds of one clock, in any order."""
+
+    commits: list[float] = field(default_factory=list)
+    """The last `MAX_COMMITS`."""
+    losing: OrderedDict[str, Losing] = field(default_factory=OrderedDict)
+
+    def note_commit(self, writer: str, at: float) -> None:
+        """Note a commit, of an observed writer, too."""
+        self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
+        if (losing := self.losing.get(writer)) is not None and losing.last <= at:
+            del self.losing[writer]
+
+    def note_loss(self, writer: str, at: float, to: str, transaction: str) -> None:
+        """Note that this transaction of a writer with the gate lost to a writer without it. `to`: who, as far as it is known."""
+        known = self.losing.setdefault(writer, Losing(0, at, at, to, transaction))
+        known.times += 1
+        known.first, known.last = min(known.first, at), max(known.last, at)
+        known.to, known.transaction = to, transaction
+        self.losing.move_to_end(writer)
+        if len(self.losing) > MAX_WRITERS:
+            self.losing.popitem(last=False)
+
+    @property
+    def last_commit(self) -> float | None:
+        """When the last commit was."""
+        return self.commits[-1] if self.commits else None
+
+    @property
+    def pace(self) -> float | None:
+        """The usual seconds between two commits, from three commits on."""
+        found = self.commits
+        return median(later - earlier for earlier, later in pairwise(found)) if len(found) > 2 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one table."""
+
+    table: str
+    now: float
+    """In the clock of `recent`."""
+    agents: bool | None = None
+    """Whether an agent is in the group. None: not known."""
+    stopped: str | None = None
+    denied: Denied | None = None
+    open: tuple[Open, ...] = ()
+    waits_known: bool = True
+    """False: it is not known for whom a transaction waits, for want of memory."""
+    recent: Recent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """The condition. The field names are JSON."""
+
+    name: Name
+    text: str
+    """The word, for people: `queued behind backfill for 12 min`."""
+    seconds: float | None = None
+    writer: str | None = None
+    """Who causes it."""
+    transaction: str | None = None
+    waiting: int = 0
+    """Transactions that wait for an admission or a grant."""
+    cause: str | None = None
+    remedy: str | None = None
+    command: tuple[str, ...] = ()
+    """The words of the command after `lakewarden`. Empty: there is none."""
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The order of tables: the worst first, and of these the one that lasts longest."""
+        return NAMES.index(self.name), -(self.seconds or 0.0)
+
+
+# -- the rules ---------------------------------------------------------------------------------------------------------
+
+
+def condition(facts: Facts) -> Condition:
+    """The table's condition: the first rule that holds."""
+    waiting = [each for each in facts.open if each.phase in ("queued", "waiting")]
+    for rule in (_stopped, _no_agent, _lock, _publish_hangs, _bypassed, _queued, _nobody_writes):
+        if (found := rule(facts, waiting)) is not None:
+            return found
+    return Condition("ok", "ok", waiting=len(waiting))
+
+
+def _stopped(facts: Facts, waiting: list[Open]) -> Condition | None:
+    if facts.stopped is None:
+        return None
+    return Condition(
+        "stopped",
+        "stopped by the agent",
+        waiting=len(waiting),
+        cause=f"an unexpected error in the agent: {facts.stopped}",
+        remedy="keep the agent's log line table.stopped, report it, and restart the agent",
+    )
+
+
+def _no_agent(facts: Facts, waiting: list[Open]) -> Condition | None:
+    unanswered = [
+        each
+        for each in waiting
+        if each.phase == "queued" and not each.behind and facts.waits_known and not _running(facts)
+    ]
+    seconds = _longest(unanswered)
+    if facts.agents is not False and (seconds or 0.0) < NO_ANSWER_SECONDS:
+        return None
+    none = facts.agents is False
+    return Condition(
+        "no-agent",
+        "no agent" + _for(seconds),
+        seconds,
+        waiting=len(waiting),
+        cause="no agent is in the group, so nothing is admitted or granted"
+        if none
+        else "no agent answers the intents",
+        remedy="start an agent; nothing is lost meanwhile"
+        if none
+        else "see which agent owns the table, and whether it is ready",
+        command=("doctor", facts.table) if none else ("agents",),
+    )
+
+
+def _lock(facts: Facts, waiting: list[Open]) -> Condition | None:
+    denied = facts.denied
+    seconds = _longest(each for each in waiting if each.phase == "waiting" and not _running(facts))
+    if denied is None or seconds is None:
+        return None
+    if not denied.waiting:
+        return Condition(
+            "lock-refused",
+            "lock refused" + _for(seconds),
+            seconds,
+            waiting=len(waiting),
+            cause=f"the lock {denied.lock} can't be acquired: {denied.detail or 'the store refuses it'}",
+            remedy="renew the agent's credentials, set its clock, or look what the object is",
+            command=("lock", "probe", denied.lock),
+        )
+    if seconds < LOCK_SECONDS:
+        return None
+    known = denied.holder is not None
+    return Condition(
+        "lock-held",
+        "lock held by another owner" + _for(seconds),
+        seconds,
+        waiting=len(waiting),
+        cause=f"{denied.holder or 'an unknown owner'} holds the lock {denied.lock}, and renews it",
+        remedy="end the process that holds it: its lease then ends by itself; release it only if that process is gone for sure",
+        command=("lock", "release", facts.table, "--if-owner", denied.holder or "", "--lock", denied.lock)
+        if known
+        else ("lock", "show", facts.table, "--lock", denied.lock),
+    )
+
+
+def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
+    granted = _running(facts)
+    if granted is None or granted.seconds is None:
+        return None
+    held_up = sum(granted is _head(facts, each) for each in waiting)
+    if granted.seconds < (HANG_SECONDS if held_up else LONE_HANG_SECONDS):
+        return None
+    name = writer_name(granted.writer)
+    return Condition(
+        "publish-hangs",
+        "publish hangs" + _for(granted.seconds),
+        granted.seconds,
+        granted.writer,
+        granted.transaction,
+        len(waiting),
+        f"{name} holds the grant for {age(granted.seconds)}"
+        + (", and it is withdrawn already" if granted.withdrawn else "")
+        + (f"; {_count(held_up)} for it" if held_up else ""),
+        "wait for the end of its lease" if granted.withdrawn else f"look at {name}'s job; or end its grant",
+        () if granted.withdrawn else _abort(facts, granted, "its publish hangs"),
+    )
+
+
+def _bypassed(facts: Facts, waiting: list[Open]) -> Condition | None:
+    losing = {} if facts.recent is None else facts.recent.losing
+    found = [
+        (writer, each)
+        for writer, each in losing.items()
+        if each.times >= LOSSES and facts.now - each.last <= LOSS_SECONDS
+    ]
+    if not found:
+        return None
+    writer, worst = max(found, key=lambda each: each[1].last)
+    seconds = max(0.0, facts.now - worst.first)
+    return Condition(
+        "bypassed",
+        "loses to a writer without the gate",
+        seconds,
+        writer,
+        worst.transaction,
+        len(waiting),
+        f"{writer_name(writer)} has lost {worst.times} times in {age(worst.last - worst.first)} to {worst.to}",
+        "let that writer use the gate, or pause it; with watch, the writers stop early",
+        ("explain", worst.transaction, "--table", facts.table),
+    )
+
+
+def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
+    pace = None if facts.recent is None else facts.recent.pace
+    late = max(QUEUE_SECONDS, PACES * (pace or 0.0))
+    oldest = max(waiting, key=lambda each: each.seconds or 0.0, default=None)
+    if oldest is None or oldest.seconds is None or oldest.seconds < late:
+        return None
+    head = _head(facts, oldest)
+    who = "the table's lock" if head is oldest else writer_name(head.writer)
+    text = f"queued behind {who}" + _for(oldest.seconds)
+    if head is oldest:
+        return Condition(
+            "queued",
+            text,
+            oldest.seconds,
+            waiting=len(waiting),
+            cause="no transaction is granted: the agent doesn't have the table's lock",
+            remedy="see who holds the lock, and whether its store answers",
+            command=("lock", "show", facts.table),
+        )
+    held_up = sum(head is _head(facts, each) for each in waiting)
+    runs = "" if head.seconds is None else f" for {age(head.seconds)}"
+    doing = {"granted": "holds the grant", "active": "computes", "observed": "runs without the gate"}.get(
+        head.phase, "is open"
+    )
+    return Condition(
+        "queued",
+        text,
+        oldest.seconds,
+        head.writer,
+        head.transaction,
+        len(waiting),
+        f"{who} {doing}{runs}; {_count(held_up)} for it",
+        *_queue_remedy(facts, head, who),
+    )
+
+
+def _queue_remedy(facts: Facts, head: Open, who: str) -> tuple[str, tuple[str, ...]]:
+    match head.phase:
+        case "observed":
+            return "wait until it ends: it doesn't use the gate, so it can't be stopped from here", ()
+        case "active" | "granted":
+            what = (
+                f"wait; or abort it: its work is lost, and {who} computes the batch again, behind the others"
+            )
+            return what, _abort(facts, head, "others wait for it")
+        case _:
+            return "see what it waits for", ("explain", head.transaction, "--table", facts.table)
+
+
+def _nobody_writes(facts: Facts, waiting: list[Open]) -> Condition | None:
+    recent = facts.recent
+    if facts.open or recent is None or recent.last_commit is None or (pace := recent.pace) is None:
+        return None
+    seconds = facts.now - recent.last_commit
+    if seconds < max(QUIET_SECONDS, PACES * pace):
+        return None
+    return Condition(
+        "nobody-writes",
+        "nobody writes" + _for(seconds),
+        seconds,
+        waiting=len(waiting),
+        cause=f"the last commit was {age(seconds)} ago; the usual interval is {age(pace)}",
+        remedy="see whether its jobs run",
+        command=("ledger", "show", facts.table),
+    )
+
+
+# -- parts of them -----------------------------------------------------------------------------------------------------
+
+
+def _running(facts: Facts) -> Open | None:
+    return next((each for each in facts.open if each.phase == "granted"), None)
+
+
+def _head(facts: Facts, this: Open) -> Open:
+    """Whom a transaction waits for in the end: the first of a chain that waits for no other."""
+    by_id: Mapping[str, Open] = {each.transaction: each for each in facts.open}
+    seen = {this.transaction}
+    while (other := next((by_id[each] for each in this.behind if each in by_id), None)) is not None:
+        if other.transaction in seen:
+            return other
+        seen.add(other.transaction)
+        this = other
+    return this
+
+
+def _longest(found: Iterable[Open]) -> float | None:
+    return max((each.seconds for each in found if each.seconds is not None), default=None)
+
+
+def _abort(facts: Facts, which: Open, reason: str) -> tuple[str, ...]:
+    return ("abort", which.transaction, "--table", facts.table, "--reason", reason)
+
+
+def _for(seconds: float | None) -> str:
+    return "" if seconds is None else f" for {age(seconds)}"
+
+
+def _count(waiting: int) -> str:
+    return "1 waits" if waiting == 1 else f"{waiting} wait"
+
+
+def age(seconds: float) -> str:
+    """A duration in its largest unit, as the page's script writes it."""
+    seconds = max(0.0, seconds)
+    for size, unit in ((172_800, "days"), (7_200, "h"), (120, "min")):
+        if seconds >= size:
+            return f"{seconds // {'days': 86_400, 'h': 3_600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def writer_name(writer: str) -> str:
+    """A writer as people name it: without the query id of `<name>:<query id>`, and what a watcher reports by its format."""
+    name, _, rest = writer.rpartition(":")
+    return name if name and (without_gate(writer) or _QUERY_ID.fullmatch(rest)) else writer
+
+
+def without_gate(transaction: str) -> bool:
+    """Whether a watcher has reported this transaction: its id is that of its writer, and begins with its format."""
+    return transaction.partition(":")[0] in _FORMATS and ":" in transaction

@@ -1,0 +1,210 @@
+"""The condition of a table in one word: the incidents of a night, and what holds for every table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakewarden.handlers.explain.condition import (
+    LOSS_SECONDS,
+    NAMES,
+    QUIET_SECONDS,
+    Denied,
+    Facts,
+    Open,
+    Recent,
+    age,
+    condition,
+    writer_name,
+)
+
+TABLE, LOCK = "s3://lake/orders", "s3://lake/locks/orders"
+HELD = Denied(LOCK, waiting=True, holder="stranger", detail="held by another owner")
+NOW = 100_000.0
+QUERY = "c2554438-2e6b-4a36-baf4-fd00ec888d87"
+
+
+def tx(name: str, phase: str, seconds: float | None, *behind: str, **more: bool) -> Open:
+    """A transaction of the writer `<name>:<query id>`, or one that a watcher reports."""
+    return Open(name, name if ":" in name else f"{name}:{QUERY}", phase, seconds, behind, **more)  # type: ignore[arg-type]
+
+
+def recent(*commits_ago: float, losses: tuple[float, ...] = ()) -> Recent:
+    found = Recent()
+    for each in losses:
+        found.note_loss(f"crm:{QUERY}", NOW - each, "delta:49", "T")
+    for each in commits_ago:
+        found.note_commit("shop", NOW - each)
+    return found
+
+
+def facts(*found: Open, agents: bool | None = True, **more: object) -> Facts:
+    return Facts(TABLE, NOW, agents, open=found, **more)  # type: ignore[arg-type]
+
+
+SHOP = tx("shop", "granted", 300)
+BEHIND_SHOP = (tx("crm", "queued", 290, "shop"), tx("stock", "queued", 250, "crm", "shop"))
+BACKFILL = tx("backfill", "active", 900)
+ABORT_SHOP = f"abort shop --table {TABLE} --reason its publish hangs"
+ABORT_BACKFILL = f"abort backfill --table {TABLE} --reason others wait for it"
+RELEASE = f"lock release {TABLE} --if-owner stranger --lock {LOCK}"
+STEADY = recent(*range(30, 400, 30))
+
+
+@pytest.mark.parametrize(
+    "known, text, command",
+    [
+        (facts(), "ok", ""),
+        # a publish hangs, in the default admission: the others are queued, and none waits for its grant
+        (facts(SHOP, *BEHIND_SHOP), "publish hangs for 5 min", ABORT_SHOP),
+        (facts(SHOP, tx("crm", "waiting", 70, "shop")), "publish hangs for 5 min", ABORT_SHOP),
+        (facts(tx("shop", "granted", 299)), "ok", ""),
+        (facts(tx("shop", "granted", 59), tx("crm", "queued", 58, "shop")), "ok", ""),
+        (facts(replace(SHOP, withdrawn=True)), "publish hangs for 5 min", ""),
+        # a queue behind a backfill; everyday queueing; a table that commits every ten minutes
+        (
+            facts(BACKFILL, tx("crm", "queued", 720, "backfill")),
+            "queued behind backfill for 12 min",
+            ABORT_BACKFILL,
+        ),
+        (
+            facts(BACKFILL, tx("crm", "queued", 720, "backfill"), tx("stock", "queued", 730, "crm")),
+            "queued behind backfill for 12 min",
+            ABORT_BACKFILL,
+        ),
+        (facts(BACKFILL, tx("crm", "queued", 59, "backfill")), "ok", ""),
+        (
+            facts(BACKFILL, tx("crm", "queued", 720, "backfill"), recent=recent(*range(600, 3600, 600))),
+            "ok",
+            "",
+        ),
+        (
+            facts(tx("delta:49", "observed", 90), tx("crm", "queued", 80, "delta:49")),
+            "queued behind delta for 80 s",
+            "",
+        ),
+        # no agent, with and without knowing the group
+        (facts(tx("crm", "queued", 3), agents=False), "no agent for 3 s", f"doctor {TABLE}"),
+        (facts(agents=False), "no agent", f"doctor {TABLE}"),
+        (facts(tx("crm", "queued", 30), agents=None), "no agent for 30 s", "agents"),
+        (facts(tx("crm", "queued", 29), agents=None), "ok", ""),
+        (facts(tx("crm", "queued", 59), waits_known=False), "ok", ""),
+        # the lock of a stranger, or of an agent that was killed: its lease ends by itself
+        (facts(tx("crm", "waiting", 180), denied=HELD), "lock held by another owner for 3 min", RELEASE),
+        (facts(tx("crm", "waiting", 34), denied=HELD), "ok", ""),
+        (facts(denied=HELD), "ok", ""),
+        (
+            facts(tx("crm", "waiting", 2), denied=Denied(LOCK, waiting=False, detail="403")),
+            "lock refused for 2 s",
+            f"lock probe {LOCK}",
+        ),
+        (facts(tx("crm", "waiting", 65)), "queued behind the table's lock for 65 s", f"lock show {TABLE}"),
+        # a writer without the gate
+        (
+            facts(recent=recent(losses=(20, 9, 4))),
+            "loses to a writer without the gate",
+            f"explain T --table {TABLE}",
+        ),
+        (facts(recent=recent(losses=(4,))), "ok", ""),
+        (facts(recent=recent(losses=(LOSS_SECONDS + 2, LOSS_SECONDS + 1))), "ok", ""),
+        # nobody writes, against the usual pace
+        (facts(recent=recent(*range(700, 1000, 30))), "nobody writes for 11 min", f"ledger show {TABLE}"),
+        (facts(BACKFILL, recent=recent(*range(700, 1000, 30))), "ok", ""),
+        (facts(recent=recent(*range(700, 7000, 600))), "ok", ""),
+        (facts(recent=recent(5000, 5001)), "ok", ""),
+        (facts(recent=STEADY), "ok", ""),
+        # the worst of several
+        (facts(SHOP, *BEHIND_SHOP, stopped="KeyError"), "stopped by the agent", ""),
+        (facts(SHOP, *BEHIND_SHOP, recent=recent(losses=(20, 9, 4))), "publish hangs for 5 min", ABORT_SHOP),
+    ],
+)
+def test_the_word_and_the_command_of_each_incident(known: Facts, text: str, command: str) -> None:
+    found = condition(known)
+
+    assert (found.text, " ".join(found.command)) == (text, command)
+    assert (found.name == "ok") is (found.cause is None) is (found.remedy is None)
+
+
+def test_a_writer_that_commits_again_loses_no_more() -> None:
+    found = recent(losses=(20, 9, 4))
+    found.note_commit(f"crm:{QUERY}", NOW - 1)
+
+    assert condition(facts(recent=found)).name == "ok"
+
+
+TRANSACTIONS = st.lists(
+    st.builds(
+        tx,
+        st.sampled_from("ABCD"),
+        st.sampled_from(["queued", "active", "waiting", "granted", "observed"]),
+        st.none() | st.floats(0, 10_000),
+        st.sampled_from("ABCD"),
+        st.sampled_from("ABCD"),
+        withdrawn=st.booleans(),
+    ),
+    max_size=4,
+    unique_by=lambda each: each.transaction,
+)
+
+
+@given(
+    TRANSACTIONS,
+    st.sampled_from([True, False, None]),
+    st.none() | st.just(HELD),
+    st.booleans(),
+    st.lists(st.floats(0, 10_000), max_size=5),
+    st.lists(st.floats(0, 10_000), max_size=3),
+)
+def test_a_remedy_never_acts_on_a_victim(  # noqa: PLR0917 - one for each strategy
+    found: list[Open],
+    agents: bool | None,
+    denied: Denied | None,
+    waits_known: bool,
+    commits: list[float],
+    losses: list[float],
+) -> None:
+    """Also of waits in a circle, and of a chain whose end is unknown."""
+    known = facts(
+        *found,
+        agents=agents,
+        denied=denied,
+        waits_known=waits_known,
+        recent=recent(*commits, losses=tuple(losses)),
+    )
+
+    word = condition(known)
+
+    assert word.name in NAMES
+    assert (agents is False) <= (word.name == "no-agent")
+    phases = {each.transaction: each.phase for each in found}
+    if word.command[:1] == ("abort",):
+        assert phases[word.command[1]] in ("granted", "active")
+        assert len([each for each in found if each.transaction == word.transaction]) == 1
+    if word.name == "nobody-writes":
+        assert not found
+        assert (word.seconds or 0.0) >= QUIET_SECONDS
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (172_800, "2 days")],
+)
+def test_an_age_has_its_largest_unit(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "writer, name",
+    [
+        (f"shop:{QUERY}", "shop"),
+        ("delta:49", "delta"),
+        ("a:b", "a:b"),
+        ("shop", "shop"),
+        (f":{QUERY}", f":{QUERY}"),
+    ],
+)
+def test_a_writer_is_named_without_its_query_id(writer: str, name: str) -> None:
+    assert writer_name(writer) == name
