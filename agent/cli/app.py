@@ -11,7 +11,6 @@ import io
 import os
 import signal
 import sys
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -35,8 +34,8 @@ from lakewarden.agent.cli.options import (
     run,
     show_help_without_command,
 )
-from lakewarden.agent.cli.output import Rows, print_json, print_line, print_lines, print_message, print_tree
-from lakewarden.agent.cli.overview import agents_command, losses_command, refused_command
+from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
+from lakewarden.agent.cli.overview import agents_command, losses_command, refused_command, status_command
 from lakewarden.agent.cli.requests import abort_command, ledger_app
 from lakewarden.agent.cli.web import web_command
 from lakewarden.agent.demo.command import demo_command
@@ -46,7 +45,7 @@ from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.explain import AmbiguousError, explain
 from lakewarden.agent.operators.explain_json import explanation_fields
 from lakewarden.agent.operators.explain_text import candidate_lines, explanation_lines
-from lakewarden.agent.operators.status import AUDIT_WINDOW, TableView, conflicts, status
+from lakewarden.agent.operators.status import conflicts
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.watching.foreground import watch_until_signal
@@ -68,6 +67,9 @@ app.command(name="demo", short_help="Run two Spark queries that collide on one t
 app.command(name="abort", short_help="End an open transaction, for example one that hangs.")(abort_command)
 app.command(name="doctor", short_help="Check Kafka, rights, topics, clocks, stores and tables from here.")(
     doctor_command
+)
+app.command(name="status", short_help="Print what is wrong, and each table's lock and open transactions.")(
+    status_command
 )
 app.command(name="losses", short_help="Print what conflicts have cost, by table, partition and writers.")(
     losses_command
@@ -254,33 +256,6 @@ def conflicts_command(
     run(show)
 
 
-@app.command(name="status", short_help="Print each table's lock and open transactions.")
-def status_command(
-    table: OnlyTable = None,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
-) -> None:
-    """Print the state of each table: its lock with the holder and the end of the lease, and its open transactions.
-
-    The command reads the Kafka topics, so it also works while no agent runs.
-    """
-    settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("auto", "warning", stream=sys.stderr)
-
-    async def show() -> None:
-        views = await status(settings, table)
-        if output is Output.JSON:
-            print_json([asdict(view) for view in views])
-        elif views:
-            for view in views:
-                _print_table(view)
-        else:
-            print_line("no table has an open transaction or a lock")
-
-    run(show)
-
-
 @app.command(name="explain", short_help="Print the history of one transaction, with reasons.")
 def explain_command(
     transaction: TransactionId,
@@ -385,46 +360,6 @@ def _conflict_line(event: ConflictDetected) -> str:
         f"{where}{more}; {lost}, "
         f"detected {event.detected_after_ms:.1f} ms after the later marker"
     )
-
-
-_OPEN = ("writer", "batch", "phase", "since", "waits for", "partitions", "file groups", "transaction")
-
-
-def _print_table(view: TableView) -> None:
-    refused = [] if view.refused is None else [f"REFUSED by the agent: {view.refused}"]
-    if view.incomplete or (refused and view.lock is None and not view.transactions):
-        print_tree(view.table, [*refused, *(f"LOG INCOMPLETE: {missing}" for missing in view.incomplete)])
-        return
-    lock = view.lock
-    if lock is None:
-        text = f"lock: not used in the last {AUDIT_WINDOW.total_seconds() / 60:.0f} minutes"
-    elif lock.held:
-        text = f"lock: held by agent {lock.agent} until {lock.valid_until}{lock.note}"
-    elif lock.ends_with_lease:
-        text = f"lock: lapsed; agent {lock.agent} held it until {lock.valid_until}{lock.note}"
-    else:
-        text = f"lock: {lock.last_step.removeprefix('lock-')}{lock.note}"
-    branches: list[str | Rows] = [text, *refused]
-    rows = [
-        (
-            each.writer,
-            "" if each.batch_id is None else str(each.batch_id),
-            each.phase if each.revoked is None else f"{each.phase}, withdrawn",
-            each.since,
-            each.waiting_on or "",
-            str(each.partitions),
-            str(each.file_groups),
-            each.transaction,
-        )
-        for each in view.transactions
-    ]
-    branches.append([_OPEN, *rows] if rows else "no open transaction")
-    branches += [
-        f"the grant of {each.writer} is withdrawn, its lease still runs: {each.revoked}"
-        for each in view.transactions
-        if each.revoked is not None
-    ]
-    print_tree(view.table, branches)
 
 
 if __name__ == "__main__":

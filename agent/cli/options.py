@@ -55,6 +55,10 @@ S3Endpoint = Annotated[
 ]
 
 
+def _id(text: str) -> str:
+    return _name(text.rstrip("…"))
+
+
 def _name(text: str) -> str:
     name = typed(text)
     try:
@@ -84,8 +88,9 @@ Writer = Annotated[
 ]
 TransactionId = Annotated[
     str,
-    typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.", parser=_name),
+    typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.", parser=_id),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print all of it: ids, exact times, counts.")]
 OutputFormat = Annotated[Output, typer.Option("--output", help="Output format.")]
 
 

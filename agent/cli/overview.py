@@ -1,4 +1,4 @@
-"""The commands `lakewarden losses`, `lakewarden refused` and `lakewarden agents`: their options and output."""
+"""The commands `lakewarden status`, `losses`, `refused` and `agents`: their options and output."""
 
 from __future__ import annotations
 
@@ -9,13 +9,47 @@ from typing import Annotated, Any
 
 import typer
 
-from lakewarden.agent.cli.options import BootstrapServers, Config, OnlyTable, Output, OutputFormat, run
-from lakewarden.agent.cli.output import print_json, print_lines
+from lakewarden.agent.cli.options import (
+    BootstrapServers,
+    Config,
+    OnlyTable,
+    Output,
+    OutputFormat,
+    Verbose,
+    run,
+)
+from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_tree
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.agents import agent_lines, agents
+from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.operators.losses import loss_lines, losses
 from lakewarden.agent.operators.refused import refused, refused_lines
-from lakewarden.agent.settings import KafkaSettings
+from lakewarden.agent.operators.status_text import status_summary, status_tree
+from lakewarden.agent.settings import KafkaSettings, Settings
+
+
+def status_command(
+    table: OnlyTable = None,
+    *,
+    verbose: Verbose = False,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+) -> None:
+    """Print the condition of each table, the worst first: what is wrong, since when, who causes it, and what to do.
+
+    Below it the table's lock, and its open transactions. The command reads the Kafka topics, so it also works while no agent
+    runs.
+    """
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    configure_logging("auto", "warning", stream=sys.stderr)
+    views = run(lambda: status(settings, table))
+    if output is Output.JSON:
+        print_json([asdict(view) for view in views])
+        return
+    print_line(status_summary(views))
+    for view in views:
+        print_tree(*status_tree(view, settings, verbose=verbose or table is not None))
 
 
 def losses_command(

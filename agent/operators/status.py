@@ -1,6 +1,6 @@
-"""`lakewarden status` and `lakewarden conflicts`: read from Kafka alone, so they work while no agent runs.
+"""`lakewarden conflicts`, and the parts of `lakewarden status`: read from Kafka alone, so they work while no agent runs.
 
-`status` replays the log (`log_replay.py`), and reads the lock from the audit topic. It shows what the log
+`status` (`conditions.py`) replays the log (`log_replay.py`), and reads the lock from the audit topic. It shows what the log
 contains: decisions that an agent has made and not published yet are missing.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
@@ -20,8 +20,8 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
-from lakewarden.agent.operators.log_replay import LogReplay, replay_log
-from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
+from lakewarden.agent.operators.log_replay import LogReplay
+from lakewarden.agent.serving.takeover import Start
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import utc_time
 from lakewarden.events import (
@@ -32,13 +32,14 @@ from lakewarden.events import (
     AuditEventUnion,
     ConflictDetected,
     DecisionRecord,
+    LockRefused,
     LocksHandedOver,
     PartitionTaken,
     Undecodable,
     decode,
     partition_name,
 )
-from lakewarden.events.access import partition_of
+from lakewarden.handlers.explain.condition import Condition
 from lakewarden.handlers.explain.waits import Wait, waits
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.state import TableState
@@ -99,6 +100,8 @@ class LockHolder:
     valid_until: str
     last_step: str
     detail: str | None
+    waiting: bool = False
+    """Of a refusal: another owner holds the lock. It is `owner`."""
 
     @property
     def ends_with_lease(self) -> bool:
@@ -133,34 +136,12 @@ class TableView:
 
     None if it has admitted, granted or skipped another one since, or another agent has taken the partition over.
     """
-
-
-async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
-    """The tables with open transactions or a recent lock step (`AUDIT_WINDOW`), or the given table.
-
-    Before them, the partitions whose log is incomplete, with a given table the one of that table.
-    """
-    async with Log(settings) as log:
-        replay = await replay_log(log)
-        await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
-        locks = await last_lock_steps(log)
-        ledgers = await find_ledger_gaps(log, replay.starts)
-    refusals: dict[str, str] = {}
-    for decisions in replay.decisions.values():
-        refusals |= refused_tables(decisions)
-    uris = {uri for uri, state in replay.tables.items() if state.open()} | set(locks) | set(refusals)
-    of_table = None
-    if table is not None:
-        uris = {table}
-        of_table = partition_of(table, len(replay.starts))
-    troubles = partition_views(
-        replay.starts,
-        replay.refused,
-        {number: each.gap for number, each in ledgers.items() if each.gap is not None},
-    )
-    return [view for number, view in troubles.items() if of_table in (None, number)] + [
-        table_view(uri, replay, locks.get(uri), refusals.get(uri)) for uri in sorted(uris)
-    ]
+    condition: Condition | None = None
+    """None for a partition."""
+    last_commit: str | None = None
+    """The last one that the log has of the last hours."""
+    pace_seconds: float | None = None
+    """The usual interval between two commits."""
 
 
 def partition_views(
@@ -304,5 +285,6 @@ def lock_holder(step: AuditEventUnion) -> LockHolder:
         valid_until=until.isoformat(timespec="milliseconds"),
         last_step=step.type,
         detail=step.detail,
+        waiting=isinstance(step, LockRefused) and step.waiting,
     )
     return replace(holder, held=holder.ends_with_lease and until > utc_now())

@@ -1,4 +1,6 @@
-"""The last transactions of each table with the times of their steps, to be drawn as the demo draws its own.
+"""The last transactions of each table with the times of their steps, and what has ended in it lately.
+
+The page draws them as the demo draws its own; the condition of a table (`handlers/explain/condition.py`) follows from the ends.
 
 Times are those of Kafka's records. The two topics are read in any order, so the steps of a transaction are sorted by time.
 """
@@ -6,12 +8,17 @@ Times are those of Kafka's records. The two topics are read in any order, so the
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import aclosing
+from datetime import timedelta
 from typing import Any
 
+from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.attempts.segments import segments
 from lakewarden.agent.attempts.trace import Attempt, Outcome, Step
+from lakewarden.agent.clock import utc_now
+from lakewarden.agent.log import Log
 from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,
@@ -31,6 +38,7 @@ from lakewarden.events import (
     counts,
     decode,
 )
+from lakewarden.handlers.explain.condition import BYPASSED, Recent, without_gate, writer_name
 
 MAX_OF_TABLE = 200
 """Transactions of one table, the last ones."""
@@ -38,6 +46,9 @@ MAX_TRANSACTIONS = 20_000
 """Transactions of all tables, about 3 KB each. Beyond, the table without an event for longest loses its own."""
 MAX_WRITERS = 30
 """Rows of a drawing: the writers with the last transactions."""
+HISTORY = timedelta(hours=6)
+MAX_RECORDS = 20_000
+"""Of each partition, that `status` reads for what is past: with 12 partitions about 5 s."""
 _SKIPPED = (b'"type":"marker-created"', b'"type":"writer-heartbeat"', b'"type":"grant-renewed"')
 """Most records of a busy log. Those of a client that writes its JSON otherwise are decoded and skipped then."""
 
@@ -49,6 +60,8 @@ class Timelines:
         self._tables: OrderedDict[str, dict[str, Attempt]] = OrderedDict()
         self._terms: dict[int, str] = {}
         self._size = 0
+        self.recent: dict[str, Recent] = {}
+        """By table."""
 
     def add_event(self, record: ConsumerRecord) -> None:
         """Add a record of `writers`."""
@@ -61,9 +74,12 @@ class Timelines:
             case CommitRequested():
                 self._step(record, event, "requested", {})
             case CommitCompleted(version=version):
-                self._step(record, event, "completed", {"version": version})
+                if self._step(record, event, "completed", {"version": version}):
+                    self._recent_of(event.table).note_commit(event.writer, record.timestamp / 1000)
             case TransactionAbandoned(reason=reason):
-                self._step(record, event, "abandoned", {"reason": reason})
+                new = self._step(record, event, "abandoned", {"reason": reason})
+                if new and reason.startswith(BYPASSED):
+                    self._lost(record, event, "a writer without the gate")
             case _:
                 pass
 
@@ -87,6 +103,8 @@ class Timelines:
             case Abort(reason=reason, conflicts=conflicts):
                 others = list(dict.fromkeys(each.other_writer for each in conflicts))
                 self._step(record, decision, "abort", {"reason": reason, "others": others})
+                if lost_to := next(filter(without_gate, others), None):
+                    self._lost(record, decision, f"{writer_name(lost_to)}, without the gate")
             case _:
                 pass
 
@@ -97,7 +115,8 @@ class Timelines:
         what: str,
         detail: dict[str, Any],
         batch_id: int | None = None,
-    ) -> None:
+    ) -> bool:
+        """Add a step. Return whether the attempt has none of this kind yet."""
         attempts = self._tables.setdefault(event.table, {})
         self._tables.move_to_end(event.table)
         attempt = attempts.get(event.transaction)
@@ -107,7 +126,8 @@ class Timelines:
             self._forget(attempts)
         if what == "intent":
             attempt.batch_id = batch_id
-        if attempt.first(what) is None:
+        new = attempt.first(what) is None
+        if new:
             step = Step(
                 record.timestamp / 1000,
                 what,
@@ -120,13 +140,21 @@ class Timelines:
             )
             attempt.steps.append(step)
             attempt.steps.sort(key=lambda each: each.at)
+        return new
+
+    def _recent_of(self, table: str) -> Recent:
+        return self.recent.setdefault(table, Recent())
+
+    def _lost(self, record: ConsumerRecord, event: WriterEventUnion | DecisionEventUnion, to: str) -> None:
+        self._recent_of(event.table).note_loss(event.writer, record.timestamp / 1000, to, event.transaction)
 
     def _forget(self, attempts: dict[str, Attempt]) -> None:
         if len(attempts) > MAX_OF_TABLE:
             del attempts[next(iter(attempts))]
             self._size -= 1
         while self._size > MAX_TRANSACTIONS:
-            _, dropped = self._tables.popitem(last=False)
+            uri, dropped = self._tables.popitem(last=False)
+            self.recent.pop(uri, None)
             self._size -= len(dropped)
 
     def drop_before(self, since: float) -> None:
@@ -136,6 +164,7 @@ class Timelines:
             if max((each.steps[-1].at for each in attempts.values()), default=0.0) >= since:
                 return
             del self._tables[uri]
+            self.recent.pop(uri, None)
             self._size -= len(attempts)
 
     def drawing(self, table: str, begin: float, end: float) -> dict[str, Any]:
@@ -158,6 +187,23 @@ class Timelines:
             ],
             "more_writers": len({each.writer for each in shown}) - len(writers),
         }
+
+
+async def read_timelines(log: Log) -> Timelines:
+    """What the log has of the last `HISTORY`, but not more than the last `MAX_RECORDS` of each partition."""
+    found, topics = Timelines(), log.topics
+    since = round((utc_now() - HISTORY).timestamp() * 1000)
+    starts = await log.offsets_at(await log.partitions(topics.writers, topics.decisions), since)
+    ends = await log.ends(starts)
+    spans: dict[TopicPartition, int | None] = {
+        each: max(start or 0, ends[each] - MAX_RECORDS) for each, start in starts.items()
+    }
+    async with aclosing(log.batches(spans)) as batches:
+        async for partition, records in batches:
+            add = found.add_event if partition.topic == topics.writers else found.add_decision
+            for record in records:
+                add(record)
+    return found
 
 
 def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:

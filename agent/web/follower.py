@@ -21,11 +21,13 @@ from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.errors import AgentError, LogCutError, TaskEndedError
 from lakewarden.agent.kafka import denied_to_command, ended_tasks
 from lakewarden.agent.log import Log
+from lakewarden.agent.operators.conditions import group_members
 from lakewarden.agent.operators.live_status import LiveStatus
 from lakewarden.agent.operators.log_replay import replay_log
 from lakewarden.agent.operators.status import AUDIT_WINDOW
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AUDIT_EVENT, Undecodable, decode
+from lakewarden.handlers.setup.agents import Member
 
 logger = structlog.get_logger()
 
@@ -40,7 +42,7 @@ RETRY_SECONDS = 3.0
 SILENT_SECONDS = 15.0
 """Limit for the brokers to name the ends of the topics."""
 ASK_SECONDS = 5.0
-"""Between two such questions while no record arrives, so that a broker that is gone is noticed."""
+"""Between two such questions: who is in the agents' group, and while no record arrives, whether the broker is there."""
 
 
 class Changes:
@@ -74,6 +76,8 @@ class Follower:
         """Why the state is not current, if it is not."""
         self.current_at: datetime | None = None
         """When the state was known to be current last, by this machine's clock."""
+        self.members: tuple[Member, ...] | None = None
+        """The agents in the group. None: not known."""
         self.ready = anyio.Event()
         """Set when the first replay is done."""
 
@@ -108,8 +112,9 @@ class Follower:
                     await consumer.seek_to_end(partition)
             await self._read_locks(consumer, audit, status)
             self.status = status
+            self.members = await group_members(log, self._settings.group)
             self.ready.set()
-            await self._rounds(consumer, list(positions), status)
+            await self._rounds(log, consumer, list(positions), status)
 
     async def _read_locks(
         self, consumer: AIOKafkaConsumer, audit: list[TopicPartition], status: LiveStatus
@@ -118,7 +123,7 @@ class Follower:
             self._add_locks(status, records)
 
     async def _rounds(
-        self, consumer: AIOKafkaConsumer, both: list[TopicPartition], status: LiveStatus
+        self, log: Log, consumer: AIOKafkaConsumer, both: list[TopicPartition], status: LiveStatus
     ) -> None:
         topics = self._settings.topics
         decisions = [each for each in both if each.topic == topics.decisions]
@@ -130,9 +135,11 @@ class Follower:
             if any(each.topic == topics.writers for each in found):
                 for partition, records in (await _read_to(consumer, decisions)).items():
                     found.setdefault(partition, []).extend(records)
-            elif not found and monotonic() - asked_at > ASK_SECONDS:
-                await _ends(consumer, decisions)
-                _require_tasks(consumer)
+            if monotonic() - asked_at > ASK_SECONDS:
+                if not found:
+                    await _ends(consumer, decisions)
+                    _require_tasks(consumer)
+                await self._ask_members(log)
                 asked_at = monotonic()
             for number in sorted({each.partition for each in found if each.topic != topics.audit}):
                 status.add(
@@ -150,6 +157,13 @@ class Follower:
             if status.taken_over:
                 status.taken_over = False
                 fresh_at = min(fresh_at, monotonic() + AFTER_TAKE_OVER_SECONDS)
+
+    async def _ask_members(self, log: Log) -> None:
+        with anyio.fail_after(SILENT_SECONDS):
+            members = await group_members(log, self._settings.group)
+        if members != self.members:
+            self.members = members
+            self._changes.announce()
 
     def _current(self) -> None:
         self.problem, self.current_at = None, utc_now()

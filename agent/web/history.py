@@ -16,9 +16,9 @@ from lakewarden.agent.kafka import ended_tasks
 from lakewarden.agent.log import Log
 from lakewarden.agent.operators.losses import HOUR_MS, Losses
 from lakewarden.agent.operators.refused import MAX_REFUSED, RefusedEvent, last_spans, refused_event
+from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web.follower import POLL_MS, RETRY_SECONDS, Changes, explained
-from lakewarden.agent.operators.timelines import Timelines
 
 log = structlog.get_logger()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,8 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lakewarden.agent.name_text import visible
+from lakewarden.agent.operators.conditions import command
 from lakewarden.agent.operators.status import LockHolder
-from lakewarden.agent.web.views import View, command
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.web.views import View
 
 MENU = (
     ("/", "Tables"),
@@ -25,10 +28,10 @@ MENU = (
 
 
 class Pages:
-    """The templates, for one base path."""
+    """The templates, for one installation."""
 
-    def __init__(self, base_path: str) -> None:
-        self.base_path = base_path
+    def __init__(self, settings: Settings) -> None:
+        self.base_path = settings.web_base_path
         self._environment = Environment(
             loader=PackageLoader("lakewarden.agent.web"),
             autoescape=True,
@@ -40,7 +43,7 @@ class Pages:
         self._environment.filters.update(
             clock=clock, seconds_clock=seconds_clock, lock_holder=lambda fields: LockHolder(**fields)
         )
-        self._environment.globals.update(link=self.link, command=command, menu=MENU, at=at)
+        self._environment.globals.update(link=self.link, command=partial(command, settings), menu=MENU, at=at)
 
     def link(self, path: str, **parameters: str | None) -> str:
         """The address of a view. Names are percent-encoded."""

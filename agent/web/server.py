@@ -44,6 +44,8 @@ NOT_LIVE = ("/transaction", "/agents")
 """Each time, they are read from Kafka."""
 _ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
+_AGES = ("seconds", "cause", "begin", "end")
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Build = Callable[[web.Request], Awaitable[View]]
 
@@ -60,7 +62,7 @@ class Server:
         self._settings = settings = sources.settings
         self._follower = sources.follower
         self._changes = changes
-        self._pages = Pages(settings.web_base_path)
+        self._pages = Pages(settings)
         self._streams: dict[str, list[anyio.CancelScope]] = {}
         """By the visitor's address, the oldest first."""
         self._reading = 0
@@ -267,8 +269,14 @@ class Server:
 
 
 def _version(data: dict[str, Any], problem: str | None) -> str:
-    """Identifies the content of a view."""
-    return hashlib.blake2b(json.dumps([data, problem]).encode(), digest_size=8).hexdigest()
+    """Identifies the content of a view, without what changes by the passing of time: the page's script counts ages itself."""
+    return hashlib.blake2b(json.dumps([_ageless(data), problem]).encode(), digest_size=8).hexdigest()
+
+
+def _ageless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _ageless(each) for name, each in value.items() if name not in _AGES}
+    return [_ageless(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from urllib.parse import urlencode
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
+from lakewarden.agent.operators.conditions import command, rank, with_condition
 from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain
 from lakewarden.agent.operators.explain_json import explanation_fields
 from lakewarden.agent.operators.explain_text import explanation_lines
@@ -63,32 +63,16 @@ class Sources:
         return self.follower.problem or self.history.problem
 
 
-def command(*words: str) -> str:
-    """A command to copy, quoted for a shell. Control characters are shown, never executed by pasting."""
-    return " ".join(_quoted(each) for each in ("lakewarden", *words))
-
-
-def _quoted(word: str) -> str:
-    if word.isprintable():
-        return shlex.quote(word)
-    escaped = "".join(
-        each if each.isprintable() else f"\\U{ord(each):08x}" for each in word.replace("\\", "\\\\")
-    )
-    return "$'" + escaped.replace("'", "\\'") + "'"
-
-
 # -- tables, locks, waits ----------------------------------------------------------------------------------------------
 
 
 def tables(sources: Sources, query: Mapping[str, str]) -> View:
     """The tables with open transactions or a lock; those in which a transaction waits come first."""
-    status, views = sources.follower.status, _known(sources.follower)
+    status, views = sources.follower.status, _known(sources)
     none = {"conflicts": 0, "seconds": 0.0}
     report = sources.history.losses.report()["tables"]
     lost = {each["table"]: {name: each[name] for name in none} for each in report}
-    shown = sorted(
-        views, key=lambda each: (not _trouble(each), -_waiting(each), -len(each.transactions), each.table)
-    )
+    shown = sorted(views, key=lambda each: (rank(each), -_waiting(each), -len(each.transactions), each.table))
     rows, page = _page("/", shown, query)
     data = {
         "tables": [
@@ -101,12 +85,12 @@ def tables(sources: Sources, query: Mapping[str, str]) -> View:
         "without_waits": sorted(() if status is None else status.without_waits),
         **page.data,
     }
-    return View("tables", "Tables", command("status"), data, links=page.links)
+    return View("tables", "Tables", command(sources.settings, "status"), data, links=page.links)
 
 
 def locks(sources: Sources, query: Mapping[str, str]) -> View:
     """Who holds which lock and which grant, until when."""
-    held = [each for each in _known(sources.follower) if each.lock is not None or _granted(each)]
+    held = [each for each in _known(sources) if each.lock is not None or _granted(each)]
     held.sort(key=lambda each: (not (each.lock is not None and each.lock.held), each.table))
     rows, page = _page("/locks", held, query)
     data = {
@@ -120,21 +104,25 @@ def locks(sources: Sources, query: Mapping[str, str]) -> View:
         ],
         **page.data,
     }
-    return View("locks", "Locks and grants", command("status"), data, links=page.links)
+    return View("locks", "Locks and grants", command(sources.settings, "status"), data, links=page.links)
 
 
 def waits(sources: Sources, query: Mapping[str, str]) -> View:
     """Who waits for whom, since when and why; the longest wait first."""
     found = [
         {"table": view.table, **asdict(each)}
-        for view in _known(sources.follower)
+        for view in _known(sources)
         for each in view.transactions
         if each.waiting_on is not None
     ]
     found.sort(key=lambda each: (each["waiting_since"] or "", each["table"], each["transaction"]))
     rows, page = _page("/waits", found, query)
     return View(
-        "waits", "Who waits for whom", command("status"), {"waits": rows, **page.data}, links=page.links
+        "waits",
+        "Who waits for whom",
+        command(sources.settings, "status"),
+        {"waits": rows, **page.data},
+        links=page.links,
     )
 
 
@@ -143,8 +131,8 @@ def table(sources: Sources, query: Mapping[str, str]) -> View:
     uri = _table_of(query, required=True) or ""
     minutes = _number(query, "minutes", DEFAULT_MINUTES, sources.settings.web_hours * 60)
     status = sources.follower.status
-    view = TableView(uri, None, ()) if status is None else status.view(uri)
     end = moment().wall_ms / 1000
+    view = _judged(sources, TableView(uri, None, ()) if status is None else status.view(uri), end)
     data = {
         "table": asdict(view),
         "without_waits": status is not None and uri in status.without_waits,
@@ -153,7 +141,7 @@ def table(sources: Sources, query: Mapping[str, str]) -> View:
         "losses": sources.history.losses.report(uri),
         "history_complete": sources.history.complete,
     }
-    return View("table", uri, command("status", "--table", uri), data)
+    return View("table", uri, command(sources.settings, "status", "--table", uri), data)
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
@@ -169,7 +157,7 @@ def losses(sources: Sources, query: Mapping[str, str]) -> View:
         "table": uri,
         "history_complete": sources.history.complete,
     }
-    return View("losses", f"Lost to conflicts in {hours} hours", command(*words), data)
+    return View("losses", f"Lost to conflicts in {hours} hours", command(sources.settings, *words), data)
 
 
 def refused(sources: Sources, query: Mapping[str, str]) -> View:
@@ -177,7 +165,11 @@ def refused(sources: Sources, query: Mapping[str, str]) -> View:
     found = [{**asdict(each), "table": each.table or ""} for each in reversed(sources.history.refused)]
     rows, page = _page("/refused", found, query)
     return View(
-        "refused", "Refused events", command("refused"), {"refused": rows, **page.data}, links=page.links
+        "refused",
+        "Refused events",
+        command(sources.settings, "refused"),
+        {"refused": rows, **page.data},
+        links=page.links,
     )
 
 
@@ -185,14 +177,32 @@ async def agents(sources: Sources, query: Mapping[str, str]) -> View:
     """The agents, and which of them has which partition."""
     del query
     found = await read_agents(sources.settings)
-    return View("agents", "Agents", command("agents"), asdict(found), live=False)
+    return View("agents", "Agents", command(sources.settings, "agents"), asdict(found), live=False)
 
 
 # -- parts of them -----------------------------------------------------------------------------------------------------
 
 
-def _known(follower: Follower) -> list[TableView]:
-    return [] if follower.status is None else follower.status.views()
+def _known(sources: Sources) -> list[TableView]:
+    """The tables with their conditions, those without anything open included."""
+    status, recent = sources.follower.status, sources.history.timelines.recent
+    if status is None:
+        return []
+    found = status.views()
+    quiet = [TableView(uri, None, ()) for uri in sorted(recent.keys() - {each.table for each in found})]
+    now = moment().wall_ms / 1000
+    return [_judged(sources, each, now) for each in [*found, *quiet]]
+
+
+def _judged(sources: Sources, view: TableView, now: float) -> TableView:
+    follower = sources.follower
+    return with_condition(
+        view,
+        now,
+        agents=None if follower.members is None else bool(follower.members),
+        recent=sources.history.timelines.recent.get(view.table),
+        waits_known=follower.status is None or view.table not in follower.status.without_waits,
+    )
 
 
 def _waiting(view: TableView) -> int:
@@ -201,10 +211,6 @@ def _waiting(view: TableView) -> int:
 
 def _granted(view: TableView) -> list[TransactionView]:
     return [each for each in view.transactions if each.granted is not None]
-
-
-def _trouble(view: TableView) -> bool:
-    return bool(view.incomplete or view.refused)
 
 
 # -- one transaction ---------------------------------------------------------------------------------------------------
@@ -217,7 +223,7 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
         return View(
             "transaction",
             "One transaction",
-            command("explain", "TRANSACTION"),
+            command(sources.settings, "explain", "TRANSACTION"),
             {"candidates": []},
             live=False,
         )
@@ -229,13 +235,13 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
             "problem": str(several),
             "candidates": [_candidate(each) for each in several.candidates[-ROWS:]],
         }
-        return View("transaction", "One transaction", command(*words), data, live=False)
+        return View("transaction", "One transaction", command(sources.settings, *words), data, live=False)
     data = {
         **explanation_fields(found),
         "lines": list(explanation_lines(found)),
         "related": list(_related(found.transaction.id, found)),
     }
-    return View("transaction", found.transaction.id, command(*words), data, live=False)
+    return View("transaction", found.transaction.id, command(sources.settings, *words), data, live=False)
 
 
 def _candidate(each: Candidate) -> dict[str, Any]:

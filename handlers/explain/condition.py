@@ -2,7 +2,7 @@
 
 The first rule that holds names the condition. Seconds are how long it has held, as far as they are known.
 
-1. *stopped*: an agent has stopped the table after an unexpected error.
+1. *refused by the agent*: the last transaction of the table was refused for good (`not-allowed`), and none was admitted since.
 2. *no agent*: no agent is in the group, or a transaction waits behind nothing for its admission for `NO_ANSWER_SECONDS`.
 3. *lock held by another owner*: the agent waits for the table's lock, and a transaction has waited for it for `LOCK_SECONDS`,
    which is longer than a dead agent's lease. *lock refused*: the store refuses the lock, or its object is none.
@@ -12,7 +12,7 @@ The first rule that holds names the condition. Seconds are how long it has held,
    use the gate, the last time at most `LOSS_SECONDS` ago.
 6. *queued*: a transaction has waited for longer than both `QUEUE_SECONDS` and `PACES` usual intervals between two commits. It
    names the writer at the head: the one that waits for no other.
-7. *nobody writes*: nothing is open, and the last commit is older than both `QUIET_SECONDS` and `PACES` usual intervals.
+7. *no commits*: nothing is open, and the last commit is older than both `QUIET_SECONDS` and `PACES` usual intervals.
 8. *ok* otherwise. A short wait is everyday queueing.
 
 A remedy acts on who causes the condition, never on a transaction that waits for it. What a watcher reports waits for nothing, is
@@ -44,20 +44,22 @@ MAX_WRITERS: Final = 50
 """Writers of a table of which losses are kept, the last ones."""
 
 Name: TypeAlias = Literal[
-    "stopped",
+    "refused",
     "no-agent",
     "lock-held",
     "lock-refused",
     "publish-hangs",
     "bypassed",
     "queued",
-    "nobody-writes",
+    "no-commits",
     "ok",
 ]
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
 """The worst first."""
 
 
+BYPASSED: Final = "BaseChanged:"
+"""Begins the reason of a transaction whose sink found, under the grant, the commit of a writer without the gate."""
 _QUERY_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FORMATS: Final = ("delta", "hudi", "iceberg", "paimon")
 
@@ -147,7 +149,7 @@ class Facts:
     """In the clock of `recent`."""
     agents: bool | None = None
     """Whether an agent is in the group. None: not known."""
-    stopped: str | None = None
+    refused: str | None = None
     denied: Denied | None = None
     open: tuple[Open, ...] = ()
     waits_known: bool = True
@@ -160,8 +162,8 @@ class Condition:
     """The condition. The field names are JSON."""
 
     name: Name
-    text: str
-    """The word, for people: `queued behind backfill for 12 min`."""
+    word: str
+    """For people: `queued behind backfill`."""
     seconds: float | None = None
     writer: str | None = None
     """Who causes it."""
@@ -172,6 +174,11 @@ class Condition:
     remedy: str | None = None
     command: tuple[str, ...] = ()
     """The words of the command after `lakewarden`. Empty: there is none."""
+
+    @property
+    def text(self) -> str:
+        """The word with its age: `queued behind backfill for 12 min`."""
+        return self.word if self.seconds is None else f"{self.word} for {age(self.seconds)}"
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -185,37 +192,37 @@ class Condition:
 def condition(facts: Facts) -> Condition:
     """The table's condition: the first rule that holds."""
     waiting = [each for each in facts.open if each.phase in ("queued", "waiting")]
-    for rule in (_stopped, _no_agent, _lock, _publish_hangs, _bypassed, _queued, _nobody_writes):
+    for rule in (_refused, _no_agent, _lock, _publish_hangs, _bypassed, _queued, _no_commits):
         if (found := rule(facts, waiting)) is not None:
             return found
     return Condition("ok", "ok", waiting=len(waiting))
 
 
-def _stopped(facts: Facts, waiting: list[Open]) -> Condition | None:
-    if facts.stopped is None:
+def _refused(facts: Facts, waiting: list[Open]) -> Condition | None:
+    if facts.refused is None:
         return None
     return Condition(
-        "stopped",
-        "stopped by the agent",
+        "refused",
+        "refused by the agent",
         waiting=len(waiting),
-        cause=f"an unexpected error in the agent: {facts.stopped}",
-        remedy="keep the agent's log line table.stopped, report it, and restart the agent",
+        cause=facts.refused,
+        remedy="do what the reason says, then start the writer's job again",
     )
 
 
 def _no_agent(facts: Facts, waiting: list[Open]) -> Condition | None:
+    none = facts.agents is False
     unanswered = [
         each
         for each in waiting
-        if each.phase == "queued" and not each.behind and facts.waits_known and not _running(facts)
+        if none or (each.phase == "queued" and not each.behind and facts.waits_known and not _running(facts))
     ]
     seconds = _longest(unanswered)
-    if facts.agents is not False and (seconds or 0.0) < NO_ANSWER_SECONDS:
+    if not none and (seconds or 0.0) < NO_ANSWER_SECONDS:
         return None
-    none = facts.agents is False
     return Condition(
         "no-agent",
-        "no agent" + _for(seconds),
+        "no agent",
         seconds,
         waiting=len(waiting),
         cause="no agent is in the group, so nothing is admitted or granted"
@@ -236,19 +243,19 @@ def _lock(facts: Facts, waiting: list[Open]) -> Condition | None:
     if not denied.waiting:
         return Condition(
             "lock-refused",
-            "lock refused" + _for(seconds),
+            "lock refused",
             seconds,
             waiting=len(waiting),
             cause=f"the lock {denied.lock} can't be acquired: {denied.detail or 'the store refuses it'}",
             remedy="renew the agent's credentials, set its clock, or look what the object is",
-            command=("lock", "probe", denied.lock),
+            command=("lock", "probe", denied.lock.rpartition("/")[0]),
         )
     if seconds < LOCK_SECONDS:
         return None
     known = denied.holder is not None
     return Condition(
         "lock-held",
-        "lock held by another owner" + _for(seconds),
+        "lock held by another owner",
         seconds,
         waiting=len(waiting),
         cause=f"{denied.holder or 'an unknown owner'} holds the lock {denied.lock}, and renews it",
@@ -269,7 +276,7 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
     name = writer_name(granted.writer)
     return Condition(
         "publish-hangs",
-        "publish hangs" + _for(granted.seconds),
+        "publish hangs",
         granted.seconds,
         granted.writer,
         granted.transaction,
@@ -314,11 +321,11 @@ def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
         return None
     head = _head(facts, oldest)
     who = "the table's lock" if head is oldest else writer_name(head.writer)
-    text = f"queued behind {who}" + _for(oldest.seconds)
+    word = f"queued behind {who}"
     if head is oldest:
         return Condition(
             "queued",
-            text,
+            word,
             oldest.seconds,
             waiting=len(waiting),
             cause="no transaction is granted: the agent doesn't have the table's lock",
@@ -332,7 +339,7 @@ def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
     )
     return Condition(
         "queued",
-        text,
+        word,
         oldest.seconds,
         head.writer,
         head.transaction,
@@ -355,7 +362,7 @@ def _queue_remedy(facts: Facts, head: Open, who: str) -> tuple[str, tuple[str, .
             return "see what it waits for", ("explain", head.transaction, "--table", facts.table)
 
 
-def _nobody_writes(facts: Facts, waiting: list[Open]) -> Condition | None:
+def _no_commits(facts: Facts, waiting: list[Open]) -> Condition | None:
     recent = facts.recent
     if facts.open or recent is None or recent.last_commit is None or (pace := recent.pace) is None:
         return None
@@ -363,8 +370,8 @@ def _nobody_writes(facts: Facts, waiting: list[Open]) -> Condition | None:
     if seconds < max(QUIET_SECONDS, PACES * pace):
         return None
     return Condition(
-        "nobody-writes",
-        "nobody writes" + _for(seconds),
+        "no-commits",
+        "no commits",
         seconds,
         waiting=len(waiting),
         cause=f"the last commit was {age(seconds)} ago; the usual interval is {age(pace)}",
@@ -398,10 +405,6 @@ def _longest(found: Iterable[Open]) -> float | None:
 
 def _abort(facts: Facts, which: Open, reason: str) -> tuple[str, ...]:
     return ("abort", which.transaction, "--table", facts.table, "--reason", reason)
-
-
-def _for(seconds: float | None) -> str:
-    return "" if seconds is None else f" for {age(seconds)}"
 
 
 def _count(waiting: int) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.operators import losses
+from lakewarden.agent.operators import losses, timelines
 from lakewarden.agent.operators.losses import HOUR_MS, OTHERS, Losses
 from lakewarden.agent.operators.refused import refused_event
-from lakewarden.agent.web import timelines
-from lakewarden.agent.web.pages import seconds_clock
 from lakewarden.agent.operators.timelines import Timelines
+from lakewarden.agent.web.pages import seconds_clock
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, PartitionTaken, encode
 from tests.unit.agent.web.test_server import record
 from tests.unit.events.building import made

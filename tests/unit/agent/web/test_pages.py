@@ -34,7 +34,7 @@ CANDIDATE = {
 
 def rendered(view: View) -> str:
     """The page of a view."""
-    return Pages("/base").render(
+    return Pages(Settings(web_base_path="/base")).render(
         view, path="/", json_path="/json", problem=None, as_of=datetime.now(UTC), version="v"
     )
 

@@ -30,7 +30,7 @@ from lakewarden.agent.web import server, views
 from lakewarden.agent.web.follower import Changes, Follower
 from lakewarden.agent.web.history import History
 from lakewarden.agent.web.server import Server
-from lakewarden.agent.web.views import Sources, command
+from lakewarden.agent.web.views import Sources
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, DeadLetter, encode
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import made
@@ -382,6 +382,7 @@ async def test_a_stream_sends_a_new_version_only_when_its_view_has_changed() -> 
         follower.status = State([])  # type: ignore[assignment]
         changes.announce()
         second = await message(stream)
+        stream.close()
         shown = await (await client.get("/")).text()
 
     assert first != second
@@ -405,6 +406,8 @@ async def test_of_too_many_streams_the_visitor_with_the_most_loses_its_oldest(
         follower.status = State([])  # type: ignore[assignment]
         changes.announce()
         [second] = {await message(each) for each in (calm, *crowd[6:], late)}
+        for each in (calm, *crowd, late):
+            each.close()
     assert second != first
 
 
@@ -425,13 +428,6 @@ async def test_pages_of_other_sites_get_nothing(path: str, site: str, mode: str,
     headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
     async with served(table()) as (client, _, _), client.get(path, headers=headers) as answer:
         assert answer.status == status
-
-
-def test_a_command_to_copy_is_quoted() -> None:
-    """It is pasted into a shell: a name must not run anything there, nor break the line."""
-    assert command("status", "--table", "s3://lake/t") == "lakewarden status --table s3://lake/t"
-    assert command("explain", "a'; rm -rf ~ #") == """lakewarden explain 'a'"'"'; rm -rf ~ #'"""
-    assert command("explain", "a\nb'\\") == r"lakewarden explain $'a\U0000000ab\'\\'"
 
 
 def _fail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

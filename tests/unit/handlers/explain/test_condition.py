@@ -99,25 +99,25 @@ STEADY = recent(*range(30, 400, 30))
         (
             facts(tx("crm", "waiting", 2), denied=Denied(LOCK, waiting=False, detail="403")),
             "lock refused for 2 s",
-            f"lock probe {LOCK}",
+            "lock probe s3://lake/locks",
         ),
         (facts(tx("crm", "waiting", 65)), "queued behind the table's lock for 65 s", f"lock show {TABLE}"),
         # a writer without the gate
         (
             facts(recent=recent(losses=(20, 9, 4))),
-            "loses to a writer without the gate",
+            "loses to a writer without the gate for 20 s",
             f"explain T --table {TABLE}",
         ),
         (facts(recent=recent(losses=(4,))), "ok", ""),
         (facts(recent=recent(losses=(LOSS_SECONDS + 2, LOSS_SECONDS + 1))), "ok", ""),
-        # nobody writes, against the usual pace
-        (facts(recent=recent(*range(700, 1000, 30))), "nobody writes for 11 min", f"ledger show {TABLE}"),
+        # no commits, against the usual pace
+        (facts(recent=recent(*range(700, 1000, 30))), "no commits for 11 min", f"ledger show {TABLE}"),
         (facts(BACKFILL, recent=recent(*range(700, 1000, 30))), "ok", ""),
         (facts(recent=recent(*range(700, 7000, 600))), "ok", ""),
         (facts(recent=recent(5000, 5001)), "ok", ""),
         (facts(recent=STEADY), "ok", ""),
         # the worst of several
-        (facts(SHOP, *BEHIND_SHOP, stopped="KeyError"), "stopped by the agent", ""),
+        (facts(SHOP, *BEHIND_SHOP, refused="not among the allowed ones"), "refused by the agent", ""),
         (facts(SHOP, *BEHIND_SHOP, recent=recent(losses=(20, 9, 4))), "publish hangs for 5 min", ABORT_SHOP),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_remedy_never_acts_on_a_victim(  # noqa: PLR0917 - one for each strate
     if word.command[:1] == ("abort",):
         assert phases[word.command[1]] in ("granted", "active")
         assert len([each for each in found if each.transaction == word.transaction]) == 1
-    if word.name == "nobody-writes":
+    if word.name == "no-commits":
         assert not found
         assert (word.seconds or 0.0) >= QUIET_SECONDS
 

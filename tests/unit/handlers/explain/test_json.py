@@ -103,8 +103,10 @@ def test_the_values_that_classify_are_fixed() -> None:
 
 def test_the_names_of_status_are_fixed() -> None:
     """The dataclasses are printed as they are."""
-    assert names(TableView) == "table lock transactions incomplete refused"
-    assert names(LockHolder) == "held lock agent owner valid_until last_step detail"
+    assert names(TableView) == (
+        "table lock transactions incomplete refused condition last_commit pace_seconds"
+    )
+    assert names(LockHolder) == "held lock agent owner valid_until last_step detail waiting"
     assert names(TransactionView) == (
         "transaction writer batch_id phase since waiting_on partitions file_groups granted revoked "
         "waiting_since blockers"

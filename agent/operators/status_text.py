@@ -1,0 +1,108 @@
+"""What `lakewarden status` prints: first what is wrong, then each table, the worst first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+
+from lakewarden.agent.clock import moment
+from lakewarden.agent.operators.conditions import command
+from lakewarden.agent.operators.status import AUDIT_WINDOW, LockHolder, TableView, TransactionView
+from lakewarden.agent.settings import Settings
+from lakewarden.handlers.explain.condition import age, writer_name
+
+_ID = re.compile(r"[0-9a-f]{32}")
+SHORT_ID = 8
+"""Digits of an id. Every command accepts the beginning of an id."""
+
+
+def short_id(transaction: str) -> str:
+    """The beginning of an id that the gate has made, else all of it."""
+    return transaction[:SHORT_ID] if _ID.fullmatch(transaction) else transaction
+
+
+def status_summary(views: Sequence[TableView]) -> str:
+    """How many tables need a look, and whether agents serve them."""
+    if not views:
+        return "no table has an open transaction, a lock, or a commit in the last hours"
+    names = ["partition" if view.condition is None else view.condition.name for view in views]
+    bad, unserved = len(names) - names.count("ok"), names.count("no-agent")
+    tables = "1 table" if len(views) == 1 else f"{len(views)} tables"
+    if not bad:
+        return f"{tables}, ok"
+    without = (
+        f", {unserved} of them without an agent: nothing is admitted or granted there" if unserved else ""
+    )
+    return f"{tables}, {bad} with a problem{without}"
+
+
+def status_tree(
+    view: TableView, settings: Settings, *, verbose: bool
+) -> tuple[str, list[str | list[tuple[str, ...]]]]:
+    """One table: a line, and what is below it."""
+    found = view.condition
+    if found is None:
+        refused = [] if view.refused is None else [f"REFUSED by agents: {view.refused}"]
+        return view.table, [*refused, *(f"LOG INCOMPLETE: {missing}" for missing in view.incomplete)]
+    branches: list[str | list[tuple[str, ...]]] = []
+    if found.cause is not None:
+        branches += [f"cause: {found.cause}", f"remedy: {found.remedy}"]
+    if found.command:
+        branches.append(command(settings, *found.command))
+    if view.lock is not None or view.transactions or verbose:
+        branches.append(f"lock: {lock_text(view.lock)}")
+    if view.last_commit is not None:
+        pace = "" if view.pace_seconds is None else f"; usually one every {age(view.pace_seconds)}"
+        branches.append(f"last commit: {_ago(view.last_commit)} ago{pace}")
+    elif verbose:
+        branches.append("last commit: none in the last hours")
+    if view.transactions:
+        branches.append(_transactions(view.transactions, verbose=verbose))
+    elif verbose:
+        branches.append("no open transaction")
+    branches += [
+        f"the grant of {writer_name(each.writer)} is withdrawn, its lease still runs: {each.revoked}"
+        for each in view.transactions
+        if each.revoked is not None
+    ]
+    return f"{view.table}: {found.text}", branches
+
+
+def _transactions(found: Sequence[TransactionView], *, verbose: bool) -> list[tuple[str, ...]]:
+    names = ("writer", "batch", "phase", "for", "waits for", "transaction")
+    more = ("since", "partitions", "file groups") if verbose else ()
+    rows = [
+        (
+            each.writer if verbose else writer_name(each.writer),
+            "" if each.batch_id is None else str(each.batch_id),
+            each.phase if each.revoked is None else f"{each.phase}, withdrawn",
+            _ago(each.granted or each.waiting_since or each.since),
+            each.waiting_on or "",
+            each.transaction if verbose else short_id(each.transaction),
+            *((each.since, str(each.partitions), str(each.file_groups)) if verbose else ()),
+        )
+        for each in found
+    ]
+    return [(*names, *more), *rows]
+
+
+def lock_text(lock: LockHolder | None) -> str:
+    """Who holds the lock, and until when."""
+    if lock is None:
+        return f"not used in the last {AUDIT_WINDOW.total_seconds() / 60:.0f} minutes"
+    if lock.held:
+        return f"held by agent {lock.agent} until {lock.valid_until}{lock.note}"
+    if lock.ends_with_lease:
+        return f"lapsed; agent {lock.agent} held it until {lock.valid_until}{lock.note}"
+    if lock.waiting:
+        who = lock.owner or "an unknown owner"
+        return f"held by {who}, not by agent {lock.agent}; the lease ends at {lock.valid_until}{lock.note}"
+    return f"{lock.last_step.removeprefix('lock-')}{lock.note}"
+
+
+def _ago(time: str) -> str:
+    try:
+        return age(moment().wall_ms / 1000 - datetime.fromisoformat(time).timestamp())
+    except (ValueError, OverflowError):
+        return time
