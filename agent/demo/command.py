@@ -41,7 +41,7 @@ def demo_command(
             "--format",
             envvar="LAKEWARDEN_DEMO_FORMAT",
             show_envvar=False,
-            help="Format of the tables. Delta and Iceberg need PySpark 4.0, Hudi 3.5; Spark downloads their jars from Maven "
+            help="Format of the tables. Hudi needs PySpark 3.5; Spark downloads their jars from Maven "
             "Central.  [env: LAKEWARDEN_DEMO_FORMAT]",
         ),
     ] = TableFormat.PAIMON,

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
-from lakewarden.spark_jobs.jobs.table_formats import PACKAGES, session_settings
+from lakewarden.spark_jobs.jobs.table_formats import session_settings
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.delta.sink import DeltaSink
-from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE as HUDI_BUNDLE
 from lakewarden.spark_jobs.sinks.hudi.sink import HudiSink
 from lakewarden.spark_jobs.sinks.iceberg.sink import IcebergSink
 from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
+from lakewarden.spark_jobs.sinks.releases import DELTA, HUDI, ICEBERG, TableFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,9 +49,7 @@ class Layout:
 class DemoFormat(ABC):
     """What the demo's programs need of one format."""
 
-    label: str
-    jars: Mapping[tuple[int, int], str]
-    """Maven coordinate, by PySpark's version."""
+    releases: TableFormat
     memory = "512m"
 
     def session(
@@ -100,8 +98,7 @@ class DemoFormat(ABC):
 class Delta(DemoFormat):
     """Delta Lake, by path."""
 
-    label = "Delta Lake"
-    jars: Mapping[tuple[int, int], str] = {release: jars["delta"] for release, jars in PACKAGES.items()}
+    releases = DELTA
 
     def settings(self, _table: str, /) -> dict[str, str]:
         # Of the jobs that compute a table's state: 50 tasks by default.
@@ -120,8 +117,7 @@ class Delta(DemoFormat):
 class Iceberg(DemoFormat):
     """Iceberg, in a Hadoop catalog."""
 
-    label = "Iceberg"
-    jars: Mapping[tuple[int, int], str] = {release: jars["iceberg"] for release, jars in PACKAGES.items()}
+    releases = ICEBERG
 
     def settings(self, table: str, /) -> dict[str, str]:
         return session_settings("iceberg") | {
@@ -143,8 +139,7 @@ class Iceberg(DemoFormat):
 class Hudi(DemoFormat):
     """Hudi, by path: copy on write. A NULL of a batch leaves the value that the table has."""
 
-    label = "Hudi"
-    jars: Mapping[tuple[int, int], str] = {(3, 5): HUDI_BUNDLE}
+    releases = HUDI
     memory = "1g"
 
     def settings(self, _table: str, /) -> dict[str, str]:
@@ -193,14 +188,14 @@ FORMATS: Final = (PAIMON, *ON_SPARK)
 
 def jar_for(form: DemoFormat, pyspark_version: str) -> str:
     """Return the Maven coordinate of the format for this PySpark. Raise `UnsupportedSpark` if there is none."""
-    major, minor = pyspark_version.split(".")[:2]
-    if (int(major), int(minor)) not in form.jars:
-        supported = " or ".join(f"{major}.{minor}" for major, minor in form.jars)
+    jar = form.releases.jar(pyspark_version)
+    if jar is None:
+        name = form.releases.name
         raise UnsupportedSpark(
-            f"the demo of {form.label} needs PySpark {supported}, and this environment has {pyspark_version}: in a clone, run "
-            f"make demo FORMAT={form.label.split()[0].lower()}; elsewhere, install another PySpark"
+            f"the demo of {name} needs PySpark {' or '.join(form.releases.artifacts)}, and this environment has "
+            f"{pyspark_version}: in a clone, run make demo FORMAT={name.split()[0].lower()}; elsewhere, install another PySpark"
         )
-    return form.jars[int(major), int(minor)]
+    return jar
 
 
 def iceberg_name(table: str) -> str:

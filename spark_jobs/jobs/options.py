@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
-from lakewarden.spark_jobs.jobs.table_formats import FORMATS, Format, packages, session_settings
+from lakewarden.spark_jobs.jobs.table_formats import FORMATS, Format, session_settings
+from lakewarden.spark_jobs.sinks import releases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,9 +40,14 @@ def session_for(
     import pyspark
 
     settings: dict[str, str] = {}
-    jars: list[str] = []
-    for form in dict.fromkeys(formats):
-        jars += packages(form, pyspark.__version__)
+    wanted = dict.fromkeys(formats)
+    # None for a PySpark whose jars must come from the configuration.
+    jars = [
+        jar
+        for form in wanted
+        if form != "parquet" and (jar := releases.FORMATS[form].jar(pyspark.__version__))
+    ]
+    for form in wanted:
         for key, value in session_settings(form).items():
             settings[key] = f"{settings[key]},{value}" if key in settings else value
     chosen: dict[str, Any] = settings | dict(options.conf)

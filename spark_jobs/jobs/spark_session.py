@@ -11,7 +11,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE as HUDI_BUNDLE
+from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+from lakewarden.spark_jobs.sinks.releases import SPARK, minor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,21 +24,19 @@ Without the second number, a local session ends a job at a task's first failure.
 another job was cancelled, reading from a Python worker can end with a CancelledKeyException.
 """
 
-KAFKA_PACKAGES = {
-    (3, 5): "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7",
-    (4, 0): "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
-}
-"""Spark's Kafka source, by PySpark's version. PySpark has patch releases that Maven Central doesn't have (3.5.9, 4.0.5).
-
-Ivy downloads it with its dependencies once (62 MB, into `~/.ivy2` or `~/.ivy2.5.2`). Later starts take half a second and only
-read the repository's index.
-"""
-
 
 def kafka_package(pyspark_version: str) -> str:
-    """Return the Maven coordinate of the Kafka source for a version of PySpark."""
-    major, minor = pyspark_version.split(".")[:2]
-    return KAFKA_PACKAGES[int(major), int(minor)]
+    """Return the Maven coordinate of Spark's Kafka source for a version of PySpark. Raise `UnsupportedSpark` if none is known.
+
+    Ivy downloads it with its dependencies once (62 MB, into `~/.ivy2` or `~/.ivy2.5.2`). Later starts take half a second and
+    only read the repository's index.
+    """
+    known = SPARK.get(minor(pyspark_version))
+    if known is None:
+        raise UnsupportedSpark(
+            f"no Kafka source is known for PySpark {pyspark_version}: install PySpark {' or '.join(SPARK)}"
+        )
+    return known.kafka
 
 
 def spark_session(
@@ -46,14 +45,13 @@ def spark_session(
     master: str = LOCAL_MASTER,
     memory: str = "512m",
     kafka: bool = False,
-    hudi: bool = False,
     packages: Sequence[str] = (),
     downloaded: bool = False,
     **settings: str,
 ) -> SparkSession:
     """Return a small local session: no UI, few shuffle partitions, log level ERROR.
 
-    `kafka` adds Spark's Kafka source, `hudi` adds Hudi, which needs PySpark 3.5, `packages` adds jars by their Maven coordinates.
+    `kafka` adds Spark's Kafka source, `packages` adds jars by their Maven coordinates.
     If all of them are already `downloaded`, the start doesn't wait for that of other sessions.
     """
     import pyspark
@@ -76,9 +74,6 @@ def spark_session(
         "spark.python.task.killTimeout": "50ms",
     }
     jars = [*([kafka_package(pyspark.__version__)] if kafka else []), *packages]
-    if hudi:
-        jars.append(HUDI_BUNDLE)
-        defaults["spark.serializer"] = "org.apache.spark.serializer.KryoSerializer"
     if jars:
         defaults["spark.jars.packages"] = ",".join(jars)
     builder = SparkSession.builder.appName(name).master(master)

@@ -19,25 +19,11 @@ if TYPE_CHECKING:
 Format: TypeAlias = Literal["parquet", "delta", "iceberg"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
-PACKAGES: Final[dict[tuple[int, int], dict[Format, str]]] = {
-    (4, 0): {
-        "delta": "io.delta:delta-spark_2.13:4.0.0",
-        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
-    }
-}
-"""By PySpark's version. Ivy downloads them once (70 MB)."""
 EXTENSIONS: Final[dict[Format, str]] = {
     "delta": "io.delta.sql.DeltaSparkSessionExtension",
     "iceberg": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 }
 DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-
-
-def packages(form: Format, pyspark_version: str) -> list[str]:
-    """The jars that a session needs for this format. None for a PySpark whose jars must come from the configuration."""
-    major, minor = pyspark_version.split(".")[:2]
-    found = PACKAGES.get((int(major), int(minor)), {}).get(form)
-    return [] if found is None else [found]
 
 
 def session_settings(form: Format) -> dict[str, str]:

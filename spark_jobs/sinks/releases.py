@@ -1,14 +1,160 @@
-"""Which releases of a table format a sink accepts: those that the tests have run with, unless the user says otherwise.
+"""The releases of Spark and of the table formats that lakewarden is tested with: the only place that names them.
 
-The sinks use classes of the formats that are no stable API. Another release may have them, and use them in another way.
+The sinks use classes of the formats that are no stable API. Another release may have them, and use them in another way. So a
+sink accepts the releases of this table, unless the user says otherwise, and compares their hooks with those that it uses.
+
+`python -m lakewarden.spark_jobs.sinks.releases > docs/releases.md` makes the page. CONTRIBUTING.md says how to add a release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """A minor release of Spark."""
+
+    pyspark: str
+    """The release that the tests run."""
+    python: str
+    hadoop: str
+    """The release of `hadoop-aws` that belongs to its Hadoop."""
+    kafka: str
+    """Its Kafka source. PySpark has releases that Maven Central doesn't have (3.5.9, 4.0.5, 4.3.0)."""
+
+
+_KAFKA: Final = "org.apache.spark:spark-sql-kafka-0-10"
+SPARK: Final = {
+    "3.5": Spark("3.5.9", "3.11", "3.3.4", f"{_KAFKA}_2.12:3.5.7"),
+    "4.0": Spark("4.0.5", "3.11 to 3.13", "3.4.1", f"{_KAFKA}_2.13:4.0.0"),
+    "4.1": Spark("4.1.4", "3.11 to 3.13", "3.4.2", f"{_KAFKA}_2.13:4.1.1"),
+    "4.2": Spark("4.2.1", "3.11 to 3.13", "3.5.0", f"{_KAFKA}_2.13:4.2.0"),
+    "4.3": Spark("4.3.0", "3.11 to 3.13", "3.5.0", f"{_KAFKA}_2.13:4.2.0"),
+}
+DEFAULT: Final = "4.0"
+"""The minor release of Spark that the lock file has."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFormat:
+    """The releases of a table format."""
+
+    name: str
+    artifacts: Mapping[str, tuple[str, ...]]
+    """Maven coordinates that were tried, by the minor release of Spark. The first is the one that messages name."""
+    hooks: frozenset[str] = frozenset()
+    """Internals of the format that the sink uses or implements."""
+    may_lack: frozenset[str] = frozenset()
+    """Hooks that only some releases have."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Minor releases that were tried and aren't accepted: the reasons, by `<release>` or `<release> on Spark <release>`."""
+
+    def jar(self, spark: str) -> str | None:
+        """Return the coordinate for this release of Spark, or None if there is none."""
+        return next(iter(self.artifacts.get(minor(spark), ())), None)
+
+    def tried(self, spark: str) -> list[str]:
+        """Return the minor releases of the format that were tried on this release of Spark."""
+        return list(dict.fromkeys(minor(release_of(each)) for each in self.artifacts.get(minor(spark), ())))
+
+    def differing(self, found: Collection[str]) -> list[str]:
+        """Return the hooks that the session's release has and the sink doesn't know, or that it lacks."""
+        return sorted((self.hooks ^ set(found)) - self.may_lack)
+
+    def missing(self, spark: str) -> UnsupportedSpark:
+        """The error if the session doesn't have the format."""
+        jar = self.jar(spark)
+        if jar is None:
+            return UnsupportedSpark(
+                f"{self.name} is not on the driver's class path, and no release of it was tried on Spark {spark}: use Spark "
+                f"{' or '.join(self.artifacts)}"
+            )
+        return UnsupportedSpark(
+            f"{self.name} is not on the driver's class path: start Spark with spark.jars.packages={jar}"
+        )
+
+    def require(self, version: str, spark: str, *, untried: bool | None = None) -> None:
+        """Raise `UnsupportedSpark` if this version wasn't tried on this version of Spark.
+
+        `untried`: whether the user accepts that. None: the sink can't.
+        """
+        if untried or minor(version) in self.tried(spark):
+            return
+        known = {minor(version), f"{minor(version)} on Spark {minor(spark)}"}
+        reasons = "".join(f" ({reason})" for release, reason in self.refused.items() if release in known)
+        accepted = ", ".join(
+            f"{each} on Spark {spark}" for spark in self.artifacts for each in self.tried(spark)
+        )
+        raise UnsupportedSpark(
+            f"{self.name} {version} on Spark {spark} is not accepted by this sink{reasons}, only {accepted}; use one of them"
+            + (
+                ""
+                if untried is None
+                else ", or pass untried_release=True after a test with a copy of your table"
+            )
+        )
+
+
+_DELTA: Final = "io.delta:delta-spark"
+DELTA: Final = TableFormat(
+    "Delta Lake",
+    {
+        "3.5": (f"{_DELTA}_2.12:3.3.2",),
+        "4.0": (f"{_DELTA}_2.13:4.0.0", f"{_DELTA}_4.0_2.13:4.2.0"),
+        "4.1": (f"{_DELTA}_4.1_2.13:4.4.0",),
+        "4.2": (f"{_DELTA}_4.2_2.13:4.4.0",),
+    },
+    # Methods of `TransactionExecutionObserver`. No release that was tried calls `nextObserver_$eq`.
+    hooks=frozenset(
+        {
+            "startingTransaction",
+            "preparingCommit",
+            "beginDoCommit",
+            "beginBackfill",
+            "beginPostCommit",
+            "transactionCommitted",
+            "transactionAborted",
+            "createChild",
+            "advanceToNextThreadObserver",
+            "nextObserver",
+            "nextObserver_$eq",
+            "setNextObserver",
+            "getNextObserver",
+        }
+    ),
+    may_lack=frozenset({"getNextObserver"}),
+    refused={"3.2": "its observer isn't called after the commit"},
+)
+
+_ICEBERG: Final = "org.apache.iceberg:iceberg-spark-runtime"
+ICEBERG: Final = TableFormat(
+    "Iceberg",
+    {
+        "3.5": tuple(
+            f"{_ICEBERG}-3.5_2.12:{each}" for each in ("1.10.0", "1.9.2", "1.8.1", "1.7.1", "1.6.1")
+        ),
+        "4.0": tuple(f"{_ICEBERG}-4.0_2.13:{each}" for each in ("1.10.0", "1.11.0")),
+        "4.1": tuple(f"{_ICEBERG}-4.1_2.13:{each}" for each in ("1.12.0", "1.11.0")),
+    },
+    hooks=frozenset({"org.apache.iceberg.spark.SparkTableCache"}),
+)
+
+HUDI: Final = TableFormat(
+    "Hudi",
+    {"3.5": tuple(f"org.apache.hudi:hudi-spark3.5-bundle_2.12:{each}" for each in ("1.2.0", "1.1.1"))},
+    refused={
+        "1.0": "it also takes the lock to generate an instant, by a provider that outlives the transaction",
+        "0.15": "it writes tables of version 6",
+    },
+)
+
+FORMATS: Final = {"delta": DELTA, "iceberg": ICEBERG, "hudi": HUDI}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,26 +166,65 @@ class Release:
     """Why its commit can't be put under the grant alone, or None if it can."""
 
 
-def require_tried(
-    library: str, version: str, spark: str, tried: Mapping[str, Sequence[str]], *, untried: bool
-) -> None:
-    """Raise `UnsupportedSpark` if this version wasn't tried on this version of Spark, and not `untried`.
-
-    `tried` has minor releases of the library, by Spark's.
-    """
-    if not untried and _minor(version) not in tried.get(_minor(spark), ()):
-        raise UnsupportedSpark(
-            f"{library} {version} on Spark {spark} was not tried with this sink, only {listed(tried)}; use that, or pass "
-            "untried_release=True after a test with a copy of your table"
-        )
-
-
-def listed(tried: Mapping[str, Sequence[str]]) -> str:
-    """Return the releases for a message."""
-    return ", ".join(
-        f"{release} on Spark {spark}" for spark, releases in tried.items() for release in releases
-    )
-
-
-def _minor(version: str) -> str:
+def minor(version: str) -> str:
+    """Return the minor release: `4.0` of 4.0.5."""
     return ".".join(version.split(".")[:2])
+
+
+def release_of(coordinate: str) -> str:
+    """Return the version of a Maven coordinate."""
+    return coordinate.rpartition(":")[2]
+
+
+def render() -> str:
+    """Return the page `docs/releases.md`."""
+    rows = "\n".join(
+        f"| {spark} | {its.pyspark} | {its.python} | {its.hadoop} | {release_of(its.kafka)} | "
+        + " | ".join(_versions(form.artifacts.get(spark, ())) for form in FORMATS.values())
+        + " |"
+        for spark, its in SPARK.items()
+    )
+    jars = "\n".join(
+        f"| {form.name} | {spark} | `{jar}` |"
+        for form in FORMATS.values()
+        for spark in form.artifacts
+        if (jar := form.jar(spark))
+    )
+    refused = "\n".join(
+        f"| {form.name} {release} | {reason} |"
+        for form in FORMATS.values()
+        for release, reason in form.refused.items()
+    )
+    return f"""# Releases
+
+Made by `python -m lakewarden.spark_jobs.sinks.releases > docs/releases.md`, from the table that also gives the messages, the
+jars of the tests and those of the demo. `make test-releases RELEASE={DEFAULT}` runs the tests of the gate, the sinks and the jobs
+on a row; Spark {DEFAULT} is what `make test` runs.
+
+| Spark | PySpark tested | Python | `hadoop-aws` | Kafka source | {" | ".join(form.name for form in FORMATS.values())} |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+{rows}
+
+"–": the format has no release for this Spark. There, the sink refuses the session with an `UnsupportedSpark` that names the
+releases of Spark which work. `PaimonSink` needs no jar, so it works with each.
+
+| | Spark | `spark.jars.packages` |
+| --- | --- | --- |
+{jars}
+
+A patch release of the same minor release is accepted. A sink refuses other releases, unless `untried_release=True` (Delta Lake,
+Iceberg): it then compares the format's internals with those that it uses, and if they differ, each statement has the grant from
+its start to its end. These were tried and are refused:
+
+| release | why |
+| --- | --- |
+{refused}
+"""
+
+
+def _versions(coordinates: Collection[str]) -> str:
+    return ", ".join(map(release_of, coordinates)) or "–"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _LOCATION = "Location"
 """The row of DESCRIBE TABLE EXTENDED that has it, for Spark's own tables as for those of other catalogs."""
@@ -15,6 +19,15 @@ def is_location(table: str) -> bool:
     return _IS_LOCATION.match(table) is not None
 
 
+def _quoted(spark: SparkSession, name: str) -> str:
+    """Return a table's name for a statement.
+
+    It is no parameter (`IDENTIFIER(:name)`): on Spark 4.1, the parsers of Delta, and of Iceberg before 1.12, lose parameters.
+    """
+    parts = spark._jsparkSession.sessionState().sqlParser().parseMultipartIdentifier(name)
+    return ".".join(f"`{str(parts.apply(at)).replace('`', '``')}`" for at in range(parts.length()))
+
+
 def location_of(name: str) -> str:
     """Return the location of a table of the active Spark session's catalogs, as the catalog spells it.
 
@@ -25,7 +38,7 @@ def location_of(name: str) -> str:
 
     try:
         spark = SparkSession.active()
-        rows = spark.sql("DESCRIBE TABLE EXTENDED IDENTIFIER(:name)", args={"name": name}).collect()
+        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {_quoted(spark, name)}").collect()
     except PySparkException as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(

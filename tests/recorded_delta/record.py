@@ -11,7 +11,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
-from lakewarden.spark_jobs.jobs.table_formats import PACKAGES, session_settings
+from lakewarden.spark_jobs.jobs.table_formats import session_settings
+from lakewarden.spark_jobs.sinks.releases import DELTA
 
 HERE = Path(__file__).parent
 COLUMNS = "day date, region string, id long, state string"
@@ -55,7 +56,7 @@ def write(spark: SparkSession, folder: Path) -> None:
 def main() -> None:
     """Replace the recorded files."""
     settings: dict[str, Any] = session_settings("delta") | {"spark.databricks.delta.snapshotPartitions": "1"}
-    spark = spark_session("record", packages=[PACKAGES[4, 0]["delta"]], **settings)
+    spark = spark_session("record", packages=[DELTA.artifacts["4.0"][0]], **settings)
     with tempfile.TemporaryDirectory() as folder:
         write(spark, Path(folder))
         for table in ("days", "mapped"):

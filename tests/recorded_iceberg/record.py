@@ -11,7 +11,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
-from lakewarden.spark_jobs.jobs.table_formats import PACKAGES, session_settings
+from lakewarden.spark_jobs.jobs.table_formats import session_settings
+from lakewarden.spark_jobs.sinks.releases import ICEBERG
 
 HERE = Path(__file__).parent
 
@@ -56,7 +57,7 @@ def main() -> None:
             "spark.rpc.lookupTimeout": "600s",  # of a busy machine
             "spark.rpc.askTimeout": "600s",
         }
-        spark = spark_session("record", packages=[PACKAGES[4, 0]["iceberg"]], **settings)
+        spark = spark_session("record", packages=[ICEBERG.artifacts["4.0"][0]], **settings)
         write(spark)
         shutil.rmtree(HERE / "flights", ignore_errors=True)
         shutil.copytree(

@@ -3,7 +3,7 @@
     python -m tests.servers.java_classes
 
 They are Java 8 byte code without debug information, so that the same source gives the same bytes. What they are compiled against
-comes from Maven Central, and Hadoop from pyspark's jars.
+comes from Maven Central, and Hadoop and Spark from pyspark's jars.
 """
 
 from __future__ import annotations
@@ -15,48 +15,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pyspark
+
 from lakewarden.agent.embedded.jdk import REMEDY, find_java
 from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.iceberg import release
+from lakewarden.spark_jobs.sinks.releases import ICEBERG, SPARK, minor
 from tests.servers.hudi import hudi_jars
 from tests.servers.jars import jars
 
 COMPILER = "jdk.compiler/com.sun.tools.javac.Main"
 """`javac` as a module of the Java that is found: every JDK has it, no JRE does."""
 
-HADOOP_VERSION: Final = "3.4.1"
-"""Of PySpark 4.0."""
+HADOOP_VERSION: Final = SPARK[minor(pyspark.__version__)].hadoop
 _DELTA: Final = "io.delta:delta-storage:4.0.0"
-_ICEBERG: Final = "1.10.0"
-_S3A: Final = f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}"
-_SDK: Final = ("software.amazon.awssdk:s3:2.25.53", "software.amazon.awssdk:s3-transfer-manager:2.25.53")
-"""Hadoop is built with 2.24.6, of which Maven Central has no transfer manager of its own."""
+_SDK_VERSION: Final = {"3.4.1": "2.25.53", "3.4.2": "2.29.52", "3.5.0": "2.35.4"}
+"""By Hadoop's. Hadoop 3.4.1 is built with 2.24.6, of which Maven Central has no transfer manager of its own."""
+_SDK: Final = ("software.amazon.awssdk:s3", "software.amazon.awssdk:s3-transfer-manager")
+_ACCELERATOR: Final = "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1"
+"""S3A's input stream from Hadoop 3.5 on."""
 
 
 def s3a_jars() -> Path:
     """The folder with Hadoop's S3A and the part of the SDK that it needs (10 MB, where Hadoop's bundle has 500)."""
     return jars(
         f"s3a-{HADOOP_VERSION}/jars",
-        alone=[_S3A],
-        with_dependencies=_SDK,
+        alone=[
+            f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}",
+            *([_ACCELERATOR] if HADOOP_VERSION >= "3.5" else []),
+        ],
+        with_dependencies=[f"{each}:{_SDK_VERSION[HADOOP_VERSION]}" for each in _SDK],
         left_out=("io.netty", "org.slf4j"),
     )
 
 
-def _delta_path() -> list[Path]:
-    import pyspark
+def _pyspark_jars(*names: str) -> list[Path]:
+    folder = Path(pyspark.__file__).parent / "jars"
+    return [jar for name in names for jar in folder.glob(f"{name}[-_]*.jar")]
 
+
+def _delta_path() -> list[Path]:
     storage = jars("delta-storage-4.0.0/jars", alone=[], with_dependencies=[_DELTA], left_out=())
-    hadoop = Path(pyspark.__file__).parent / "jars"
-    return [*storage.glob("*.jar"), *s3a_jars().glob("*.jar"), *hadoop.glob("hadoop-client-*.jar")]
+    hadoop = _pyspark_jars("hadoop-client")
+    return [*storage.glob("*.jar"), *s3a_jars().glob("*.jar"), *hadoop]
 
 
 def _iceberg_path() -> list[Path]:
-    core, api = (f"org.apache.iceberg:iceberg-{each}:{_ICEBERG}" for each in ("core", "api"))
-    return list(
-        jars(f"iceberg-{_ICEBERG}/jars", alone=[core], with_dependencies=[api], left_out=()).glob("*.jar")
-    )
+    runtime = ICEBERG.jar(pyspark.__version__)
+    assert runtime is not None, "compile on a PySpark for which Iceberg has a release"
+    _, artifact, version = runtime.split(":")
+    iceberg = jars(f"{artifact}-{version}/jars", alone=[], with_dependencies=[runtime], left_out=())
+    spark = _pyspark_jars("spark-catalyst", "spark-sql-api", "spark-unsafe", "scala-library")
+    return [*iceberg.glob("*.jar"), *spark]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ _HUDI_TESTS = (
     "test_hudi_watched.py",
 )
 
-# Hudi's tests run with PySpark 3.5 (`make test-spark35`), Delta's and Iceberg's with 4.0, unless a release is named.
+# With PySpark 3.5, those of Hudi, unless a release of another format is named (`formats.py`).
 collect_ignore = [
     f"sinks/{name}"
     for here, names in (
@@ -57,7 +57,7 @@ def spark() -> Iterator[SparkSession]:
     """Two cores, no UI, few shuffle partitions; with Hudi, or Delta and Iceberg, where there is one for this PySpark."""
     memory = "1g" if HAS_HUDI else "512m"
     settings = format_settings()
-    session = spark_session("lakewarden-tests", master="local[2,4]", memory=memory, hudi=HAS_HUDI, **settings)
+    session = spark_session("lakewarden-tests", master="local[2,4]", memory=memory, **settings)
     yield session
     session.stop()
 

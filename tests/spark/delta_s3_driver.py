@@ -25,7 +25,7 @@ from lakewarden.spark_jobs import CommitGate, DeltaSink, GateEvent
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
-from tests.spark.formats import DELTA_AND_ICEBERG, format_settings
+from tests.spark.formats import JARS, format_settings
 from tests.spark.mortal_driver import SHORT_LIVED_JVM
 from tests.spark.s3_driver import s3a_settings
 
@@ -111,7 +111,7 @@ def session(jars: str) -> SparkSession:
     settings: dict[str, Any] = format_settings() | s3a_settings() | SHORT_LIVED_JVM
     settings |= {
         "spark.jars": jars,
-        "spark.jars.packages": DELTA_AND_ICEBERG["delta"],
+        "spark.jars.packages": JARS["delta"],
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.hadoop.fs.s3.impl": fence.S3A,
         # The SDK repeats no request, so what has to be repeated is repeated by the class.

@@ -9,57 +9,51 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from lakewarden.spark_jobs.jobs.table_formats import DELTA_CATALOG, EXTENSIONS, PACKAGES
-from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE
+from lakewarden.spark_jobs.jobs.table_formats import DELTA_CATALOG, EXTENSIONS
+from lakewarden.spark_jobs.sinks.releases import FORMATS, SPARK, minor, release_of
 from tests.servers.iceberg_rest import SQLITE
-
-HUDI_RELEASE = os.environ.get("LAKEWARDEN_TEST_HUDI") or BUNDLE.rpartition(":")[2]
-"""Other releases than the default are tried by `make test-matrix`."""
 
 ICEBERG_FORMAT = os.environ.get("LAKEWARDEN_TEST_ICEBERG_FORMAT") or "2"
 """The version of Iceberg's table format in which the tests' tables are created."""
 
-
-def _spark_version() -> tuple[int, int]:
-    major, minor = pyspark.__version__.split(".")[:2]
-    return int(major), int(minor)
+HADOOP_AWS = f"org.apache.hadoop:hadoop-aws:{SPARK[minor(pyspark.__version__)].hadoop}"
 
 
-def _delta_and_iceberg() -> dict[str, str]:
-    """The jars of both: the sinks' own, or the releases of LAKEWARDEN_TEST_DELTA and LAKEWARDEN_TEST_ICEBERG."""
-    major, minor = _spark_version()
-    scala = "2.13" if major >= 4 else "2.12"
-    artifacts = {
-        "delta": f"io.delta:delta-spark_{scala}",
-        "iceberg": f"org.apache.iceberg:iceberg-spark-runtime-{major}.{minor}_{scala}",
-    }
-    chosen = {name: os.environ.get(f"LAKEWARDEN_TEST_{name.upper()}") for name in artifacts}
-    named = {name: f"{artifacts[name]}:{release}" for name, release in chosen.items() if release}
-    return {str(name): jar for name, jar in PACKAGES.get(_spark_version(), {}).items()} | named
+def _jars() -> dict[str, str]:
+    """The jars of all formats, or of those whose release LAKEWARDEN_TEST_DELTA, _ICEBERG or _HUDI names.
+
+    Hudi's comes alone: beside it the session's own catalog can't be Delta's.
+    """
+    named = {form: os.environ.get(f"LAKEWARDEN_TEST_{form.upper()}") for form in FORMATS}
+    found = {}
+    for form, release in named.items():
+        tried = {
+            release_of(each): each for each in FORMATS[form].artifacts.get(minor(pyspark.__version__), ())
+        }
+        if tried and (release or not any(named.values())):
+            newest = next(iter(tried.values()))
+            found[form] = tried.get(release, f"{newest.rpartition(':')[0]}:{release}") if release else newest
+    return {"hudi": found["hudi"]} if "hudi" in found else found
 
 
-DELTA_AND_ICEBERG = _delta_and_iceberg()
-HAS_DELTA, HAS_ICEBERG = "delta" in DELTA_AND_ICEBERG, "iceberg" in DELTA_AND_ICEBERG
-
-HAS_HUDI = _spark_version() == (3, 5) and not DELTA_AND_ICEBERG
-"""Maven Central has no bundle of Hudi 1.2 for another PySpark. Beside it the session's own catalog can't be Delta's."""
+JARS = _jars()
+HAS_DELTA, HAS_ICEBERG, HAS_HUDI = (form in JARS for form in ("delta", "iceberg", "hudi"))
 
 
 def format_settings() -> dict[str, Any]:
     """Return the settings of a Spark session that writes these formats."""
     if HAS_HUDI:
         return {
-            "spark.jars.packages": f"{BUNDLE.rpartition(':')[0]}:{HUDI_RELEASE}",
+            "spark.jars.packages": JARS["hudi"],
+            "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
             "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.hudi.catalog.HoodieCatalog",
         }
-    if not DELTA_AND_ICEBERG:
+    if not JARS:
         return {}
     settings = {
-        "spark.jars.packages": ",".join([*DELTA_AND_ICEBERG.values(), *([SQLITE] if HAS_ICEBERG else [])]),
-        "spark.sql.extensions": ",".join(
-            extension for name, extension in EXTENSIONS.items() if name in DELTA_AND_ICEBERG
-        ),
+        "spark.jars.packages": ",".join([*JARS.values(), *([SQLITE] if HAS_ICEBERG else [])]),
+        "spark.sql.extensions": ",".join(extension for name, extension in EXTENSIONS.items() if name in JARS),
     }
     if HAS_DELTA:
         settings["spark.sql.catalog.spark_catalog"] = DELTA_CATALOG

@@ -12,13 +12,12 @@ from pyarrow import fs
 
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.hudi.options import STORAGE_LOCK
-from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE
+from tests.spark.formats import HADOOP_AWS, JARS
 from tests.spark.sinks.cases import HUDI_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.3.4"
 LOCK = {
     "hoodie.write.lock.storage.validity.timeout.secs": "30",
     "hoodie.write.lock.storage.renew.interval.secs": "3",
@@ -44,7 +43,7 @@ SHARED = {
 def session_on_s3(name: str, jars: str, endpoint: str, **settings: Any) -> SparkSession:
     """`jars`: of the lock's client. The credentials are those of the environment."""
     settings |= settings_on_s3(jars, endpoint)
-    return spark_session(name, master="local[2,4]", memory="1g", hudi=True, **settings)
+    return spark_session(name, master="local[2,4]", memory="1g", **settings)
 
 
 def settings_on_s3(jars: str, endpoint: str) -> dict[str, str]:
@@ -60,8 +59,9 @@ def settings_on_s3(jars: str, endpoint: str) -> dict[str, str]:
     }
     return {
         **{f"spark.hadoop.fs.s3a.{key}": value for key, value in s3a.items()},
+        "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
         "spark.jars": jars,
-        "spark.jars.packages": f"{BUNDLE},{HADOOP_AWS}",
+        "spark.jars.packages": f"{JARS['hudi']},{HADOOP_AWS}",
     }
 
 

@@ -223,7 +223,6 @@ def main() -> None:
         "mortal",
         master="local[2,4]",
         memory="512m" if paimon_or_example else "1g",
-        hudi=table_format == "hudi",
         **SHORT_LIVED_JVM | ({} if paimon_or_example else format_settings()),
     )
     sink = make_sink(options.sink, options.table)

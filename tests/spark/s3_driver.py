@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.spark_jobs import CommitGate, DeltaSink, IcebergSink
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
-from tests.spark.formats import DELTA_AND_ICEBERG, format_settings
+from tests.spark.formats import HADOOP_AWS, JARS, format_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lakewarden.spark_jobs.sinks.contract import Sink
 
-HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.4.1"
 ICEBERG_AWS = "org.apache.iceberg:iceberg-aws-bundle:{release}"
 COLUMNS = "day int, id long, writer string"
 WRITERS = ("a", "b")
@@ -42,8 +41,8 @@ class Place:
         """`catalog`: the URI of the catalog, where the kind has one."""
         self.form, _, self.catalog = kind.partition("-")
         self._bucket = bucket
-        release = DELTA_AND_ICEBERG[self.form].rpartition(":")[2]
-        jars = list(DELTA_AND_ICEBERG.values())
+        release = JARS[self.form].rpartition(":")[2]
+        jars = list(JARS.values())
         self._settings: dict[str, str] = {}
         if self.form == "delta" or self.catalog == "hadoop":
             jars.append(HADOOP_AWS)

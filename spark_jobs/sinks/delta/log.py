@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,19 +91,38 @@ class Metadata:
         return [paths.path(partition) for partition in partitions]
 
 
+@contextmanager
+def _commits_in_the_log(location: str) -> Iterator[None]:
+    """Raise `ValueError` if Delta refuses the table because a catalog keeps its commits.
+
+    A release without the feature refuses its name. Others refuse access by path, which is the sink's, whatever the user gave.
+    """
+    try:
+        yield
+    except Exception as error:
+        if re.search("CATALOG_MANAGED_TABLE|catalogManaged", str(error)) is None:
+            raise
+        raise ValueError(
+            "the table's commits are kept by a catalog (feature catalogManaged), and this sink reads them in _delta_log; "
+            f"write it without the gate; table={location}"
+        ) from None
+
+
 class TableLog:
     """The log of the table at one location, for one Spark session."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
-        """Raise `ValueError` if there is no Delta table."""
+        """Raise `ValueError` if there is no Delta table, or if a catalog keeps its commits."""
         self._spark = spark._jsparkSession
         self._new_path = java_type(spark, "org.apache.hadoop.fs.Path")
         self._new_uri = java_type(spark, "java.net.URI")
         self._delta_log = java_type(spark, DELTA_LOG)
         self._timestamp = java_type(spark, "java.sql.Timestamp")
         self._path = self._new_path(location)
-        self.java = self._delta_log.forTable(self._spark, self._path)
-        if not self.java.tableExists():
+        with _commits_in_the_log(location):
+            self.java = self._delta_log.forTable(self._spark, self._path)
+            exists = self.java.tableExists()
+        if not exists:
             raise ValueError(f"no Delta table: create it before the query starts; table={location}")
         self._conf = self.java.newDeltaHadoopConf()
         self.known: Metadata | None = None
@@ -114,7 +134,8 @@ class TableLog:
 
     def snapshot(self) -> Any:
         """Return Delta's snapshot of the newest version."""
-        return self._delta_log.forTableWithSnapshot(self._spark, self._path)._2()
+        with _commits_in_the_log(self._path.toString()):
+            return self._delta_log.forTableWithSnapshot(self._spark, self._path)._2()
 
     def metadata(self) -> Metadata:
         """Return the metadata of the newest version, and keep it as what is `known`."""

@@ -158,6 +158,10 @@ class CommitObserver:
         """There is none."""
         return java_type(self._spark, "scala.Option").empty()
 
+    def getNextObserver(self) -> Any:
+        """Of Delta 4.4. py4j calls it although Java has a default."""
+        return self.nextObserver()
+
     def setNextObserver(self, observer: Any) -> None:
         """For Delta's own tests."""
 

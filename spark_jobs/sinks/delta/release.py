@@ -9,38 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
 from lakewarden.spark_jobs.sinks.java import java_class, threads_are_pinned
-from lakewarden.spark_jobs.sinks.releases import Release, require_tried
+from lakewarden.spark_jobs.sinks.releases import DELTA, Release
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-TRIED = {"3.5": ("3.3",), "4.0": ("4.0",)}
-"""Minor releases of Delta that the tests have run with, by Spark's."""
 
 OBSERVER = "org.apache.spark.sql.delta.TransactionExecutionObserver"
 
 _STATIC = 8
 """Of `java.lang.reflect.Modifier`. Scala adds static methods, those of the companion object."""
-
-METHODS = frozenset(
-    {
-        "startingTransaction",
-        "preparingCommit",
-        "beginDoCommit",
-        "beginBackfill",
-        "beginPostCommit",
-        "transactionCommitted",
-        "transactionAborted",
-        "createChild",
-        "advanceToNextThreadObserver",
-        "nextObserver",
-        "nextObserver_$eq",
-        "setNextObserver",
-    }
-)
-"""What the observer of this sink implements. `nextObserver_$eq` is called by no release that was tried."""
 
 
 def require_release(spark: SparkSession, *, untried: bool) -> Release:
@@ -48,12 +26,9 @@ def require_release(spark: SparkSession, *, untried: bool) -> Release:
     try:
         version = str(java_class(spark, "io.delta.package$").getField("MODULE$").get(None).VERSION())
     except Exception as error:
-        raise UnsupportedSpark(
-            "Delta Lake is not on the driver's class path: start Spark with spark.jars.packages="
-            "io.delta:delta-spark_2.13:4.0.0 (or the artifact of your Spark version)"
-        ) from error
-    require_tried("Delta Lake", version, spark.version, TRIED, untried=untried)
-    differing = sorted(_methods(spark) ^ METHODS)
+        raise DELTA.missing(spark.version) from error
+    DELTA.require(version, spark.version, untried=untried)
+    differing = DELTA.differing(_methods(spark))
     if differing:
         return Release(version, f"Delta Lake {version} has another {OBSERVER}: {', '.join(differing)} differ")
     if not threads_are_pinned():

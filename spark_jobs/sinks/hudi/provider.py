@@ -17,7 +17,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
     defined_class,
@@ -25,6 +24,7 @@ from lakewarden.spark_jobs.sinks.java import (
     java_class,
     java_type,
 )
+from lakewarden.spark_jobs.sinks.releases import HUDI
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,24 +44,13 @@ CLASSES = Path(__file__).parent / "classes"
 VERSION = 1
 """Of the calls between Python and the classes."""
 
-RELEASES = ("1.1", "1.2")
-"""Releases of Hudi whose sections the lock provider knows. 1.0 also takes the lock to generate an instant, by a provider that
-outlives the transaction; 0.15 writes tables of version 6."""
-
-BUNDLE = "org.apache.hudi:hudi-spark3.5-bundle_2.12:1.2.0"
-
 
 class Provider:
     """The classes in the JVM of one driver."""
 
     def __init__(self, spark: SparkSession) -> None:
         """Raise `UnsupportedSpark` if Hudi is missing, is a release that isn't known, or brings other classes."""
-        release = _release(spark)
-        if release.rpartition(".")[0] not in RELEASES:
-            raise UnsupportedSpark(
-                f"Hudi {release} is not supported: HudiSink knows the commits of {', '.join(f'{each}.x' for each in RELEASES)} "
-                f"and can't hold back those of another release; start Spark with spark.jars.packages={BUNDLE}"
-            )
+        HUDI.require(_release(spark), spark.version)
         self._locks = defined_class(spark, LOCK_PROVIDER, NEIGHBOUR, CLASSES, version=VERSION)
         self._clients = defined_class(spark, CLIENTS, NEIGHBOUR, CLASSES)
         accept_callbacks(gateway_of(spark))
@@ -98,7 +87,5 @@ def _release(spark: SparkSession) -> str:
     except Exception as error:
         if "ClassNotFoundException" not in str(error):
             raise
-        raise UnsupportedSpark(
-            f"Hudi is not on Spark's class path: start Spark with spark.jars.packages={BUNDLE}"
-        ) from error
+        raise HUDI.missing(spark.version) from error
     return str(entry.getPackage().getImplementationVersion())

@@ -1,7 +1,7 @@
 """What the sink needs of Iceberg and of the Spark session, checked before the first batch.
 
-`SparkTableCache` and `SparkCachedTableCatalog` let a Spark statement write to any `Table` object. Iceberg made them for its own
-rewrite actions, so a release may lack them, or use them in another way. Without them the whole statement is granted
+Iceberg's `SparkTableCache` and a catalog of our own let a Spark statement write to any `Table` object. Iceberg made the cache for
+its own rewrite actions, so a release may lack it, or use it in another way. Without it the whole statement is granted
 (`sinks/whole_statement.py`).
 """
 
@@ -18,29 +18,26 @@ from lakewarden.spark_jobs.sinks.java import (
     java_text,
     threads_are_pinned,
 )
-from lakewarden.spark_jobs.sinks.releases import Release, require_tried
+from lakewarden.spark_jobs.sinks.releases import ICEBERG, Release
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-TRIED = {"3.5": ("1.6", "1.7", "1.8", "1.9", "1.10"), "4.0": ("1.10",)}
-"""Minor releases of Iceberg that the tests have run with, by Spark's."""
 
 STAGING_CATALOG = "lakewarden_staging"
 """Name of the catalog, in the Spark session, whose tables are those in `SparkTableCache`."""
 
 STAGED_TABLE = "org.apache.iceberg.LakewardenStagedTable"
 """Class of the tables that statements write to (`java/`)."""
-NEIGHBOUR = "org.apache.iceberg.BaseTable"
-"""Iceberg's class of the same package."""
+_TABLE_CACHE = "org.apache.iceberg.spark.SparkTableCache"
+CATALOG = "org.apache.iceberg.spark.LakewardenStagingCatalog"
+"""Class of the catalog (`java/`)."""
+NEIGHBOURS = {STAGED_TABLE: "org.apache.iceberg.BaseTable", CATALOG: _TABLE_CACHE}
+"""Iceberg's classes of the same packages."""
 SOURCES = Path(__file__).parent / "java"
 CLASSES = Path(__file__).parent / "classes"
 VERSION = 1
-"""Of the calls between Python and the class."""
+"""Of the calls between Python and the classes."""
 
-_TABLE_CACHE = "org.apache.iceberg.spark.SparkTableCache"
-_CACHED_CATALOG = "org.apache.iceberg.spark.SparkCachedTableCatalog"
-STAGING_CLASSES = (_TABLE_CACHE, _CACHED_CATALOG)
 _EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
@@ -52,11 +49,8 @@ def require_release(spark: SparkSession, *, untried: bool) -> Release:
     try:
         version = str(call_static(spark, "org.apache.iceberg.IcebergBuild", "version"))
     except Exception as error:
-        raise UnsupportedSpark(
-            "Iceberg is not on the driver's class path: start Spark with spark.jars.packages="
-            "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0 (or the artifact of your Spark version)"
-        ) from error
-    require_tried("Iceberg", version, spark.version, TRIED, untried=untried)
+        raise ICEBERG.missing(spark.version) from error
+    ICEBERG.require(version, spark.version, untried=untried)
     unhooked = _obstacle(spark, version)
     if unhooked is not None and not threads_are_pinned():
         raise UnsupportedSpark(
@@ -68,13 +62,14 @@ def require_release(spark: SparkSession, *, untried: bool) -> Release:
 
 def _obstacle(spark: SparkSession, version: str) -> str | None:
     """Return why no statement can be staged, or None if it can."""
-    missing = [name for name in STAGING_CLASSES if not _has_class(spark, name)]
+    missing = ICEBERG.differing([name for name in ICEBERG.hooks if _has_class(spark, name)])
     if missing:
         return f"Iceberg {version} has no {' and no '.join(missing)}"
-    try:
-        defined_class(spark, STAGED_TABLE, NEIGHBOUR, CLASSES, version=VERSION)
-    except Exception as error:  # noqa: BLE001 - whatever it is, whole statements can be granted
-        return f"{STAGED_TABLE} can't be defined: {java_text(error)}"
+    for own, neighbour in NEIGHBOURS.items():
+        try:
+            defined_class(spark, own, neighbour, CLASSES, version=VERSION)
+        except Exception as error:  # noqa: BLE001 - whatever it is, whole statements can be granted
+            return f"{own} can't be defined: {java_text(error)}"
     return None
 
 
@@ -93,5 +88,5 @@ def has_extensions(spark: SparkSession) -> bool:
 
 def table_cache(spark: SparkSession) -> Any:
     """Return Iceberg's `SparkTableCache`, and make its tables known to the session as those of `STAGING_CATALOG`."""
-    spark.conf.set(f"spark.sql.catalog.{STAGING_CATALOG}", _CACHED_CATALOG)
+    spark.conf.set(f"spark.sql.catalog.{STAGING_CATALOG}", CATALOG)
     return call_static(spark, _TABLE_CACHE, "get")

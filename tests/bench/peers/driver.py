@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyspark
 from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -143,7 +142,6 @@ def main() -> None:
         "lakewarden-peers",
         master="local[2,4]",
         memory="2g",
-        hudi=pyspark.__version__.startswith("3.5."),
         **settings_of(options.table_format, store),
     )
     with ExitStack() as stack:

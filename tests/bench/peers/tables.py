@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, Sink
 from lakewarden.spark_jobs.sinks.hudi.options import STORAGE_LOCK
-from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE, CLIENTS
+from lakewarden.spark_jobs.sinks.hudi.provider import CLIENTS
 from tests.bench.peers.workload import SCHEMA
-from tests.spark.formats import format_settings, iceberg_name
+from tests.spark.formats import HAS_HUDI, format_settings, iceberg_name
 from tests.spark.hudi_s3 import filesystem_on_s3, settings_on_s3
 
 NativeWrite: TypeAlias = Callable[[DataFrame, str], None]
@@ -96,7 +96,7 @@ class Store:
 def settings_of(table_format: str, store: Store | None) -> dict[str, Any]:
     """Return the settings of the session, besides those of the project's own sessions."""
     settings = format_settings()
-    if table_format == "hudi" and BUNDLE.partition(":")[0] not in settings.get("spark.jars.packages", ""):
+    if table_format == "hudi" and not HAS_HUDI:
         raise SystemExit("error: Hudi needs PySpark 3.5: run this by make bench PEERS=hudi")
     if store is None:
         return settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lakewarden.events import WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, DeltaSink, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.delta import release
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
+from lakewarden.spark_jobs.sinks.releases import DELTA
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness
@@ -424,8 +426,21 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
         spark.conf.unset("spark.sql.session.timeZone")
     with pytest.raises(ValueError, match="no Delta table: create it"):
         DeltaSink(str(tmp_path / "none")).committed("w", 0)
-    monkeypatch.setattr(release, "TRIED", {"4.0": ("3.9",)})
-    with pytest.raises(UnsupportedSpark, match=r"Delta Lake \d\.\d\.\d on Spark \d\.\d\.\d was not tried"):
+    managed = Path(shutil.copytree(tmp_path / "delta", tmp_path / "managed"))
+    features = '["catalogManaged"],"writerFeatures":["catalogManaged","inCommitTimestamp"]'
+    (managed / "_delta_log" / f"{1:020}.json").write_text(
+        f'{{"protocol":{{"minReaderVersion":3,"minWriterVersion":7,"readerFeatures":{features}}}}}\n'
+    )
+    for ask in (
+        lambda sink: sink.committed("w", 0),
+        lambda sink: harness.gate().foreach_batch(sink, writer="m")(batch_of(spark, 1), 0),
+    ):
+        with pytest.raises(
+            ValueError, match=r"are kept by a catalog .*write it without the gate; table=.*managed"
+        ):
+            ask(DeltaSink(str(managed)))
+    monkeypatch.setattr(release, "DELTA", replace(DELTA, artifacts={"4.0": ("a:b:3.9.0",)}))
+    with pytest.raises(UnsupportedSpark, match=r"Delta Lake \d\.\d\.\d on Spark \d\.\d\.\d is not accepted"):
         DeltaSink(str(tmp_path / "delta")).committed("w", 0)
     assert DeltaSink(str(tmp_path / "delta"), untried_release=True).committed("w", 0) is None
 
@@ -443,7 +458,8 @@ def test_without_the_observer_the_whole_statement_is_granted_with_a_warning(
     caplog: pytest.LogCaptureFixture,
     mode: Any,
 ) -> None:
-    monkeypatch.setattr(release, "METHODS", release.METHODS - {"beginPostCommit"})
+    known = DELTA.hooks - {"beginPostCommit"}
+    monkeypatch.setattr(release, "DELTA", replace(DELTA, hooks=known))
     case = DeltaCase("delta-append", tmp_path / "delta")
     sink = DeltaSink(str(tmp_path / "delta"), mode=mode, keys=["flight"] if mode == "upsert" else [])
     written: list[set[Path]] = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
+from lakewarden.spark_jobs.sinks.releases import HUDI
 from tests.spark.fake_agent import grant_everything, granted
-from tests.spark.formats import HUDI_RELEASE
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of
 from tests.spark.sinks.test_contract import At
@@ -438,9 +438,9 @@ def test_a_release_of_hudi_that_is_not_known_is_refused(
 ) -> None:
     harness.agent(grant_everything)
     sink = make_sink()
-    monkeypatch.setattr(provider, "RELEASES", ("1.3",))
+    monkeypatch.setattr(provider, "HUDI", replace(HUDI, artifacts={"3.5": ("a:b:1.3.0",)}))
 
-    with pytest.raises(UnsupportedSpark, match=f"Hudi {re.escape(HUDI_RELEASE)} is not supported"):
+    with pytest.raises(UnsupportedSpark, match=r"Hudi \d\.\d\.\d on Spark .* is not accepted"):
         harness.gate().foreach_batch(sink, writer="w")(rows(spark, (1, 1, "08:00")), 0)
 
     assert HudiFiles(sink.table).properties() == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, load
+from lakewarden.spark_jobs.sinks.releases import ICEBERG
 from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import ICEBERG_FORMAT, iceberg_name
 from tests.spark.harness import Harness
@@ -498,10 +500,11 @@ def test_a_release_that_was_not_tried_is_refused_unless_the_user_says_so(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(spark, tmp_path, COLUMNS, "day")
-    monkeypatch.setattr(release, "TRIED", {"4.0": ("1.5",), "3.5": ("1.4",)})
+    tried = replace(ICEBERG, artifacts={"4.0": ("a:b:1.5.0",), "3.5": ("a:c:1.4.1",)})
+    monkeypatch.setattr(release, "ICEBERG", tried)
 
     with pytest.raises(
-        UnsupportedSpark, match=r"was not tried with this sink, only 1\.5 on Spark 4\.0, 1\.4 on"
+        UnsupportedSpark, match=r"is not accepted by this sink, only 1\.5 on Spark 4\.0, 1\.4 on"
     ):
         IcebergSink(table.name)
     assert IcebergSink(table.name, untried_release=True).table.endswith("/test/flights")
@@ -518,7 +521,8 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
     caplog: pytest.LogCaptureFixture,
     mode: Any,
 ) -> None:
-    monkeypatch.setattr(release, "STAGING_CLASSES", ("org.apache.iceberg.spark.Missing",))
+    other = replace(ICEBERG, hooks=frozenset({"org.apache.iceberg.spark.Missing"}))
+    monkeypatch.setattr(release, "ICEBERG", other)
     table = Table(spark, tmp_path, COLUMNS, "day")
     changes(spark, (1, 1, "old")).writeTo(table.name).append()
     sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])

@@ -160,7 +160,7 @@ public final class LakewardenS3LogStore extends S3SingleDriverLogStore {
     private void send(byte[] content) throws IOException {
       S3Client client = store.getS3AInternals().getAmazonS3Client("lakewarden puts a file if it is absent");
       PutObjectRequest request = store.getRequestFactory()
-          .newPutObjectRequestBuilder(store.pathToKey(file), PutObjectOptions.keepingDirs(), content.length, false)
+          .newPutObjectRequestBuilder(store.pathToKey(file), options(), content.length, false)
           .build();
       AwsRequestOverrideConfiguration.Builder headers = request.overrideConfiguration().isPresent()
           ? request.overrideConfiguration().get().toBuilder()
@@ -168,6 +168,19 @@ public final class LakewardenS3LogStore extends S3SingleDriverLogStore {
       headers.putHeader("If-None-Match", "*");
       try (AuditSpan span = store.createSpan("op_create", file.toString(), null)) {
         client.putObject(request.toBuilder().overrideConfiguration(headers.build()).build(), RequestBody.fromBytes(content));
+      }
+    }
+
+    /** None. Hadoop 3.4.2 renamed the method that returns them, and 3.5 has only the new name. */
+    private static PutObjectOptions options() {
+      try {
+        try {
+          return (PutObjectOptions) PutObjectOptions.class.getMethod("defaultOptions").invoke(null);
+        } catch (NoSuchMethodException older) {
+          return (PutObjectOptions) PutObjectOptions.class.getMethod("keepingDirs").invoke(null);
+        }
+      } catch (ReflectiveOperationException another) {
+        throw new LinkageError("this release of Hadoop has neither", another);
       }
     }
 

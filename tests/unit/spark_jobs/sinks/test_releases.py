@@ -1,0 +1,89 @@
+"""The table of releases: what is made from it, and what the sinks refuse by it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lakewarden.spark_jobs import UnsupportedSpark
+from lakewarden.spark_jobs.jobs.spark_session import kafka_package
+from lakewarden.spark_jobs.sinks.releases import DEFAULT, DELTA, FORMATS, HUDI, SPARK, TableFormat, render
+
+ROOT = Path(__file__).parents[4]
+JARS = {each for form in FORMATS.values() for tried in form.artifacts.values() for each in tried}
+COORDINATE = re.compile(
+    r"(?:io\.delta:delta-spark|org\.apache\.iceberg:iceberg-spark-runtime|org\.apache\.hudi)[\w.:-]*\d"
+)
+
+
+def test_the_page_is_generated_from_the_table() -> None:
+    page = (ROOT / "docs/releases.md").read_text()
+
+    assert page == render(), "run python -m lakewarden.spark_jobs.sinks.releases > docs/releases.md"
+
+
+@pytest.mark.parametrize("page", ["docs/delta.md", "docs/iceberg.md", "docs/hudi.md"])
+def test_the_pages_name_jars_of_the_table(page: str) -> None:
+    named = COORDINATE.findall((ROOT / page).read_text())
+
+    assert named
+    assert set(named) <= JARS
+
+
+def test_the_lock_file_has_the_default_pyspark() -> None:
+    locked = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+
+    assert SPARK[DEFAULT].pyspark in {each["version"] for each in locked if each["name"] == "pyspark"}
+
+
+@pytest.mark.parametrize("spark", SPARK)
+def test_each_jar_is_of_the_scala_of_its_spark(spark: str) -> None:
+    scala = "_2.12:" if spark == "3.5" else "_2.13:"
+    jars = [
+        kafka_package(f"{spark}.9"),
+        *(each for form in FORMATS.values() for each in form.artifacts.get(spark, ())),
+    ]
+
+    assert [each for each in jars if scala not in each] == []
+
+
+@pytest.mark.parametrize(
+    ("form", "version", "spark", "message"),
+    [
+        (
+            DELTA,
+            "9.9.0",
+            DEFAULT,
+            f"Delta Lake 9.9.0 on Spark {DEFAULT} is not accepted by this sink, only .*untried_release",
+        ),
+        (DELTA, "3.2.1", "3.5.9", r"isn't called after the commit\), only"),
+        (
+            HUDI,
+            "1.0.2",
+            "3.5.9",
+            r"outlives the transaction\), only 1\.2 on Spark 3\.5, 1\.1 on Spark 3\.5; use one of them$",
+        ),
+    ],
+)
+def test_a_release_that_was_not_tried_is_refused(
+    form: TableFormat, version: str, spark: str, message: str
+) -> None:
+    with pytest.raises(UnsupportedSpark, match=message):
+        form.require(version, spark, untried=None if form is HUDI else False)
+
+
+def test_a_format_without_a_release_for_this_spark_names_the_sparks_that_have_one() -> None:
+    assert "no release of it was tried on Spark 4.9.0: use Spark 3.5" in str(HUDI.missing("4.9.0"))
+    assert str(HUDI.missing("3.5.9")).endswith(
+        "start Spark with spark.jars.packages=" + HUDI.artifacts["3.5"][0]
+    )
+
+
+def test_the_kafka_source_of_an_unknown_spark_is_refused() -> None:
+    with pytest.raises(
+        UnsupportedSpark, match=r"no Kafka source is known for PySpark 4\.9\.0: install PySpark 3\.5 or"
+    ):
+        kafka_package("4.9.0")
