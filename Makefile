@@ -17,20 +17,12 @@ UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
 STAMP := .venv/.set-up
 
-SPARK35_BIN := build/venv-spark35/bin
-SPARK35_STAMP := build/venv-spark35/.set-up
-SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_foreach_batch.py \
-	tests/spark/sinks/test_batch_content.py tests/spark/sinks/test_contract.py tests/spark/sinks/test_hudi_contest.py \
-	tests/spark/sinks/test_hudi_sink.py \
-	tests/spark/sinks/test_hudi_watched.py tests/spark/sinks/test_merge.py tests/spark/sinks/test_partition_paths.py \
-	tests/spark/rows \
-	'tests/spark/sinks/test_exactly_once.py::test_a_driver_killed_at_any_step_leaves_each_batch_once[hudi-hardest]' \
-	--ignore tests/spark/gate/test_async_gate.py --ignore tests/spark/gate/test_without_spark.py \
-	--ignore tests/spark/gate/test_paimon_processes_example.py
-
-# Releases of the formats that `make test-matrix` tries on PySpark 3.5.
-DELTA_RELEASES := 3.3.2
-ICEBERG_RELEASES := 1.6.1 1.7.1 1.8.1 1.9.2 1.10.0
+# A row of the table of releases (spark_jobs/sinks/releases.py): an environment with its PySpark, else as locked.
+LOCKED := 4.0
+RELEASE ?= $(LOCKED)
+venv_of = $(if $(filter $(LOCKED),$(1)),.venv,build/venv-spark$(subst .,,$(1)))
+SPARK35_BIN := $(call venv_of,3.5)/bin
+SPARK35_STAMP := $(call venv_of,3.5)/.set-up
 
 # The other supported Pythons that this machine has, or PYTHONS="/path/to/python3.12 …".
 PYTHONS ?= $(shell for each in python3.12 python3.13; do $$each -c '' 2>/dev/null && command -v $$each; done)
@@ -43,11 +35,11 @@ export UV_PYTHON_DOWNLOADS ?= never
 # again what it imports: 3.5 s of a core for the command line instead of 1.4.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo dev check unit test test-all test-spark35 test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
+.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -71,11 +63,15 @@ test-all: jdk $(STAMP)
 	$(BIN)/$(SIDE_BY_SIDE) -m "wide and not matrix" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35)
 
-# The gate, the sinks and the jobs on PySpark 3.5, in an environment of its own: the locked versions, but for PySpark's.
-# `make test-all` runs it, unless ARGS selects tests.
-test-spark35: jdk $(SPARK35_STAMP)
-	@if $(SPARK35_BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
-		set -x; $(SPARK35_BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(SPARK35_TESTS) $(ARGS); \
+# The gate, the sinks and the jobs on PySpark 3.5. `make test-all` runs it, unless ARGS selects tests.
+test-spark35:
+	@$(MAKE) --no-print-directory test-releases RELEASE=3.5 WHAT=newest
+
+# The same on RELEASE=4.2, and so on: with the newest releases of the formats, then each sink's tests with each older one. WHAT=newest
+# or WHAT=older runs one of the two.
+test-releases: jdk $(call venv_of,$(RELEASE))/.set-up
+	@if test $(RELEASE) != 3.5 || $(SPARK35_BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
+		set -x; $(call venv_of,$(RELEASE))/bin/python -m tests.spark.releases $(or $(WHAT),all) $(ARGS); \
 	else \
 		echo "PySpark 3.5 needs Python 3.11: its tests don't run"; \
 	fi
@@ -105,9 +101,7 @@ test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 	$(BIN)/pytest -n 2 -m "matrix" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks tests/demo/test_demo_end_to_end.py")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_ICEBERG_FORMAT=3 $(BIN)/pytest -n 2 -m real -k iceberg tests/spark/sinks/test_iceberg_sink.py tests/spark/sinks/test_contract.py)
-	@$(if $(ARGS),,LAKEWARDEN_TEST_HUDI=1.1.1 $(MAKE) --no-print-directory test-spark35 ARGS="-k hudi")
-	@$(if $(ARGS),,set -e; for release in $(DELTA_RELEASES); do LAKEWARDEN_TEST_DELTA=$$release $(MAKE) --no-print-directory test-spark35 SPARK35_TESTS='tests/spark/sinks/test_delta_sink.py tests/spark/rows' ARGS='-k delta'; done)
-	@$(if $(ARGS),,set -e; for release in $(ICEBERG_RELEASES); do LAKEWARDEN_TEST_ICEBERG=$$release $(MAKE) --no-print-directory test-spark35 SPARK35_TESTS=tests/spark/sinks/test_iceberg_sink.py; done)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-releases RELEASE=3.5 WHAT=older)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory soak)
 
 # Batches of generated schemas and values, by each sink and by its format alone: EXAMPLES=n of each format and mode, from SEED.
@@ -200,19 +194,21 @@ $(STAMP): $(UV) pyproject.toml uv.lock
 	fi
 	@touch $@
 
-$(SPARK35_STAMP): tests/spark/pyspark35.txt $(STAMP)
+# Without PySpark, which pyspark.txt names: 35 is the line of 3.5.
+build/venv-spark%/.set-up: tests/spark/pyspark.txt $(STAMP)
 	$(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --no-emit-package pyspark \
-		--output-file build/requirements-spark35.txt
-	.venv/bin/python -m venv --clear build/venv-spark35
+		--output-file build/requirements-spark$*.txt
+	@echo $* | sed 's/./^pyspark==&./' | grep -f - $< >> build/requirements-spark$*.txt || \
+		{ echo "error: $< has no PySpark $*" >&2; exit 1; }
+	.venv/bin/python -m venv --clear $(@D)
 	@if build/tools/bin/pip config list | grep -qE "index-url|no-index"; then \
 		set -ex; \
-		$(SPARK35_BIN)/pip install --quiet --requirement build/requirements-spark35.txt --requirement $<; \
+		$(@D)/bin/pip install --quiet --requirement build/requirements-spark$*.txt; \
 	else \
 		set -ex; \
-		$(UV) pip install --quiet --python $(SPARK35_BIN)/python \
-			--requirement build/requirements-spark35.txt --requirement $<; \
+		$(UV) pip install --quiet --python $(@D)/bin/python --requirement build/requirements-spark$*.txt; \
 	fi
-	$(UV) pip install --quiet --python $(SPARK35_BIN)/python --no-deps --no-build-isolation --editable .
+	$(UV) pip install --quiet --python $(@D)/bin/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # In a folder of its own: uv removes from .venv what isn't locked, itself included.

@@ -192,7 +192,7 @@ def jar_for(form: DemoFormat, pyspark_version: str) -> str:
     if jar is None:
         name = form.releases.name
         raise UnsupportedSpark(
-            f"the demo of {name} needs PySpark {' or '.join(form.releases.artifacts)}, and this environment has "
+            f"the demo of {name} needs PySpark {', '.join(form.releases.artifacts)}, and this environment has "
             f"{pyspark_version}: in a clone, run make demo FORMAT={name.split()[0].lower()}; elsewhere, install another PySpark"
         )
     return jar

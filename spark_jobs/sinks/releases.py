@@ -73,7 +73,7 @@ class TableFormat:
         if jar is None:
             return UnsupportedSpark(
                 f"{self.name} is not on the driver's class path, and no release of it was tried on Spark {spark}: use Spark "
-                f"{' or '.join(self.artifacts)}"
+                f"{', '.join(self.artifacts)}"
             )
         return UnsupportedSpark(
             f"{self.name} is not on the driver's class path: start Spark with spark.jars.packages={jar}"

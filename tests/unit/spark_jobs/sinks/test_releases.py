@@ -33,10 +33,16 @@ def test_the_pages_name_jars_of_the_table(page: str) -> None:
     assert set(named) <= JARS
 
 
-def test_the_lock_file_has_the_default_pyspark() -> None:
-    locked = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+def test_each_pyspark_of_the_table_is_in_the_lock_file_or_pinned_for_make_test_releases() -> None:
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    [locked] = [each["version"] for each in packages if each["name"] == "pyspark"]
+    pinned = re.findall(
+        r"^pyspark==(\S+) --hash=sha256:", (ROOT / "tests/spark/pyspark.txt").read_text(), re.MULTILINE
+    )
 
-    assert SPARK[DEFAULT].pyspark in {each["version"] for each in locked if each["name"] == "pyspark"}
+    assert locked == SPARK[DEFAULT].pyspark
+    assert f"\nLOCKED := {DEFAULT}\n" in (ROOT / "Makefile").read_text()
+    assert {*pinned, locked} == {each.pyspark for each in SPARK.values()}
 
 
 @pytest.mark.parametrize("spark", SPARK)
