@@ -21,7 +21,7 @@ from lakewarden.agent.locks.posix_session import posix_session_members
 from lakewarden.spark_jobs.sinks.delta.fence import LOG_STORE
 from tests.kafka_fixture import KafkaServer
 from tests.servers.cut_proxy import Cut, CutProxy, Refusal
-from tests.servers.java_classes import s3a_jars
+from tests.servers.java_classes import HADOOP_VERSION, s3a_jars
 from tests.servers.s3 import S3Server
 from tests.spark import delta_s3_driver
 from tests.spark.agents import running_agent
@@ -127,13 +127,10 @@ class Table:
         self._client.put_object(Bucket=self.bucket, Key=_key(version), Body=body)
         return body
 
-    def metadata(self) -> dict[str, Any]:
-        """Return the action that created the table."""
-        for line in self.commit(0).splitlines():
-            action: dict[str, Any] = json.loads(line)
-            if "metaData" in action:
-                return action
-        raise AssertionError("version 0 has no metadata")
+    def created(self, kind: str) -> dict[str, Any]:
+        """Return the action of this kind by which the table was created."""
+        actions: list[dict[str, Any]] = [json.loads(line) for line in self.commit(0).splitlines()]
+        return next(action for action in actions if kind in action)
 
     def batches(self) -> list[tuple[int, str, int]]:
         """Return version, writer and number of the batches in the log, oldest first."""
@@ -203,7 +200,7 @@ def test_a_put_that_comes_late_does_not_replace_the_commit_of_another_driver(
     with proxy.holding(table.put_of(2)) as hold:
         asked = driver.ask("write", **append(table, 1, [2], mode=mode))
         wait_until(hold.reached.is_set)
-        other = table.commit_as_a_stranger(2, *([table.metadata()] if conflict else []))
+        other = table.commit_as_a_stranger(2, *([table.created("protocol")] if conflict else []))
         hold.released.set()
         written = driver.answer(asked)
 
@@ -280,7 +277,7 @@ def test_without_hadoops_s3a_of_3_4_the_sink_warns_once(driver: Driver, s3_serve
     assert driver.do("rows", table=table.uri) == [0, 1]
     assert LOG_STORE not in {each for one in written for each in one["log_stores"]}
     assert [len(one["warnings"]) for one in written] == [1, 0]
-    assert "this is Hadoop 3.4" in written[0]["warnings"][0]
+    assert f"this is Hadoop {HADOOP_VERSION}" in written[0]["warnings"][0]
 
 
 @pytest.mark.matrix

@@ -547,7 +547,8 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
 def test_without_the_class_of_the_staged_table_whole_statements_are_granted_if_they_can_be_labelled(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(release, "STAGED_TABLE", "org.apache.iceberg.LakewardenMissing")
+    missing = {"org.apache.iceberg.LakewardenMissing": "org.apache.iceberg.BaseTable"}
+    monkeypatch.setattr(release, "NEIGHBOURS", missing)
     table = Table(spark, tmp_path, COLUMNS, "day")
 
     IcebergSink(table.name)
