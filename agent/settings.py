@@ -37,7 +37,7 @@ from lakewarden.events import (
 )
 from lakewarden.events.access import IDLE_SECONDS, Access, check_files, client_arguments
 from lakewarden.handlers.lease.machine import LeaseSettings
-from lakewarden.handlers.lease.placement import HUDI, USUAL, LockLocation, Placement
+from lakewarden.handlers.lease.placement import HUDI, USUAL, ConfiguredLocation, Placement
 from lakewarden.handlers.table.state import TableSettings
 
 AGENT_CLIENT_ID = "lakewarden-agent"
@@ -608,7 +608,9 @@ class Settings(KafkaSettings):
         """The tables that events may name, and the places of their locks."""
         places = (each.partition(_PLACED) for each in self.lock_places)
         return Placement(
-            self.allow, self.lock_root, tuple(LockLocation(glob, location) for glob, _, location in places)
+            self.allow,
+            self.lock_root,
+            tuple(ConfiguredLocation(glob, location) for glob, _, location in places),
         )
 
 

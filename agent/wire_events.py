@@ -66,7 +66,7 @@ def lock_event(
     agent: str,
     table: str,
     lock: str,
-    step: lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied,
+    step: lease.Confirmed | lease.Released | lease.LeaseLost | lease.LockDenied,
 ) -> AuditEventUnion:
     """The audit event of a lock's step, with the number of requests and the time that it took."""
     common = {
@@ -98,7 +98,7 @@ def lock_event(
             return LockReleased.model_validate(
                 common | {"owner": owner, "valid_until": valid_until, "detail": _cut(why)}
             )
-        case lease.LeaseEnded(owner=owner, valid_until=valid_until, why=why, holder=holder):
+        case lease.LeaseLost(owner=owner, valid_until=valid_until, why=why, holder=holder):
             return LockLost.model_validate(
                 common
                 | {

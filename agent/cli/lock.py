@@ -81,7 +81,7 @@ def probe_command(
     """
     settings = _settings(config, s3_endpoint=s3_endpoint)
     root = _parsed(lambda: _lock_folder(typed(uri)))
-    probed = _run(lambda: lock_commands.probe_place(settings, root))
+    probed = _run(lambda: lock_commands.probe_location(settings, root))
     print_line(
         f"{root} honours both conditions (write if absent, write if unchanged), so it can hold locks; "
         f"{lock_commands.spent(probed.requests, probed.seconds)}"
@@ -199,7 +199,7 @@ def release_command(
 
     async def release() -> tuple[lock_commands.ReleaseResult, str]:
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
-        return await lock_commands.release(settings, found, typed(owner)), found.place.uri
+        return await lock_commands.release(settings, found, typed(owner)), found.location.uri
 
     result, uri = _run(release)
     print_lines(lock_text.release_lines(result, uri))

@@ -3,7 +3,7 @@
 Where a table's lock is; the first rule that applies wins:
 
 1. `--lock URI`, or with `--hudi` the lock object of Hudi's writers inside the table.
-2. The place that an agent with the same settings uses (`handlers/lease/placement.py`).
+2. The location that an agent with the same settings uses (`handlers/lease/placement.py`).
 
 This takes one read, or none with rule 1 or a place in `lock_places`. These commands don't check `allow`. `show` only reads. A
 command that writes opens the store as the agent does, and probes it first.
@@ -52,9 +52,9 @@ from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, 
 from lakewarden.handlers.lease.placement import (
     HUDI_LOCK,
     HUDI_PROPERTIES,
-    LockPlace,
+    LockLocation,
     NotAllowed,
-    hudi_place,
+    hudi_location,
 )
 
 READ_TRIES = 3
@@ -80,7 +80,7 @@ class TableLock:
     """A table and the location of its lock."""
 
     table: str
-    place: LockPlace
+    location: LockLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +207,21 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
     table = canonical_table(table)
     if lock is not None:
         lock = canonical_location(lock)
-        return TableLock(table, LockPlace(lock, shared=lock.endswith(HUDI_LOCK)))
+        return TableLock(table, LockLocation(lock, shared=lock.endswith(HUDI_LOCK)))
     if hudi:
-        return TableLock(table, hudi_place(table))
+        return TableLock(table, hudi_location(table))
     placement = settings.placement()
-    place = placement.configured(table)
-    if place is None:
+    location = placement.configured(table)
+    if location is None:
         async with AsyncExitStack() as stack:
             properties = await Reader(settings, stack).read(object_uri(table, HUDI_PROPERTIES))
-        place = placement.place(table, hudi=isinstance(properties, Found))
-    if isinstance(place, NotAllowed):
+        location = placement.location(table, hudi=isinstance(properties, Found))
+    if isinstance(location, NotAllowed):
         raise AgentError(
             f"local table {table} has no bucket for its lock; set the folder of the locks with --lock-root, "
             "or the lock object with --lock"
         )
-    return TableLock(table, place)
+    return TableLock(table, location)
 
 
 # -- show --------------------------------------------------------------------------------------------------------------
@@ -230,16 +230,16 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
 async def show(settings: Settings, lock: TableLock) -> LockView:
     """Read the lock object."""
     async with AsyncExitStack() as stack:
-        found = await Reader(settings, stack).read(lock.place.uri)
-    lease = settings.lease(shared=lock.place.shared)
+        found = await Reader(settings, stack).read(lock.location.uri)
+    lease = settings.lease(shared=lock.location.shared)
     now_ms = moment().wall_ms
     record = parse(found.body) if isinstance(found, Found) else None
     held = isinstance(record, LockRecord)
     valid_until = record.valid_until if isinstance(record, LockRecord) else None
     return LockView(
         table=lock.table,
-        lock=lock.place.uri,
-        shared_with_hudi=lock.place.shared,
+        lock=lock.location.uri,
+        shared_with_hudi=lock.location.shared,
         state=_state(record, now_ms, lease.drift_ms),
         owner=record.owner if isinstance(record, LockRecord) else None,
         valid_until_ms=valid_until,
@@ -279,7 +279,7 @@ async def release(settings: Settings, lock: TableLock, owner: str) -> ReleaseRes
     The write is conditional on the version that was read. If its answer is lost, the object is read back: a released object or
     another owner proves that `owner` does not hold the lock any more.
     """
-    uri = lock.place.uri
+    uri = lock.location.uri
     async with AsyncExitStack() as stack:
         # Fail before the probe if a read shows that `owner` does not hold the lock.
         first = await Reader(settings, stack).read(uri)
@@ -385,7 +385,7 @@ class _CountingStore:
         return await self._store.__aexit__(*raised)
 
 
-async def probe_place(settings: Settings, root: str) -> ProbeResult:
+async def probe_location(settings: Settings, root: str) -> ProbeResult:
     """Probe the store at `root`, as the agent does at its start. Raises `StoreProbeError` if it is unfit for locks."""
     try:
         if root.startswith("file://") and not await _path(root).is_dir():

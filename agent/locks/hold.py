@@ -157,14 +157,14 @@ class _Holder:
         self._settings = settings
         self._options = options
         self._table = lock.table
-        self._uri = lock.place.uri
+        self._uri = lock.location.uri
         self._deadline = deadline
         self._tasks = tasks
         self._inbox = _Inbox()
         self._stores = Stores(settings, stack)
         self._keeper = LockKeeper(
-            lock.place,
-            settings.lease(shared=lock.place.shared),
+            lock.location,
+            settings.lease(shared=lock.location.shared),
             self._store,
             lambda event, _: self._inbox.put(event),
         )
@@ -223,7 +223,7 @@ class _Holder:
                 case lease.Confirmed(lease=held):
                     self._lease = held
                     return None
-                case lease.LockDenied(kind="unusable" | "lasting", why=reason):
+                case lease.LockDenied(kind="unusable" | "refused-too-long", why=reason):
                     await self._release()
                     raise AgentError(f"the lock {self._uri} can't be acquired: {reason}")
                 case lease.LockDenied() as denied:
@@ -271,7 +271,7 @@ class _Holder:
         match event:
             case lease.Confirmed(lease=held) if not self._lost:
                 self._lease = held
-            case lease.LeaseEnded() if not self._lost:
+            case lease.LeaseLost() if not self._lost:
                 self._lease_lost(event)
             case Signalled(number=number) if self._command is not None:
                 self._command.signal(number)
@@ -282,7 +282,7 @@ class _Holder:
             case _:
                 pass
 
-    def _lease_lost(self, ended: lease.LeaseEnded) -> None:
+    def _lease_lost(self, ended: lease.LeaseLost) -> None:
         assert self._lease is not None
         why = ended.why + (f"; the holder is owner {ended.holder}" if ended.holder else "")
         what = "" if self._command is None else "; the command is being ended"

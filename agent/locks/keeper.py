@@ -44,11 +44,11 @@ from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Absent, ReadOutcome, Refused, Unknown
 from lakewarden.handlers.lease.lock_queue import Contender, LockQueue
-from lakewarden.handlers.lease.placement import LockPlace
+from lakewarden.handlers.lease.placement import LockLocation
 
 log = structlog.get_logger()
 
-KeeperEvent = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
+KeeperEvent = lease.Confirmed | lease.Released | lease.LeaseLost | lease.LockDenied
 SLEEP_CHECK_SECONDS = 1.0
 """The longest time from the end of a suspension until a keeper notices it. `margin_seconds` must leave room for it."""
 
@@ -83,7 +83,7 @@ class LockKeeper:
 
     def __init__(
         self,
-        place: LockPlace,
+        location: LockLocation,
         settings: lease.LeaseSettings,
         store: Callable[[], Awaitable[ConditionalStore]],
         report: Callable[[KeeperEvent, bool], None],
@@ -92,7 +92,7 @@ class LockKeeper:
         clock: Callable[[], lease.Moment] = moment,
         watch: SleepWatch | None = None,
     ) -> None:
-        self.place = place
+        self.location = location
         self._settings = settings
         self._open_store = store
         self._report = report
@@ -116,7 +116,7 @@ class LockKeeper:
         """Request the release of the lock."""
         self._submit(lease.Release(self._clock()))
 
-    def observe(self, event: AuditEventUnion) -> None:
+    def hint(self, event: AuditEventUnion) -> None:
         """Use an agent's audit event of this lock object as a hint (`handlers/lease/lock_queue.py`).
 
         A lost hint costs waiting time, nothing else.
@@ -126,9 +126,9 @@ class LockKeeper:
             return
         match event:
             case LockReleased(detail=None):
-                self._enqueue(lease.ReleaseObserved(self._clock(), self._queue.ahead_of(self._name)))
+                self._enqueue(lease.ReleaseHint(self._clock(), self._queue.ahead_of(self._name)))
             case LockAcquired(valid_until=valid_until):
-                self._enqueue(lease.AcquisitionObserved(self._clock(), valid_until))
+                self._enqueue(lease.AcquisitionHint(self._clock(), valid_until))
             case _:
                 pass
 
@@ -190,19 +190,19 @@ class LockKeeper:
     async def _request(self, effect: lease.Get | lease.Put) -> None:
         done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
         try:
-            with guarded(f"a request for {self.place.uri}"):
+            with guarded(f"a request for {self.location.uri}"):
                 store = await self._open_store()
                 if isinstance(effect, lease.Get):
-                    found = await store.read(self.place.uri)
+                    found = await store.read(self.location.uri)
                     self._enqueue(lease.ReadDone(self._clock(), found))
                 else:
-                    written = await store.write(self.place.uri, effect.body, effect.condition)
+                    written = await store.write(self.location.uri, effect.body, effect.condition)
                     self._enqueue(lease.WriteDone(self._clock(), written))
         except (StoreProbeError, LocationError) as error:
             self._enqueue(done(self._clock(), _not_opened(error)))
         except TaskEndedError as error:
             # The store's client has cancelled it. As after any lost answer, it may have arrived.
-            log.warning("lock.request-cancelled", lock=self.place.uri, problem=str(error))
+            log.warning("lock.request-cancelled", lock=self.location.uri, problem=str(error))
             self._enqueue(done(self._clock(), Unknown(str(error))))
 
 

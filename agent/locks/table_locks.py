@@ -1,4 +1,4 @@
-"""The locks of one partition's tables: their places, their keepers, and what a keeper's events mean for its table.
+"""The locks of one partition's tables: their locations, their keepers, and what a keeper's events mean for its table.
 
 - `handlers/lease/placement.py` determines where a table's lock is. Unless it is configured, one task per table looks the table
   up, so that a slow store delays no other table. A request for the lock waits for the result.
@@ -35,7 +35,7 @@ from lakewarden.handlers.lease.lock_object import owner_prefix
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import (
     HUDI_PROPERTIES,
-    LockPlace,
+    LockLocation,
     LookAgain,
     LookUp,
     NotAllowed,
@@ -43,11 +43,9 @@ from lakewarden.handlers.lease.placement import (
 )
 from lakewarden.handlers.table.machine import (
     LockConfirmed,
-    LockForbidden,
-    LockGone,
+    LockFailed,
     LockInput,
-    LockPlaced,
-    LockWithheld,
+    LockLocated,
 )
 from lakewarden.handlers.table.state import LockView, TableState
 
@@ -93,31 +91,32 @@ class TableLocks:
         self._last_offset = last_offset
         self._on_failure = on_failure
         self._on_event = on_event
-        self._places: dict[str, LockPlace] = {}
+        self._locations: dict[str, LockLocation] = {}
         self._absent_at: dict[str, float] = {}
         """When a table was found to be no Hudi table, in monotonic seconds."""
         self._searches: dict[str, anyio.CancelScope] = {}
         self._requested: dict[str, str | None] = {}
-        """Tables whose lock is requested and whose place is being looked up, with the owner to adopt."""
+        """Tables whose lock is requested and whose location is being looked up, with the owner to adopt."""
         self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
 
     def new_table(self, uri: str) -> TableState:
-        """The state of a table that is used for the first time, with the place of its lock if that is configured."""
-        place = self._places.get(uri) or self._placement.configured(uri)
-        if not isinstance(place, LockPlace):
+        """The state of a table that is used for the first time, with the location of its lock if that is configured."""
+        location = self._locations.get(uri) or self._placement.configured(uri)
+        if not isinstance(location, LockLocation):
             return TableState(uri, self._settings.table(shared=False))
-        self._places[uri] = place
-        return TableState(uri, self._settings.table(shared=place.shared), lock_place=place.uri)
+        self._locations[uri] = location
+        return TableState(uri, self._settings.table(shared=location.shared), lock_location=location.uri)
 
-    def find_place(self, state: TableState) -> None:
+    def locate(self, state: TableState) -> None:
         """Start to look up where the table's lock is, unless it is known. Call it for each intent, before it is applied."""
         uri = state.uri
-        if uri in self._searches or (uri in self._places and not self._may_have_become_hudi(state)):
+        if uri in self._searches or (uri in self._locations and not self._may_have_become_hudi(state)):
             return
-        state.lock_place = None
+        if state.lock_location is not None:
+            self._step_table(uri, LockLocated(monotonic(), self._last_offset(), None, state.settings))
         scope = self._searches[uri] = anyio.CancelScope()
         self._tasks.start_soon(
-            self._run_within, scope, lambda: self._look_up(state), uri, name=f"lock place of {uri}"
+            self._run_within, scope, lambda: self._look_up(state), uri, name=f"lock location of {uri}"
         )
 
     def _may_have_become_hudi(self, state: TableState) -> bool:
@@ -133,7 +132,7 @@ class TableLocks:
     async def _look_up(self, state: TableState) -> None:
         uri, look_up = state.uri, LookUp()
         settings = self._settings.lease(shared=False)
-        found: LockPlace | NotAllowed | None = self._placement.configured(uri)
+        found: LockLocation | NotAllowed | None = self._placement.configured(uri)
         outcome: ReadOutcome
         while found is None:
             try:
@@ -151,42 +150,41 @@ class TableLocks:
             look_up = judged.look_up
             self._report_look_up(uri, judged)
             await anyio.sleep(judged.seconds)
-        self._on_place(state, found)
+        self._on_located(state, found)
 
     def _report_look_up(self, uri: str, failed: LookAgain) -> None:
         why = (
             f"whether table {uri} is a Hudi table, and so where its lock is, can't be read from {uri}{HUDI_PROPERTIES}: "
             f"{failed.why}; permit the agent to read it, or set lock_places"
         )
-        if failed.lasting:
-            log.error("lock.place-unknown", table=uri, why=why)
-            self._step_table(uri, LockWithheld(monotonic(), self._last_offset(), why))
+        if failed.too_long:
+            log.error("lock.location-unknown", table=uri, why=why)
+            self._step_table(uri, LockFailed(monotonic(), self._last_offset(), "refused-too-long", why))
         elif failed.reported:
-            log.warning("lock.place-unknown", table=uri, why=why)
+            log.warning("lock.location-unknown", table=uri, why=why)
 
-    def _on_place(self, state: TableState, found: LockPlace | NotAllowed) -> None:
-        """Enter the place, then request the lock if it is still needed."""
+    def _on_located(self, state: TableState, found: LockLocation | NotAllowed) -> None:
+        """Enter the location, then request the lock if it is still needed."""
         uri, now, offset = state.uri, monotonic(), self._last_offset()
         del self._searches[uri]
         if isinstance(found, NotAllowed):
             self._requested.pop(uri, None)
-            self._step_table(uri, LockForbidden(now, offset, found.why))
+            self._step_table(uri, LockFailed(now, offset, "unusable", found.why))
             return
-        if self._places.get(uri) != found:
+        if self._locations.get(uri) != found:
             if uri in self._keepers:
                 self._keepers.pop(uri)[1].cancel()  # It is idle: see `_may_have_become_hudi`.
-            self._places[uri] = found
+            self._locations[uri] = found
         self._absent_at.pop(uri, None)
         if not found.shared:
             self._absent_at[uri] = now
-        state.settings = self._settings.table(shared=found.shared)
-        self._step_table(uri, LockPlaced(now, offset, found.uri))
+        self._step_table(uri, LockLocated(now, offset, found.uri, self._settings.table(shared=found.shared)))
         if uri in self._requested:
             self._keeper(uri).acquire(self._requested.pop(uri))
 
     def start_acquire(self, state: TableState, adopt: str | None) -> None:
         """Request the table's lock. `adopt` as in `LockKeeper.acquire`."""
-        self.find_place(state)
+        self.locate(state)
         if state.uri in self._searches:
             self._requested[state.uri] = adopt
         else:
@@ -198,11 +196,11 @@ class TableLocks:
         if uri in self._keepers:
             self._keepers[uri][0].release()
 
-    def observe(self, event: AuditEventUnion) -> None:
+    def hint(self, event: AuditEventUnion) -> None:
         """Pass an agent's audit event to the keepers of the same lock object."""
         for keeper, _ in self._keepers.values():
-            if keeper.place.uri == event.lock:
-                keeper.observe(event)
+            if keeper.location.uri == event.lock:
+                keeper.hint(event)
 
     def leave_to_expire(self, uri: str) -> None:
         """Stop renewing the table's lock without releasing it, because a grant may run under it."""
@@ -211,14 +209,14 @@ class TableLocks:
             self._keepers.pop(uri)[1].cancel()
 
     def forget(self, uri: str) -> bool:
-        """Forget where the table's lock is, and end its keeper. False if the lock is not released, or its place not found yet."""
+        """Forget where the table's lock is, and end its keeper. False if the lock is not released, or not located yet."""
         if uri in self._searches:
             return False
         if uri in self._keepers:
             if not self._keepers[uri][0].idle:
                 return False
             self._keepers.pop(uri)[1].cancel()
-        self._places.pop(uri, None)
+        self._locations.pop(uri, None)
         self._absent_at.pop(uri, None)
         return True
 
@@ -244,12 +242,12 @@ class TableLocks:
 
     def _keeper(self, uri: str) -> LockKeeper:
         if uri not in self._keepers:
-            place = self._places[uri]
+            location = self._locations[uri]
             keeper = LockKeeper(
-                place,
-                self._lease(uri, place),
-                lambda: self._stores.for_lock(place.uri),
-                lambda event, relied_on: self._on_keeper_event(uri, place, event, relied_on=relied_on),
+                location,
+                self._lease(uri, location),
+                lambda: self._stores.for_lock(location.uri),
+                lambda event, relied_on: self._on_keeper_event(uri, location, event, relied_on=relied_on),
                 name=Contender(self._settings.agent_id, uri),
                 watch=self._watch,
             )
@@ -258,42 +256,49 @@ class TableLocks:
             self._tasks.start_soon(self._run_within, scope, keeper.run, uri, name=f"lock of {uri}")
         return self._keepers[uri][0]
 
-    def _lease(self, uri: str, place: LockPlace) -> lease.LeaseSettings:
-        settings = self._settings.lease(shared=place.shared)
+    def _lease(self, uri: str, location: LockLocation) -> lease.LeaseSettings:
+        settings = self._settings.lease(shared=location.shared)
         if self._log is None:
             return settings
         own, *former = (owner_prefix(self._log, term, uri) for term in (self._term, *self.former_terms))
         return replace(settings, owner_prefix=own, fenced=tuple(former))
 
-    def _on_keeper_event(self, uri: str, place: LockPlace, step: KeeperEvent, *, relied_on: bool) -> None:
-        event = wire_events.lock_event(self._settings.agent_id, uri, place.uri, step)
+    def _on_keeper_event(
+        self, uri: str, location: LockLocation, step: KeeperEvent, *, relied_on: bool
+    ) -> None:
+        event = wire_events.lock_event(self._settings.agent_id, uri, location.uri, step)
         self._publisher.put(Outgoing(self._settings.topics.audit, uri.encode(), encode(event)))
-        self._on_event(event, self._settings.lease(shared=place.shared).renew_interval)
-        if self._places.get(uri) is not place or not relied_on:
+        self._on_event(event, self._settings.lease(shared=location.shared).renew_interval)
+        if self._locations.get(uri) is not location or not relied_on:
             return  # The lock is being released: the table does not need it any more, or has changed to another lock.
         now, offset = monotonic(), self._last_offset()
         match step:
             case lease.Confirmed(what=what, lease=held):
-                log.debug("lock.confirmed", table=uri, what=what, valid_until=held.record.valid_until)
+                done = "lock.acquired" if what == "acquired" else "lock.renewed"
+                log.debug(done, table=uri, valid_until=held.record.valid_until)
                 view = LockView(held.record.owner, held.expires_at, held.quiet_until)
                 self._step_table(uri, LockConfirmed(now, offset, view))
             case lease.Released(why=None):
                 log.debug("lock.released", table=uri)
             case lease.Released(why=why, valid_until=valid_until):
-                log.warning("lock.not-released", table=uri, why=why, until=valid_until, lock=place.uri)
-            case lease.LeaseEnded(why=why, holder=holder):
-                log.warning("lock.lost", table=uri, why=why, holder=holder, lock=place.uri)
-                self._step_table(uri, LockGone(now, offset, f"lock {place.uri}: {why}"))
+                log.warning("lock.not-released", table=uri, why=why, until=valid_until, lock=location.uri)
+            case lease.LeaseLost(why=why, holder=holder):
+                log.warning("lock.lost", table=uri, why=why, holder=holder, lock=location.uri)
+                self._step_table(uri, LockFailed(now, offset, "lost", f"lock {location.uri}: {why}"))
             case lease.LockDenied(kind="unusable", why=why):
-                log.error("lock.unusable", table=uri, why=why, lock=place.uri)
-                self._step_table(uri, LockForbidden(now, offset, f"lock {place.uri}: {why}"))
-            case lease.LockDenied(kind="lasting", why=why):
-                log.error("lock.refused", table=uri, why=why, lock=place.uri)
-                self._step_table(uri, LockWithheld(now, offset, f"lock {place.uri}: {why}"))
+                log.error("lock.unusable", table=uri, why=why, lock=location.uri)
+                self._step_table(uri, LockFailed(now, offset, "unusable", f"lock {location.uri}: {why}"))
+            case lease.LockDenied(kind="refused-too-long", why=why):
+                log.error("lock.refused-too-long", table=uri, why=why, lock=location.uri)
+                self._step_table(
+                    uri, LockFailed(now, offset, "refused-too-long", f"lock {location.uri}: {why}")
+                )
             case lease.LockDenied(kind="refused", why=why):
-                log.warning("lock.refused", table=uri, why=why, lock=place.uri)
+                log.warning("lock.refused", table=uri, why=why, lock=location.uri)
             case lease.LockDenied(why=why, holder=holder, held_until=held_until):
-                log.info("lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=place.uri)
+                log.info(
+                    "lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=location.uri
+                )
 
     async def _run_within(
         self, scope: anyio.CancelScope, task: Callable[[], Awaitable[None]], uri: str

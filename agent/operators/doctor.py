@@ -219,8 +219,8 @@ async def _check_lock(settings: Settings, table: str) -> tuple[str | None, Findi
         found = await locate(settings, table, None, hudi=False)
     except (AgentError, ValueError) as error:
         return None, failed("lock", table, str(error))
-    shared = ", shared with Hudi's writers" if found.place.shared else ""
-    return found.place.uri, Finding("lock", "ok", table, f"{found.place.uri}{shared}")
+    shared = ", shared with Hudi's writers" if found.location.shared else ""
+    return found.location.uri, Finding("lock", "ok", table, f"{found.location.uri}{shared}")
 
 
 def _lock_uris(settings: Settings, places: Sequence[str]) -> list[str]:

@@ -111,7 +111,7 @@ class PeerListener:
             skip_undecodable(record, event, self._undecodable)
             return
         for owner in self._owners.values():
-            owner.locks.observe(event)
+            owner.locks.hint(event)
 
     def _on_decision(self, record: ConsumerRecord) -> None:
         owner, value = self._owners.get(record.partition), record.value or b""

@@ -30,8 +30,8 @@ from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.stores import ConditionalStore, LocalStore
 from lakewarden.handlers.lease.conditional import Found, IfAbsent, IfMatch, Lost, Won
 from lakewarden.handlers.lease.lock_object import render
-from lakewarden.handlers.lease.machine import Confirmed, Lease, LeaseEnded, LeaseSettings, LockDenied
-from lakewarden.handlers.lease.placement import LockPlace
+from lakewarden.handlers.lease.machine import Confirmed, Lease, LeaseLost, LeaseSettings, LockDenied
+from lakewarden.handlers.lease.placement import LockLocation
 
 LEASE = LeaseSettings(validity=6.0, renew_interval=0.5, drift=0.2, margin=1.5, poll_seconds=1.0)
 REQUEST_TIMEOUT_SECONDS = 1.0
@@ -49,7 +49,7 @@ class Client:
         self._name, self._act, self._store = name, act, store
         self._table = folder / "table.json"
         self._lock_uri = (folder / "lock.json").as_uri()
-        place = LockPlace(self._lock_uri, shared=False)
+        place = LockLocation(self._lock_uri, shared=False)
         self._keeper = LockKeeper(place, LEASE, self._open, self._on_lock_event)
         self._lease: Lease | None = None
         self._acquired, self._ended, self._waiting = anyio.Event(), anyio.Event(), False
@@ -95,7 +95,7 @@ class Client:
             case LockDenied() if self._lease is None and not self._waiting:
                 self._waiting = True
                 self._report("denied", "finds the lock held; waits until its lease has expired")
-            case LeaseEnded(why=why):
+            case LeaseLost(why=why):
                 self._end_reason = why
                 self._ended.set()
             case _:

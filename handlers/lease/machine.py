@@ -14,8 +14,8 @@ Possible next states (`any`: all five). A response without an outstanding reques
     acquire               Reading, Waiting  Reading       Writing  Held              Waiting, Reading
     release               Idle              Reading       Writing  Writing, Waiting  Idle, Writing, Waiting
     timer                 Idle              Reading       Writing  Held, Writing     Waiting, Reading
-    release observed      Idle              Reading       Writing  Held              Waiting, Reading
-    acquisition observed  Idle              Reading       Writing  Held              Waiting
+    release hint          Idle              Reading       Writing  Held              Waiting, Reading
+    acquisition hint      Idle              Reading       Writing  Held              Waiting
     read done             illegal           any but Held  illegal  illegal           illegal
     write done            illegal           illegal       any      illegal           illegal
 
@@ -60,7 +60,7 @@ Refusals
     releases                             retries it, at most `release_tries` times
 
 - The refusal *lasts* if at least `min_refusals` requests were refused over `refusal_seconds`, no lease is left, and no request
-  in between confirmed the lease or found another holder. It is reported as `lasting`, and a new series begins.
+  in between confirmed the lease or found another holder. It is reported as `refused-too-long`, and a new series begins.
 - *Unusable* is what no retry can change: an object that is no lock record, a store that ignores conditions. It ends a lease at
   once. The object is never overwritten. The automaton reads it again after `unusable_seconds`, as an operator may have fixed it.
 
@@ -76,8 +76,8 @@ Queue
 - An `Acquire` while other contenders wait joins the end of the queue.
 - Hints come from the network, so what they delay is bounded. No hint delays the next read beyond the time that was due without
   hints plus `poll_seconds`. The wait behind the queue is at most `poll_seconds`, however many contenders it has.
-- If a release is observed while a read is outstanding, that read may have found the object as it was before. If it finds the lock
-  held, the object is read again when our turn in the queue comes.
+- If a release is hinted at while a read is outstanding, that read may have found the object as it was before. If it finds the
+  lock held, the object is read again when our turn in the queue comes.
 
 Release
 - A release writes `expired` and keeps `validUntil`. It is retried while its outcome is not known, at most `release_tries` times.
@@ -120,7 +120,7 @@ from lakewarden.handlers.lease.conditional import (
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.types import (
     Acquire,
-    AcquisitionObserved,
+    AcquisitionHint,
     Confirmed,
     Cost,
     Effect,
@@ -130,18 +130,18 @@ from lakewarden.handlers.lease.types import (
     Idle,
     Input,
     Lease,
-    LeaseEnded,
+    LeaseLost,
     LeaseSettings,
     LockDenied,
     Moment,
-    ObservedVersion,
     Put,
     ReadDone,
     Reading,
     Refusal,
     Release,
     Released,
-    ReleaseObserved,
+    ReleaseHint,
+    SeenVersion,
     State,
     Step,
     Timer,
@@ -153,7 +153,7 @@ from lakewarden.handlers.lease.types import (
 
 __all__ = [
     "Acquire",
-    "AcquisitionObserved",
+    "AcquisitionHint",
     "Confirmed",
     "Cost",
     "Effect",
@@ -164,18 +164,18 @@ __all__ = [
     "IllegalInputError",
     "Input",
     "Lease",
-    "LeaseEnded",
+    "LeaseLost",
     "LeaseSettings",
     "LockDenied",
     "Moment",
-    "ObservedVersion",
     "Put",
     "ReadDone",
     "Reading",
     "Refusal",
     "Release",
-    "ReleaseObserved",
+    "ReleaseHint",
     "Released",
+    "SeenVersion",
     "State",
     "Timer",
     "Waiting",
@@ -253,10 +253,10 @@ def _transition(state: State, input_: Input, settings: LeaseSettings) -> Step:
             return _on_release(state, at)
         case Timer():
             return _on_timer(state, at, settings)
-        case ReleaseObserved(ahead=ahead):
-            return _on_release_observed(state, at, settings, ahead)
-        case AcquisitionObserved(valid_until=valid_until):
-            return _on_acquisition_observed(state, at, settings, valid_until)
+        case ReleaseHint(ahead=ahead):
+            return _on_release_hint(state, at, settings, ahead)
+        case AcquisitionHint(valid_until=valid_until):
+            return _on_acquisition_hint(state, at, settings, valid_until)
         case ReadDone(outcome=outcome):
             if not isinstance(state, Reading):
                 raise IllegalInputError(state, input_)
@@ -349,7 +349,7 @@ def _on_timer(state: State, at: Moment, settings: LeaseSettings) -> Step:
             return state, ()
 
 
-def _on_release_observed(state: State, at: Moment, settings: LeaseSettings, ahead: int) -> Step:
+def _on_release_hint(state: State, at: Moment, settings: LeaseSettings, ahead: int) -> Step:
     match state:
         case Reading(work=work):
             return Reading(replace(work, ahead_at_release=ahead)), ()
@@ -363,7 +363,7 @@ def _on_release_observed(state: State, at: Moment, settings: LeaseSettings, ahea
             return state, ()
 
 
-def _on_acquisition_observed(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
+def _on_acquisition_hint(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
     match state:
         case Reading(work=work):
             return Reading(replace(work, ahead_at_release=None)), ()
@@ -439,7 +439,7 @@ def _found_while_needed(
     if ours or record.expired:
         return _write_hold(work, at, settings, IfMatch(version), record)
     if work.observed is None or work.observed.version != version:
-        work = replace(work, observed=ObservedVersion(version, at.now))
+        work = replace(work, observed=SeenVersion(version, at.now))
     respect_for = _seconds_to_respect(work, at, settings, record)
     if respect_for < 0:
         return _write_hold(work, at, settings, IfMatch(version), record)
@@ -579,7 +579,9 @@ def _on_refused(work: Work, at: Moment, settings: LeaseSettings, refused: Refuse
     if work.acquiring and refusal.lasts(at.now, settings):
         seconds = at.now - refusal.since
         why = f"the store has refused {refusal.requests} requests in {seconds:.0f} s: {refused.why}"
-        return _retry(replace(work, refusal=None), at, settings), (LockDenied(why, "lasting", work.cost),)
+        return _retry(replace(work, refusal=None), at, settings), (
+            LockDenied(why, "refused-too-long", work.cost),
+        )
     reports: tuple[Effect, ...] = ()
     if (refusal.requests - 1) % settings.failures_per_report == 0:
         what = "not acquired yet" if work.lease is None else "not renewed yet"
@@ -665,5 +667,5 @@ def _idle(work: Work) -> Idle:
     return Idle(work.own_id, _kept_former(work), work.in_doubt)
 
 
-def _lease_ended(lease: Lease, cost: Cost, why: str, holder: str | None = None) -> LeaseEnded:
-    return LeaseEnded(lease.record.owner, lease.record.valid_until, cost, why, holder)
+def _lease_ended(lease: Lease, cost: Cost, why: str, holder: str | None = None) -> LeaseLost:
+    return LeaseLost(lease.record.owner, lease.record.valid_until, cost, why, holder)

@@ -2,6 +2,18 @@
 
 Two rules that `placement.py` has, too, are here: how long to wait after a failure, and when a refusal lasts.
 
+Each step of a lock has one word, from here to what users see:
+
+| word | effect | audit event | log line | input of the table | abort |
+| --- | --- | --- | --- | --- | --- |
+| acquired, renewed | `Confirmed` | `lock-acquired`, `lock-renewed` | `lock.acquired`, `lock.renewed` | `LockConfirmed` | – |
+| released | `Released` | `lock-released` | `lock.released`; not confirmed: `lock.not-released` | – | – |
+| lost | `LeaseLost` | `lock-lost` | `lock.lost` | `LockFailed` | `lease-lost` of a granted one |
+| waiting | `LockDenied` | `lock-refused`, `waiting` | `lock.waiting` | – | – |
+| refused | `LockDenied` | `lock-refused` | `lock.refused` | – | – |
+| refused-too-long | `LockDenied` | `lock-refused` | `lock.refused-too-long` | `LockFailed` | `lock-refused` |
+| unusable | `LockDenied` | `lock-refused` | `lock.unusable` | `LockFailed` | `lease-lost`, `not-allowed` |
+
 Time and randomness are part of the inputs (`Moment`). A request is outstanding in exactly the states `Reading` and `Writing`.
 """
 
@@ -30,7 +42,7 @@ class LeaseSettings:
     refusal_seconds: float = 120.0
     """How long the store may refuse the lock before the machine reports that the refusal lasts."""
     min_refusals: int = 3
-    """Refused requests that a lasting refusal has at least."""
+    """Refused requests that a refusal has at least to be reported as `refused-too-long`."""
     unusable_seconds: float = 30.0
     """The wait before an unusable lock is read again. Only an operator can make it usable."""
     release_tries: int = 5
@@ -113,7 +125,7 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseObserved:
+class ReleaseHint:
     """Another agent published that it released the lock. A hint: only the lock object decides."""
 
     at: Moment
@@ -122,14 +134,14 @@ class ReleaseObserved:
 
 
 @dataclass(frozen=True, slots=True)
-class AcquisitionObserved:
+class AcquisitionHint:
     """Another agent published that it holds the lock until `valid_until` (epoch milliseconds). A hint, too."""
 
     at: Moment
     valid_until: int
 
 
-Input: TypeAlias = Acquire | Release | ReadDone | WriteDone | Timer | ReleaseObserved | AcquisitionObserved
+Input: TypeAlias = Acquire | Release | ReadDone | WriteDone | Timer | ReleaseHint | AcquisitionHint
 
 
 # -- effects -----------------------------------------------------------------------------------------------------------
@@ -176,7 +188,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEnded:
+class LeaseLost:
     """The lease is lost, or was not confirmed in time. The caller must stop relying on it now."""
 
     owner: str
@@ -188,24 +200,24 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class LockDenied:
-    """The lock can't be acquired or renewed now.
+    """The lock can't be acquired or renewed now, and `kind` says why.
 
     | kind | meaning |
     | --- | --- |
     | waiting | another owner holds it, or the store doesn't answer |
     | refused | the store refuses, and the automaton retries; a lease that the caller relies on stays in force |
-    | lasting | the store has refused for `refusal_seconds`, and there is no lease |
+    | refused-too-long | the store has refused for `refusal_seconds`, and there is no lease |
     | unusable | the object is no lock record, or the store ignores conditions: only an operator can change that |
     """
 
     why: str
-    kind: Literal["waiting", "refused", "lasting", "unusable"]
+    kind: Literal["waiting", "refused", "refused-too-long", "unusable"]
     cost: Cost
     holder: str | None = None
     held_until: int | None = None
 
 
-Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseEnded | LockDenied
+Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseLost | LockDenied
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -241,7 +253,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedVersion:
+class SeenVersion:
     """A version of another owner's lock, and since when (monotonic seconds) every read found it."""
 
     version: str
@@ -264,7 +276,7 @@ class Refusal:
         return cls(now, 1, why) if before is None else cls(before.since, before.requests + 1, why)
 
     def lasts(self, now: float, settings: LeaseSettings) -> bool:
-        """Whether it is long enough to be reported as lasting, and not as something that is corrected elsewhere."""
+        """Whether it is long enough to be reported as `refused-too-long`, and not as something that is corrected elsewhere."""
         return self.requests >= settings.min_refusals and now - self.since >= settings.refusal_seconds
 
 
@@ -293,8 +305,8 @@ class Work:
     ahead: int = 0
     """The number of contenders ahead, if the lock must be released first and then acquired again."""
     ahead_at_release: int | None = None
-    """Set if a `ReleaseObserved` arrived while a read was outstanding: the number of contenders ahead at that time."""
-    observed: ObservedVersion | None = None
+    """Set if a `ReleaseHint` arrived while a read was outstanding: the number of contenders ahead at that time."""
+    observed: SeenVersion | None = None
     own_id: str | None = None
     """The owner id of our last write. A record with it is ours."""
     former: FormerOwner | None = None

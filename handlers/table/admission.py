@@ -113,29 +113,29 @@ def judge_unanswered_intents(context: StepContext) -> None:
         count += 1
 
 
-def on_lock_placed(context: StepContext, place: str) -> None:
+def on_lock_located(context: StepContext, location: str | None) -> None:
     """Enter where the table's lock is, and refuse the open transactions that name another one. A granted one is left alone."""
     state = context.state
-    state.lock_place = place
+    state.lock_location = location
     for transaction in state.stoppable():
         if _names_another_lock(state, transaction):
             _refuse_lock(context, transaction)
 
 
 def _names_another_lock(state: TableState, transaction: Transaction) -> bool:
-    named, place = transaction.lock, state.lock_place
-    if named is None or place is None or named == place:
+    named, location = transaction.lock, state.lock_location
+    if named is None or location is None or named == location:
         return False
     try:
-        return canonical_location(named) != place
+        return canonical_location(named) != location
     except ValueError:
         return True
 
 
 def _refuse_lock(context: StepContext, transaction: Transaction) -> None:
-    place = context.state.lock_place
+    location = context.state.lock_location
     detail = (
-        f"its intent names the lock {transaction.lock}, and the lock of this table is {place}; name that one or none; "
+        f"its intent names the lock {transaction.lock}, and the lock of this table is {location}; name that one or none; "
         "an operator can change it with the agent's setting lock_places"
     )
     context.effects.append(Warn("lock.another-named", transaction.id, transaction.writer, detail))

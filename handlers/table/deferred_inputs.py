@@ -1,12 +1,12 @@
 """What happens to the locks of a paused owner, until it resumes (`handlers/group/ownership.py`).
 
-The inputs are kept in their order. One that follows an input of the same type of the same table replaces it: of several
+The inputs are kept in their order. One that follows an input of the same kind of the same table replaces it: of several
 renewals in a row, the last one has the lease in force.
 """
 
 from __future__ import annotations
 
-from lakewarden.handlers.table.machine import LockInput
+from lakewarden.handlers.table.machine import LockFailed, LockInput
 
 
 class DeferredInputs:
@@ -21,7 +21,7 @@ class DeferredInputs:
     def add(self, uri: str, input_: LockInput) -> None:
         """Keep an input of a table."""
         of_table = [number for number, (other, _) in enumerate(self._inputs) if other == uri]
-        if of_table and isinstance(self._inputs[of_table[-1]][1], type(input_)):
+        if of_table and _kind(self._inputs[of_table[-1]][1]) == _kind(input_):
             del self._inputs[of_table[-1]]
         self._inputs.append((uri, input_))
 
@@ -29,3 +29,7 @@ class DeferredInputs:
         """Return the inputs in their order, and forget them."""
         inputs, self._inputs = self._inputs, []
         return inputs
+
+
+def _kind(input_: LockInput) -> str:
+    return input_.failure if isinstance(input_, LockFailed) else type(input_).__name__

@@ -30,10 +30,10 @@ Lock
    observed transactions: their writers have locks of their own, and would wait for it.
 10. If the lock is lost, the granted transaction gets `abort(lease-lost)`. Its writer may already be publishing, so nothing else
     is granted before the grant's own end, even if the agent acquires the lock again sooner.
-11. If the lock is forbidden (the object is no lock, or the store ignores conditions), the agent also aborts all other open
+11. If the lock is unusable (the object is no lock, or the store ignores conditions), the agent also aborts all other open
     transactions (`not-allowed`). Their compute would be in vain.
 12. If the store refuses the lock (a session expired, a permission is missing), open transactions wait. They are aborted
-    (`lock-refused`, retriable) when the refusal lasts (`lease/machine.py`). A granted one is not: its own lease ends.
+    (`lock-refused`, retriable) when it is refused for too long (`lease/machine.py`). A granted one is not: its own lease ends.
 13. An adopted lock has another owner. The agent publishes `grant-renewed` for the running grant, with the same `seq` and the
     rest of the lease. So the log names the new owner, and the next agent can adopt the lock again.
 """
@@ -41,6 +41,7 @@ Lock
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, TypeAlias
 
 from lakewarden.events import CommitGranted
 from lakewarden.handlers.table.conflicts import rule_for, waits_for_turn
@@ -52,6 +53,8 @@ from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import OPEN, Phase, Touch, Transaction
 
+LockFailure: TypeAlias = Literal["lost", "unusable", "refused-too-long"]
+"""Why the agent doesn't have the lock, in the words of `handlers/lease/types.py`."""
 MIN_LEASE_SHARE = 0.5
 """The smallest share of the configured grant lease for which a grant is decided."""
 
@@ -115,24 +118,19 @@ def publish_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
     judge_landing(context, running)
 
 
-def on_lock_gone(context: StepContext, detail: str) -> None:
-    """Abort the granted transaction, because the lock that covers its grant is lost."""
-    context.state.lock, context.state.lock_used = None, False
-    running = context.state.running()
-    if running is not None and running.grant is not None and not running.grant.revoked:
-        context.abort(running, "lease-lost", detail=detail)
-
-
-def on_lock_forbidden(context: StepContext, detail: str) -> None:
-    """Abort all others: no transaction can be granted until an operator changes something."""
-    for transaction in context.state.stoppable():
-        context.abort(transaction, "not-allowed", retriable=False, detail=detail)
-
-
-def on_lock_withheld(context: StepContext, detail: str) -> None:
-    """Abort the transactions that have waited too long for a lock that the store refuses."""
-    for transaction in context.state.stoppable():
-        context.abort(transaction, "lock-refused", detail=detail)
+def on_lock_failed(context: StepContext, failure: LockFailure, detail: str) -> None:
+    """Abort what can't be granted without the lock (rules 10 to 12)."""
+    state = context.state
+    if failure != "refused-too-long":
+        state.lock, state.lock_used = None, False
+        running = state.running()
+        if running is not None and running.grant is not None and not running.grant.revoked:
+            context.abort(running, "lease-lost", detail=detail)
+    for transaction in state.stoppable() if failure != "lost" else ():
+        if failure == "unusable":
+            context.abort(transaction, "not-allowed", retriable=False, detail=detail)
+        else:
+            context.abort(transaction, "lock-refused", detail=detail)
 
 
 def on_lock_confirmed(context: StepContext, lock: LockView) -> None:

@@ -64,7 +64,7 @@ from lakewarden.handlers.table.admission import (
     admit_ready,
     judge_intent,
     judge_unanswered_intents,
-    on_lock_placed,
+    on_lock_located,
 )
 from lakewarden.handlers.table.conflicts import conflicting
 from lakewarden.handlers.table.detection import (
@@ -77,12 +77,11 @@ from lakewarden.handlers.table.detection import (
 from lakewarden.handlers.table.effects import Effect, Warn
 from lakewarden.handlers.table.facts import ID_USED, apply_decision, apply_event, is_expected, why_ignored
 from lakewarden.handlers.table.grants import (
+    LockFailure,
     extend_grant,
     grant_next,
     on_lock_confirmed,
-    on_lock_forbidden,
-    on_lock_gone,
-    on_lock_withheld,
+    on_lock_failed,
     publish_lapse,
     request_or_release_lock,
 )
@@ -91,7 +90,7 @@ from lakewarden.handlers.table.ledger import Kind, LedgerEntries, batch_of, loss
 from lakewarden.handlers.table.liveness import CaughtUp, abort_overdue, abort_silent_writers
 from lakewarden.handlers.table.memory import abort_over_budget
 from lakewarden.handlers.table.operators import abort_as_requested
-from lakewarden.handlers.table.state import MAX_CLOSED, LockView, TableState, UnknownRequest
+from lakewarden.handlers.table.state import MAX_CLOSED, LockView, TableSettings, TableState, UnknownRequest
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
 
@@ -118,13 +117,15 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class LockPlaced:
+class LockLocated:
     """The agent has found out where the table's lock object is."""
 
     now: float
     offset: int
-    place: str
-    """Its URI."""
+    location: str | None
+    """Its URI. None: it is looked up again."""
+    settings: TableSettings
+    """The settings of a table whose lock is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,29 +138,12 @@ class LockConfirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class LockGone:
-    """The agent no longer holds the table's lock."""
+class LockFailed:
+    """The agent doesn't have the table's lock (`LockFailure` in `grants.py`)."""
 
     now: float
     offset: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class LockForbidden:
-    """The agent can't acquire the lock until an operator changes something: the object is no lock record, for example."""
-
-    now: float
-    offset: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class LockWithheld:
-    """The store has refused the lock for so long that the open transactions must not wait for it any more."""
-
-    now: float
-    offset: int
+    failure: LockFailure
     detail: str
 
 
@@ -187,7 +171,7 @@ class Replayed:
     """The agent's memory budget, in bytes."""
 
 
-LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden | LockWithheld | LockPlaced
+LockInput: TypeAlias = LockConfirmed | LockFailed | LockLocated
 """The inputs that concern the table's lock."""
 Input: TypeAlias = EventRead | Tick | LockInput | OverBudget | Replayed
 
@@ -211,15 +195,11 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
             check_invariants(state)
         case LockConfirmed(lock=lock):
             on_lock_confirmed(context, lock)
-        case LockGone(detail=detail):
-            on_lock_gone(context, detail)
-        case LockForbidden(detail=detail):
-            on_lock_gone(context, detail)
-            on_lock_forbidden(context, detail)
-        case LockPlaced(place=place):
-            on_lock_placed(context, place)
-        case LockWithheld(detail=detail):
-            on_lock_withheld(context, detail)
+        case LockFailed(failure=failure, detail=detail):
+            on_lock_failed(context, failure, detail)
+        case LockLocated(location=location, settings=settings):
+            state.settings = settings
+            on_lock_located(context, location)
         case OverBudget(transaction=transaction, limit=limit):
             abort_over_budget(context, transaction, limit)
         case Replayed(incomplete=missing, memory_limit=limit):

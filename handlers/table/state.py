@@ -111,7 +111,7 @@ class TableState:
     """By instant, the transaction of the gate that announced it, for the last `MAX_CLOSED` instants."""
     moment: int = 0
     """Number of facts applied so far: the logical clock of `Transaction.began` and `ended`."""
-    lock_place: str | None = None
+    lock_location: str | None = None
     """URI of the table's lock object. None: the agent has not found it out yet (`lease/placement.py`)."""
     lock: LockView | None = None
     lock_requested: bool = False

@@ -30,7 +30,7 @@ from lakewarden.events.access import stop_client
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 from lakewarden.handlers.lease.lock_queue import Contender
-from lakewarden.handlers.lease.placement import LockPlace
+from lakewarden.handlers.lease.placement import LockLocation
 from tests.bench.writer_events import TABLES
 from tests.servers.s3 import S3Server
 
@@ -82,7 +82,7 @@ class Party:
         self._publish = publish
         self._events: list[tuple[float, KeeperEvent]] = []
         self._more = anyio.Event()
-        place = LockPlace(uri, shared=False)
+        place = LockLocation(uri, shared=False)
         self.keeper = LockKeeper(
             place, settings, self._opened, self._record, name=Contender(name, f"{TABLES}/locked")
         )
@@ -110,7 +110,7 @@ class Party:
     def observe(self, event: AuditEventUnion) -> None:
         """Pass an audit event to the keeper."""
         if event.lock == self.uri:
-            self.keeper.observe(event)
+            self.keeper.hint(event)
 
     async def _opened(self) -> Any:
         return self.store

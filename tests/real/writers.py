@@ -110,7 +110,7 @@ class World:
 
     def lock_object(self, table: str | None = None) -> Path:
         """The file of the table's lock object."""
-        place = self.settings().placement().place(table or self.table, hudi=False)
+        place = self.settings().placement().location(table or self.table, hudi=False)
         return Path(getattr(place, "uri", "").removeprefix("file://"))
 
     def values(self, **more: Any) -> dict[str, Any]:

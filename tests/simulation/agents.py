@@ -29,7 +29,7 @@ from lakewarden.agent.wire_events import lock_event
 from lakewarden.events import AuditEventUnion, LockAcquired, LockRefused, LockReleased
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.lock_queue import Contender
-from lakewarden.handlers.lease.placement import LockPlace
+from lakewarden.handlers.lease.placement import LockLocation
 from tests.simulation.clocks import EPOCH_MS
 from tests.simulation.environment import Environment
 from tests.simulation.node import Node
@@ -163,7 +163,7 @@ class Agent:
                 if user.uri == event.lock:
                     if isinstance(event, LockReleased):
                         self._environment.oracles.on_release_observed(self.node, user.uri)
-                    user.keeper.observe(event)
+                    user.keeper.hint(event)
 
         return lambda: self.node.deliver(observe)
 
@@ -193,7 +193,7 @@ class Agent:
                     user = LockUser(uri, self._environment, self._log, usage)
                     user.prefix = f"{self.node.name}/{short_name(uri)}/"
                     user.keeper = LockKeeper(
-                        LockPlace(uri, shared=False),
+                        LockLocation(uri, shared=False),
                         self._settings if self._old else replace(self._settings, owner_prefix=user.prefix),
                         opened,
                         user.on_keeper_event,
@@ -234,7 +234,7 @@ class LockUser:
         match event:
             case lease.Confirmed(lease=held):
                 self.owner = held.record.owner if relied_on else None
-            case lease.Released() | lease.LeaseEnded():
+            case lease.Released() | lease.LeaseLost():
                 self.owner = None
             case lease.LockDenied():
                 pass
@@ -324,7 +324,7 @@ def _describe(uri: str, event: KeeperEvent, *, relied_on: bool) -> str:
             return f"{how} {name} as {held.record.owner} until {held.expires_at:.3f}{quiet}{unused}"
         case lease.Released(owner=owner, why=why):
             return f"released {name} as {owner}{f': {why}' if why else ''}"
-        case lease.LeaseEnded(owner=owner, why=why, holder=holder):
+        case lease.LeaseLost(owner=owner, why=why, holder=holder):
             return f"lost {name} as {owner} to {holder}: {why}"
         case lease.LockDenied(why=why, holder=holder, held_until=held_until):
             return f"denied {name} by {holder} until {held_until}: {why}"

@@ -294,7 +294,7 @@ def _refusal_is_final() -> list[Patch]:
 @BUGS.plant("hints delay without bound", "bounded silence")
 def _hints_delay_without_bound() -> list[Patch]:
     """A hint delays the next read by `poll_seconds` at most."""
-    observed = lease._on_acquisition_observed
+    observed = lease._on_acquisition_hint
 
     def delayed(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
         after, effects = observed(state, at, settings, valid_until)
@@ -302,7 +302,7 @@ def _hints_delay_without_bound() -> list[Patch]:
             after = replace(after, work=replace(after.work, read_by=math.inf))
         return after, effects
 
-    return [(lease, "_on_acquisition_observed", delayed)]
+    return [(lease, "_on_acquisition_hint", delayed)]
 
 
 @BUGS.plant("queue delays without bound", "bounded silence")

@@ -38,7 +38,7 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.agent.metrics.partition_observer import PartitionObserver
+from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.memory_budget import MemoryBudget
@@ -114,7 +114,7 @@ class PartitionOwner:
         self._takeovers = self._records.takeovers
         memory = memory or MemoryBudget(settings.memory_bytes)
         parts = self._progress, settings, self._records, self._seen
-        observer = PartitionObserver(metrics or AgentMetrics())
+        observer = PartitionMetrics(metrics or AgentMetrics())
         self._tables = Tables(
             *parts,
             memory,
@@ -349,7 +349,7 @@ class PartitionOwner:
             self._replay.apply_event(state, event, record.offset)
             return
         if isinstance(event, CommitIntent):
-            self.locks.find_place(state)
+            self.locks.locate(state)
         self._tables.step(event.table, EventRead(event, record.offset, monotonic(), read_at))
 
     def _decisions_end(self) -> Position:

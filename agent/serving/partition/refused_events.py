@@ -18,7 +18,7 @@ import structlog
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.metrics.partition_observer import PartitionObserver
+from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.serving.partition.own_records import MAX_REASON, OwnRecords
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.events import Undecodable
@@ -35,7 +35,7 @@ MAX_REFUSED = 10_000
 class RefusedEvents:
     """Answers the refused events of one partition."""
 
-    def __init__(self, tables: Tables, records: OwnRecords, observer: PartitionObserver) -> None:
+    def __init__(self, tables: Tables, records: OwnRecords, observer: PartitionMetrics) -> None:
         self._tables = tables
         self._records = records
         self._observer = observer

@@ -142,7 +142,7 @@ class Replay:
             self._without_footprint.clear()
             for uri, state in list(tables.states.items()):
                 if state.open() and uri not in tables.stopped:
-                    tables.locks.find_place(state)
+                    tables.locks.locate(state)
                 offset = self._progress.position - 1
                 tables.step(uri, Replayed(monotonic(), offset, missing, tables.memory.limit))
         tables.memory.enforce()

@@ -25,7 +25,7 @@ import anyio.lowlevel
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
-from lakewarden.agent.metrics.partition_observer import PartitionObserver
+from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.log_lines import log_effect
@@ -77,7 +77,7 @@ class Tables:
         tasks: anyio.abc.TaskGroup,
         watch: SleepWatch | None,
         *,
-        observer: PartitionObserver,
+        observer: PartitionMetrics,
         partitions: int,
         cluster: str | None,
     ) -> None:

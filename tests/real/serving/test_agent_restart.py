@@ -101,7 +101,7 @@ async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
         running, idle, after = (scene.writer(f"w{n}", tables[place]) for n, place in enumerate((0, 1, 0)))
         excluded = scene.writer("excluded", tables[2])
         foreign = LockRecord(expired=False, valid_until=_in_ms(3600.0), owner=str(uuid.uuid4()))
-        place = scene.settings().placement().place(tables[2], hudi=False)
+        place = scene.settings().placement().location(tables[2], hudi=False)
         where = {"Bucket": bucket, "Key": getattr(place, "uri", "").removeprefix(f"s3://{bucket}/")}
         client = s3_credentials.new_client()
         client.put_object(**where, Body=render(foreign))

@@ -35,7 +35,7 @@ from lakewarden.handlers.group.ownership import TakeOvers
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Refused
 from lakewarden.handlers.lease.machine import LeaseSettings, LockDenied, Moment, Work
-from lakewarden.handlers.lease.placement import LockPlace
+from lakewarden.handlers.lease.placement import LockLocation
 from lakewarden.handlers.lease.types import Step
 from lakewarden.handlers.table import admission, detection, facts, grants, liveness, memory
 from lakewarden.handlers.table import machine as table
@@ -335,7 +335,7 @@ def _a_refusal_is_final() -> list[Patch]:
     """A refusal of the store is a doubt until it lasts."""
 
     def final(work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
-        return lease._retry(work, at, settings), (LockDenied(refused.why, "lasting", work.cost),)
+        return lease._retry(work, at, settings), (LockDenied(refused.why, "refused-too-long", work.cost),)
 
     return [(lease, "_on_refused", final)]
 
@@ -507,7 +507,7 @@ def _the_named_lock_obeyed() -> list[Patch]:
     def obeying(self: Tables, uri: str, step_input: Input) -> None:
         event = step_input.event if isinstance(step_input, EventRead) else None
         if isinstance(event, CommitIntent) and event.lock is not None:
-            self.locks._places[uri] = LockPlace(event.lock, shared=False)
+            self.locks._locations[uri] = LockLocation(event.lock, shared=False)
         step_table(self, uri, step_input)
 
     return [(Tables, "step", obeying)]
@@ -524,7 +524,7 @@ def _any_owner_fenced() -> list[Patch]:
     """Only a former owner's lock is taken over at once, and its owner id shows the term."""
     of_table = TableLocks._lease
 
-    def greedy(self: TableLocks, uri: str, place: LockPlace) -> LeaseSettings:
+    def greedy(self: TableLocks, uri: str, place: LockLocation) -> LeaseSettings:
         return replace(of_table(self, uri, place), fenced=("",))
 
     return [(TableLocks, "_lease", greedy)]

@@ -24,7 +24,7 @@ from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, Unknown, Won, WriteOutcome
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.lock_queue import Contender
-from lakewarden.handlers.lease.placement import LockPlace
+from lakewarden.handlers.lease.placement import LockLocation
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +110,7 @@ def _keeper(
         relied.append(relied_on)
         changed[0].set()
 
-    place = LockPlace(f"memory://locks/{name}.json", shared=False)
+    place = LockLocation(f"memory://locks/{name}.json", shared=False)
     scope = anyio.CancelScope()
     lock = LockKeeper(place, settings, opened, record, clock=clock, watch=watch)
 
@@ -155,7 +155,7 @@ async def test_a_hanging_store_does_not_delay_the_end_of_the_lease() -> None:
         keeper.lock.acquire(None)
         _, confirmed = await keeper.wait_for(lease.Confirmed)
         faults.hangs = True
-        at, ended = await keeper.wait_for(lease.LeaseEnded)
+        at, ended = await keeper.wait_for(lease.LeaseLost)
 
     assert at >= confirmed.lease.expires_at - LEASE.margin
     assert at < confirmed.lease.expires_at
@@ -169,7 +169,7 @@ async def test_a_store_that_answers_again_is_used_again() -> None:
         keeper.lock.acquire(None)
         await keeper.wait_for(lease.Confirmed)
         faults.hangs = True
-        await keeper.wait_for(lease.LeaseEnded)
+        await keeper.wait_for(lease.LeaseLost)
         faults.hangs = False
         _, again = await keeper.wait_for(lease.Confirmed, 2)
 
@@ -250,7 +250,7 @@ async def test_a_keeper_notices_a_suspension_of_the_machine_soon_after_its_end(s
             keeper.lock.acquire(None)
             await keeper.wait_for(lease.Confirmed)
             suspended.suspended, woke = 3_600.0, anyio.current_time()
-            at, _ = await keeper.wait_for(lease.LeaseEnded)
+            at, _ = await keeper.wait_for(lease.LeaseLost)
         tasks.cancel_scope.cancel()
 
     assert at - woke <= SLEEP_CHECK_SECONDS
@@ -316,7 +316,7 @@ async def test_the_end_of_a_lease_names_the_new_holder() -> None:
         objects["memory://locks/t.json"] = render(
             LockRecord(expired=False, valid_until=WALL_MS + 10**9, owner="x")
         )
-        _, ended = await keeper.wait_for(lease.LeaseEnded)
+        _, ended = await keeper.wait_for(lease.LeaseLost)
 
     assert ended.holder == "x"
 
@@ -463,14 +463,14 @@ class AuditTopic:
         self.keepers: list[LockKeeper] = []
         self._tasks = tasks
 
-    def publish(self, agent: str, place: LockPlace, step: KeeperEvent) -> None:
+    def publish(self, agent: str, place: LockLocation, step: KeeperEvent) -> None:
         event = wire_events.lock_event(agent, TABLE, place.uri, step)
         self._tasks.start_soon(self._deliver, event)
 
     async def _deliver(self, event: AuditEventUnion) -> None:
         await anyio.sleep(0.003)
         for keeper in self.keepers:
-            keeper.observe(event)
+            keeper.hint(event)
 
 
 TABLE = "memory://lake/t"
@@ -481,7 +481,7 @@ async def test_eight_agents_that_observe_each_other_acquire_the_lock_in_turn() -
     """Of eight Hudi writers, one waited for 40 s. Here no agent is ahead of another by more than one turn, and none polls."""
     faults, objects = HangingFaults(), dict[str, bytes]()
     cycles: list[str] = []
-    place = LockPlace("memory://locks/t.json", shared=False)
+    place = LockLocation("memory://locks/t.json", shared=False)
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects, faults=faults)
 
     async def opened() -> ConditionalStore:
@@ -590,7 +590,7 @@ async def test_a_request_that_its_client_cancelled_has_an_unknown_outcome(count:
         await keeper.wait_for(lease.Released)
 
     assert cancelling.requests > count
-    assert [each for _, each in keeper.events if isinstance(each, lease.LeaseEnded)] == []
+    assert [each for _, each in keeper.events if isinstance(each, lease.LeaseLost)] == []
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)

@@ -216,7 +216,7 @@ async def test_while_the_store_does_not_answer_intents_are_admitted_and_wait_for
         await until(lambda: s.transactions(CommitGranted) == ["A"])
 
     assert s.published(Abort) == []
-    [line] = [each for each in logs if each["event"] == "lock.place-unknown"]
+    [line] = [each for each in logs if each["event"] == "lock.location-unknown"]
     assert "lock_places" in line["why"]
 
 
@@ -458,8 +458,8 @@ async def test_a_stopped_tables_keeper_gets_no_further_hints(both_held: Scene) -
     keeper, _ = both_held.owner.locks._keepers[TABLE]
     both_held.owner._tables.stop(TABLE, AssertionError("two grants"))
     for number in range(3):
-        both_held.owner.locks.observe(
-            made(LockReleased, event_id=f"r{number}", table=TABLE, lock=keeper.place.uri, valid_until=0)
+        both_held.owner.locks.hint(
+            made(LockReleased, event_id=f"r{number}", table=TABLE, lock=keeper.location.uri, valid_until=0)
         )
 
     assert not keeper._inbox

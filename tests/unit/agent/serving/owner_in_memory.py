@@ -33,7 +33,7 @@ from lakewarden.events import (
     decode,
     encode,
 )
-from lakewarden.handlers.table.machine import LockConfirmed, LockForbidden, LockGone
+from lakewarden.handlers.table.machine import LockConfirmed, LockFailed
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import LockView
 
@@ -224,10 +224,10 @@ class Table:
         """The table's lock was acquired, lost or refused."""
         offset = self.owner.position - 1
         why = "\x01" * 100_000
-        inputs: dict[str, LockConfirmed | LockGone | LockForbidden] = {
+        inputs: dict[str, LockConfirmed | LockFailed] = {
             "confirmed": LockConfirmed(self.now, offset, LockView("o" * 36, self.now + 29.0, 0.0)),
-            "gone": LockGone(self.now, offset, why),
-            "forbidden": LockForbidden(self.now, offset, why),
+            "gone": LockFailed(self.now, offset, "lost", why),
+            "forbidden": LockFailed(self.now, offset, "unusable", why),
         }
         if self.uri in self.owner.tables:
             self.owner._tables.step(self.uri, inputs[change])

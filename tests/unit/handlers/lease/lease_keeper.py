@@ -18,7 +18,7 @@ from lakewarden.handlers.lease.conditional import (
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.machine import (
     Acquire,
-    AcquisitionObserved,
+    AcquisitionHint,
     Effect,
     Get,
     Held,
@@ -29,7 +29,7 @@ from lakewarden.handlers.lease.machine import (
     Put,
     ReadDone,
     Release,
-    ReleaseObserved,
+    ReleaseHint,
     State,
     Timer,
     WriteDone,
@@ -78,10 +78,10 @@ class Keeper:
         return self.step(Release(self.at()))
 
     def observe_release(self, ahead: int = 0) -> Keeper:
-        return self.step(ReleaseObserved(self.at(), ahead))
+        return self.step(ReleaseHint(self.at(), ahead))
 
     def observe_acquisition(self, left: float) -> Keeper:
-        return self.step(AcquisitionObserved(self.at(), self.wall + round(left * 1000)))
+        return self.step(AcquisitionHint(self.at(), self.wall + round(left * 1000)))
 
     def timer(self) -> Keeper:
         """Advance the clock to the state's deadline."""

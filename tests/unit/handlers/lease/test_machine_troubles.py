@@ -25,7 +25,7 @@ from lakewarden.handlers.lease.machine import (
     Confirmed,
     Get,
     Idle,
-    LeaseEnded,
+    LeaseLost,
     LockDenied,
     Put,
     Reading,
@@ -179,7 +179,7 @@ def refuse_until(keeper: Keeper, until: float, *, reads: Found | None = None) ->
         else:
             keeper.timer()
         denials += keeper.of(LockDenied)
-        if keeper.now >= until or keeper.of(LeaseEnded):
+        if keeper.now >= until or keeper.of(LeaseLost):
             return denials
 
 
@@ -207,7 +207,7 @@ def test_a_lease_whose_renewals_are_refused_ends_margin_before_its_end() -> None
     denials = refuse_until(keeper, keeper.now + 1_000)
 
     assert lease.expires_at - SETTINGS.margin == pytest.approx(keeper.now, abs=0.02)
-    assert "ExpiredToken" in keeper.one(LeaseEnded).why
+    assert "ExpiredToken" in keeper.one(LeaseLost).why
     assert {each.kind for each in denials} == {"refused"}
 
 
@@ -233,7 +233,7 @@ def test_a_refusal_lasts_when_every_request_was_refused_for_refusal_seconds() ->
     assert {each.kind for each in denials} == {"refused"}
 
     denials = refuse_until(keeper, began + SETTINGS.refusal_seconds + 5)
-    [lasting] = [each for each in denials if each.kind == "lasting"]
+    [lasting] = [each for each in denials if each.kind == "refused-too-long"]
     assert "ExpiredToken" in lasting.why
     assert "requests in 12" in lasting.why
 
@@ -245,7 +245,7 @@ def test_after_a_lasting_refusal_a_new_series_begins() -> None:
 
     denials = refuse_until(keeper, began + 4 * SETTINGS.refusal_seconds)
 
-    assert len([each for each in denials if each.kind == "lasting"]) == 3
+    assert len([each for each in denials if each.kind == "refused-too-long"]) == 3
 
 
 def test_two_refusals_far_apart_are_no_lasting_refusal() -> None:
@@ -254,7 +254,7 @@ def test_two_refusals_far_apart_are_no_lasting_refusal() -> None:
     keeper.now += 10 * SETTINGS.refusal_seconds
     keeper.timer()
 
-    assert [each.kind for each in keeper.reads(REFUSED).of(LockDenied)] != ["lasting"]
+    assert [each.kind for each in keeper.reads(REFUSED).of(LockDenied)] != ["refused-too-long"]
 
 
 def test_a_store_that_permits_reads_and_refuses_writes_refuses_the_lock() -> None:
@@ -264,7 +264,7 @@ def test_a_store_that_permits_reads_and_refuses_writes_refuses_the_lock() -> Non
 
     denials = refuse_until(keeper, keeper.now + SETTINGS.refusal_seconds + 5, reads=free)
 
-    assert [each.kind for each in denials].count("lasting") == 1
+    assert [each.kind for each in denials].count("refused-too-long") == 1
 
 
 def test_a_lock_that_is_found_held_ends_the_series() -> None:
@@ -277,7 +277,7 @@ def test_a_lock_that_is_found_held_ends_the_series() -> None:
     keeper.reads(foreign(left=1_000.0, at=keeper), "f1")
     denials = refuse_until(keeper, keeper.now + SETTINGS.refusal_seconds / 2)
 
-    assert "lasting" not in {each.kind for each in denials}
+    assert "refused-too-long" not in {each.kind for each in denials}
 
 
 def test_a_lease_that_ends_long_after_the_first_refusal_is_reported_as_lasting_at_once() -> None:
@@ -285,12 +285,12 @@ def test_a_lease_that_ends_long_after_the_first_refusal_is_reported_as_lasting_a
     keeper = Keeper(replace(SETTINGS, validity=300.0, renew_interval=30.0)).acquire()
     keeper.reads(Absent()).writes(Won("v1")).timer()
     denials = refuse_until(keeper, keeper.now + 1_000)
-    assert keeper.of(LeaseEnded)
-    assert "lasting" not in {each.kind for each in denials}
+    assert keeper.of(LeaseLost)
+    assert "refused-too-long" not in {each.kind for each in denials}
 
     denials = refuse_until(keeper, keeper.now + 15)
 
-    assert [each.kind for each in denials].count("lasting") == 1
+    assert [each.kind for each in denials].count("refused-too-long") == 1
 
 
 def test_a_refused_release_is_retried() -> None:
@@ -332,7 +332,7 @@ def test_an_unusable_object_ends_a_lease_at_once() -> None:
     keeper = renewing().writes(Refused("timeout")).timer()
     keeper.reads(Refused("longer than 1048576 bytes", unusable=True))
 
-    assert "longer than" in keeper.one(LeaseEnded).why
+    assert "longer than" in keeper.one(LeaseLost).why
     assert lease_of(keeper.state) is None
 
 
@@ -426,7 +426,7 @@ def test_the_quiet_period_outlives_our_own_lease(way: str) -> None:
     keeper = adopting(left=200.0)
     if way == "unconfirmed":
         keeper.writes(Won("a2")).timer()
-        while not keeper.of(LeaseEnded):
+        while not keeper.of(LeaseLost):
             keeper.timer()
         keeper.writes(Unknown("500")).reads(keeper.written, "a3").writes(Won("a4"))
     else:

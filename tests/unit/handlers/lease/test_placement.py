@@ -6,8 +6,8 @@ import pytest
 
 from lakewarden.handlers.lease.conditional import Absent, Found, ReadOutcome, Refused, Throttled, Unknown
 from lakewarden.handlers.lease.placement import (
+    ConfiguredLocation,
     LockLocation,
-    LockPlace,
     LookAgain,
     LookedUp,
     LookUp,
@@ -81,26 +81,26 @@ def digest(table: str) -> str:
 )
 def test_the_default_lock_object_is_the_one_of_the_protocol(table: str, root: str | None, uri: str) -> None:
     """Two agents with the same configuration must use the same object."""
-    assert Placement(("*",), root).place(table, hudi=False) == LockPlace(uri, shared=False)
+    assert Placement(("*",), root).location(table, hudi=False) == LockLocation(uri, shared=False)
 
 
 @pytest.mark.parametrize("root", [None, "s3://locks", f"s3://locks/{'p' * 400}/", "file:///var/locks"])
 def test_the_name_of_a_lock_object_fits_into_every_store(root: str | None) -> None:
     """A disk adds 17 characters for the files beside it. Tables that differ at their ends only have different locks."""
     tables = [f"s3://lake/{'a/' * 500}{end}" for end in ("x", "y")]
-    places = [Placement(("*",), root).place(table, hudi=False) for table in tables]
+    places = [Placement(("*",), root).location(table, hudi=False) for table in tables]
 
-    for place in places:
-        assert isinstance(place, LockPlace)
-        key = place.uri.partition("://")[2].partition("/")[2]
+    for location in places:
+        assert isinstance(location, LockLocation)
+        key = location.uri.partition("://")[2].partition("/")[2]
         assert len(key) <= 1024
-        assert len(key.rpartition("/")[2]) <= (238 if place.uri.startswith("file:") else 1024)
+        assert len(key.rpartition("/")[2]) <= (238 if location.uri.startswith("file:") else 1024)
     assert places[0] != places[1]
 
 
 def test_a_local_table_has_no_default_lock_object_without_a_lock_root() -> None:
     """It has no bucket, so the lock would be in the root of the file system."""
-    found = Placement(("file:///data/*",)).place("file:///data/t", hudi=False)
+    found = Placement(("file:///data/*",)).location("file:///data/t", hudi=False)
 
     assert isinstance(found, NotAllowed)
     assert "--lock-root" in found.why
@@ -109,7 +109,7 @@ def test_a_local_table_has_no_default_lock_object_without_a_lock_root() -> None:
 def test_the_hash_is_that_of_the_whole_uri() -> None:
     """`a-b` and `a/b` have the same cleaned path, and are two tables."""
     places = {
-        Placement(("*",)).place(table, hudi=False)
+        Placement(("*",)).location(table, hudi=False)
         for table in ("s3://lake/a-b", "s3://lake/a/b", "s3://lake/a b")
     }
 
@@ -117,41 +117,43 @@ def test_the_hash_is_that_of_the_whole_uri() -> None:
 
 
 def test_a_hudi_tables_own_lock_is_shared_with_its_java_writers() -> None:
-    assert Placement(()).place(TABLE, hudi=True) == LockPlace(OWN, shared=True)
+    assert Placement(()).location(TABLE, hudi=True) == LockLocation(OWN, shared=True)
 
 
 PLACES = (
-    LockLocation("s3://lake/sales/orders", "s3://locks/special/orders.json"),
-    LockLocation("s3://lake/hudi/*", "hudi"),
-    LockLocation("s3://lake/sales/*", "usual"),
-    LockLocation("s3://lake/copies/*", OWN),
+    ConfiguredLocation("s3://lake/sales/orders", "s3://locks/special/orders.json"),
+    ConfiguredLocation("s3://lake/hudi/*", "hudi"),
+    ConfiguredLocation("s3://lake/sales/*", "usual"),
+    ConfiguredLocation("s3://lake/copies/*", OWN),
 )
 
 
 @pytest.mark.parametrize(
     "table, place",
     [
-        (TABLE, LockPlace("s3://locks/special/orders.json", shared=False)),
-        ("s3://lake/hudi/t", LockPlace("s3://lake/hudi/t/.hoodie/.locks/table_lock.json", shared=True)),
+        (TABLE, LockLocation("s3://locks/special/orders.json", shared=False)),
+        ("s3://lake/hudi/t", LockLocation("s3://lake/hudi/t/.hoodie/.locks/table_lock.json", shared=True)),
         (
             "s3://lake/sales/t",
-            LockPlace(f"s3://lake/locks/sales-t-{digest('s3://lake/sales/t')}.json", shared=False),
+            LockLocation(f"s3://lake/locks/sales-t-{digest('s3://lake/sales/t')}.json", shared=False),
         ),
-        ("s3://lake/copies/t", LockPlace(OWN, shared=True)),
+        ("s3://lake/copies/t", LockLocation(OWN, shared=True)),
         ("s3://lake/else/t", None),
     ],
 )
-def test_the_first_configured_place_that_covers_the_table_counts(table: str, place: LockPlace | None) -> None:
+def test_the_first_configured_place_that_covers_the_table_counts(
+    table: str, place: LockLocation | None
+) -> None:
     assert Placement((), None, PLACES).configured(table) == place
 
 
 @pytest.mark.parametrize("answer", [Found(b"hoodie.table.name=t", "v"), Found(b"", "v")])
 def test_a_table_with_hudis_properties_has_hudis_lock(answer: Found) -> None:
-    assert judge(LookUp(), answer) == LockPlace(OWN, shared=True)
+    assert judge(LookUp(), answer) == LockLocation(OWN, shared=True)
 
 
 def test_a_table_without_them_has_the_usual_lock() -> None:
-    assert judge(LookUp(), Absent()) == LockPlace(
+    assert judge(LookUp(), Absent()) == LockLocation(
         f"s3://lake/locks/sales-orders-{digest(TABLE)}.json", shared=False
     )
 
@@ -175,7 +177,7 @@ def test_a_refusal_lasts_after_refusal_seconds_and_a_new_series_begins() -> None
     for now in range(0, 500, 10):
         again = judge(look_up, Refused("403"), now=float(now))
         assert isinstance(again, LookAgain)
-        look_up, lasting = again.look_up, lasting + again.lasting
+        look_up, lasting = again.look_up, lasting + again.too_long
 
     assert lasting == 3
 

@@ -38,7 +38,7 @@ from lakewarden.events import (
 from lakewarden.handlers.table.admission import blocking_overlaps
 from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock
 from lakewarden.handlers.table.invariants import check_invariants
-from lakewarden.handlers.table.machine import LockConfirmed, LockGone
+from lakewarden.handlers.table.machine import LockConfirmed, LockFailed
 from lakewarden.handlers.table.memory import largest_transaction
 from lakewarden.handlers.table.state import LockView, TableSettings
 from lakewarden.handlers.table.transactions import OPEN, Phase
@@ -411,7 +411,7 @@ class Table(RuleBasedStateMachine):
     @rule()
     def lock_gone(self) -> None:
         self.lock_end = 0.0
-        self.checked(lambda: self.w.apply(LockGone(self.w.now, self.w.offset, "lost")))
+        self.checked(lambda: self.w.apply(LockFailed(self.w.now, self.w.offset, "lost", "lost")))
 
     @rule(index_too=st.booleans())
     def over_budget(self, index_too: bool) -> None:

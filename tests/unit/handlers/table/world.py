@@ -40,10 +40,8 @@ from lakewarden.handlers.table.machine import (
     EventRead,
     Input,
     LockConfirmed,
-    LockForbidden,
-    LockGone,
-    LockPlaced,
-    LockWithheld,
+    LockFailed,
+    LockLocated,
     OverBudget,
     Replayed,
     Tick,
@@ -167,21 +165,21 @@ class World:
         caught_up = None if since is None else CaughtUp(since, self.now - request_age)
         return self.apply(Tick(self.now, self.offset, caught_up))
 
-    def place_lock(self, uri: str) -> World:
-        return self.apply(LockPlaced(self.now, self.offset, uri))
+    def locate_lock(self, uri: str) -> World:
+        return self.apply(LockLocated(self.now, self.offset, uri, self.state.settings))
 
     def lock(self, left: float = 29.5, *, owner: str = "agent-1", quiet: float = 0.0) -> World:
         view = LockView(owner, self.now + left, self.now + quiet)
         return self.apply(LockConfirmed(self.now, self.offset, view))
 
     def lose_lock(self, detail: str = "renewal not confirmed") -> World:
-        return self.apply(LockGone(self.now, self.offset, detail))
+        return self.apply(LockFailed(self.now, self.offset, "lost", detail))
 
     def forbid_lock(self, detail: str = "403") -> World:
-        return self.apply(LockForbidden(self.now, self.offset, detail))
+        return self.apply(LockFailed(self.now, self.offset, "unusable", detail))
 
     def withhold_lock(self, detail: str = "403 for two minutes") -> World:
-        return self.apply(LockWithheld(self.now, self.offset, detail))
+        return self.apply(LockFailed(self.now, self.offset, "refused-too-long", detail))
 
     def over_budget(self, transaction: str | None, limit: int) -> World:
         """The agent's memory budget is reached. The transaction is aborted (None: the table loses its index)."""

@@ -22,7 +22,7 @@ OTHERS = [
 
 
 def placed() -> World:
-    return world().place_lock(PLACE)
+    return world().locate_lock(PLACE)
 
 
 @pytest.mark.parametrize("lock", OTHERS)
@@ -47,7 +47,7 @@ def test_it_changes_nothing_else(lock: str) -> None:
 
     assert list(w.aborted) == ["B"]
     assert w.phase("A") is Phase.ACTIVE
-    assert (w.state.lock_place, w.state.lock) == (PLACE, owner)
+    assert (w.state.lock_location, w.state.lock) == (PLACE, owner)
     assert w.intent("C").request("C").granted == ["C"]
 
 
@@ -65,7 +65,7 @@ def test_while_the_place_is_unknown_intents_are_admitted_and_judged_when_it_is_k
     w = world().intent("A", lock=OTHERS[0]).intent("B", lock=PLACE).intent("C")
     assert w.aborted == {}
 
-    w.place_lock(PLACE)
+    w.locate_lock(PLACE)
 
     assert list(w.aborted) == ["A"]
     assert OTHERS[0] in str(w.one(Abort).detail)
@@ -76,7 +76,7 @@ def test_a_granted_transaction_is_not_aborted_for_the_lock_that_it_names() -> No
     w = world().intent("A", lock=OTHERS[0]).lock().request("A")
     assert w.granted == ["A"]
 
-    w.place_lock(PLACE)
+    w.locate_lock(PLACE)
 
     assert w.aborted == {}
 
@@ -86,7 +86,7 @@ def test_an_intent_that_a_replay_left_unanswered_is_judged_too() -> None:
     w = world().intent("A").touch("A", m("p/f")).intent("Z", m("p/f"), admission="queued", lock=OTHERS[0])
     assert w.of(Admitted) == []
     rebuilt = w.rebuilt()
-    rebuilt.state.lock_place = PLACE
+    rebuilt.state.lock_location = PLACE
 
     rebuilt.replayed()
 
@@ -94,6 +94,6 @@ def test_an_intent_that_a_replay_left_unanswered_is_judged_too() -> None:
 
 
 def test_the_lock_is_released_when_the_last_open_transaction_named_another() -> None:
-    w = world().intent("A", lock=OTHERS[0]).place_lock(PLACE)
+    w = world().intent("A", lock=OTHERS[0]).locate_lock(PLACE)
 
     assert w.of(ReleaseLock) == [ReleaseLock()]

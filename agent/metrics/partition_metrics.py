@@ -56,7 +56,7 @@ class _Times:
     granted: bool = False
 
 
-class PartitionObserver:
+class PartitionMetrics:
     """The observer of one partition. All those of an agent share `metrics`."""
 
     def __init__(self, metrics: AgentMetrics) -> None:

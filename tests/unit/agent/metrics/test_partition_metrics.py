@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.agent.metrics.partition_observer import PartitionObserver
+from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.events import (
     AuditEventUnion,
     CommitIntent,
@@ -37,7 +37,7 @@ class Counted(World):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.observer = PartitionObserver(self.metrics)
+        self.observer = PartitionMetrics(self.metrics)
 
     def apply(self, input_: Input) -> World:
         super().apply(input_)
@@ -223,7 +223,7 @@ def lock_event(kind: type[AuditEventUnion], valid_until: int, **fields: Any) -> 
 
 def test_a_renewal_that_follows_a_failed_one_is_late() -> None:
     metrics = AgentMetrics()
-    observer = PartitionObserver(metrics)
+    observer = PartitionMetrics(metrics)
     for kind, valid_until in (
         (LockAcquired, 30_000),
         (LockRenewed, 33_100),
@@ -249,6 +249,6 @@ def test_a_lock_that_another_agent_has_is_waited_for_and_one_that_a_store_forbid
     waiting: bool, step: str
 ) -> None:
     metrics = AgentMetrics()
-    PartitionObserver(metrics).on_lock_event(lock_event(LockRefused, 0, waiting=waiting), 3.0)
+    PartitionMetrics(metrics).on_lock_event(lock_event(LockRefused, 0, waiting=waiting), 3.0)
 
     assert metrics.registry.get_sample_value("lakewarden_lock_steps_total", {"step": step}) == 1
