@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 DELTA_LOG = "org.apache.spark.sql.delta.DeltaLog"
 
-GENERATED = "delta.generationExpression"
-"""In the metadata of a column."""
+FILLED_IN = {
+    "delta.generationExpression": "which Delta generates as {}",
+    "CURRENT_DEFAULT": "for which Delta fills in the default {}",
+}
+"""In the metadata of a column: what Delta stores in it if a batch lacks it."""
 
 SQL_NAMES = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
 """Types that a schema in JSON names otherwise than a DataFrame does. A column of the same type isn't cast."""
@@ -81,8 +84,8 @@ class Metadata:
     columns: StructType
     required: frozenset[str]
     """Columns that are NOT NULL."""
-    generated: dict[str, str]
-    """Expressions of the columns that Delta generates."""
+    filled_in: dict[str, str]
+    """Of the columns that a batch may lack: what Delta stores in them then, for people."""
     configuration: dict[str, str]
 
     def paths_of(self, partitions: Iterable[Partition]) -> list[str]:
@@ -164,10 +167,11 @@ class TableLog:
             },
             columns=StructType.fromJson(schema),
             required=frozenset(name for name, field in fields.items() if not field["nullable"]),
-            generated={
-                name: field["metadata"][GENERATED]
+            filled_in={
+                name: text.format(field["metadata"][key])
                 for name, field in fields.items()
-                if GENERATED in field["metadata"]
+                for key, text in FILLED_IN.items()
+                if key in field["metadata"]
             },
             configuration=action["configuration"],
         )

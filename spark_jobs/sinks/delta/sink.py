@@ -295,12 +295,11 @@ class DeltaSink(SparkSink[Metadata]):
     def _rows(self, batch: DataFrame, layout: Metadata, upsert: Upsert) -> DataFrame:
         rows = spelled_as(batch, layout.columns.names, self.table, upsert.may_bring)
         needed = [*upsert.keys, *(field.column for field in layout.fields)]
-        generated = {name: layout.generated.get(name) for name in needed if name not in rows.columns}
-        for name, expression in generated.items():
-            if expression is not None:
+        for name in needed:
+            if name not in rows.columns and name in layout.filled_in:
                 raise ValueError(
-                    f"the batch lacks the column {name!r}, which Delta generates as {expression}, and by which this sink finds "
-                    f"what the batch changes: add it to the batch with the same expression; table={self.table}"
+                    f"the batch lacks the column {name!r}, {layout.filled_in[name]}, and by which this sink finds what the "
+                    f"batch changes: add it to the batch with the same expression; table={self.table}"
                 )
         require_columns(rows.columns, needed, self.table)
         return rows

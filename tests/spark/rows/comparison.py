@@ -30,7 +30,7 @@ REFUSED = (
     "depends on the release of Java",  # Paimon's folder of a float
     "have no name of a folder",  # Paimon's of binary values
     "has no single spelling",  # Delta's binary as a partition column, and types of Hudi's (partition_paths.py)
-    "which Delta generates",  # a partition column that the batch lacks
+    "by which this sink finds",  # a key or partition column that the batch lacks, and Delta generates or has a default for
     "replaces whole rows",  # Paimon's merge engine `deduplicate`, where the batch lacks columns
 )
 """Texts of the sinks' errors for batches that they refuse by design, although the format's own writer may take them."""
