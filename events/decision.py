@@ -53,6 +53,8 @@ class Admitted(DecisionEvent):
     """Partitions reserved for a writer that lost too often and named none. They count as touched by the transaction."""
     turn: Counter | None = None
     """Place among the `ordered` transactions of the table that are open at the same time. Null if the rule is another one."""
+    edition: str | None = None
+    """The writer's edition. With one, the writer commits to the table, and finds its commits there, as `<writer>~<edition>`."""
 
 
 class Abort(DecisionEvent):

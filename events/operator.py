@@ -126,6 +126,8 @@ class BatchCommitted(EventBase):
     """`event_id` of that event."""
     generation: Counter = 0
     """How often `corrected_at` was dropped, because `writers` is a new topic: offsets of the former one mean nothing."""
+    edition: str | None = None
+    """The writer's edition, which the last `ledger-corrected` with one has stated."""
     term: str = ""
     """The agent's ownership of the partition, as in decisions. Informative: a commit is a fact, whichever agent records it."""
 

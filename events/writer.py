@@ -136,6 +136,8 @@ class LedgerCorrected(WriterEvent):
     """Id of this correction, unique. `already-committed` names it as the transaction that committed the batch."""
     batch_id: Integer | None
     """The writer's last committed batch. Null: none is committed, so the writer's next batch is written whatever its id."""
+    edition: Name | None = None
+    """The writer's edition from here on: later batches are written even if the table has commits of them. Null: unchanged."""
     operator: Name
     """Who states it."""
     reason: Annotated[str, Field(max_length=MAX_REASON)]

@@ -167,8 +167,8 @@ def correct_command(
 ) -> None:
     """State which batch of a writer is its last committed one, from now on.
 
-    Check the table first. With a batch id that is too small, batches that the table contains may be written again; with one
-    that is too large, batches are skipped and their data is missing.
+    Check the table first. With a batch id below the ledger's, the batches after it are written again, also if the table contains
+    them; with one that is too large, batches are skipped and their data is missing.
 
     Exit codes: 0 the ledger has the correction; 1 no agent recorded it in time, or another failure; 2 usage error.
     """

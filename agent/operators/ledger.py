@@ -33,6 +33,8 @@ class LedgerLine:
     """Offset in `writers` of the last correction by an operator."""
     losses: int
     """Conflicts lost in a row."""
+    edition: str | None = None
+    """In the writer's name in the table, `<writer>~<edition>`, since a correction that lowered its last batch."""
 
 
 def line_of(entry: LedgerEventUnion, known: LedgerLine | None = None) -> LedgerLine:
@@ -47,6 +49,7 @@ def line_of(entry: LedgerEventUnion, known: LedgerLine | None = None) -> LedgerL
         version=entry.version,
         recorded=entry.at.isoformat(timespec="milliseconds"),
         corrected_at=entry.corrected_at,
+        edition=entry.edition,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import inf
 
 import anyio
 from aiokafka import TopicPartition
@@ -36,6 +37,9 @@ from lakewarden.events.access import stop_client
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
+
+EDITION_CHARACTERS = 8
+"""Hexadecimal digits of a random number: enough for the few editions of a writer."""
 
 MAX_LISTED = 5
 """Transactions or tables that an error lists, if several match."""
@@ -141,20 +145,26 @@ async def abort(
 async def correct(
     settings: KafkaSettings, table: str | None, writer: str, batch_id: int | None, requester: Requester
 ) -> tuple[LedgerLine | None, LedgerLine]:
-    """State the writer's last committed batch. Return what the ledger had, and what it has now."""
+    """State the writer's last committed batch. Return what the ledger had, and what it has now.
+
+    If that is a smaller one, the writer gets a new edition: the batches after it are written again, also if the table has them.
+    """
     lines = [each for each in await ledger(settings, [writer]) if each.writer == writer]
     uri = _table_of(lines, writer, table)
     before = next((each for each in lines if each.table == uri), None)
-    async with aclosing(correct_all(settings, [(uri, writer, batch_id)], requester)) as recorded:
+    stated = -inf if batch_id is None else batch_id
+    lowered = before is not None and before.batch_id is not None and stated < before.batch_id
+    edition = fresh_id()[:EDITION_CHARACTERS] if lowered else None
+    async with aclosing(correct_all(settings, [(uri, writer, batch_id, edition)], requester)) as recorded:
         async for after in recorded:
             return before, after
     raise AssertionError("each correction is recorded, or an error is raised")
 
 
 async def correct_all(
-    settings: KafkaSettings, stated: Sequence[tuple[str, str, int | None]], requester: Requester
+    settings: KafkaSettings, stated: Sequence[tuple[str, str, int | None, str | None]], requester: Requester
 ) -> AsyncGenerator[LedgerLine]:
-    """State the last committed batches of these tables and writers. Yield each entry when an agent has recorded it.
+    """State the last committed batches, and the editions, of these tables and writers. Yield each entry when it is recorded.
 
     The timeout holds for each further entry. Close the generator (`aclosing`).
     """
@@ -166,10 +176,11 @@ async def correct_all(
             writer=writer,
             at=utc_now(),
             batch_id=batch_id,
+            edition=edition,
             operator=requester.operator,
             reason=requester.reason,
         )
-        for uri, writer, batch_id in stated
+        for uri, writer, batch_id, edition in stated
     ]
     async with Log(settings) as log, aclosing(_corrected(log, requests, requester)) as recorded:
         async for line in recorded:

@@ -28,6 +28,7 @@ class BackupLine(BaseModel):
     table: Annotated[str, AfterValidator(canonical_table)]
     writer: Name
     batch_id: Integer | None
+    edition: Name | None = None
 
 
 _BACKUP = TypeAdapter(list[BackupLine])
@@ -61,10 +62,10 @@ async def restore(
     `lower`: also where the ledger has a later batch than the backup. Without it, that is an error before anything is restored.
     """
     known = {(each.table, each.writer): each for each in await ledger(settings)}
-    stated = {(each.table, each.writer): each.batch_id for each in lines}
+    stated = {(each.table, each.writer): (each.batch_id, each.edition) for each in lines}
     lowered = [
         f"writer {writer}, table {table}: batch {had} instead of {batch_id}"
-        for (table, writer), batch_id in stated.items()
+        for (table, writer), (batch_id, _) in stated.items()
         if (before := known.get((table, writer))) is not None
         and (had := before.batch_id) is not None
         and batch_id is not None
@@ -76,7 +77,7 @@ async def restore(
             "would be written again; give --lower if the table was restored from that time, too; nothing was restored"
         )
     number = 0
-    everything = [(table, writer, batch_id) for (table, writer), batch_id in stated.items()]
+    everything = [(*key, *last) for key, last in stated.items()]
     try:
         async with aclosing(correct_all(settings, everything, requester)) as recorded:
             async for after in recorded:

@@ -224,6 +224,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
                     protocol=PROTOCOL if turn is None else PROTOCOL_WITH_TURNS,
                     reserved=reserved,
                     turn=turn,
+                    edition=None if done is None else done.edition,
                 )
             )
             admitted.append(transaction)

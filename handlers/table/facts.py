@@ -370,8 +370,9 @@ def _apply_correction(state: TableState, event: LedgerCorrected, offset: int) ->
     if last is not None and (event.event_id == last.event_id or offset < last.offset):
         return
     generation = 0 if known is None else known.generation
+    edition = event.edition or (None if known is None else known.edition)
     corrected = CommittedBatch(
-        event.batch_id, event.transaction, None, Correction(offset, event.event_id), generation
+        event.batch_id, event.transaction, None, Correction(offset, event.event_id), generation, edition
     )
     state.ledger[event.writer] = corrected
     state.recheck_all()
@@ -408,8 +409,9 @@ def _apply_completion(
         known = state.ledger.get(writer)
         correction = None if known is None else known.correction
         if correction is None or offset > correction.offset:
-            generation = 0 if known is None else known.generation
-            batch = CommittedBatch(batch_id, event.transaction, event.version, correction, generation)
+            batch = CommittedBatch(batch_id, event.transaction, event.version, correction)
+            if known is not None:
+                batch = replace(batch, generation=known.generation, edition=known.edition)
             if known is None or known.rank < batch.rank:
                 state.changed = True
                 state.ledger[writer] = batch

@@ -13,6 +13,9 @@ the topic. An entry takes about 250 bytes, with names of 50 characters.
 5. A correction names its offset in `writers`, and orders facts only as long as that topic exists. If `writers` is a new one, or
    has lost its end (`log_gaps.py`), the owner drops the offset of each correction and raises the entry's `generation`, by which
    the entry replaces those before. A correction that is still in the log is applied again by the replay, in its place.
+6. A correction that lowers the last batch gives the writer a new *edition*. From then on its transactions commit to the table
+   under another name, and look for that name there: former commits of the same batches don't count. An entry keeps the edition
+   until another correction states one.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ class CommittedBatch:
     """The writer's last correction. Facts before its offset don't count."""
     generation: int = 0
     """How often the offset of a correction was dropped, because `writers` was replaced (rule 5)."""
+    edition: str | None = None
+    """Part of the writer's name in the table, since a correction that lowered its last batch (rule 6)."""
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
@@ -78,6 +83,7 @@ class CommittedBatch:
             corrected_at=None if correction is None else correction.offset,
             correction=None if correction is None else correction.event_id,
             generation=self.generation,
+            edition=self.edition,
         )
 
     def covers(self, batch_id: int | None) -> bool:
@@ -94,14 +100,19 @@ class CommittedBatches(MutableMapping[str, CommittedBatch]):
         self._packed: dict[str, bytes] = {}
 
     def __getitem__(self, writer: str) -> CommittedBatch:
-        batch_id, transaction, version, generation, *correction = json.loads(self._packed[writer])
-        corrected = Correction(*correction) if correction else None
-        return CommittedBatch(batch_id, transaction, version, corrected, generation)
+        batch_id, transaction, version, generation, *more = json.loads(self._packed[writer])
+        offset, event_id, edition = (*more, None, None, None)[:3]
+        corrected = None if event_id is None else Correction(offset, event_id)
+        return CommittedBatch(batch_id, transaction, version, corrected, generation, edition)
 
     def __setitem__(self, writer: str, batch: CommittedBatch) -> None:
         fields = [batch.batch_id, batch.transaction, batch.version, batch.generation]
         if batch.correction is not None:
             fields += [batch.correction.offset, batch.correction.event_id]
+        elif batch.edition is not None:
+            fields += [None, None]
+        if batch.edition is not None:
+            fields.append(batch.edition)
         self._packed[writer] = _encode(fields).encode()
 
     def __contains__(self, writer: object) -> bool:
@@ -231,7 +242,9 @@ def batch_of(entry: BatchCommitted) -> CommittedBatch:
     """The batch of a ledger entry."""
     known = entry.corrected_at is not None and entry.correction is not None
     correction = Correction(entry.corrected_at or 0, entry.correction or "") if known else None
-    return CommittedBatch(entry.batch_id, entry.transaction, entry.version, correction, entry.generation)
+    return CommittedBatch(
+        entry.batch_id, entry.transaction, entry.version, correction, entry.generation, entry.edition
+    )
 
 
 class InForce:

@@ -60,16 +60,12 @@ class AlreadyCommitted(GateError):
     @property
     def remedy(self) -> str:
         """What to do if the rows are missing, in one line. The command states that the batch before is the last one."""
-        if self.committed_transaction is None:
-            return (
-                "its commit is in the table's history, so if a later commit removed its rows, roll the table back, or give the "
-                "query another writer name, and repeat the batch"
-            )
         last = self.batch_id - 1 if self.batch_id else "none"
         names = f"--table {shlex.quote(self.table)} --writer {shlex.quote(self.writer)}"
         return (
             "if the table lacks its rows, stop the query, run "
-            f"`lakewarden ledger correct {names} --batch-id {last} --reason …`, and repeat the batch"
+            f"`lakewarden ledger correct {names} --batch-id {last} --reason …`, and repeat the batch; later batches are written "
+            "again, too"
         )
 
 

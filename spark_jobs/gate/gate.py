@@ -216,7 +216,7 @@ class TransactionGate:
                 del self._open[txn.id]
 
     def _block_of(self, txn: Transaction) -> Iterator[Transaction]:
-        key = (txn.table, txn.writer)
+        key = (txn.table, txn.intent.writer)
         try:
             txn.open()
             yield txn

@@ -89,6 +89,7 @@ class Progress:
         "abort",
         "admitted_by",
         "committed",
+        "edition",
         "late_abort",
         "lease",
         "phase",
@@ -105,6 +106,8 @@ class Progress:
         """Offset in `writers` of the event that caused the admission: its own intent, unless the transaction waited."""
         self.turn: int | None = None
         """Of an `ordered` transaction that is admitted: its place among those that are open."""
+        self.edition: str | None = None
+        """Of the writer, when the transaction was admitted."""
         self.late_abort: Abort | None = None
         self.committed: AlreadyCommitted | None = None
         self.lease: GrantLease | None = None
@@ -119,6 +122,7 @@ class Progress:
                     return Change.NONE
                 self.phase = Phase.COMPUTING
                 self.admitted_by, self.turn = decision.cause_offset, decision.turn
+                self.edition = decision.edition
                 return Change.ANSWER
             case AlreadyCommitted():
                 if self.phase is not Phase.OPENING:

@@ -134,8 +134,12 @@ class Transaction:
 
     @property
     def writer(self) -> str:
-        """Name of the writing job on the wire, the same after a restart."""
-        return self.intent.writer
+        """Name of the writing job in the table, the same after a restart.
+
+        It is the name on the wire, with `~` and the writer's edition if a correction of the ledger has given it one.
+        """
+        edition = self._progress.edition
+        return self.intent.writer if edition is None else f"{self.intent.writer}~{edition}"
 
     @property
     def batch_id(self) -> int | None:
@@ -229,7 +233,7 @@ class Transaction:
             topic_prefix=self._channel.topics.prefix,
             table=self.table,
             transaction=self.id,
-            writer=self.writer,
+            writer=self.intent.writer,
             kafka=self._channel.kafka,
             share=self._channel.share,
             timeout=self._channel.timeout,
@@ -299,7 +303,12 @@ class Transaction:
         known = dict.fromkeys((*self._touched, *map(as_marker, named)))
         if self._intent_offset is not None:
             published = published_markers(
-                self._channel, self.table, self.writer, self.id, since=self._intent_offset, timeout=timeout
+                self._channel,
+                self.table,
+                self.intent.writer,
+                self.id,
+                since=self._intent_offset,
+                timeout=timeout,
             )
             known.update(dict.fromkeys(published))
         return tuple(known)
@@ -476,7 +485,7 @@ class Transaction:
             self.notify("already-committed", version=committed.version)
             raise AlreadyCommitted(
                 table=self.table,
-                writer=self.writer,
+                writer=self.intent.writer,
                 batch_id=self.batch_id,
                 transaction=committed.committed_transaction,
                 version=committed.version,
@@ -549,7 +558,9 @@ class Transaction:
         """For which writers this one waits, if any of this driver's other transactions may keep them waiting."""
         others = [each for each in self._beside.values() if each is not self]
         holding = tuple(each.facts for each in others if each.admitted)
-        return refusals.Wait(self.table, self.writer, self._writers_of(rule) if holding else (), holding)
+        return refusals.Wait(
+            self.table, self.intent.writer, self._writers_of(rule) if holding else (), holding
+        )
 
     def _connection_errors(self) -> refusals.ConnectionErrors:
         return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)
@@ -637,7 +648,11 @@ class Transaction:
         self._found, self._grant = True, grant
         grant.published(version)
         raise AlreadyCommitted(
-            table=self.table, writer=self.writer, batch_id=self.batch_id, transaction=None, version=version
+            table=self.table,
+            writer=self.intent.writer,
+            batch_id=self.batch_id,
+            transaction=None,
+            version=version,
         )
 
     def _found_in_table(self, grant: Grant, error: Exception) -> bool:
@@ -690,7 +705,7 @@ class Transaction:
         self.notify("completed", version=grant.version)
 
     def _names(self) -> dict[str, str]:
-        return {"table": self.table, "writer": self.writer, "transaction": self.id}
+        return {"table": self.table, "writer": self.intent.writer, "transaction": self.id}
 
     def _event(self, what: Step, **detail: Any) -> GateEvent:
         intent = self.intent

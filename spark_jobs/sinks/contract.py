@@ -106,5 +106,5 @@ class Sink(Write, Protocol):
 
     @abstractmethod
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        """Return the version in which `writer` (`txn.writer`, the name on the wire) committed the batch, or None."""
+        """Return the version in which `writer` committed the batch, or None. The sink publishes that name: `txn.writer`."""
         ...

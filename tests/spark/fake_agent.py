@@ -249,6 +249,14 @@ def grant_everything(event: WriterEventUnion, _offset: int = 0) -> list[Decision
             return []
 
 
+def in_edition(edition: str | None, decisions: list[DecisionEventUnion]) -> list[DecisionEventUnion]:
+    """Return the decisions, an admission with the writer's edition."""
+    return [
+        each.model_copy(update={"edition": edition}) if isinstance(each, Admitted) else each
+        for each in decisions
+    ]
+
+
 def answer_nothing(_event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
     """A script that never answers."""
     return []

@@ -119,14 +119,14 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
     async with scene.agent():
         following = scene.writer("job:1")
         await following.send_intent(batch_id=8)
-        await following.wait_for(Admitted)
+        edition = (await following.wait_for(Admitted)).edition
         text = await scene.run("ledger", "show", scene.table)
         (backup := scene.root / "backup.json").write_text(shown.stdout)
         restore = ("ledger", "restore", str(backup), "--reason", "it was no mistake")
         restored = await scene.run(*restore)
         backup.write_text(backup.read_text().replace(str(10**12), "6"))
         refused = await scene.run(*restore)
-        lowered = await scene.run(*restore, "--lower")
+        lowered = await scene.run(*restore, "--lower", "--output", "json")
 
     [line] = json.loads(shown.stdout)
     assert (line["table"], line["writer"], line["batch_id"]) == (scene.table, "job:1", 10**12)
@@ -142,6 +142,8 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
         f"1 writers are restored from {backup}",
     )
     assert (refused.returncode, lowered.returncode) == (1, 0)
+    assert edition is not None, "the batches after 7 are written, whatever the table has"
+    assert json.loads(lowered.stdout)[0]["after"]["edition"] == edition, "a backup is no word about the table"
     assert f"batch {10**12} instead of 6; their batches would be written again" in refused.stderr
 
 

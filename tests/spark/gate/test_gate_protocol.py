@@ -44,6 +44,7 @@ from tests.spark.fake_agent import (
     answer_nothing,
     grant_everything,
     granted,
+    in_edition,
     partition_taken,
     renewed,
 )
@@ -457,7 +458,7 @@ def test_a_batch_that_the_table_has_is_reported_and_not_computed(harness: Harnes
         pytest.raises(
             AlreadyCommitted,
             match=r"batch 3 of writer 'w' is already committed, found in the table: skip it; "
-            r"its commit is in the table's history, .* give the query another writer name, .* version=12",
+            r"if the table lacks its rows, stop the query, run `lakewarden ledger correct .* --batch-id 2 .* version=12",
         ) as caught,
         harness.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
     ):
@@ -468,6 +469,26 @@ def test_a_batch_that_the_table_has_is_reported_and_not_computed(harness: Harnes
     assert agent.wait_for("commit-completed")[0].version == "12"
     assert agent.types() == ["commit-intent", "commit-requested", "commit-completed"]
     assert table.lookups == [("w", 3), ("w", 3)], "before the body, and again under the grant"
+
+
+def test_a_writer_with_an_edition_is_looked_up_under_its_new_name(harness: Harness) -> None:
+    """The name on the wire, and in what the error says to run, stays the same."""
+
+    def admit_second(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        return in_edition("second", grant_everything(event, offset))
+
+    agent, table = harness.agent(admit_second), CommitTable(None, "12")
+    with (
+        pytest.raises(AlreadyCommitted, match="--writer w --batch-id 2") as caught,
+        harness.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
+    ):
+        txn.recognise(table.committed)
+        assert txn.writer == "w~second"
+        txn.request_grant()
+
+    assert caught.value.writer == "w"
+    assert table.lookups == [("w~second", 3)] * 2
+    assert {event.writer for event in agent.events} == {"w"}
 
 
 def test_the_table_is_looked_up_again_under_the_grant(harness: Harness) -> None:

@@ -6,8 +6,9 @@ import importlib.util
 import json
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -131,6 +132,14 @@ class SinkCase(Protocol):
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
         """Let the next publish raise, after it took effect or before."""
+        ...
+
+    def save(self) -> Callable[[], object]:
+        """Return a function that rolls the table back to its present version, as often as it is called."""
+        ...
+
+    def expire(self) -> None:
+        """Remove what the newest version doesn't need, as the format's own maintenance does without its grace period."""
         ...
 
 
@@ -327,6 +336,36 @@ class HudiCase:
             options["_lakewarden"] = json.dumps(entry)
         batch = batch_of(self._spark, flight)
         batch.write.format("hudi").options(**options).mode("append").save(str(self._folder))
+
+    def save(self) -> Callable[[], object]:
+        newest = max((each.completion or "", each.time) for each in self._files.instants() if each.writes)[1]
+        with self._client() as client:
+            client.savepoint(newest, "test", "")
+
+        def roll_back() -> None:
+            with self._client() as client:
+                client.restoreToSavepoint(newest)
+
+        return roll_back
+
+    def expire(self) -> None:
+        """The versions of files that the newest commit has replaced. Commits that go to the archive have a test of their own."""
+        with self._client() as client:
+            client.clean()
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        """Hudi's client for maintenance. Its SQL procedures need a table in a catalog, whose path may not have a `%`."""
+        assert self._spark is not None, "only tests with a session maintain the table"
+        hudi: Any = self._spark._jvm.org.apache.hudi  # type: ignore[union-attr]
+        context = hudi.client.common.HoodieSparkEngineContext(self._spark.sparkContext._jsc)
+        options = HUDI_OPTIONS | {"hoodie.clean.commits.retained": "1"}
+        config = hudi.config.HoodieWriteConfig.newBuilder().withPath(str(self._folder)).withProps(options)
+        client = hudi.client.SparkRDDWriteClient(context, config.build())
+        try:
+            yield client
+        finally:
+            client.close()
 
     def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
         check = Grant.seconds_left
@@ -566,18 +605,6 @@ class IcebergCase:
         monkeypatch.setattr(CheckedOperations, "_swap", failing)
 
 
-class MaintainedCase(SinkCase, Protocol):
-    """A case whose table the tests roll back, and whose old versions they remove."""
-
-    def save(self) -> Callable[[], object]:
-        """Return a function that rolls the table back to its present version, as often as it is called."""
-        ...
-
-    def expire(self) -> None:
-        """Remove what the newest version doesn't need, as the format's own maintenance does without its grace period."""
-        ...
-
-
 SINKS = [
     "paimon-append",
     "paimon-upsert",
@@ -596,8 +623,6 @@ IN_THE_MATRIX = {"delta-append", "delta-overwrite", "iceberg-append", "iceberg-o
 
 
 CASES = [pytest.param(sink, marks=[pytest.mark.matrix] * (sink in IN_THE_MATRIX)) for sink in SINKS]
-MAINTAINED = [each for each in CASES if each.values != ("hudi",)]
-"""Those that are a `MaintainedCase`; Hudi's rollback has a test of its own."""
 
 
 @pytest.fixture(params=CASES)

@@ -458,30 +458,6 @@ def test_a_section_of_hudi_that_is_not_known_is_refused(
         harness.gate().foreach_batch(sink, writer="w", max_attempts=1)(rows(spark, (1, 1, "08:00")), 0)
 
 
-def test_a_batch_that_a_restore_removed_is_written_again(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink
-) -> None:
-    """The agent here has no ledger, as after its correction."""
-    sink = make_sink()
-    name = "lakewarden_restored"
-    harness.agent(grant_everything)
-    write = harness.gate().foreach_batch(sink, writer="w")
-    write(rows(spark, (1, 0, "old")), 0)
-    first = sink.committed("w", 0)
-    spark.sql(f"CREATE TABLE {name} USING hudi LOCATION '{sink.table}'")
-    try:
-        spark.sql(f"CALL create_savepoint(table => '{name}', commit_time => '{first}')").collect()
-        write(rows(spark, (1, 1, "old")), 1)
-        spark.sql(f"CALL rollback_to_savepoint(table => '{name}', instant_time => '{first}')").collect()
-    finally:
-        spark.sql(f"DROP TABLE {name}")
-    assert [sink.committed("w", number) is None for number in range(2)] == [False, True]
-
-    write(rows(spark, (1, 1, "again")), 1)
-
-    assert table(spark, sink) == [(1, 0, "old"), (1, 1, "again")]
-
-
 def test_a_table_that_is_dropped_and_created_again_meanwhile_gets_the_batch_once(
     harness: Harness, spark: SparkSession, make_sink: MakeSink, tmp_path: Path
 ) -> None:

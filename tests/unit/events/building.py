@@ -148,6 +148,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         events.LedgerCorrected,
         **_common,
         batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
+        edition=st.none() | names,
         operator=names,
         reason=texts,
     ),
@@ -155,6 +156,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
     | st.builds(
         events.Admitted,
         **_decision,
+        edition=names,
         turn=st.integers(0, 2**62),
         protocol=st.just(events.PROTOCOL_WITH_TURNS),
     ),
@@ -215,7 +217,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         losses=st.integers(0, 1_000_000),
     ),
     events.BatchCommitted: st.builds(
-        events.BatchCommitted, **_common, batch_id=st.integers(), version=st.none() | texts
+        events.BatchCommitted, **_common, batch_id=st.integers(), version=st.none() | texts, edition=names
     ),
     **{
         kind: st.builds(kind, **_lock)

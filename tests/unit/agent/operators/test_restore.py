@@ -19,7 +19,7 @@ LARGE = 2**60 + 1
 LINES = [
     {"table": "s3://lake/a", "writer": r"job\1:q", "batch_id": LARGE, "transaction": "t", "losses": 0},
     {"table": "s3://lake/a", "writer": "loser", "batch_id": None, "transaction": None, "losses": 2},
-    {"table": "s3://lake/b", "writer": "w", "batch_id": 0, "transaction": "t", "losses": 0},
+    {"table": "s3://lake/b", "writer": "w", "batch_id": 0, "edition": "2d", "transaction": "t", "losses": 0},
 ]
 
 
@@ -34,7 +34,7 @@ def test_a_backup_has_the_writers_with_a_batch_as_they_were_printed(tmp_path: Pa
 
     assert read_backup(path, None) == [
         BackupLine(table="s3://lake/a", writer=r"job\1:q", batch_id=LARGE),
-        BackupLine(table="s3://lake/b", writer="w", batch_id=0),
+        BackupLine(table="s3://lake/b", writer="w", batch_id=0, edition="2d"),
     ]
     assert [each.writer for each in read_backup(path, "s3://lake/b")] == ["w"]
 
@@ -74,9 +74,10 @@ async def restored_with(
         return [] if had is None else [LedgerLine("s3://lake/b", "w", had, "t", None, None, None, 0)]
 
     async def correct_all(
-        _settings: KafkaSettings, stated: list[tuple[str, str, int | None]], _requester: Requester
+        _settings: KafkaSettings, stated: list[tuple[str, str, int | None, str | None]], _requester: Requester
     ) -> AsyncGenerator[LedgerLine]:
-        for table, writer, batch_id in stated:
+        for table, writer, batch_id, edition in stated:
+            assert edition == ("2d" if writer == "w" else None)
             if writer == fails:
                 raise AgentError("no agent recorded it")
             yield LedgerLine(table, writer, batch_id, "t", None, None, 0, 0)

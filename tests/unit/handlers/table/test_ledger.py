@@ -9,7 +9,13 @@ from datetime import UTC, datetime
 import pytest
 
 from lakewarden.events import BatchCommitted, ConflictsLost
-from lakewarden.handlers.table.ledger import CommittedBatch, CommittedBatches, Ledger, LedgerEntries
+from lakewarden.handlers.table.ledger import (
+    CommittedBatch,
+    CommittedBatches,
+    Correction,
+    Ledger,
+    LedgerEntries,
+)
 from tests.unit.events.building import made
 from tests.unit.handlers.table.world import m
 
@@ -18,9 +24,14 @@ AT = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("version", [None, "", "7", "a\nversion of\n\nmany lines"])
-def test_a_batch_is_kept_as_it_was(version: str | None) -> None:
+@pytest.mark.parametrize("correction", [None, Correction(3, "e3")])
+@pytest.mark.parametrize("edition", [None, "1a2b"])
+def test_a_batch_is_kept_as_it_was(
+    version: str | None, correction: Correction | None, edition: str | None
+) -> None:
     """A version is any text; it comes from the table format."""
-    batches, batch = CommittedBatches(), CommittedBatch(-(2**63), "transaction é", version)
+    batches = CommittedBatches()
+    batch = CommittedBatch(-(2**63), "transaction é", version, correction, 2, edition)
 
     batches["writer"] = batch
 

@@ -8,7 +8,14 @@ from typing import cast
 
 import pytest
 
-from lakewarden.events import Abort, AlreadyCommitted, BatchCommitted, GrantRenewed, LedgerEventUnion
+from lakewarden.events import (
+    Abort,
+    Admitted,
+    AlreadyCommitted,
+    BatchCommitted,
+    GrantRenewed,
+    LedgerEventUnion,
+)
 from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, Ledger, batch_of
 from lakewarden.handlers.table.machine import record_again, restore
@@ -135,6 +142,19 @@ def test_after_a_correction_the_writers_next_batch_is_not_skipped() -> None:
     assert facts(w.rebuilt().state) == facts(w.state)
 
 
+def test_a_correction_gives_the_writer_an_edition_which_it_keeps() -> None:
+    """Its table may have batch 4 under the writer's former name."""
+    w = committed(4).correct("w", 3, edition="second")
+    assert w.one(BatchCommitted).edition == "second"
+    assert w.intent("B", writer="w", batch_id=4).one(Admitted).edition == "second"
+    w.lock().request("B").complete("B")
+    assert (w.one(BatchCommitted).batch_id, w.one(BatchCommitted).edition) == (4, "second")
+    w.correct("w", 9)
+    assert w.intent("C", writer="w", batch_id=10).one(Admitted).edition == "second"
+    assert w.intent("D", writer="another", batch_id=0).one(Admitted).edition is None
+    assert facts(w.rebuilt().state) == facts(w.state)
+
+
 def test_a_correction_to_none_forgets_the_writers_batches() -> None:
     """Its table was dropped and is filled again."""
     w = committed(41).correct("w", None)
@@ -221,6 +241,8 @@ def test_an_owner_repeats_its_entry_after_one_that_does_not_know_the_correction(
 
 def test_a_batch_of_the_ledger_is_read_back_as_it_was() -> None:
     """Both fields of a correction, or none."""
+    kept = CommittedBatch(5, "T", "v", Correction(60, "e60"), 2, "second")
+    assert batch_of(kept.to_entry(TABLE, "w")) == kept
     assert batch_of(entry(5, 60)) == CommittedBatch(5, "T", None, Correction(60, "e60"))
     assert batch_of(entry(5)) == CommittedBatch(5, "T", None)
 
