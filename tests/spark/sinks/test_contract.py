@@ -318,6 +318,9 @@ def test_a_batch_that_a_rollback_removed_is_written_again_after_what_the_skipped
         ):
             write(batch_of(spark, 1), 1)
     roll_back()
+    ledger.state("w", 2)
+    write(batch_of(spark, 1), 1)
+    ledger.correct(skipped(caplog))
     write(batch_of(spark, 1), 1)
 
     assert case.flights() == ([1] if case.replaces else [0, 1])
