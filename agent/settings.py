@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
 import socket
 import tomllib
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -55,6 +57,8 @@ _SCHEMES = ("file", "s3", *_CLOUDS, "memory")
 OFF = "off"
 _PLACED = "=>"
 """Separates the glob and the place of an entry of `lock_places`."""
+CATALOG_TYPES = ("rest",)
+_CATALOG_ENTRY = re.compile(r"([A-Za-z0-9_-]+):(?!/)([^/*?\[]+)\.([^./]+)")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -62,6 +66,12 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 def _named_file() -> Path | None:
     path = os.environ.get(CONFIG_VARIABLE)
     return Path(path) if path else None
+
+
+def catalog_entry(entry: str) -> tuple[str, str, str] | None:
+    """Catalog, namespace and table (or its pattern) of an entry of `watch`; None if the entry is a URI."""
+    found = _CATALOG_ENTRY.fullmatch(entry)
+    return None if found is None else (found[1], found[2], found[3])
 
 
 def _agent_id() -> str:
@@ -383,7 +393,12 @@ class Settings(KafkaSettings):
     watch: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="tables whose writers without the gate are reported, by the agents and by `lakewarden watch`: URIs, or globs "
-        "with a wildcard in the last segment, comma-separated; default: the agents watch none",
+        "with a wildcard in the last segment, or catalog:namespace.table, comma-separated; default: the agents watch none",
+    )
+    catalogs: dict[str, dict[str, SecretStr]] = Field(
+        default={},
+        description="catalogs of Iceberg tables that `watch` names: by name, each with its properties "
+        "([watch](watch.md#tables-of-a-catalog)); in the environment as JSON",
     )
     watch_seconds: Seconds = Field(
         default=1.0,
@@ -464,13 +479,44 @@ class Settings(KafkaSettings):
 
     @field_validator("allow", "watch")
     @classmethod
-    def _canonical_globs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(canonical_glob(glob) for glob in value)
+    def _canonical_globs(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        has_names = info.field_name == "watch"
+        return tuple(each if has_names and catalog_entry(each) else canonical_glob(each) for each in value)
+
+    @field_validator("catalogs", mode="before")
+    @classmethod
+    def _flat(cls, value: object) -> object:
+        """Properties as text. TOML makes tables of names with dots, and has numbers and booleans."""
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: dict(_texts(given, "")) if isinstance(given, dict) else given
+            for name, given in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _catalogs_known(self) -> Self:
+        for name, given in self.catalogs.items():
+            kind = given["type"].get_secret_value() if "type" in given else "missing"
+            if kind not in CATALOG_TYPES:
+                raise ValueError(f"catalogs: type of {name!r} is {kind!r}; use {', '.join(CATALOG_TYPES)}")
+            if "uri" not in given:
+                raise ValueError(f"catalogs: {name!r} has no uri")
+        for entry in self.watch:
+            found = catalog_entry(entry)
+            if found is not None and found[0] not in self.catalogs:
+                known = ", ".join(sorted(self.catalogs)) or "none"
+                raise ValueError(
+                    f"watch: {entry!r} is of a catalog that catalogs doesn't have; it has: {known}"
+                )
+        return self
 
     @field_validator("watch")
     @classmethod
     def _watchable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for glob in value:
+            if catalog_entry(glob):
+                continue
             folder, _, pattern = glob.rpartition("/")
             if is_glob(folder) or not pattern or folder.endswith(":/"):
                 raise ValueError(
@@ -612,6 +658,15 @@ class Settings(KafkaSettings):
             self.lock_root,
             tuple(ConfiguredLocation(glob, location) for glob, _, location in places),
         )
+
+
+def _texts(given: dict[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for key, value in given.items():
+        if isinstance(value, dict):
+            yield from _texts(value, f"{before}{key}.")
+        else:
+            is_plain = isinstance(value, bool | int | float)
+            yield before + key, str(value).lower() if is_plain else value
 
 
 def _host_and_port(address: str) -> tuple[str | None, int]:

@@ -208,7 +208,8 @@ def watch(
         typer.Option(
             "--table",
             metavar="TABLE_GLOB",
-            help="URI of a table, or a glob with a wildcard in the last segment; repeatable.  [env: LAKEWARDEN_WATCH]",
+            help="URI of a table, or a glob with a wildcard in the last segment, or catalog:namespace.table; repeatable.  "
+            "[env: LAKEWARDEN_WATCH]",
         ),
     ] = None,
     bootstrap_servers: BootstrapServers = None,

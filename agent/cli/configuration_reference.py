@@ -27,7 +27,7 @@ _GROUPS = (
         "Conflicts, grants and writers",
         ("early_", "policy", "grant_", "heartbeat_", "max_", "memory_", "check_"),
     ),
-    ("Watching tables", ("watch",)),
+    ("Watching tables", ("watch", "catalogs")),
     ("The page (`lakewarden web`)", ("web_",)),
     ("The process", ("agent_id", "instance", "http_", "metrics_", "ready_", "shutdown_", "log_")),
 )
@@ -82,7 +82,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 def _default(field: FieldInfo) -> str:
     if field.default_factory is not None:
         return "host name, process id and random characters"
-    if field.default in (None, ()):
+    if field.default in (None, (), {}):
         return "–"
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"

@@ -18,7 +18,7 @@ import structlog
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import Settings, catalog_entry
 from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.watching.instructions import (
     MAX_LINE_BYTES,
@@ -42,7 +42,7 @@ async def watch_assigned(
     allows = settings.placement().allows
     current = Assignment(1, frozenset())
     for table in settings.watch:
-        if not is_glob(table) and not allows(table):
+        if not is_glob(table) and not catalog_entry(table) and not allows(table):
             log.warning(
                 "watch.not-allowed", table=table, detail="allow doesn't cover it, so it is not watched"
             )

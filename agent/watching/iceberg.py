@@ -1,14 +1,35 @@
-"""Follows one Iceberg table of a Hadoop catalog.
+"""Follows one Iceberg table: of a Hadoop catalog by its files, of any other one by what the catalog says.
 
-A commit costs the new metadata file; a foreign one also its list of manifests, and those that it has added.
+A foreign commit costs its list of manifests, and those that it has added; in a Hadoop catalog also the new metadata file.
+
+What `CatalogFollower` does with the catalog's answer:
+
+| the answer | the look |
+| --- | --- |
+| as before | is over: it was one request |
+| the first one, or the table has another UUID or location than before | reports nothing: it begins at the newest snapshot |
+| has newer snapshots | reports the foreign ones, the oldest first |
+| is older: the branch was set back, or a replica of the catalog is behind | reports nothing, and keeps its position |
+| lacks snapshots since the last look | asks for all; if they aren't there, it logs once that the history is cut, and goes on |
+| its location belongs to another agent | forgets its position |
+
+An answer counts as seen when all its snapshots are read. A snapshot that can't be read is read again in each look, and nothing
+after it is reported. After `RECHECK_SECONDS` it is left behind if there is a newer one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from lakewarden.agent.watching.files import TableFiles, UnreadableTableError
+import structlog
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.watching.catalogs import Answer, Catalog, TableName
+from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
+from lakewarden.agent.watching.follower import ACTIVE_SECONDS, MAX_COMMITS, RECHECK_SECONDS, Look
 from lakewarden.agent.watching.numbered import NumberedFollower
+from lakewarden.events import canonical_table
 from lakewarden.handlers.iceberg.metadata import (
     METADATA_FOLDER,
     Snapshot,
@@ -16,23 +37,26 @@ from lakewarden.handlers.iceberg.metadata import (
     foreign_snapshot,
     has_other_catalog,
     manifests_of,
+    metadata_of,
     newest_version,
     read_metadata,
     relative_path,
     version_path,
 )
-from lakewarden.handlers.observations import File, ObservedCommit
+from lakewarden.handlers.observations import File, ObservedCommit, UnreadableCommit
+
+log = structlog.get_logger(__name__)
 
 
 class IcebergFollower(NumberedFollower):
-    """One Iceberg table."""
+    """One Iceberg table of a Hadoop catalog."""
 
     format = "iceberg"
 
     def __init__(self, uri: str, files: TableFiles) -> None:
         super().__init__(uri, files)
         self._gzipped = False
-        self._newest_snapshot: int | None = None
+        self._newest_snapshot: Snapshot | None = None
 
     def _path(self, number: int) -> str:
         return version_path(number, gzipped=self._gzipped)
@@ -49,8 +73,8 @@ class IcebergFollower(NumberedFollower):
         found = newest_version(listed)
         if found is None and has_other_catalog(listed):
             raise UnreadableTableError(
-                "only the table's catalog knows which of its metadata files is committed; the watcher follows tables of a Hadoop "
-                "catalog (metadata/v<N>.metadata.json)"
+                "only the table's catalog knows which of its metadata files is committed; name it by its catalog "
+                "(catalog:namespace.table), as docs/watch.md says"
             )
         if found is None:
             raise UnreadableTableError(f"{METADATA_FOLDER} has no metadata file")
@@ -60,18 +84,150 @@ class IcebergFollower(NumberedFollower):
 
     async def _read(self, number: int, body: bytes) -> list[ObservedCommit]:  # noqa: ARG002 - snapshots have names of their own
         metadata = read_metadata(body)
-        found = [
-            commit
-            for snapshot in metadata.since(self._newest_snapshot)
-            if not snapshot.is_gates and (commit := await self._commit(snapshot, metadata)) is not None
-        ]
+        snapshots, _ = metadata.since(self._newest_snapshot)
+        found = [await _commit(each, metadata, self._files) for each in snapshots]
         self._newest_snapshot = metadata.newest
-        return found
+        return [each for each in found if each is not None]
 
-    async def _commit(self, snapshot: Snapshot, metadata: TableMetadata) -> ObservedCommit | None:
-        listed = await self._files.read(relative_path(snapshot.manifests, metadata.location))
-        manifests = [
-            (each.spec, await self._files.read(relative_path(each.path, metadata.location)))
-            for each in manifests_of(listed, snapshot.id)
-        ]
-        return foreign_snapshot(snapshot, manifests, metadata)
+
+class CatalogFollower:
+    """One Iceberg table that a catalog names. Its URI is its location."""
+
+    format = "iceberg"
+
+    def __init__(
+        self, name: TableName, catalog: Catalog, buckets: Buckets, is_own: Callable[[str], bool]
+    ) -> None:
+        """`is_own`: whether this watcher watches the table with a URI."""
+        self._name, self._catalog, self._buckets, self._is_own = name, catalog, buckets, is_own
+        self.uri: str | None = None
+        """As of the last answer."""
+        self.files: TableFiles | None = None
+        self.began = False
+        """Whether its position is known. Without, another agent's watcher has the table, or no look has succeeded."""
+        self._uuid: str | None = None
+        self._answer: Answer | None = None
+        self._newest: Snapshot | None = None
+        self._stuck: tuple[int, float] | None = None
+        """The snapshot that can't be read, and since when."""
+        self._is_cut = False
+        self._changed_at = float("-inf")
+
+    async def look(self) -> Look:
+        """Ask the catalog for the table, and read the snapshots since the last look."""
+        now = monotonic()
+        if self.began and self.uri is not None and not self._is_own(self.uri):
+            log.info("watch.table-left", table=self.uri, name=str(self._name))
+            self._forget()
+        answer = await self._catalog.load(self._name, self._answer)
+        if answer is self._answer:
+            return Look(now - self._changed_at < ACTIVE_SECONDS)
+        metadata = await self._metadata(answer)
+        self._locate(metadata)
+        assert self.uri is not None
+        if not self._is_own(self.uri):
+            return Look(active=False)
+        if not self.began:
+            self._begin(answer, metadata)
+            return Look(active=False)
+        snapshots, is_whole = metadata.since(self._newest)
+        if not is_whole and not answer.is_whole:
+            metadata = await self._metadata(await self._catalog.load(self._name, None, whole=True))
+            snapshots, is_whole = metadata.since(self._newest)
+        if not is_whole:
+            self._report_cut()
+        return await self._read(answer, metadata, snapshots, now)
+
+    def _forget(self) -> None:
+        self.began, self._answer, self._newest, self._stuck = False, None, None, None
+
+    async def _metadata(self, answer: Answer) -> TableMetadata:
+        if answer.metadata is not None:
+            return metadata_of(answer.metadata)
+        folder, _, name = answer.pointer.rpartition("/")
+        return read_metadata(await self._files_of(folder).read(name))
+
+    def _files_of(self, location: str) -> TableFiles:
+        try:
+            return self._buckets.table(canonical_table(location))
+        except UnreadableTableError:
+            raise
+        except (AgentError, ValueError) as error:
+            raise UnreadableTableError(f"the table's location can't be watched: {error}") from error
+
+    def _locate(self, metadata: TableMetadata) -> None:
+        files = self._files_of(metadata.location)
+        uri = canonical_table(metadata.location)
+        if self.began and (uri, metadata.uuid) != (self.uri, self._uuid):
+            log.warning(
+                "watch.position-lost",
+                table=uri,
+                name=str(self._name),
+                why="the catalog has another table of this name",
+            )
+            self._forget()
+        self.uri, self.files, self._uuid = uri, files, metadata.uuid
+
+    def _begin(self, answer: Answer, metadata: TableMetadata) -> None:
+        self.began, self._answer, self._newest = True, answer, metadata.newest
+        newest = None if metadata.newest is None else metadata.newest.id
+        log.info("watch.table", table=self.uri, format=self.format, name=str(self._name), commit=newest)
+
+    def _report_cut(self) -> None:
+        if not self._is_cut:
+            log.warning(
+                "watch.history-cut",
+                table=self.uri,
+                name=str(self._name),
+                detail="the catalog doesn't list all snapshots since the last look; those that it doesn't list are not reported; "
+                "the format's own check finds a conflict",
+            )
+        self._is_cut = True
+
+    async def _read(
+        self, answer: Answer, metadata: TableMetadata, snapshots: list[Snapshot], now: float
+    ) -> Look:
+        assert self.files is not None
+        found: list[ObservedCommit] = []
+        for each in snapshots[:MAX_COMMITS]:
+            try:
+                commit = await _commit(each, metadata, self.files)
+            except (UnreadableCommit, UnreadableTableError) as error:
+                if not self._leave_behind(each, snapshots[-1], now):
+                    return Look(now - self._changed_at < ACTIVE_SECONDS, found, complete=False,
+                                problems=[(each.manifests, str(error))])  # fmt: skip
+                return Look(active=True, seen=found, complete=False)
+            self._newest, self._changed_at = each, now
+            if commit is not None:
+                found.append(commit)
+        is_complete = len(snapshots) <= MAX_COMMITS
+        if is_complete:
+            self._answer, self._stuck = answer, None
+        return Look(now - self._changed_at < ACTIVE_SECONDS, found, complete=is_complete)
+
+    def _leave_behind(self, snapshot: Snapshot, newest: Snapshot, now: float) -> bool:
+        """Whether the watcher goes on without a snapshot that can't be read."""
+        if self._stuck is None or self._stuck[0] != snapshot.id:
+            self._stuck = snapshot.id, now
+        if snapshot is newest or now - self._stuck[1] < RECHECK_SECONDS:
+            return False
+        log.warning(
+            "watch.position-lost",
+            table=self.uri,
+            name=str(self._name),
+            why=f"snapshot {snapshot.id} can't be read",
+        )
+        self._newest, self._stuck = snapshot, None
+        return True
+
+
+async def _commit(snapshot: Snapshot, metadata: TableMetadata, files: TableFiles) -> ObservedCommit | None:
+    """What is to be reported of a snapshot, if it is foreign and has changed a file."""
+    if snapshot.is_gates:
+        return None
+    listed = await files.read(relative_path(snapshot.manifests, metadata.location))
+    manifests = [
+        (each.spec, await files.read(relative_path(each.path, metadata.location)))
+        for each in manifests_of(listed, snapshot.id)
+    ]
+    return foreign_snapshot(snapshot, manifests, metadata)

@@ -14,13 +14,17 @@
 - A table that a glob has found is left after its folders were absent for `ABSENT_SECONDS`: it was dropped. If it comes back, the
   glob finds it as a new table. A table that can't be read is not absent. A table that `watch` names is never left.
 - A watcher of an agent watches some of the tables only (docs/decisions/0054). When they change, it looks for tables at once.
+- A table of a catalog (`prod:air.flights`) has the name of its entry until the catalog has answered, and then the URI of its
+  location, which may change. So each watcher asks for each of them, and again every `DISCOVERY_SECONDS` while another agent's
+  watcher has its URI. The catalog lists the tables that a pattern (`prod:air.*`) finds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import anyio
 import structlog
@@ -30,9 +34,11 @@ from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
+from lakewarden.agent.watching.catalogs import TableName, catalogs
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import Follower, Look
 from lakewarden.agent.watching.formats import follow, format_of
+from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.agent.watching.reports import reports
 from lakewarden.events import WriterEventUnion, is_glob, require_canonical
 from lakewarden.handlers.hudi.errors import UnreadableHudi
@@ -57,13 +63,20 @@ Publish = Callable[[list[WriterEventUnion]], Awaitable[None]]
 class _Table:
     """One table that is watched."""
 
+    key: str
+    """Its URI, or its name in a catalog."""
     uri: str
-    files: TableFiles
+    """Until the catalog has answered, its name there."""
+    follow: Callable[[], Awaitable[Follower]]
+    rounds: anyio.CapacityLimiter
+    files: TableFiles | None = None
     glob: str | None = None
     """The glob that has found it, or None if `watch` names it."""
     absent_since: float | None = None
     """When the glob's folder was listed without it for the first time."""
     is_dropped: bool = False
+    is_refused: bool = False
+    """Whether it was logged that the agents don't serve it."""
     watched: Follower | None = None
     looked_at: float | None = None
     """When the last look began that succeeded."""
@@ -91,23 +104,38 @@ class Watcher:
         self._reassigned = anyio.Event()
         self._buckets = Buckets(settings)
         self._rounds = anyio.CapacityLimiter(MAX_ROUNDS)
+        self._catalogs = catalogs(settings)
+        self._allows = settings.placement().allows
         self.tables: dict[str, _Table] = {}
         self._unreadable: set[str] = set()
         """Globs, and folders below them, that can't be listed, as they were logged."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            while True:
-                self._reassigned = anyio.Event()
-                for glob in self._globs:
-                    if not is_glob(glob) and self._is_own(glob):
-                        self._start(tasks, glob)
-                for glob in self._globs:
-                    if is_glob(glob):
-                        await self._discover(tasks, glob)
-                with anyio.move_on_after(DISCOVERY_SECONDS):
-                    await self._reassigned.wait()
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    self._reassigned = anyio.Event()
+                    await self._find(tasks)
+                    with anyio.move_on_after(DISCOVERY_SECONDS):
+                        await self._reassigned.wait()
+        finally:
+            for each in self._catalogs.values():
+                await each.close()
+
+    async def _find(self, tasks: TaskGroup) -> None:
+        """Start to watch all tables that are not watched yet."""
+        names = {entry: TableName.of(entry) for entry in self._globs}
+        for entry, name in names.items():
+            if not is_glob(entry) and name is not None:
+                self._start_named(tasks, name)
+            elif not is_glob(entry) and self._is_own(entry):
+                self._start(tasks, entry)
+        for entry, name in names.items():
+            if is_glob(entry) and name is not None:
+                await self._discover_names(tasks, entry, name)
+            elif is_glob(entry):
+                await self._discover(tasks, entry)
 
     def reassign(self) -> None:
         """Look for new tables of this watcher now. It leaves former ones before its next look at them."""
@@ -116,12 +144,43 @@ class Watcher:
     @property
     def requests(self) -> int:
         """How many listings and reads were sent."""
-        return sum(each.files.requests for each in self.tables.values())
+        files = sum(each.files.requests for each in self.tables.values() if each.files is not None)
+        return files + sum(each.requests for each in self._catalogs.values())
 
     def _start(self, tasks: TaskGroup, uri: str, glob: str | None = None) -> None:
         if uri not in self.tables:
-            table = self.tables[uri] = _Table(uri, self._buckets.table(uri), glob)
+            files = self._buckets.table(uri)
+            make = partial(follow, uri, files, self._settings)
+            table = self.tables[uri] = _Table(uri, uri, make, self._rounds, files, glob)
             tasks.start_soon(self._watch, table)
+
+    def _start_named(self, tasks: TaskGroup, name: TableName, glob: str | None = None) -> None:
+        key, catalog = str(name), self._catalogs[name.catalog]
+
+        async def make() -> Follower:
+            return CatalogFollower(name, catalog, self._buckets, self._is_own)
+
+        if key not in self.tables:
+            table = self.tables[key] = _Table(key, key, make, catalog.rounds, glob=glob)
+            tasks.start_soon(self._watch_named, table)
+
+    async def _discover_names(self, tasks: TaskGroup, glob: str, pattern: TableName) -> None:
+        """As `_discover`, below a namespace of a catalog."""
+        try:
+            listed = await self._catalogs[pattern.catalog].tables(pattern.namespace)
+        except AgentError as error:
+            self._report_unreadable("watch.glob-unreadable", glob, glob, error)
+            return
+        self._unreadable.discard(glob)
+        present = {
+            str(replace(pattern, table=each)): each for each in listed if fnmatchcase(each, pattern.table)
+        }
+        for table in self.tables.values():
+            if table.glob == glob:
+                self._note_presence(table, is_table=table.key in present)
+        for key in sorted(present.keys() - self.tables.keys()):
+            self._start_named(tasks, replace(pattern, table=present[key]), glob)
+            log.info("watch.table-found", table=key, glob=glob)
 
     async def _discover(self, tasks: TaskGroup, glob: str) -> None:
         """Start to watch the new tables below a glob, and leave those that were dropped."""
@@ -175,11 +234,40 @@ class Watcher:
     async def _watch(self, table: _Table) -> None:
         while self._is_own(table.uri) and not table.is_dropped:
             began = monotonic()
-            async with self._rounds:
+            async with table.rounds:
                 active = await self._look_or_log(table)
-            period = self._settings.watch_seconds if active else self._settings.watch_idle_seconds
-            await anyio.sleep(max(0.0, began + period - monotonic()))
-        del self.tables[table.uri]
+            await self._sleep(began, active=active)
+        self._leave(table)
+
+    async def _watch_named(self, table: _Table) -> None:
+        """As `_watch`, a table of a catalog."""
+        while not table.is_dropped:
+            began, reassigned = monotonic(), self._reassigned
+            async with table.rounds:
+                active = await self._look_or_log(table)
+            await self._sleep(began, active=active)
+            if table.trouble is None and not self._is_own(table.uri):
+                self._report_not_allowed(table)
+                with anyio.move_on_after(DISCOVERY_SECONDS):
+                    await reassigned.wait()
+        self._leave(table)
+
+    def _report_not_allowed(self, table: _Table) -> None:
+        if table.glob is None and not table.is_refused and not self._allows(table.uri):
+            table.is_refused = True
+            log.warning(
+                "watch.not-allowed",
+                table=table.uri,
+                name=table.key,
+                detail="allow doesn't cover it, so it is not watched",
+            )
+
+    async def _sleep(self, began: float, *, active: bool) -> None:
+        period = self._settings.watch_seconds if active else self._settings.watch_idle_seconds
+        await anyio.sleep(max(0.0, began + period - monotonic()))
+
+    def _leave(self, table: _Table) -> None:
+        del self.tables[table.key]
         if table.is_dropped:
             log.info("watch.table-dropped", table=table.uri, detail="its folders are absent")
         else:
@@ -202,8 +290,10 @@ class Watcher:
         began = monotonic()
         try:
             if table.watched is None:
-                table.watched = await follow(table.uri, table.files, self._settings)
+                table.watched = await table.follow()
             look = await table.watched.look()
+            if isinstance(table.watched, CatalogFollower):
+                table.uri, table.files = table.watched.uri or table.key, table.watched.files
         except (UnreadableTableError, UnreadableHudi, UnreadableCommit) as error:
             self._report_trouble(table, str(error))
             if table.watched is not None and not table.watched.began:

@@ -169,10 +169,10 @@ class ClientCredentials:
         )
         try:
             with opener.open(request, timeout=REQUEST_SECONDS) as answer:
-                return _token_of(answer.read(MAX_ANSWER_BYTES), access.oauth_token_url)
+                return token_of(answer.read(MAX_ANSWER_BYTES), access.oauth_token_url)
         except urllib.error.HTTPError as error:
             with error:
-                why = _error_code(error.read(MAX_ANSWER_BYTES))
+                why = error_code(error.read(MAX_ANSWER_BYTES))
             raise TokenError(
                 f"the token endpoint {access.oauth_token_url} answers {error.code}{why}; check oauth_client_id, "
                 "oauth_client_secret_file and oauth_scope"
@@ -191,7 +191,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _token_of(answer: bytes, url: str) -> tuple[str, float]:
+def token_of(answer: bytes, url: str) -> tuple[str, float]:
     """The token and its lifetime in seconds."""
     try:
         found = json.loads(answer)
@@ -201,7 +201,7 @@ def _token_of(answer: bytes, url: str) -> tuple[str, float]:
     return _checked(token), max(lifetime, 0.0)
 
 
-def _error_code(answer: bytes) -> str:
+def error_code(answer: bytes) -> str:
     """The error code of RFC 6749, if the answer has one. Not its description, which may quote the request."""
     try:
         code = json.loads(answer)["error"]

@@ -1,11 +1,13 @@
-"""The metadata files of an Iceberg table in a Hadoop catalog, and the footprint of one snapshot.
+"""The metadata of an Iceberg table, the metadata files of a Hadoop catalog, and the footprint of one snapshot.
 
-It relies on these facts of Iceberg's table format 1 and 2:
+It relies on these facts of Iceberg's table formats 1 to 3:
 
 - In a Hadoop catalog, version N of the table is `metadata/v<N>.metadata.json`: it exists exactly if it is committed. In any other
-  catalog only the catalog knows which file counts, so such a table isn't followed.
+  catalog only the catalog knows which file counts.
 - A snapshot has a manifest list. The manifests whose `added_snapshot_id` is the snapshot's have its changes: entries with the
-  status 1 (added) or 2 (deleted). `content` is 0 for data files, 1 and 2 for delete files.
+  status 1 (added) or 2 (deleted). `content` is 0 for data files, 1 and 2 for delete files; the deletion vectors of format 3 are
+  delete files, too.
+- Each new snapshot of a table has the next sequence number (format 1 has none), whatever branch it is on.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from lakewarden.handlers.partition_spelling import (
 )
 
 METADATA_FOLDER: Final = "metadata/"
-FORMAT_VERSIONS: Final = (1, 2)
+FORMAT_VERSIONS: Final = (1, 2, 3)
 
 _VERSION = re.compile(r"metadata/v(\d+)(\.gz)?\.metadata\.json")
 _OTHER_CATALOG = re.compile(r"metadata/\d+-[0-9a-f-]+(\.gz)?\.metadata\.json")
@@ -82,6 +84,9 @@ class Snapshot:
     manifests: str
     """Path of its list of manifests."""
     is_gates: bool
+    age: tuple[int, int] = (0, 0)
+    """Sequence number and time in milliseconds: higher than that of each older snapshot of the table."""
+    parent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +99,48 @@ class TableMetadata:
     appends_invalidate: bool
     """Whether Iceberg refuses a MERGE for rows that were appended to its partitions meanwhile."""
     location: str
+    uuid: str | None = None
+    """None in format 1, maybe. A table that is dropped and created again has another one."""
+    listed: frozenset[int] = frozenset()
+    """The snapshots of all branches."""
 
-    def since(self, known: int | None) -> list[Snapshot]:
-        """Return the snapshots after this one, the oldest first. Empty if it is no ancestor: the branch was set back."""
-        found: list[Snapshot] = []
-        for each in self.snapshots:
-            if each.id == known:
-                return found[::-1]
-            found.append(each)
-        return found[::-1] if known is None else []
+    def since(self, known: Snapshot | None) -> tuple[list[Snapshot], bool]:
+        """Return the snapshots after this one, the oldest first, and whether that is certainly all of them.
+
+        | the newest snapshot | returned | all of them |
+        | --- | --- | --- |
+        | is `known`, or older: the branch was set back | none | yes |
+        | has `known` among its ancestors | those between | yes |
+        | has other ancestors, `known` is listed: it was set back, then written to | the newer ones | yes |
+        | is newer, `known` or an ancestor is not listed: expired, or never listed | the newer ones | no |
+        """
+        for index, each in enumerate(self.snapshots):
+            if known is not None and known.id in (each.id, each.parent):
+                return [*self.snapshots[: index + (each.id != known.id)]][::-1], True
+        newer = [each for each in self.snapshots if known is None or each.age > known.age]
+        if not newer:
+            return [], True
+        is_cut = len(newer) == len(self.snapshots) and newer[-1].parent is not None
+        return newer[::-1], not is_cut and (known is None or known.id in self.listed)
 
     @property
-    def newest(self) -> int | None:
-        """Id of the newest snapshot, or None."""
-        return self.snapshots[0].id if self.snapshots else None
+    def newest(self) -> Snapshot | None:
+        """The newest snapshot, or None."""
+        return self.snapshots[0] if self.snapshots else None
 
 
 def read_metadata(body: bytes) -> TableMetadata:
     """Return what a metadata file says. Raises `UnreadableCommit`."""
     try:
         fields = json.loads(inflate_gzip(body, MAX_BYTES) if body.startswith(b"\x1f\x8b") else body)
+    except (ValueError, EOFError, OSError) as error:
+        raise _unreadable(error) from error
+    return metadata_of(fields)
+
+
+def metadata_of(fields: Any) -> TableMetadata:
+    """Return what metadata says that is decoded already. Raises `UnreadableCommit`."""
+    try:
         version = fields["format-version"]
         if version not in FORMAT_VERSIONS:
             raise UnreadableCommit(
@@ -127,9 +154,15 @@ def read_metadata(body: bytes) -> TableMetadata:
             appends_invalidate=properties.get("write.merge.isolation-level", "serializable").lower()
             == "serializable",
             location=str(fields["location"]),
+            uuid=fields.get("table-uuid"),
+            listed=frozenset(each["snapshot-id"] for each in fields.get("snapshots") or ()),
         )
-    except (KeyError, TypeError, AttributeError, ValueError, EOFError, OSError) as error:
-        raise UnreadableCommit(f"the table's metadata can't be read: {error!r:.200}") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> UnreadableCommit:
+    return UnreadableCommit(f"the table's metadata can't be read: {error!r:.200}")
 
 
 def relative_path(path: str, location: str) -> str:
@@ -225,6 +258,8 @@ def _text(value: Any, kind: str) -> str:
             return f"{value:f}"
         case int() if kind == "date":
             return date_of(value)
+        case int() if kind.endswith("_ns"):
+            raise ValueError(f"partitions by a {kind} are not followed")
         case int() if kind.startswith("timestamp"):
             return iceberg_moment(value, zoned=kind == "timestamptz")
         case _:
@@ -244,6 +279,8 @@ def _main_branch(fields: Mapping[str, Any]) -> Iterator[Snapshot]:
             str(summary.get("operation")),
             str(each["manifest-list"]),
             TRANSACTION in summary,
+            (int(each.get("sequence-number") or 0), int(each.get("timestamp-ms") or 0)),
+            each.get("parent-snapshot-id"),
         )
         number = each.get("parent-snapshot-id")
 

@@ -93,6 +93,7 @@ async def test_an_idle_look_is_one_request(lake: Lake) -> None:
     async with lake.watched() as running:
         (table,) = running.tables.values()
     assert table.watched is not None
+    assert table.files is not None
     counts = [table.files.requests]
 
     for _ in range(3):

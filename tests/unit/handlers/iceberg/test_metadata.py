@@ -41,7 +41,7 @@ def version(number: int) -> TableMetadata:
 def footprint(number: int, **changes: Any) -> Footprint | None:
     """The footprint of the snapshot that a version has added, with other facts of the table."""
     metadata = replace(version(number), **changes)
-    (snapshot,) = metadata.since(version(number - 1).newest)
+    ((snapshot,), _) = metadata.since(version(number - 1).newest)
     listed = manifests_of(recorded(relative_path(snapshot.manifests, metadata.location)), snapshot.id)
     bodies = [(each.spec, recorded(relative_path(each.path, metadata.location))) for each in listed]
     found = foreign_snapshot(snapshot, bodies, metadata)
@@ -143,24 +143,63 @@ def test_a_delete_file_refutes_rewrites_of_its_partition_and_an_existing_file_no
 
 def test_a_version_without_a_new_snapshot_reports_nothing() -> None:
     """Version 6 sets a property of the table. Version 7 has the gate's property in its summary."""
-    assert version(6).since(version(5).newest) == []
-    assert [each.is_gates for each in version(7).since(version(6).newest)] == [True]
+    assert version(6).since(version(5).newest) == ([], True)
+    ((snapshot,), _) = version(7).since(version(6).newest)
+    assert snapshot.is_gates
 
 
 def test_the_isolation_level_is_the_tables_property() -> None:
     assert version(2).appends_invalidate
 
 
-@pytest.mark.parametrize(
-    ("known", "expected"),
-    [(3, []), (1, [2, 3]), (None, [1, 2, 3]), (9, [])],
-    ids=["none", "two", "a new table", "set back"],
-)
-def test_snapshots_since_a_known_one(known: int | None, expected: list[int]) -> None:
-    """A known one that is no ancestor means that the branch was set back, or that it has expired."""
-    metadata = TableMetadata(SNAPSHOTS, {}, appends_invalidate=True, location="/t")
+def branch(*chain: tuple[int, int | None], listed: tuple[int, ...] = ()) -> TableMetadata:
+    """Metadata whose main branch has these snapshots with their parents, and that lists others, too."""
+    snapshots = tuple(Snapshot(each, "append", "m", False, (each, 0), parent) for each, parent in chain)  # noqa: FBT003
+    known = frozenset((*(each for each, _ in chain), *listed))
+    return TableMetadata(snapshots, {}, appends_invalidate=True, location="/t", listed=known)
 
-    assert [each.id for each in metadata.since(known)] == expected
+
+WHOLE = ((3, 2), (2, 1), (1, None))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "known", "expected", "is_all"),
+    [
+        pytest.param(branch(*WHOLE), 3, [], True, id="nothing new"),
+        pytest.param(branch(*WHOLE), 1, [2, 3], True, id="two new ones"),
+        pytest.param(branch(*WHOLE), None, [1, 2, 3], True, id="a table that was empty"),
+        pytest.param(branch(), None, [], True, id="an empty table"),
+        pytest.param(branch((1, None), listed=(2,)), 2, [], True, id="set back"),
+        pytest.param(branch((1, None)), 2, [], True, id="set back, and the known one has expired"),
+        pytest.param(branch((3, 1), (1, None), listed=(2,)), 2, [3], True, id="set back, then written to"),
+        pytest.param(branch((4, None), listed=(3,)), 3, [4], True, id="replaced by CREATE OR REPLACE"),
+        pytest.param(branch((4, 3)), 3, [4], True, id="refs only, one new one"),
+        pytest.param(branch((4, 3)), 2, [4], False, id="refs only, two new ones"),
+        pytest.param(branch((4, 3)), None, [4], False, id="refs only, a table that was empty"),
+        pytest.param(
+            branch((4, 3), listed=(1,)), 1, [4], False, id="an ancestor has expired, the known one not"
+        ),
+        pytest.param(branch((5, None)), 3, [5], False, id="Nessie: the newest one only, without its parent"),
+    ],
+)
+def test_snapshots_since_a_known_one(
+    *, metadata: TableMetadata, known: int | None, expected: list[int], is_all: bool
+) -> None:
+    before = None if known is None else Snapshot(known, "append", "m", is_gates=False, age=(known, 0))
+
+    found, whole = metadata.since(before)
+
+    assert ([each.id for each in found], whole) == (expected, is_all)
+
+
+def test_format_1_has_no_sequence_numbers_so_a_childs_clock_may_be_behind() -> None:
+    """Iceberg permits a minute."""
+    chain = tuple(replace(each, age=(0, 1000 - each.id), parent=each.id - 1 or None) for each in SNAPSHOTS)
+    metadata = TableMetadata(chain, {}, appends_invalidate=True, location="/t")
+
+    found, whole = metadata.since(chain[-1])
+
+    assert ([each.id for each in found], whole) == ([2, 3], True)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +224,7 @@ def test_a_file_elsewhere_is_an_error() -> None:
     [
         (b"", "can't be read"),
         (b"[]", "can't be read"),
-        (b'{"format-version": 3}', "format version 3 of Iceberg is unknown"),
+        (b'{"format-version": 5}', "format version 5 of Iceberg is unknown"),
         (b'{"format-version": 2}', "can't be read"),
         pytest.param(gzip.compress(b'{"format-version": 4}'), "format version 4", id="packed"),
         pytest.param(gzip.compress(b"{}")[:-4], "can't be read", id="packed-and-cut"),

@@ -1,0 +1,383 @@
+"""Asks catalogs of Iceberg for a table's current metadata, and for the tables of a namespace.
+
+| type | request | answer |
+| --- | --- | --- |
+| `rest` | `GET …/tables/T?snapshots=refs` | the metadata with each branch's newest snapshot; 304 if an ETag hasn't changed |
+| `sql` | one SELECT of `iceberg_tables` | the location of the metadata file |
+| `glue` | `GetTable` | the location of the metadata file, a parameter of the table |
+
+- A catalog is configured by the properties that pyiceberg has for it (docs/watch.md). A REST server's `/v1/config` adds some.
+- Each failure is an `UnreadableTableError` that names the catalog and the table. No text has a credential. The watcher
+  looks again in its next period, so no request is repeated, except once with a new token after a 401 or 419.
+- An OAuth2 token is renewed when a fifth of its lifetime is left. If that fails, the old one is used until it ends. Simultaneous
+  requests wait for one renewal.
+- `watch_timeout_seconds` bounds each request with its answer, `MAX_FILE_BYTES` its size. A catalog has `MAX_REQUESTS` at a time:
+  one that hangs delays its own tables only.
+- Redirects are not followed: they would send credentials to another place.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote, urlencode
+
+import anyio
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.settings import Settings, catalog_entry
+from lakewarden.agent.stores.port import shorten
+from lakewarden.agent.watching.files import MAX_FILE_BYTES, AbsentFileError, UnreadableTableError
+from lakewarden.events.access.tokens import RENEW_SHARE, TokenError, error_code, token_of
+
+MAX_REQUESTS = 8
+"""To one catalog at the same time."""
+MAX_PAGES = 1_000
+"""Of the tables of a namespace."""
+EXPIRED = (401, 419)
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table by its catalog. A pattern has wildcards in `table`."""
+
+    catalog: str
+    namespace: tuple[str, ...]
+    table: str
+
+    @classmethod
+    def of(cls, entry: str) -> TableName | None:
+        """The name in an entry of `watch`, or None if it is a URI."""
+        found = catalog_entry(entry)
+        if found is None:
+            return None
+        catalog, namespace, table = found
+        return cls(catalog, tuple(namespace.split(".")), table)
+
+    def __str__(self) -> str:
+        return f"{self.catalog}:{'.'.join(self.namespace)}.{self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a catalog says of a table."""
+
+    pointer: str
+    """Changes with each commit: the location of the metadata file."""
+    metadata: Mapping[str, Any] | None = None
+    """None: it is to be read from that file."""
+    is_whole: bool = True
+    """Whether the metadata has all snapshots that the catalog lists."""
+    etag: str | None = None
+    digest: int | None = None
+    """Of the whole answer. One that is sent again isn't decoded again."""
+
+
+class Catalog(ABC):
+    """One catalog."""
+
+    def __init__(self, name: str, properties: Mapping[str, str], timeout: float) -> None:
+        self.name, self._properties, self._timeout = name, properties, timeout
+        self.rounds = anyio.CapacityLimiter(MAX_REQUESTS)
+        """Looks at tables of this catalog at the same time."""
+        self.requests = 0
+        """How many were sent."""
+        self._open = AsyncExitStack()
+
+    async def load(self, name: TableName, known: Answer | None, *, whole: bool = False) -> Answer:
+        """The table; `known` itself if it has not changed since. `whole`: with all snapshots."""
+        return await self._bounded(
+            lambda: self._load(name, known, whole=whole),
+            f"table {'.'.join((*name.namespace, name.table))} of catalog {self.name}",
+        )
+
+    async def tables(self, namespace: tuple[str, ...]) -> list[str]:
+        """The names of the tables in a namespace."""
+        return await self._bounded(
+            lambda: self._tables(namespace), f"namespace {'.'.join(namespace)} of catalog {self.name}"
+        )
+
+    async def close(self) -> None:
+        """Close its connections."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(self._timeout):
+            await self._open.aclose()
+
+    async def _bounded(self, request: Callable[[], Awaitable[_Result]], what: str) -> _Result:
+        try:
+            with anyio.fail_after(self._timeout):
+                return await request()
+        except TimeoutError:
+            raise UnreadableTableError(f"{what}: no answer within {self._timeout:g} s") from None
+        except UnreadableTableError as error:
+            raise type(error)(f"{what}: {error}") from error
+
+    @abstractmethod
+    async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer: ...
+
+    @abstractmethod
+    async def _tables(self, namespace: tuple[str, ...]) -> list[str]: ...
+
+
+def catalogs(settings: Settings) -> dict[str, Catalog]:
+    """The configured catalogs. Nothing is sent yet."""
+    kinds: dict[str, type[Catalog]] = {"rest": RestCatalog}
+    found: dict[str, Catalog] = {}
+    for name, secret in settings.catalogs.items():
+        properties = {key: value.get_secret_value() for key, value in secret.items()}
+        found[name] = kinds[properties["type"]](name, properties, settings.watch_timeout_seconds)
+    return found
+
+
+class RestCatalog(Catalog):
+    """A server of Iceberg's REST protocol."""
+
+    def __init__(self, name: str, properties: Mapping[str, str], timeout: float) -> None:
+        super().__init__(name, properties, timeout)
+        self._session: Any = None
+        self._configured: Mapping[str, str] | None = None
+        self._starting = anyio.Lock()
+        self._token = ""
+        self._renew_at = self._expires_at = float("-inf")
+        self._renewing = anyio.Lock()
+        self._signer: Any = None
+
+    async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer:
+        path = f"{await self._namespace(name.namespace)}/tables/{quote(name.table, safe='')}"
+        condition = {"If-None-Match": known.etag} if known is not None and known.etag else {}
+        status, headers, body = await self._get(path, {"snapshots": "all" if whole else "refs"}, condition)
+        if known is not None and (status == 304 or hash(body) == known.digest):
+            return known
+        fields = _decoded(body)
+        metadata = fields.get("metadata")
+        if not isinstance(metadata, dict):
+            raise UnreadableTableError("the answer has no metadata")
+        pointer = str(fields.get("metadata-location") or hash(body))
+        if known is not None and pointer == known.pointer and not whole:
+            return known
+        return Answer(pointer, metadata, whole, headers.get("ETag"), hash(body))
+
+    async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
+        path = f"{await self._namespace(namespace)}/tables"
+        found: list[str] = []
+        query: dict[str, str] = {}
+        for _ in range(MAX_PAGES):
+            _, _, body = await self._get(path, query)
+            fields = _decoded(body)
+            try:
+                found += [str(each["name"]) for each in fields["identifiers"]]
+            except (KeyError, TypeError) as error:
+                raise UnreadableTableError("the answer has no identifiers") from error
+            token = fields.get("next-page-token")
+            if not token:
+                return found
+            query = {"pageToken": str(token)}
+        raise UnreadableTableError(f"more than {MAX_PAGES:,} pages of tables")
+
+    async def _namespace(self, namespace: tuple[str, ...]) -> str:
+        configured = await self._configuration()
+        separator = quote(unquote(configured.get("namespace-separator", "%1F")), safe="")
+        levels = separator.join(quote(each, safe="") for each in namespace)
+        prefix = configured.get("prefix", "").strip("/")
+        return f"{quote(unquote(prefix), safe='/') + '/' * bool(prefix)}namespaces/{levels}"
+
+    async def _configuration(self) -> Mapping[str, str]:
+        """The properties with those of the server. It is asked once."""
+        async with self._starting:
+            if self._configured is None:
+                warehouse = self._properties.get("warehouse")
+                _, _, body = await self._get("config", {"warehouse": warehouse} if warehouse else {})
+                fields = _decoded(body)
+                merged = {
+                    **_of_server(fields.get("defaults")),
+                    **self._properties,
+                    **_of_server(fields.get("overrides")),
+                }
+                self._properties = self._configured = merged
+            return self._configured
+
+    async def _get(
+        self, path: str, query: Mapping[str, str], headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        url = f"{self._properties['uri'].rstrip('/')}/v1/{path}{'?' if query else ''}{urlencode(query)}"
+        given = {"Accept": "application/json", **self._own_headers(), **(headers or {})}
+        authorized, token = await self._authorized(url, given)
+        status, answered, body = await self._send("GET", url, authorized)
+        if status in EXPIRED and token is not None:
+            self._refuse(token)
+            authorized, _ = await self._authorized(url, given)
+            status, answered, body = await self._send("GET", url, authorized)
+        if status not in (200, 304):
+            raise _refusal(status, answered, body)
+        return status, answered, body
+
+    def _own_headers(self) -> dict[str, str]:
+        prefix = "header."
+        return {
+            key.removeprefix(prefix): each for key, each in self._properties.items() if key.startswith(prefix)
+        }
+
+    async def _authorized(self, url: str, headers: dict[str, str]) -> tuple[dict[str, str], str | None]:
+        """The headers with the credentials, and the OAuth2 token in them that can be renewed."""
+        if self._properties.get("rest.sigv4-enabled", "").lower() == "true":
+            return await self._signed(url, headers), None
+        if self._secret("credential"):
+            token = await self._issued_token()
+            return {**headers, "Authorization": f"Bearer {token}"}, token
+        token = self._secret("token")
+        return {**headers, **({"Authorization": f"Bearer {token}"} if token else {})}, None
+
+    def _secret(self, key: str) -> str:
+        """A property, or the content of the file that `<key>-file` names, read for each request: it may be replaced."""
+        path = self._properties.get(f"{key}-file")
+        if path is None:
+            return self._properties.get(key, "")
+        try:
+            return Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnreadableTableError(f"{key}-file can't be read: {error}") from None
+
+    async def _issued_token(self) -> str:
+        async with self._renewing:
+            now = monotonic()
+            if now >= self._renew_at:
+                try:
+                    self._token, lifetime = await self._request_token()
+                except UnreadableTableError:
+                    if now >= self._expires_at:
+                        raise
+                else:
+                    self._expires_at = now + lifetime
+                    self._renew_at = now + lifetime * (1 - RENEW_SHARE)
+            return self._token
+
+    def _refuse(self, token: str) -> None:
+        """Request a new token, unless another look has done so meanwhile."""
+        if token == self._token:
+            self._renew_at = self._expires_at = float("-inf")
+
+    async def _request_token(self) -> tuple[str, float]:
+        user, separator, secret = self._secret("credential").partition(":")
+        form = {"grant_type": "client_credentials", "scope": self._properties.get("scope", "catalog")}
+        form |= {"client_id": user, "client_secret": secret} if separator else {"client_secret": user}
+        form |= {key: self._properties[key] for key in ("audience", "resource") if key in self._properties}
+        url = self._properties.get(
+            "oauth2-server-uri", f"{self._properties['uri'].rstrip('/')}/v1/oauth/tokens"
+        )
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+        status, _, body = await self._send("POST", url, headers, urlencode(form).encode())
+        if status != 200:
+            raise UnreadableTableError(
+                f"the token endpoint answers {status}{error_code(body)}; check credential, scope and oauth2-server-uri"
+            )
+        try:
+            return token_of(body, url)
+        except TokenError as error:
+            raise UnreadableTableError(str(error)) from None
+
+    async def _signed(self, url: str, headers: dict[str, str]) -> dict[str, str]:
+        """The headers with a signature of AWS, version 4, of a request without a body."""
+        # Imported here because it takes half a second, which other catalogs don't need.
+        from aiobotocore.session import AioSession
+        from botocore.auth import SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError
+
+        if self._signer is None:
+            self._signer = AioSession()
+        region = self._properties.get("rest.signing-region") or self._signer.get_config_variable("region")
+        try:
+            found = await self._signer.get_credentials()
+            frozen = None if found is None else await found.get_frozen_credentials()
+        except BotoCoreError as error:
+            raise UnreadableTableError(f"no credentials of AWS: {error}") from error
+        if frozen is None or not region:
+            raise UnreadableTableError(
+                "rest.sigv4-enabled needs credentials of AWS, and a region (rest.signing-region)"
+            )
+        request = AWSRequest("GET", url, headers=headers)
+        SigV4Auth(frozen, self._properties.get("rest.signing-name", "execute-api"), region).add_auth(request)
+        return dict(request.headers.items())
+
+    async def _send(
+        self, method: str, url: str, headers: Mapping[str, str], data: bytes | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """One request. Returns any answer."""
+        # Imported here because commands that ask no catalog need them as little as clients of stores.
+        import aiohttp
+        from yarl import URL
+
+        if self._session is None:
+            cafile = self._properties.get("ssl.cabundle")
+            try:
+                context = ssl.create_default_context(cafile=cafile)
+            except OSError as error:
+                raise UnreadableTableError(f"ssl.cabundle={cafile} can't be read: {error}") from error
+            self._session = await self._open.enter_async_context(
+                aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(ssl=context, limit=MAX_REQUESTS),
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    timeout=aiohttp.ClientTimeout(total=self._timeout),
+                )
+            )
+        self.requests += 1
+        try:
+            async with self._session.request(
+                method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
+            ) as answer:
+                body = bytearray()
+                async for part in answer.content.iter_any():
+                    body += part
+                    if len(body) > MAX_FILE_BYTES:
+                        raise UnreadableTableError(f"the answer has more than {MAX_FILE_BYTES:,} bytes")
+                return answer.status, answer.headers, bytes(body)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise UnreadableTableError(shorten(str(error) or repr(error))) from error
+
+
+def _of_server(found: Any) -> dict[str, str]:
+    """The properties that a server may set. It names no files of this machine."""
+    names = ("prefix", "uri", "namespace-separator", "oauth2-server-uri", "scope", "header.", "rest.s")
+    return {str(key): str(each) for key, each in dict(found or {}).items() if str(key).startswith(names)}
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UnreadableTableError("the answer is no JSON object; is uri that of an Iceberg REST catalog?")
+    return found
+
+
+_ADVICE = {
+    401: "check its credential or token",
+    403: "permit the watcher to load the table",
+    419: "its token has expired; renew it",
+}
+
+
+def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> UnreadableTableError:
+    """The error of an answer. The server's own text may quote a token that it refuses, so it is left out then."""
+    why = ""
+    if status not in EXPIRED:
+        try:
+            error = json.loads(body)["error"]
+            why = f": {shorten(str(error['message']))} ({error.get('type')})"
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            why = (
+                f" to {shorten(headers.get('Location', ''))}; set uri to that" if 300 <= status < 400 else ""
+            )
+    advice = f"; {_ADVICE[status]}" if status in _ADVICE else ""
+    kind = AbsentFileError if status == 404 else UnreadableTableError
+    return kind(f"HTTP {status}{why}{advice}")

@@ -1,0 +1,489 @@
+"""Iceberg tables of a catalog: what a watcher asks a REST server, what it makes of the answers, and what it says of failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from lakewarden.agent.errors import SettingsError
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.watching import iceberg, watcher
+from lakewarden.agent.watching.catalogs import Catalog, RestCatalog, TableName, catalogs
+from lakewarden.agent.watching.files import Buckets, UnreadableTableError
+from lakewarden.agent.watching.iceberg import CatalogFollower
+from lakewarden.agent.watching.watcher import Watcher
+from lakewarden.events import CommitCompleted, WriterEventUnion
+from lakewarden.handlers.observations import ObservedCommit
+from tests.recorded_iceberg import move, moved
+from tests.servers.faulty_http import Reply, faulty_server
+from tests.waiting import until
+
+FLIGHTS = TableName("prod", ("air",), "flights")
+SECRET = "planted-hunter2"
+FOREIGN = [
+    "4566699494934865161",
+    "6329998602131582366",
+    "3916602019452908686",
+    "2467974080789898127",
+    "287767109476664144",
+]
+"""The snapshots of the recorded table that aren't the gate's: those of versions 2, 3, 4, 5 and 8."""
+
+
+@dataclass
+class Server:
+    """Iceberg's REST protocol, for recorded tables that the test sets to versions."""
+
+    location: str
+    tables: dict[str, int] = field(default_factory=lambda: {"flights": 1})
+    """Version by name. They differ in their locations."""
+    has_etags: bool = True
+    lists_newest_only: bool = False
+    """As Nessie: without its parent, and with no notice of `snapshots`."""
+    uuid: str = "9993056d-ae88-4ddd-bfbc-af06936ca0e1"
+    received: list[web.Request] = field(default_factory=list)
+    uri: str = ""
+
+    def metadata(self, table: str, *, refs: bool) -> dict[str, Any]:
+        location = self.location if table == "flights" else f"{self.location}-{table}"
+        found = moved(self.tables[table], location) | {"table-uuid": self.uuid}
+        if refs or self.lists_newest_only:
+            found["snapshots"] = found.get("snapshots", [])[-1:]
+        if self.lists_newest_only:
+            for each in found["snapshots"]:
+                each.pop("parent-snapshot-id", None)
+        return found
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.received.append(request)
+        match request.path.split("/")[1:]:
+            case ["v1", "config"]:
+                fields: Any = {"defaults": {}, "overrides": {"prefix": "main"}}
+            case ["v1", "main", "namespaces", "air", "tables"]:
+                first, *others = [{"namespace": ["air"], "name": each} for each in self.tables]
+                fields = {"identifiers": others} if "pageToken" in request.query else {
+                    "identifiers": [first], "next-page-token": "2" if others else None
+                }  # fmt: skip
+            case ["v1", "main", "namespaces", "air", "tables", table] if table in self.tables:
+                refs = request.query["snapshots"] == "refs"
+                etag = f'"{table}-{self.tables[table]}-{refs}"'
+                headers = {"ETag": etag} if self.has_etags else {}
+                if self.has_etags and request.headers.get("If-None-Match") == etag:
+                    return web.Response(status=304, headers=headers)
+                metadata = self.metadata(table, refs=refs)
+                pointer = (
+                    f"{metadata['location']}/metadata/0000{self.tables[table]}-{self.uuid}.metadata.json"
+                )
+                fields = {
+                    "metadata-location": pointer,
+                    "metadata": metadata,
+                    "config": {"n": len(self.received)},
+                }
+                return web.json_response(fields, headers=headers)
+            case _:
+                error = {
+                    "message": f"Table does not exist: {request.path}",
+                    "type": "NoSuchTableException",
+                    "code": 404,
+                }
+                return web.json_response({"error": error}, status=404)
+        return web.json_response(fields)
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    made = Server(move(tmp_path.resolve() / "flights"))
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", made.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    made.uri = f"http://{host}:{port}"
+    yield made
+    await runner.cleanup()
+
+
+def settings_of(uri: str, *watch: str, **properties: str) -> Settings:
+    given: Any = {"prod": {"type": "rest", "uri": uri, **properties}}
+    return Settings(catalogs=given, watch=watch, watch_seconds=0.01, watch_idle_seconds=0.01)
+
+
+@asynccontextmanager
+async def follower_of(
+    server: Server, is_own: Callable[[str], bool] = lambda _: True
+) -> AsyncIterator[tuple[CatalogFollower, Catalog]]:
+    settings = settings_of(server.uri)
+    catalog = catalogs(settings)["prod"]
+    yield CatalogFollower(FLIGHTS, catalog, Buckets(settings), is_own), catalog
+    await catalog.close()
+
+
+async def versions(follower: CatalogFollower) -> list[str]:
+    return [each.version for each in (await follower.look()).seen if isinstance(each, ObservedCommit)]
+
+
+@pytest.mark.parametrize(
+    ("has_etags", "lists_newest_only"),
+    [(True, False), (False, False), (False, True)],
+    ids=["etags", "none", "as Nessie"],
+)
+async def test_foreign_commits_are_reported_and_an_idle_look_is_one_request(
+    server: Server, *, has_etags: bool, lists_newest_only: bool
+) -> None:
+    """Version 6 has no new snapshot, and version 7 is the gate's."""
+    server.has_etags, server.lists_newest_only = has_etags, lists_newest_only
+    seen: list[str] = []
+    async with follower_of(server) as (follower, catalog):
+        for number in range(1, 9):
+            server.tables["flights"] = number
+            seen += await versions(follower)
+            before = catalog.requests
+            assert await versions(follower) == []
+            assert catalog.requests == before + 1
+
+    assert follower.uri == server.location
+    assert seen == FOREIGN
+    assert {each.headers.get("Authorization") for each in server.received} == {None}
+
+
+@pytest.mark.parametrize(("newest_only", "expected"), [(False, FOREIGN[1:]), (True, FOREIGN[-1:])])
+async def test_several_commits_between_two_looks(
+    server: Server, *, newest_only: bool, expected: list[str]
+) -> None:
+    """Where the catalog lists the newest one only, the others are lost, which is logged once."""
+    server.lists_newest_only = newest_only
+    seen: list[str] = []
+    with capture_logs() as logs:
+        async with follower_of(server) as (follower, _):
+            for number in (2, 5, 8):
+                server.tables["flights"] = number
+                seen += await versions(follower)
+
+    assert seen == (["2467974080789898127", *expected] if newest_only else expected)
+    assert [each["event"] for each in logs].count("watch.history-cut") == int(newest_only)
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "event", "reported"),
+    [
+        pytest.param(3, {}, None, [], id="the branch was set back"),
+        pytest.param(8, {"uuid": "1"}, "watch.position-lost", [], id="dropped and created again"),
+        pytest.param(8, {"location": "file:///elsewhere"}, "watch.position-lost", [], id="elsewhere"),
+    ],
+)
+async def test_another_state_of_the_table_reports_no_commit_twice(
+    server: Server, number: int, changes: dict[str, str], event: str | None, reported: list[str]
+) -> None:
+    server.tables["flights"] = 5
+    with capture_logs() as logs:
+        async with follower_of(server) as (follower, _):
+            await follower.look()
+            before = {key: getattr(server, key) for key in changes}
+            for values, version in ((changes, number), (before, 5)):
+                server.tables["flights"] = version
+                for key, value in values.items():
+                    setattr(server, key, value)
+                assert await versions(follower) == reported
+
+    assert {each["event"] for each in logs} == {"watch.table"} | ({event} if event else set())
+
+
+async def test_a_snapshot_that_can_not_be_read_is_read_again_and_left_behind_for_a_newer_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.tables["flights"] = 2
+    folder = Path(server.location.removeprefix("file://"), "metadata")
+    (manifest,) = folder.glob(f"snap-{FOREIGN[1]}-*.avro")
+    body = manifest.read_bytes()
+    manifest.unlink()
+    async with follower_of(server) as (follower, _):
+        await follower.look()
+        server.tables["flights"] = 3
+        looks = [await follower.look(), await follower.look()]
+        manifest.write_bytes(body)
+        assert await versions(follower) == [FOREIGN[1]]
+        (list_of_4,) = folder.glob(f"snap-{FOREIGN[2]}-*.avro")
+        list_of_4.unlink()
+        server.tables["flights"] = 5
+        assert await versions(follower) == []
+        monkeypatch.setattr(iceberg, "RECHECK_SECONDS", 0.0)
+        assert await versions(follower) == []
+        assert await versions(follower) == [FOREIGN[3]]
+
+    for look in looks:
+        assert not look.complete
+        ((path, _),) = look.problems
+        assert path.endswith(manifest.name)
+
+
+async def test_a_table_of_another_agents_partition_is_followed_when_it_comes(server: Server) -> None:
+    """Its manifests are not read before."""
+    own: set[str] = set()
+    async with follower_of(server, is_own=own.__contains__) as (follower, _):
+        for number in (2, 3):
+            server.tables["flights"] = number
+            assert await versions(follower) == []
+        assert (follower.began, follower.files and follower.files.requests) == (False, 0)
+        own.add(server.location)
+        assert await versions(follower) == []
+        server.tables["flights"] = 4
+        assert await versions(follower) == [FOREIGN[2]]
+        own.clear()
+        server.tables["flights"] = 5
+        assert await versions(follower) == []
+
+
+@asynccontextmanager
+async def watching(
+    settings: Settings, is_own: Callable[[str], bool] = lambda _: True
+) -> AsyncIterator[tuple[Watcher, list[WriterEventUnion]]]:
+    published: list[WriterEventUnion] = []
+
+    async def publish(events: list[WriterEventUnion]) -> None:
+        published.extend(events)
+
+    running = Watcher(settings, settings.watch, publish, is_own)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(running.run)
+        yield running, published
+        tasks.cancel_scope.cancel()
+
+
+async def test_the_tables_of_a_namespace_are_found_watched_and_left(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events have the URI. A table that is listed no longer was dropped; its looks fail meanwhile."""
+    monkeypatch.setattr(watcher, "DISCOVERY_SECONDS", 0.02)
+    monkeypatch.setattr(watcher, "ABSENT_SECONDS", 0.05)
+    server.tables = {"other": 1, "flights": 1}
+    with capture_logs() as logs:
+        async with watching(settings_of(server.uri, "prod:air.fl*")) as (running, published):
+            await until(lambda: running.tables and all(each.looked_at for each in running.tables.values()))
+            assert list(running.tables) == ["prod:air.flights"]
+            server.tables["flights"] = 2
+            await until(lambda: any(isinstance(each, CommitCompleted) for each in published))
+            del server.tables["flights"]
+            await until(lambda: not running.tables)
+
+    assert {each.table for each in published} == {server.location}
+    events = [each["event"] for each in logs]
+    assert [
+        events.count(each) for each in ("watch.table-found", "watch.table-unreadable", "watch.table-dropped")
+    ] == [1, 1, 1]
+    (line,) = [each["why"] for each in logs if each["event"] == "watch.table-unreadable"]
+    assert line.startswith("table air.flights of catalog prod: HTTP 404: Table does not exist")
+
+
+async def test_a_table_that_the_agents_do_not_serve_is_named_once(server: Server) -> None:
+    with capture_logs() as logs:
+        async with watching(settings_of(server.uri, "prod:air.flights"), is_own=lambda _: False) as (
+            running,
+            _,
+        ):
+            await until(lambda: any(each["event"] == "watch.not-allowed" for each in logs))
+            running.reassign()
+            await until(lambda: len(server.received) >= 3)
+
+    (line,) = [each for each in logs if each["event"] == "watch.not-allowed"]
+    assert (line["table"], line["name"]) == (server.location, "prod:air.flights")
+
+
+CONFIG = Reply(body=b'{"defaults": {}, "overrides": {}}')
+TABLE = Reply(
+    body=json.dumps(
+        {"metadata-location": "s3://b/t/metadata/1.metadata.json", "metadata": {"format-version": 2}}
+    ).encode()
+)
+FORBIDDEN = json.dumps(
+    {"error": {"message": "not\n permitted", "type": "ForbiddenException", "code": 403}}
+).encode()
+TOKEN = json.dumps({"access_token": "t1", "token_type": "bearer", "expires_in": 3600}).encode()
+SECOND = TOKEN.replace(b"t1", b"t2")
+
+
+@pytest.mark.parametrize(
+    ("script", "properties", "why"),
+    [
+        pytest.param([Reply(401, body=SECRET.encode())], {"token": SECRET}, "HTTP 401; check its credential", id="401"),
+        pytest.param([CONFIG, Reply(419)], {"token": SECRET}, "HTTP 419; its token has expired", id="419"),
+        pytest.param([CONFIG, Reply(403, body=FORBIDDEN)], {}, "HTTP 403: not permitted (ForbiddenException); permit", id="403"),
+        pytest.param([Reply(404, body=b"<html>")], {}, "HTTP 404", id="no catalog here"),
+        pytest.param([CONFIG, Reply(503, body=b"[]")], {}, "HTTP 503", id="503"),
+        pytest.param([Reply(301, (("Location", "https://x/"),))], {}, "HTTP 301 to https://x/; set uri to that", id="moved"),
+        pytest.param([Reply(body=b"<html>")], {}, "no JSON object; is uri that of", id="a web page"),
+        pytest.param([CONFIG, Reply(body=b"[" * 100_000)], {}, "no JSON object", id="nested without end"),
+        pytest.param([CONFIG, CONFIG], {}, "the answer has no metadata", id="no table"),
+        pytest.param([CONFIG, Reply(fault="silence")], {}, "no answer within 0.3 s", id="hangs"),
+        pytest.param([CONFIG, Reply(fault="drip")], {}, "no answer within 0.3 s", id="drips"),
+        pytest.param([CONFIG, Reply(fault="hang")], {}, "no answer within 0.3 s", id="hangs in its answer"),
+        pytest.param([CONFIG, Reply(fault="reset")], {}, "", id="resets"),
+        pytest.param([CONFIG, Reply(body=b"{}", fault="cut")], {}, "", id="cut"),
+        pytest.param([CONFIG], {"token-file": "/none"}, "token-file can't be read", id="no file"),
+        pytest.param([CONFIG], {"ssl.cabundle": "/none"}, "ssl.cabundle=/none can't be read", id="no authorities"),
+        pytest.param(
+            [Reply(400, body=b'{"error": "invalid_client", "error_description": "%s"}' % SECRET.encode())],
+            {"credential": f"me:{SECRET}"}, "answers 400 (invalid_client); check credential", id="refused at the token endpoint",
+        ),
+        pytest.param([Reply(body=b"{}")], {"credential": SECRET}, "has no access_token", id="no token"),
+        pytest.param(
+            [Reply(body=TOKEN), CONFIG, Reply(401), Reply(body=SECOND), Reply(401)],
+            {"credential": f"me:{SECRET}"}, "HTTP 401; check its credential", id="refused with a new token, too",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_failure_is_one_line_with_the_catalog_and_the_table(
+    script: list[Reply], properties: dict[str, str], why: str
+) -> None:
+    async with faulty_server(script) as running:
+        catalog = RestCatalog(
+            "prod", {"uri": running.endpoint, **properties}, timeout=0.3 if "0.3" in why else 60.0
+        )
+        with pytest.raises(UnreadableTableError) as caught:
+            await catalog.load(FLIGHTS, None)
+        await catalog.close()
+
+    text = str(caught.value)
+    assert text.startswith("table air.flights of catalog prod: ")
+    assert why in text
+    assert "\n" not in text
+    assert SECRET not in text
+    assert len(text) < 400
+
+
+async def test_an_answer_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakewarden.agent.watching.catalogs.MAX_FILE_BYTES", 1000)
+    async with faulty_server([CONFIG, Reply(body=b" " * 2000)]) as running:
+        catalog = RestCatalog("prod", {"uri": running.endpoint}, timeout=60.0)
+        with pytest.raises(UnreadableTableError, match="more than 1,000 bytes"):
+            await catalog.load(FLIGHTS, None)
+        await catalog.close()
+
+
+async def requests_of(script: list[Reply], properties: dict[str, str], *, loads: int = 1) -> list[str]:
+    """The requests of some loads: path, and what authorizes them."""
+    async with faulty_server(script) as running:
+        catalog = RestCatalog("prod", {"uri": f"{running.endpoint}/", **properties}, timeout=60.0)
+        for _ in range(loads):
+            with suppress(UnreadableTableError):
+                await catalog.load(FLIGHTS, None)
+        await catalog.close()
+    return [f"{each.path} {each.headers.get('authorization', '')}".strip() for each in running.received]
+
+
+RENEW = "/v1/oauth/tokens"
+LOAD = "/v1/namespaces/air/tables/flights?snapshots=refs"
+
+
+@pytest.mark.parametrize(
+    ("script", "properties", "expected"),
+    [
+        pytest.param([CONFIG, TABLE], {}, ["/v1/config", LOAD, LOAD], id="none"),
+        pytest.param(
+            [CONFIG, TABLE], {"token": "x", "warehouse": "a b"},
+            ["/v1/config?warehouse=a+b Bearer x", f"{LOAD} Bearer x", f"{LOAD} Bearer x"], id="a token",
+        ),
+        pytest.param(
+            [Reply(body=b'{"overrides": {"prefix": "main|x", "token-file": "/etc/passwd"}}'), TABLE], {},
+            ["/v1/config", *2 * ["/v1/main%7Cx/namespaces/air/tables/flights?snapshots=refs"]], id="a prefix",
+        ),
+        pytest.param(
+            [Reply(body=TOKEN), CONFIG, TABLE], {"credential": "me:x"},
+            [RENEW, "/v1/config Bearer t1", f"{LOAD} Bearer t1", f"{LOAD} Bearer t1"], id="one token serves all",
+        ),
+        pytest.param(
+            [Reply(body=TOKEN), CONFIG, Reply(419), Reply(body=SECOND), TABLE], {"credential": "me:x"},
+            [RENEW, "/v1/config Bearer t1", f"{LOAD} Bearer t1", RENEW, *2 * [f"{LOAD} Bearer t2"]], id="renewed after a 419",
+        ),
+        pytest.param(
+            [Reply(body=TOKEN.replace(b"3600", b"0")), CONFIG, Reply(body=SECOND), TABLE], {"credential": "me:x"},
+            [RENEW, "/v1/config Bearer t1", RENEW, *2 * [f"{LOAD} Bearer t2"]], id="renewed before it ends",
+        ),
+    ],
+)  # fmt: skip
+async def test_how_requests_are_authorized(
+    script: list[Reply], properties: dict[str, str], expected: list[str]
+) -> None:
+    assert await requests_of(script, properties, loads=2) == expected
+
+
+async def test_a_token_that_is_valid_serves_while_its_endpoint_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("lakewarden.agent.watching.catalogs.monotonic", lambda: now)
+    async with faulty_server([Reply(body=TOKEN), CONFIG, TABLE, Reply(503), TABLE, Reply(503)]) as running:
+        catalog = RestCatalog("prod", {"uri": running.endpoint, "credential": "me:x"}, timeout=60.0)
+        await catalog.load(FLIGHTS, None)
+        now += 3000
+        await catalog.load(FLIGHTS, None)
+        now += 3000
+        with pytest.raises(UnreadableTableError, match="answers 503"):
+            await catalog.load(FLIGHTS, None)
+        await catalog.close()
+    form = running.received[0].body.decode()
+
+    assert form == "grant_type=client_credentials&scope=catalog&client_id=me&client_secret=x"
+
+
+async def test_requests_are_signed_for_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKID")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    properties = {
+        "rest.sigv4-enabled": "true",
+        "rest.signing-region": "eu-central-1",
+        "rest.signing-name": "glue",
+    }
+
+    config, table = await requests_of([CONFIG, TABLE], properties)
+
+    for line in (config, table):
+        assert "AWS4-HMAC-SHA256 Credential=AKID/" in line
+        assert "/eu-central-1/glue/aws4_request" in line
+
+
+def test_settings_of_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Properties come from the file and from the environment, and are not shown."""
+    config = tmp_path / "lakewarden.toml"
+    config.write_text(
+        'watch = ["prod:air.*"]\n[catalogs.prod]\ntype = "rest"\nuri = "http://x"\nrest.sigv4-enabled = true\nn = 5\n'
+    )
+    monkeypatch.setenv("LAKEWARDEN_CATALOGS", json.dumps({"prod": {"credential": SECRET}}))
+
+    settings = Settings.load(config)
+
+    found = {key: each.get_secret_value() for key, each in settings.catalogs["prod"].items()}
+    assert found == {
+        "type": "rest", "uri": "http://x", "rest.sigv4-enabled": "true", "n": "5", "credential": SECRET,
+    }  # fmt: skip
+    assert SECRET not in f"{settings!r} {settings.model_dump()} {settings.model_dump_json()}"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (
+            {"watch": "prod:air.flights"},
+            "'prod:air.flights' is of a catalog that catalogs doesn't have; it has: none",
+        ),
+        ({"catalogs": {"prod": {"uri": SECRET}}}, "type of 'prod' is 'missing'; use rest"),
+        ({"catalogs": {"prod": {"type": "rest"}}}, "'prod' has no uri"),
+        ({"watch": "prod:*.flights"}, "is not a table URI"),
+        ({"allow": "prod:air.flights"}, "is not a table URI"),
+    ],
+)
+def test_a_wrong_setting_is_named(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(**given)
+
+    assert why in str(caught.value)
+    assert SECRET not in str(caught.value)
