@@ -27,6 +27,7 @@ from lakewarden.agent.errors import (
     TaskEndedError,
 )
 from lakewarden.agent.metrics.table_labels import TableLabels
+from lakewarden.handlers.explain.condition import NAMES as CONDITIONS
 
 DEFAULT_TABLES = 100
 SESSION_ENDS: tuple[type[AgentError], ...] = (
@@ -146,6 +147,14 @@ class AgentMetrics:
             "Age of the oldest open transaction in this phase, counted from when this agent read or replayed its intent.",
             "table",
             "phase",
+        )
+        self.table_condition = self._gauge(
+            "lakewarden_table_condition_seconds",
+            "How long the table has been in this condition, as `lakewarden status` names it: "
+            + ", ".join(each for each in CONDITIONS if each != "ok")
+            + ". No sample: ok. Of several tables with one label, the longest.",
+            "table",
+            "condition",
         )
         self.unreported = self._gauge(
             "lakewarden_unreported_outcomes",

@@ -35,6 +35,7 @@ from lakewarden.events import (
     LockRenewed,
     TransactionAbandoned,
 )
+from lakewarden.handlers.explain.condition import BYPASSED, Denied, Recent, without_gate
 from lakewarden.handlers.table.effects import Effect, Warn
 from lakewarden.handlers.table.machine import EventRead, Input, Replayed
 from lakewarden.handlers.table.state import TableState
@@ -42,6 +43,8 @@ from lakewarden.handlers.table.transactions import Phase
 
 MAX_UNREPORTED = 10_000
 """Transactions with an unknown outcome that are remembered, to count a late report once."""
+MAX_RECENT = 1_000
+"""Tables of which the last ends are kept, about 1 KB each."""
 LATE_RENEWALS = 2.0
 """A renewal is late after so many times the usual interval: one renewal or more has failed."""
 
@@ -63,6 +66,10 @@ class PartitionMetrics:
         self._metrics = metrics
         self._open: dict[tuple[str, str], _Times] = {}
         self._unreported: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.recent: OrderedDict[str, Recent] = OrderedDict()
+        """What has ended lately, by table. Times are monotonic seconds."""
+        self.denied: dict[str, Denied] = {}
+        """By table: its lock's last step, if the agent didn't get the lock."""
         self._renewed: dict[str, int] = {}
         """By lock that is held: the end of its lease in epoch milliseconds."""
 
@@ -118,12 +125,30 @@ class PartitionMetrics:
                 self._open.setdefault(key, _Times(began=read.read_at))
             case CommitRequested() if key in self._open and not self._open[key].has_requested:
                 self._open[key].requested, self._open[key].has_requested = read.read_at, True
-            case TransactionAbandoned() if self._open.pop(key, None) is not None:
+            case TransactionAbandoned(reason=reason) if self._open.pop(key, None) is not None:
                 self._end(state.uri, "abandoned")
+                if reason.startswith(BYPASSED):
+                    self._lost(state.uri, read.event.writer, read.read_at, read.event.transaction)
             case CommitCompleted() if self._open.pop(key, None) is not None or self._was_unreported(key):
                 self._end(state.uri, "committed")
+                self._recent_of(state.uri).note_commit(read.event.writer, read.read_at)
             case _:
                 pass
+
+    def requested_at(self, uri: str, transaction: str) -> float | None:
+        """When the transaction has requested its grant, if this was seen."""
+        times = self._open.get((uri, transaction))
+        return None if times is None else times.requested
+
+    def _recent_of(self, uri: str) -> Recent:
+        found = self.recent.setdefault(uri, Recent())
+        self.recent.move_to_end(uri)
+        if len(self.recent) > MAX_RECENT:
+            self.recent.popitem(last=False)
+        return found
+
+    def _lost(self, uri: str, writer: str, at: float, transaction: str) -> None:
+        self._recent_of(uri).note_loss(writer, at, "a writer without the gate", transaction)
 
     def _drop_unknown(self, state: TableState, transaction: str) -> None:
         """Drop the entry of an intent that opened nothing: a repeated delivery, or one that is answered already."""
@@ -158,6 +183,8 @@ class PartitionMetrics:
                     self._end(uri, "skipped")
                 case Abort(transaction=transaction):
                     times = self._on_abort(uri, effect)
+                    if any(without_gate(each.other_transaction) for each in effect.conflicts):
+                        self._lost(uri, effect.writer, now, transaction)
                     aborted[transaction] = (
                         "in-vain" if times is not None and times.has_requested else "stopped"
                     )
@@ -207,6 +234,7 @@ class PartitionMetrics:
     def on_lock_event(self, event: AuditEventUnion, renew_seconds: float) -> None:
         """Count a step of a lock. `renew_seconds`: the usual interval of this lock's renewals."""
         metrics, lock = self._metrics, event.lock
+        self.denied.pop(event.table, None)
         match event:
             case LockAcquired():
                 step = "acquired"
@@ -226,6 +254,7 @@ class PartitionMetrics:
                 step = "lost"
                 self._renewed.pop(lock, None)
             case LockRefused(waiting=waiting):
+                self.denied[event.table] = Denied(lock, waiting, event.holder, event.detail)
                 step = "waiting" if waiting else "refused"
             case _:
                 assert_never(event)

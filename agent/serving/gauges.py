@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import anyio.lowlevel
 
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.serving.partition.owner import PartitionOwner
+from lakewarden.handlers.explain.condition import Facts, Open, condition
+from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.group.readiness import Condition, is_ready
-from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.transactions import OPEN
+from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.transactions import OPEN, Phase
 
+MAX_WAITING = 20
+"""Transactions of a table for which a scrape looks whom they wait for."""
 TABLES_AT_ONCE = 200
 """Tables that are visited before other tasks run: about a millisecond where nothing is open."""
 
@@ -34,6 +40,8 @@ class Measured:
     """By table label and phase, as `oldest`."""
     oldest: dict[tuple[str, str], float] = field(default_factory=dict)
     unreported: Counter[str] = field(default_factory=Counter)
+    conditions: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Seconds, by table label and name."""
     phases: Counter[str] = field(default_factory=Counter)
     lags: dict[int, tuple[int, float | None]] = field(default_factory=dict)
     """Unread records and seconds, by partition."""
@@ -52,8 +60,11 @@ async def measure(owners: Iterable[PartitionOwner], metrics: AgentMetrics, now: 
             found.tables += 1
             if uri not in owner.stopped:
                 _visit(state, metrics, now, found)
+            _judge(owner, state, metrics, now, found)
             if number % TABLES_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
+        for uri in owner.observer.recent.keys() - owner.tables.keys():
+            _judge(owner, TableState(uri, TableSettings()), metrics, now, found)
     return found
 
 
@@ -70,6 +81,45 @@ def _visit(state: TableState, metrics: AgentMetrics, now: float, found: Measured
             found.oldest[key] = max(found.oldest.get(key, 0.0), now - each.opened_at)
 
 
+def _judge(
+    owner: PartitionOwner, state: TableState, metrics: AgentMetrics, now: float, found: Measured
+) -> None:
+    """Note the condition of a table, if it isn't ok."""
+    seen, uri = owner.observer, state.uri
+    recent = seen.recent.get(uri)
+    if not state.transactions and recent is None and uri not in owner.stopped:
+        return
+    transactions: list[Open] = []
+    waiting = 0
+    for each in state.open():
+        behind: tuple[str, ...] = ()
+        since = each.opened_at
+        if each.phase in (Phase.QUEUED, Phase.WAITING) and waiting < MAX_WAITING:
+            waiting += 1
+            behind = tuple(one.other.id for one in islice(waits(state, each), 1))
+            since = seen.requested_at(uri, each.id) or since
+        elif each.grant is not None:
+            since = each.grant.since
+        phase: Any = "observed" if each.observed else each.phase.value
+        withdrawn = each.grant is not None and each.grant.revoked
+        transactions.append(Open(each.id, each.writer, phase, now - since, behind, withdrawn=withdrawn))
+    known = condition(
+        Facts(
+            uri,
+            now,
+            agents=True,
+            refused="an unexpected error" if uri in owner.stopped else None,
+            denied=seen.denied.get(uri),
+            open=tuple(transactions),
+            waits_known=not state.without_index,
+            recent=recent,
+        )
+    )
+    if known.name != "ok":
+        key = metrics.tables.of(uri), known.name
+        found.conditions[key] = max(found.conditions.get(key, 0.0), known.seconds or 0.0)
+
+
 def set_partition_gauges(metrics: AgentMetrics, found: Measured) -> None:
     """Set what `measure` has found. What is not there any more has no sample."""
     metrics.served_tables.set(found.tables)
@@ -79,6 +129,7 @@ def set_partition_gauges(metrics: AgentMetrics, found: Measured) -> None:
     for gauge in (
         metrics.open,
         metrics.oldest,
+        metrics.table_condition,
         metrics.unreported,
         metrics.partitions,
         metrics.lag_records,
@@ -89,6 +140,8 @@ def set_partition_gauges(metrics: AgentMetrics, found: Measured) -> None:
         metrics.open.labels(*key).set(count)
     for key, age in found.oldest.items():
         metrics.oldest.labels(*key).set(age)
+    for key, lasts in found.conditions.items():
+        metrics.table_condition.labels(*key).set(lasts)
     for table, count in found.unreported.items():
         metrics.unreported.labels(table).set(count)
     for phase, count in found.phases.items():

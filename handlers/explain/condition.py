@@ -5,7 +5,8 @@ The first rule that holds names the condition. Seconds are how long it has held,
 1. *refused by the agent*: the last transaction of the table was refused for good (`not-allowed`), and none was admitted since.
 2. *no agent*: no agent is in the group, or a transaction waits behind nothing for its admission for `NO_ANSWER_SECONDS`.
 3. *lock held by another owner*: the agent waits for the table's lock, and a transaction has waited for it for `LOCK_SECONDS`,
-   which is longer than a dead agent's lease. *lock refused*: the store refuses the lock, or its object is none.
+   which is longer than a dead agent's lease. *lock refused*: the store refuses the lock, or its object is none. *waits for the
+   table's lock*: the same for `QUEUE_SECONDS`, and the agent has reported nothing about the lock.
 4. *publish hangs*: a transaction has been granted for `HANG_SECONDS` while another one waits for it, or for
    `LONE_HANG_SECONDS` while none does.
 5. *loses to a writer without the gate*: since its last commit, a writer has lost `LOSSES` times or more to writers that don't
@@ -48,6 +49,7 @@ Name: TypeAlias = Literal[
     "no-agent",
     "lock-held",
     "lock-refused",
+    "lock-missing",
     "publish-hangs",
     "bypassed",
     "queued",
@@ -237,9 +239,12 @@ def _no_agent(facts: Facts, waiting: list[Open]) -> Condition | None:
 
 def _lock(facts: Facts, waiting: list[Open]) -> Condition | None:
     denied = facts.denied
-    seconds = _longest(each for each in waiting if each.phase == "waiting" and not _running(facts))
-    if denied is None or seconds is None:
+    first = [each for each in waiting if each.phase == "waiting" and not _blocked(facts, each)]
+    seconds = None if _running(facts) else _longest(first)
+    if seconds is None:
         return None
+    if denied is None:
+        return None if seconds < QUEUE_SECONDS else _lock_missing(facts, waiting, seconds)
     if not denied.waiting:
         return Condition(
             "lock-refused",
@@ -263,6 +268,18 @@ def _lock(facts: Facts, waiting: list[Open]) -> Condition | None:
         command=("lock", "release", facts.table, "--if-owner", denied.holder or "", "--lock", denied.lock)
         if known
         else ("lock", "show", facts.table, "--lock", denied.lock),
+    )
+
+
+def _lock_missing(facts: Facts, waiting: list[Open], seconds: float) -> Condition:
+    return Condition(
+        "lock-missing",
+        "waits for the table's lock",
+        seconds,
+        waiting=len(waiting),
+        cause="no transaction is granted: the agent doesn't have the table's lock",
+        remedy="see who holds the lock, and whether its store answers",
+        command=("lock", "show", facts.table),
     )
 
 
@@ -320,17 +337,16 @@ def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
     if oldest is None or oldest.seconds is None or oldest.seconds < late:
         return None
     head = _head(facts, oldest)
-    who = "the table's lock" if head is oldest else writer_name(head.writer)
-    word = f"queued behind {who}"
+    who = writer_name(head.writer)
     if head is oldest:
         return Condition(
             "queued",
-            word,
+            "queued",
             oldest.seconds,
             waiting=len(waiting),
-            cause="no transaction is granted: the agent doesn't have the table's lock",
-            remedy="see who holds the lock, and whether its store answers",
-            command=("lock", "show", facts.table),
+            cause="it is not known for whom it waits",
+            remedy="see what it waits for",
+            command=("explain", head.transaction, "--table", facts.table),
         )
     held_up = sum(head is _head(facts, each) for each in waiting)
     runs = "" if head.seconds is None else f" for {age(head.seconds)}"
@@ -339,7 +355,7 @@ def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
     )
     return Condition(
         "queued",
-        word,
+        f"queued behind {who}",
         oldest.seconds,
         head.writer,
         head.transaction,
@@ -385,6 +401,13 @@ def _no_commits(facts: Facts, waiting: list[Open]) -> Condition | None:
 
 def _running(facts: Facts) -> Open | None:
     return next((each for each in facts.open if each.phase == "granted"), None)
+
+
+def _blocked(facts: Facts, this: Open) -> bool:
+    """Whether another open transaction is named for which it waits, other than those that wait, too."""
+    return any(
+        each.transaction in this.behind and each.phase not in ("queued", "waiting") for each in facts.open
+    )
 
 
 def _head(facts: Facts, this: Open) -> Open:

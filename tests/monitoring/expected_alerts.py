@@ -20,9 +20,12 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
     # It was granted, an operator has ended the grant, and its writer has not reported.
     "a publish hangs": {
         "before": {},
-        "during": {"LakewardenNoGrants": TABLE},
+        "during": {"LakewardenPublishHangs": TABLE},
         "after": {"LakewardenOutcomeUnknown": TABLE},
     },
+    # Its lock is not there for another transaction until an operator's process ends.
+    "a stranger keeps the lock": {"before": {}, "during": {"LakewardenNoLock": TABLE}, "after": {}},
+    "a writer bypasses the gate": {"before": {}, "during": {"LakewardenBypassed": TABLE}},
     "an agent is killed": {"before": {}, "during": {"LakewardenAgentDown": JOB_A}},
     "all agents are killed": {
         "before": {},
@@ -94,6 +97,8 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
     },
 }
 UNCERTAIN: dict[str, set[str]] = {
+    # It was recorded before the agent had the conditions of tables.
+    "a publish hangs": {"LakewardenPublishHangs"},
     # It depends on how fast the machine rebuilds a session, and on what a grant or a lock was at that moment.
     "an agent is suspended again and again": {
         "LakewardenNotReady",
@@ -101,12 +106,16 @@ UNCERTAIN: dict[str, set[str]] = {
         "LakewardenOutcomeUnknown",
     },
     # The agent aborts what has waited for `refusal_seconds`, so it depends on the moments of the scrapes.
-    "a store refuses": {"LakewardenNoGrants"},
+    "a store refuses": {"LakewardenNoLock"},
     # A transaction may be granted at that moment. It loses its grant.
     "a table is stopped": {"LakewardenOutcomeUnknown"},
     # An agent tries again ever more rarely. Kafka may end between a grant and the report of its commit.
     "Kafka does not answer": {"LakewardenSessionsEnd", "LakewardenOutcomeUnknown"},
 }
 """Alerts that a failure may fire, depending on chance."""
+NOT_RECORDED = {"a stranger keeps the lock", "a writer bypasses the gate"}
+"""Failures of which there is a recorder, and no recording yet."""
+TOO_LONG = {"LakewardenLongQueue", "LakewardenNoCommits"}
+"""Alerts on what lasts for so long that only written series show it."""
 WITH_THE_MACHINE = {"an agent is overloaded"}
 """Failures of which the delays of the event loop are recorded, too."""

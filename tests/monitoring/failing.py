@@ -232,6 +232,18 @@ class Failing:
                 over.set()
 
     @asynccontextmanager
+    async def holding_the_lock(self) -> AsyncGenerator[None]:
+        """An operator holds the table's lock while the block runs."""
+        command = [sys.executable, "-m", "lakewarden.agent", "lock", "hold", self.table]
+        more = ["--seconds", "600", "--wait", "60", "--s3-endpoint", self.proxy.endpoint]
+        async with await anyio.open_process(
+            [*command, *more], env=environment(self.scene.values()), stdout=None, stderr=None
+        ) as holder:
+            yield
+            holder.send_signal(signal.SIGINT)
+            await holder.wait()
+
+    @asynccontextmanager
     async def overloaded(self, instance: str) -> AsyncGenerator[None]:
         """The agent gets little processor time, and a writer floods the log, while the block runs."""
         async with self.slowed(instance), self.flooding():

@@ -43,7 +43,6 @@ def _healthy(instance: str) -> dict[str, str]:
         f"lakewarden_incomplete_logs{where}}}": flat,
         f'lakewarden_open_transactions{where},phase="active",table="{ORDERS}"}}': f"3x{LENGTH}",
         f'lakewarden_open_transactions{where},phase="waiting",table="{ORDERS}"}}': f"1x{LENGTH}",
-        f'lakewarden_grants_total{where},table="{ORDERS}"}}': busy,
         f'lakewarden_lost_compute_seconds_total{where},outcome="in-vain",table="{ORDERS}"}}': flat,
         f'lakewarden_published_records_total{where},topic="dead-letters"}}': flat,
         f"lakewarden_late_renewals_total{where}}}": flat,
@@ -98,8 +97,15 @@ STORE = "lakewarden_store_request_seconds_count"
 STEPS = "lakewarden_lock_steps_total"
 ENDS = "lakewarden_sessions_ended_total"
 
+AFTER_A_MINUTE = f"_x24 60+15x{LENGTH}"
+
+
+def _condition(name: str) -> str:
+    return _series("lakewarden_table_condition_seconds", condition=name, table=ORDERS)
+
+
 FAILURES = (
-    Failure("nothing fails", {}, {"5m": {}, "30m": {}}),
+    Failure("nothing fails: no alert in forty minutes", {}, {f"{minute}m": {} for minute in range(1, 40)}),
     Failure(
         "an agent is killed, and not started again",
         _ended(A),
@@ -110,6 +116,7 @@ FAILURES = (
         {**_ended(A), **_ended(B)},
         {
             "2m30s": {},
+            "3m30s": {"LakewardenNoAgent": ({},)},
             "5m": {"LakewardenNoAgent": ({},), "LakewardenAgentDown": JOB_BOTH},
         },
     ),
@@ -119,7 +126,6 @@ FAILURES = (
             _series("up"): f"1x7 0x2 1x{LENGTH}",
             _series("lakewarden_ready"): f"1x7 _x2 0x1 1x{LENGTH}",
             _series(STEPS, step="renewed"): f"0+20x7 _x2 0+20x{LENGTH}",
-            _series("lakewarden_grants_total", table=ORDERS): f"0+20x7 _x2 0+20x{LENGTH}",
             _series(ENDS, reason="stopped"): f"0x7 _x2 0x{LENGTH}",
         },
         {"2m30s": {}, "5m": {}, "20m": {}},
@@ -163,15 +169,14 @@ FAILURES = (
         {
             _series(STORE, answer="refused", operation="write"): f"0x20 0+20x{LENGTH}",
             _series(STEPS, step="refused"): f"0x20 0+2x{LENGTH}",
-            _series("lakewarden_grants_total", table=ORDERS): f"0+20x20 400x{LENGTH}",
-            _series("lakewarden_grants_total", B, table=ORDERS): f"_x{LENGTH}",
+            _condition("lock-refused"): f"_x40 0+15x{LENGTH}",
         },
         {
             "8m": {"LakewardenLocksRefused": AT_A},
             "35m": {
                 "LakewardenLocksRefused": AT_A,
                 "LakewardenStoreFails": AT_A,
-                "LakewardenNoGrants": TABLE,
+                "LakewardenNoLock": TABLE,
             },
         },
     ),
@@ -180,13 +185,46 @@ FAILURES = (
         {_series(STORE, answer="throttled", operation="write"): f"0x20 0+20x{LENGTH}"},
         {"15m": {"LakewardenStoreFails": AT_A}},
     ),
+    # The six below begin at 5m. A page fires within two minutes, also where every transaction that waits is queued.
     Failure(
-        "a foreign holder keeps a table's lock, or a publish hangs",
-        {
-            _series("lakewarden_grants_total", table=ORDERS): f"0+20x20 400x{LENGTH}",
-            _series("lakewarden_grants_total", B, table=ORDERS): f"_x{LENGTH}",
-        },
-        {"12m": {}, "30m": {"LakewardenNoGrants": TABLE}},
+        "a publish hangs",
+        {_condition("publish-hangs"): AFTER_A_MINUTE},
+        {"6m": {}, "7m": {"LakewardenPublishHangs": TABLE}, "30m": {"LakewardenPublishHangs": TABLE}},
+    ),
+    Failure(
+        "a foreign holder keeps a table's lock",
+        {_condition("lock-held"): f"_x22 35+15x{LENGTH}"},
+        {"5m30s": {}, "7m": {"LakewardenNoLock": TABLE}},
+    ),
+    Failure(
+        "an agent is killed with a lock: its lease ends, and the next agent has it",
+        {_condition("lock-held"): f"_x22 35 stale _x{LENGTH}"},
+        {"6m": {}, "7m": {}},
+    ),
+    Failure(
+        "the store of the locks hangs",
+        {_condition("lock-missing"): AFTER_A_MINUTE},
+        {"6m": {}, "7m": {"LakewardenNoLock": TABLE}},
+    ),
+    Failure(
+        "a writer without the gate commits again and again",
+        {_condition("bypassed"): f"_x21 15+15x{LENGTH}"},
+        {"6m": {}, "7m": {"LakewardenBypassed": TABLE}},
+    ),
+    Failure(
+        "a writer without the gate commits once or twice",
+        {_condition("bypassed"): f"_x21 15 30 stale _x{LENGTH}"},
+        {"6m": {}, "7m": {}},
+    ),
+    Failure(
+        "a queue behind a backfill",
+        {_condition("queued"): AFTER_A_MINUTE},
+        {"7m": {}, "20m": {}, "21m": {"LakewardenLongQueue": TABLE}},
+    ),
+    Failure(
+        "no commit for long",
+        {_condition("no-commits"): f"600+15x{LENGTH}"},
+        {"20m": {}, "21m": {"LakewardenNoCommits": TABLE}},
     ),
     Failure(
         "a writer is killed while it publishes",
@@ -203,7 +241,11 @@ FAILURES = (
             _series(ENDS, reason="kafka-unreachable"): f"0x20 0+1x{LENGTH}",
             _series(ENDS, B, reason="kafka-unreachable"): f"0x20 1x{LENGTH}",
         },
-        {"5m15s": {}, "10m": {"LakewardenNotReady": JOB_BOTH, "LakewardenSessionsEnd": AT_A}},
+        {
+            "5m15s": {},
+            "7m": {"LakewardenNotReady": JOB_BOTH, "LakewardenSessionsEnd": AT_A},
+            "10m": {"LakewardenNotReady": JOB_BOTH, "LakewardenSessionsEnd": AT_A},
+        },
     ),
     Failure(
         "the log is flooded, and the machine overloaded",

@@ -27,13 +27,15 @@ from tests.monitoring.failing import LAG, Failing, failing
 from tests.monitoring.recording import Recording, selectors_of
 from tests.monitoring.test_recorded_alerts import alerts_on, check_alerts
 from tests.real.serving.test_undecodable_decisions import FROM_A_LATER_VERSION
-from tests.real.writers import AGENT_PROGRAM, QUICK
+from tests.real.writers import AGENT_PROGRAM, PATIENCE_SECONDS, QUICK
 from tests.servers.fault_proxy import CALM, Fault, Weather
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1200)]
 
 RECORD = os.environ.get("LAKEWARDEN_TEST_RECORD") == "1"
+CONDITION = "lakewarden_table_condition_seconds"
 AFTER_SCRAPES = 64
 """16 minutes of the alerts' time: more than their longest window."""
 PATIENT: dict[str, Any] = {
@@ -83,6 +85,14 @@ async def recorded(
     check_alerts(root, {failure: (recording.notation(), recording.marks)})
 
 
+async def _lasts(scene: Failing, seconds: float) -> None:
+    """Wait until a condition of the table has lasted for so long."""
+    await until(
+        lambda: any((each or 0.0) > seconds for each in scene.recording.last(CONDITION, 1)),
+        seconds=PATIENCE_SECONDS * 2,
+    )
+
+
 async def test_a_store_refuses(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
 ) -> None:
@@ -107,14 +117,45 @@ async def test_a_publish_hangs(
     arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
     async with recorded("a publish hangs", *arguments) as scene:
         async with scene.publishing() as publish:
-            began = scene.recording.scrapes
             open_ones = {each["writer"]: each for each in (await scene.status())["transactions"]}
-            await scene.scrapes(45, since=began)
+            await _lasts(scene, 60)
+            await scene.scrapes(4)
             scene.recording.mark("during")
             await scene.run("abort", publish.transaction, "--reason", "its publish hangs")
         assert publish.lost
         assert open_ones.pop(publish.WRITER)["phase"] == "granted"
         assert {each["waiting_on"] for each in open_ones.values()} <= {None, f"the grant of {publish.WRITER}"}
+
+
+async def test_a_stranger_keeps_the_lock(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """It renews its lease. The run-book's command names it, and the writers go on after its end."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("a stranger keeps the lock", *arguments) as scene:
+        async with scene.holding_the_lock():
+            await _lasts(scene, 36)
+            word = (await scene.status())["condition"]
+            await scene.scrapes(4)
+            scene.recording.mark("during")
+        assert (word["name"], word["command"][:2]) == ("lock-held", ["lock", "release"])
+
+
+async def test_a_writer_bypasses_the_gate(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Each publish of one writer finds the commit of a stranger, as the sinks report it."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("a writer bypasses the gate", *arguments) as scene:
+        for batch in range(3):
+            writer = scene.scene.writer("bypassed", scene.table)
+            await writer.begin(batch_id=batch)
+            await writer.abandon(reason="BaseChanged: a writer that bypasses the gate committed")
+        await _lasts(scene, 5)
+        word = (await scene.status())["condition"]
+        await scene.scrapes(8)
+        scene.recording.mark("during")
+        assert (word["name"], word["writer"]) == ("bypassed", "bypassed")
 
 
 async def test_an_agent_is_killed(

@@ -114,7 +114,7 @@ class PartitionOwner:
         self._takeovers = self._records.takeovers
         memory = memory or MemoryBudget(settings.memory_bytes)
         parts = self._progress, settings, self._records, self._seen
-        observer = PartitionMetrics(metrics or AgentMetrics())
+        self.observer = observer = PartitionMetrics(metrics or AgentMetrics())
         self._tables = Tables(
             *parts,
             memory,

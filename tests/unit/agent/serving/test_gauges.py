@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.serving.gauges import measure
 from lakewarden.handlers.table.liveness import CaughtUp
@@ -27,3 +29,38 @@ async def test_an_unreported_outcome_is_one_of_a_granted_transaction() -> None:
     assert set(table.owner.tables[URI].lapsed) == {"T1", observed}
     found = await measure([table.owner], table.metrics, now)
     assert dict(found.unreported) == {URI: 1}
+
+
+@pytest.mark.parametrize(
+    "events, seconds, conditions",
+    [
+        # the default admission: the second writer is queued, none waits for its grant
+        ([("queued", 0), ("request", 0), ("queued", 1)], 61, {"publish-hangs": 61}),
+        ([("queued", 0), ("request", 0), ("queued", 1)], 59, {}),
+        ([("queued", 0), ("queued", 1)], 61, {"queued": 61}),
+        ([("abandon", 0), ("abandon", 0)], 5, {"bypassed": 5}),
+        ([("abandon", 0)], 5, {}),
+    ],
+)
+async def test_the_condition_of_a_table_is_that_of_status(
+    events: list[tuple[str, int]], seconds: float, conditions: dict[str, float]
+) -> None:
+    names = [("T0", "shop"), ("T1", "crm"), ("T2", "shop")]
+    table = Table(URI, names)
+    table.now = monotonic()
+    place = [{"partition": "day=1", "file_group": "*", "operation": "merge"}]
+    attempts = 0
+    for kind, which in events:
+        if kind == "queued":
+            table.send("commit-intent", which, scope=place, heartbeat_seconds=100, admission="queued")
+        elif kind == "request":
+            table.lock("confirmed")
+            table.send("commit-requested", which, seq=1, markers=[])
+        else:
+            attempt, attempts = (0, 2)[attempts], attempts + 1
+            table.send("commit-intent", attempt, heartbeat_seconds=100)
+            table.send("transaction-abandoned", attempt, reason="BaseChanged: a writer bypasses the gate")
+
+    found = await measure([table.owner], table.metrics, table.now + seconds)
+
+    assert {name: round(lasts) for (_, name), lasts in found.conditions.items()} == conditions

@@ -101,7 +101,7 @@ STEADY = recent(*range(30, 400, 30))
             "lock refused for 2 s",
             "lock probe s3://lake/locks",
         ),
-        (facts(tx("crm", "waiting", 65)), "queued behind the table's lock for 65 s", f"lock show {TABLE}"),
+        (facts(tx("crm", "waiting", 65)), "waits for the table's lock for 65 s", f"lock show {TABLE}"),
         # a writer without the gate
         (
             facts(recent=recent(losses=(20, 9, 4))),
