@@ -17,6 +17,8 @@ UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
 STAMP := .venv/.set-up
 
+MKDOCS_MATERIAL_VERSION := 9.8.2
+
 # A row of the table of releases (spark_jobs/sinks/releases.py): an environment with its PySpark, else as locked.
 LOCKED := 4.0
 RELEASE ?= $(LOCKED)
@@ -35,11 +37,11 @@ export UV_PYTHON_DOWNLOADS ?= never
 # again what it imports: 3.5 s of a core for the command line instead of 1.4.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
+.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole bench docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | docs | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -144,6 +146,10 @@ sim-whole: $(STAMP)
 bench: jdk $(STAMP) $(if $(findstring hudi,$(PEERS)),$(SPARK35_STAMP))
 	$(BIN)/python -m tests.bench $(if $(PEERS),--peers $(subst $(comma), ,$(PEERS))) $(ARGS)
 
+# The pages of docs/ as a site with search, in build/site. It loads nothing from other hosts. A broken link or anchor fails.
+docs: build/venv-docs/.set-up
+	NO_MKDOCS_2_WARNING=1 build/venv-docs/bin/mkdocs build --strict $(ARGS)
+
 check: $(STAMP)
 	@$(MAKE) --no-print-directory check-format check-rules check-types check-imports
 
@@ -212,6 +218,11 @@ build/venv-spark%/.set-up: tests/spark/pyspark.txt $(STAMP)
 	@touch $@
 
 # In a folder of its own: uv removes from .venv what isn't locked, itself included.
+build/venv-docs/.set-up: | python
+	$(PYTHON) -m venv --clear build/venv-docs
+	build/venv-docs/bin/pip install --quiet mkdocs-material==$(MKDOCS_MATERIAL_VERSION)
+	@touch $@
+
 $(UV): Makefile | python
 	@$(PYTHON) -m venv --clear build/tools || \
 		{ echo "error: $(PYTHON) can't make a virtual environment: install its venv package (python3.11-venv)" >&2; exit 1; }
