@@ -1,4 +1,4 @@
-"""What every test relies on: the servers, which are named when the suite starts, and the runner of asynchronous tests."""
+"""What every test relies on: the servers, which are named when they start, and the runner of asynchronous tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from lakewarden.agent.embedded import kafka
+from tests.forked import fork_commands
 
 # A shell ignores SIGINT for what it runs in the background, and each program that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -82,6 +83,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return BySession(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Only unit tests start Python for each process of the product."""
+    fork_commands(item.get_closest_marker("unit") is None)
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Count the tests of the other commands, for the line at the end."""
     for item in items:
@@ -100,24 +107,26 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
         pytest.mark.asyncio(obj)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def servers(request: pytest.FixtureRequest) -> None:
-    """Start the servers that the collected tests need, before the first test, and print which they are.
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Any:
+    """Print which server the first test that needs one has started, or why it can't be had.
 
-    A server that can't be started is reported here. It fails the tests that need it, and no other test. Each worker of
-    pytest-xdist has servers of its own.
+    Each worker of pytest-xdist has servers of its own, and those only that its tests need.
     """
-    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    used = request.config.stash.setdefault(USED, [])
-    for fixture, title in SERVERS.items():
-        if fixture not in needed:
-            continue
-        try:
-            line = f"{title}: {request.getfixturevalue(fixture).used}"
-        except (Exception, pytest.fail.Exception) as failure:  # noqa: BLE001 - reported here; raised again by the tests that need the server
-            line = f"{title}: none ({' '.join(str(failure).split())})"
-        used.append(line)
+    if (title := SERVERS.get(fixturedef.argname)) is None:
+        return (yield)
+    used = "none"
+    try:
+        server = yield
+        used = server.used
+    except (Exception, pytest.fail.Exception) as failure:
+        used = f"none ({' '.join(str(failure).split())})"
+        raise
+    finally:
+        line = f"{title}: {used}"
+        request.config.stash.setdefault(USED, []).append(line)
         _write_line(request.config, line)
+    return server
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,8 +1,9 @@
-"""The programs of the racing processes that `test_stores_racing.py` spawns."""
+"""The programs of the racing processes that `test_stores_racing.py` forks."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
@@ -28,6 +29,12 @@ from lakewarden.handlers.lease.conditional import (
 # Each limit only ends a hang.
 REQUEST_SECONDS = 60.0
 BARRIER_SECONDS = 150.0
+
+
+def with_variables(variables: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
+    """Run the target in the environment of the test: the process is forked from one that has an earlier one."""
+    os.environ.update(variables)
+    target(*arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,22 @@ import pytest
 
 from lakewarden.agent.stores import LocalStore
 from lakewarden.handlers.lease.conditional import Found, IfMatch, Won
-from tests.contract.racers import RaceStore, count_up, is_whole, race_for_rounds, rewrite_forever
+from tests.contract.racers import (
+    RaceStore,
+    count_up,
+    is_whole,
+    race_for_rounds,
+    rewrite_forever,
+    with_variables,
+)
 
 PROCESSES = 4
 ROUNDS = 15
 STEPS = 25
 SECONDS = 150.0
 
-SPAWN = multiprocessing.get_context("spawn")
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.contract.racers"])
 
 
 @pytest.fixture(params=["local", "s3", "gs", "az"])
@@ -43,9 +51,13 @@ def race_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RaceS
 
 def run_all(target: Callable[..., None], race_store: RaceStore, times: int) -> dict[int, Any]:
     """Run the target in several processes and return their results. No process survives a failure."""
-    gate, results = SPAWN.Barrier(PROCESSES), SPAWN.Queue()
-    processes: list[SpawnProcess] = [
-        SPAWN.Process(target=target, args=(race_store, racer, times, gate, results), daemon=True)
+    gate, results = FORKS.Barrier(PROCESSES), FORKS.Queue()
+    processes: list[ForkServerProcess] = [
+        FORKS.Process(
+            target=with_variables,
+            args=(dict(os.environ), target, race_store, racer, times, gate, results),
+            daemon=True,
+        )
         for racer in range(PROCESSES)
     ]
     try:
@@ -94,7 +106,7 @@ async def test_a_process_killed_during_a_write_leaves_a_whole_object_and_no_file
     started = tmp_path / "started"
     for number in range(8):
         started.unlink(missing_ok=True)
-        process = SPAWN.Process(target=rewrite_forever, args=(str(tmp_path), uri), daemon=True)
+        process = FORKS.Process(target=rewrite_forever, args=(str(tmp_path), uri), daemon=True)
         process.start()
         while not started.exists():
             assert process.is_alive()
@@ -114,7 +126,9 @@ async def test_a_process_killed_during_a_write_leaves_a_whole_object_and_no_file
 @pytest.mark.usefixtures("s3_server", "gcs_server", "azure_server")
 def test_the_test_servers_end_with_a_pytest_process_that_is_killed(tmp_path: Path) -> None:
     """No fixture is torn down after SIGKILL; the kernel ends the servers."""
-    process = SPAWN.Process(target=hold_servers, args=(str(tmp_path),), daemon=False)
+    process = multiprocessing.get_context("spawn").Process(
+        target=hold_servers, args=(str(tmp_path),), daemon=False
+    )
     process.start()
     ready = tmp_path / "pids"
     deadline = time.monotonic() + SECONDS

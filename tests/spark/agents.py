@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
@@ -26,7 +25,7 @@ def start_agent(
     variables = {"TOPIC_PREFIX": topic_prefix, "GROUP": topic_prefix, "REPLICATION": "1"} | settings
     environment = os.environ | {f"LAKEWARDEN_{key}": value for key, value in variables.items()}
     with (folder / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(bound(command), stdout=log, stderr=log, env=environment)
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
 @contextmanager
