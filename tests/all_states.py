@@ -8,5 +8,5 @@ from lakewarden.handlers.table.state import TableState
 
 def all_states(owner: PartitionOwner) -> dict[str, TableState]:
     """The states by table; a table without one gets that with which its next event would begin."""
-    known = dict.fromkeys((*owner.tables, *owner._tables.ledger.tables))
-    return {uri: owner.tables.get(uri) or owner._tables.restored(uri) for uri in known}
+    known = dict.fromkeys((*owner.tables.states, *owner.tables.ledger.tables))
+    return {uri: owner.tables.states.get(uri) or owner.tables.restored(uri) for uri in known}

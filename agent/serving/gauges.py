@@ -54,16 +54,16 @@ async def measure(owners: Iterable[PartitionOwner], metrics: AgentMetrics, now: 
         facts = owner.facts()
         found.phases[facts.phase] += 1
         found.lags[owner.number] = facts.unread, None if facts.reached_at is None else now - facts.reached_at
-        found.incomplete += owner.log_incomplete
-        found.stopped += len(owner.stopped)
-        for number, (uri, state) in enumerate(list(owner.tables.items()), start=1):
+        found.incomplete += owner.seen.missing is not None
+        found.stopped += len(owner.tables.stopped.reasons)
+        for number, (uri, state) in enumerate(list(owner.tables.states.items()), start=1):
             found.tables += 1
-            if uri not in owner.stopped:
+            if uri not in owner.tables.stopped.reasons:
                 _visit(state, metrics, now, found)
             _judge(owner, state, metrics, now, found)
             if number % TABLES_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-        for uri in owner.observer.recent.keys() - owner.tables.keys():
+        for uri in owner.observer.recent.keys() - owner.tables.states.keys():
             _judge(owner, TableState(uri, TableSettings()), metrics, now, found)
     return found
 
@@ -87,7 +87,7 @@ def _judge(
     """Note the condition of a table, if it isn't ok."""
     seen, uri = owner.observer, state.uri
     recent = seen.recent.get(uri)
-    if not state.transactions and recent is None and uri not in owner.stopped:
+    if not state.transactions and recent is None and uri not in owner.tables.stopped:
         return
     transactions: list[Open] = []
     waiting = 0
@@ -108,7 +108,7 @@ def _judge(
             uri,
             now,
             agents=True,
-            refused="an unexpected error" if uri in owner.stopped else None,
+            refused="an unexpected error" if uri in owner.tables.stopped else None,
             denied=seen.denied.get(uri),
             open=tuple(transactions),
             waits_known=not state.without_index,

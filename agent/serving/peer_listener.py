@@ -111,11 +111,11 @@ class PeerListener:
             skip_undecodable(record, event, self._undecodable)
             return
         for owner in self._owners.values():
-            owner.locks.hint(event)
+            owner.tables.locks.hint(event)
 
     def _on_decision(self, record: ConsumerRecord) -> None:
         owner, value = self._owners.get(record.partition), record.value or b""
-        if TAKE_OVER not in value if owner is None else owner.term.encode() in value:
+        if TAKE_OVER not in value if owner is None else owner.records.term.encode() in value:
             return  # nearly all records: decisions of this agent, or of another one about its own partitions
         decision = decode(DECISION_RECORD, record.value)
         if isinstance(decision, Undecodable):
@@ -127,7 +127,7 @@ class PeerListener:
 
     def _on_ledger_record(self, record: ConsumerRecord) -> None:
         owner = self._owners.get(record.partition)
-        if owner is None or owner.term.encode() in (record.value or b""):
+        if owner is None or owner.records.term.encode() in (record.value or b""):
             return  # nearly all records: this agent published them
         entry = decode(LEDGER_EVENT, record.value)
         if isinstance(entry, Undecodable):

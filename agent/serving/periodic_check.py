@@ -83,7 +83,7 @@ class PeriodicCheck:
             await self._require_topic()
         asked_at = monotonic()
         read = [
-            (each, each.position, *each.ledger_extent)
+            (each, each.position, *each.seen.ledger_extent)
             for each in self._owners.values()
             if each.phase in ("replaying", "live")
         ]
@@ -133,8 +133,8 @@ class PeriodicCheck:
         ledger = self._settings.topics.ledger
         for owner, position, first_entry, ledger_end in read:
             number = owner.number
-            if owner.cut is not None:
-                raise LogCutError(owner.cut)
+            if owner.seen.cut is not None:
+                raise LogCutError(owner.seen.cut)
             if self._owners.get(number) is not owner:
                 continue
             if (end := ends.get(number, position)) < position:
@@ -144,7 +144,7 @@ class PeriodicCheck:
                 )
             end, beginning = ledger_ends.get(number, ledger_end), ledger_beginnings.get(number, first_entry)
             if end < ledger_end or beginning > first_entry:
-                owner.note_lost_ledger()
+                owner.seen.ledger_lost = True
             if end < ledger_end:
                 raise LogCutError(
                     f"topic {ledger} ends at offset {end} of partition {number}, and this agent's last entry is at "

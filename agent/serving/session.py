@@ -201,7 +201,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         }
         with anyio.move_on_after(seconds):
             await self._compare_ledgers(owners)
-        lost = [owner for owner in owners.values() if owner.ledger_lost]
+        lost = [owner for owner in owners.values() if owner.seen.ledger_lost]
         if not lost:
             return 0.0
         began = monotonic()
@@ -227,7 +227,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         await start_client(sender, self._settings)
         self._tasks.start_soon(publisher.run)
         for owner in owners:
-            for record in owner.ledger_records():
+            for record in owner.tables.ledger_records():
                 publisher.put(record)
                 count += 1
                 if count % RECORDS_AT_ONCE == 0:
@@ -240,7 +240,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _compare_ledgers(self, owners: Mapping[TopicPartition, PartitionOwner]) -> None:
         if not owners:
             return
-        known = {each: owner.ledger_extent for each, owner in owners.items()}
+        known = {each: owner.seen.ledger_extent for each, owner in owners.items()}
         try:
             beginnings = await self._log.beginnings(owners)
             ends = await self._log.ends(owners)
@@ -249,7 +249,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             return
         for each, (beginning, end) in known.items():
             if beginnings[each] > beginning or ends[each] < end:
-                owners[each].note_lost_ledger()
+                owners[each].seen.ledger_lost = True
 
     def facts(self) -> AgentFacts | None:
         """What the agent's readiness depends on, or None while the session is not open."""
@@ -320,7 +320,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             partitions=self._partitions,
             cluster=self._cluster,
         )
-        self._lasting.terms.append(owner.term)
+        self._lasting.terms.append(owner.records.term)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Pause the owners before the next ones start. Those that can't resume are released."""
@@ -337,7 +337,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             await self._commit_last(kept, checkpoints, seconds / 2)
 
     def _can_be_paused(self, owner: PartitionOwner) -> bool:
-        return owner.phase in ("live", "paused") and not owner.stopped and not owner.replaced
+        return owner.phase in ("live", "paused") and not owner.tables.stopped.reasons and not owner.replaced
 
     async def _release_partitions(self, numbers: list[int], seconds: float) -> None:
         """Release partitions: publish, release the locks, commit. Each of the three steps may take a third of `seconds`."""
@@ -448,7 +448,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             log.info(
                 "partitions.live",
                 partitions=sorted(self._owners),
-                tables=sum(len(owner.tables) for owner in self._owners.values()),
+                tables=sum(len(owner.tables.states) for owner in self._owners.values()),
                 replay_seconds=round(seconds, 3),
             )
 

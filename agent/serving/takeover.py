@@ -138,9 +138,9 @@ async def _read(
             for start in range(0, len(records), RECORDS_AT_ONCE):
                 some = records[start : start + RECORDS_AT_ONCE]
                 if partition.topic == reading.topics.ledger:
-                    owner.read_ledger(some)
+                    owner.replay.read_ledger(some)
                 else:
-                    owner.read_decisions(starts[owner.number].decisions, some)
+                    owner.replay.read_decisions(starts[owner.number].decisions, some)
                 await anyio.lowlevel.checkpoint()
 
 
@@ -259,7 +259,7 @@ async def _correction_gaps(owners: Sequence[PartitionOwner], reading: Log) -> di
     named = {
         TopicPartition(topic, owner.number): correction
         for owner in owners
-        if (correction := owner.last_correction) is not None
+        if (correction := owner.tables.ledger.last_correction()) is not None
     }
     if not named:
         return {}

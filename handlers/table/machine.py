@@ -253,9 +253,12 @@ def replay_decision(state: TableState, decision: DecisionEventUnion, now: float)
     state.footprints.collect()
 
 
-def restore(state: TableState, entries: LedgerEntries) -> None:
-    """Enter what the ledger has of this table, before the replay. The state keeps the batches in `entries` up to date."""
-    state.ledger = entries.batches
+def restore(state: TableState, entries: LedgerEntries, *, complete: bool = True) -> None:
+    """Enter what the ledger has of this table, before the replay. The state keeps the batches in `entries` up to date.
+
+    `complete`: whether the log is. Otherwise a grant may run that the state doesn't have.
+    """
+    state.ledger, state.unseen_grant = entries.batches, not complete
     for writer, losses, lost_on in entries.losses():
         state.losses[writer], state.lost_on[writer] = losses, lost_on
 

@@ -12,10 +12,34 @@
 - A transaction begins when it is admitted, because its writer reads its base version only then. Everything that landed before
   is part of that base.
 - Two committed transactions overlapped in time exactly if `other.ended > mine.began`.
-- A *revoked* grant was withdrawn (lock lease lost, or transaction superseded), but its writer may already be publishing. The
-  transaction stays granted until its writer reports the outcome or the grant lease expires.
 
-An *observed* transaction is one that a watcher reports; its writer knows nothing of lakewarden (docs/decisions/0033):
+What each phase means, and where the state has the transaction (`TableState.in_phase`, in the order in which they got there):
+
+QUEUED
+    The agent has read the intent and not answered it. Its scope is in the index, and counts only against later intents
+    (`detection.py`). `waiters` has it under the transaction that it waits for. Its end is an admission, a skip or an abort.
+ACTIVE
+    Admitted: the writer computes. Its markers are in the index and conflict with those of others. `began` is its admission.
+WAITING
+    Its writer has requested the grant (`requested`). It is in the grant queue; `blocker` names the one for whose end it waits.
+GRANTED
+    Its writer may publish until `grant.deadline`. At most one transaction of a table is granted (`TableState.running`). It is
+    never aborted for a conflict. Two things can befall it, and it stays granted, because its writer may be publishing:
+
+    - The grant is *revoked* (`Grant.revoked`): the lock lease is lost, an operator or a newer transaction of its writer ends it.
+      The agent extends it no more and grants no other until its writer reports the outcome or the deadline has passed.
+    - It is *without index* (`Transaction.without_index`): its footprint was dropped for want of memory. No transaction is
+      admitted while it runs, so none can miss a conflict with it.
+COMMITTED
+    Its writer reported the commit. It stays in the state and the index while an open transaction began before it `ended`.
+UNKNOWN
+    Its grant expired without a report, so it may have committed, and counts as if it had. `TableState.lapsed` holds its intent
+    for `LATE_COMPLETION_SECONDS`: a report that comes later makes it COMMITTED.
+ABORTED
+    It has ended and nothing was committed. Only `TableState.closed` has it, as it has the others once nothing depends on them.
+
+An *observed* transaction (`Transaction.observed`) is one that a watcher reports; its writer knows nothing of
+lakewarden (docs/decisions/0033):
 
     (unknown) ── commit-intent ──▶ ACTIVE ── commit-completed ──▶ COMMITTED
                                      │ └──── silent for too long ──▶ UNKNOWN ── commit-completed ──▶ COMMITTED

@@ -280,10 +280,10 @@ def _owner(quiet: int) -> PartitionOwner:
     owner = PartitionOwner(
         0, settings, cast("Publisher", None), cast("Stores", None), cast("anyio.abc.TaskGroup", None)
     )
-    owner._tables.states[TABLE], _ = _arrive(3_000, 2, "apart")
+    owner.tables.states[TABLE], _ = _arrive(3_000, 2, "apart")
     for number in range(quiet):
         uri = f"{writer_events.TABLES}/quiet-{number}"
-        owner._tables.states[uri] = TableState(uri, owner.tables[TABLE].settings)
+        owner.tables.states[uri] = TableState(uri, owner.tables.states[TABLE].settings)
     owner._progress.phase = "live"
     return owner
 

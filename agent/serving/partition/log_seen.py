@@ -69,6 +69,11 @@ class LogSeen:
         """How the log has lost records while the owner was running, once it has noticed."""
 
     @property
+    def ledger_extent(self) -> tuple[int, int]:
+        """Where the ledger begins, and the offset after the owner's last entry."""
+        return self.ledger_beginning, self.ledger_end
+
+    @property
     def missing(self) -> str | None:
         """What `writers` and `decisions` lacked at the take-over, for people; None if they were complete."""
         return "; ".join(each.description for each in self._missing) or None

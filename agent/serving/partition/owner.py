@@ -27,7 +27,7 @@ The rules about conflicts, grants and locks are in `handlers/`, the tables' lock
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import anyio.abc
@@ -36,10 +36,9 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
-from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
-from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.log_seen import LogSeen
@@ -61,12 +60,10 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.group.ownership import may_resume
 from lakewarden.handlers.group.readiness import Lag, OwnedPartition
-from lakewarden.handlers.table.ledger import Correction
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.machine import EventRead
 from lakewarden.handlers.table.replay import CheckpointPositions, Position
-from lakewarden.handlers.table.state import TableState
 
 log = structlog.get_logger()
 
@@ -108,14 +105,14 @@ class PartitionOwner:
         self.lag = Lag()
         """The periodic check notes the ends of the log there."""
         self._progress = Progress()
-        self._seen = LogSeen(number, settings)
+        self.seen = LogSeen(number, settings)
         unpublishable = {} if unpublishable is None else unpublishable
-        self._records = OwnRecords(number, settings, publisher, self._seen, unpublishable)
-        self._takeovers = self._records.takeovers
+        self.records = OwnRecords(number, settings, publisher, self.seen, unpublishable)
+        self._takeovers = self.records.takeovers
         memory = memory or MemoryBudget(settings.memory_bytes)
-        parts = self._progress, settings, self._records, self._seen
+        parts = self._progress, settings, self.records, self.seen
         self.observer = observer = PartitionMetrics(metrics or AgentMetrics())
-        self._tables = Tables(
+        self.tables = Tables(
             *parts,
             memory,
             publisher,
@@ -127,8 +124,8 @@ class PartitionOwner:
             cluster=cluster,
         )
         undecodable = undecodable or UndecodableRecords()
-        self._replay = Replay(self._progress, self._tables, self._records, self._seen, undecodable)
-        self._refused = RefusedEvents(self._tables, self._records, observer)
+        self.replay = Replay(self._progress, self.tables, self.records, self.seen, undecodable)
+        self._refused = RefusedEvents(self.tables, self.records, observer)
         self._positions = CheckpointPositions()
         self._safe = Checkpoint(0, Position(0, None))
         """The last checkpoint that was computed."""
@@ -152,59 +149,6 @@ class PartitionOwner:
         unread = max(0, self.lag.end - self.position)
         return OwnedPartition(self.number, self.phase, unread, self.lag.reached_at)
 
-    @property
-    def term(self) -> str:
-        """Identifies this ownership: after its `partition-taken`, decisions of other terms don't count."""
-        return self._records.term
-
-    @property
-    def tables(self) -> Mapping[str, TableState]:
-        """The states of its tables."""
-        return self._tables.states
-
-    @property
-    def stopped(self) -> Mapping[str, str]:
-        """The stopped tables, each with the reason."""
-        return self._tables.stopped.reasons
-
-    @property
-    def locks(self) -> TableLocks:
-        """The locks of its tables."""
-        return self._tables.locks
-
-    @property
-    def log_incomplete(self) -> bool:
-        """Whether the log lacked records when this owner took the partition over."""
-        return self._seen.missing is not None
-
-    @property
-    def ledger_lost(self) -> bool:
-        """Whether the ledger has lost entries since this owner read it, as far as it has noticed."""
-        return self._seen.ledger_lost
-
-    def note_lost_ledger(self) -> None:
-        """Note that the ledger has lost entries."""
-        self._seen.ledger_lost = True
-
-    def ledger_records(self) -> Iterator[Outgoing]:
-        """A record for each batch of the ledger that it knows to be in force."""
-        return self._tables.ledger_records()
-
-    @property
-    def last_correction(self) -> Correction | None:
-        """The last correction that the ledger names, which `writers` must have."""
-        return self._tables.ledger.last_correction()
-
-    @property
-    def ledger_extent(self) -> tuple[int, int]:
-        """Where the ledger begins, and the offset after this owner's last entry."""
-        return self._seen.ledger_beginning, self._seen.ledger_end
-
-    @property
-    def cut(self) -> str | None:
-        """How the log has lost records while this owner was running, once it has noticed."""
-        return self._seen.cut
-
     # -- take-over ---------------------------------------------------------------------------------------------------
 
     def publish_takeover(self) -> None:
@@ -212,7 +156,7 @@ class PartitionOwner:
 
         A paused owner publishes it again, before it resumes.
         """
-        self._records.takeover(first=self.phase != "paused")
+        self.records.takeover(first=self.phase != "paused")
 
     @property
     def takeover_in_ledger(self) -> int:
@@ -221,7 +165,7 @@ class PartitionOwner:
 
     def on_partition_taken(self, taken: PartitionTaken, offset: int) -> None:
         """Record the take-over of another owner; this owner's own event is ignored."""
-        if taken.term != self.term:
+        if taken.term != self.records.term:
             self._takeovers.others = max(self._takeovers.others, offset)
 
     @property
@@ -237,19 +181,11 @@ class PartitionOwner:
         if self.phase in ("released", "refused") or -1 < offset < self._takeovers.own_in_ledger:
             return
         if self.phase == "loading":
-            self._replay.others_entries.append(entry)
+            self.replay.others_entries.append(entry)
         else:
-            self._tables.record_again(entry)
+            self.tables.record_again(entry)
 
     # -- replay ------------------------------------------------------------------------------------------------------
-
-    def read_decisions(self, start: Position, records: Iterable[ConsumerRecord]) -> None:
-        """Read the next decisions while loading. `start`: the position of the first of all."""
-        self._replay.read_decisions(start, records)
-
-    def read_ledger(self, records: Iterable[ConsumerRecord]) -> None:
-        """Read the next entries of the ledger while loading."""
-        self._replay.read_ledger(records)
 
     def load(
         self,
@@ -269,19 +205,19 @@ class PartitionOwner:
         `checkpoint`: the one of the former owner. `gaps`: what the log lacks of what that relies on. `ledger_beginning`: where
         the ledger begins.
         """
-        replay, takeovers = self._replay, self._takeovers
+        replay, takeovers = self.replay, self._takeovers
         self._progress.position = self.committed = start
-        self.read_decisions(decisions_position, decisions)
-        self.read_ledger(ledger)
+        self.replay.read_decisions(decisions_position, decisions)
+        self.replay.read_ledger(ledger)
         if replay.newer is not None:
             self._refuse_partition(replay.newer, _REFUSED)
             return
-        self._seen.compare(checkpoint, gaps, replay.decided, end, ledger_beginning)
-        self._safe = self._seen.checkpoint(start, decisions_position)
-        if self._seen.writers_replaced:
-            self._tables.ledger.drop_offsets()
-        self._tables.repeat_entries()
-        if replay.term not in (None, self.term):
+        self.seen.compare(checkpoint, gaps, replay.decided, end, ledger_beginning)
+        self._safe = self.seen.checkpoint(start, decisions_position)
+        if self.seen.writers_replaced:
+            self.tables.ledger.drop_offsets()
+        self.tables.repeat_entries()
+        if replay.term not in (None, self.records.term):
             takeovers.others = max(takeovers.others, takeovers.own + 1)
         replay.start(end)
         self._progress.phase = "replaying"
@@ -294,13 +230,15 @@ class PartitionOwner:
 
     def _refuse_partition(self, reason: str, detail: str) -> None:
         self._progress.phase = "refused"
-        self._replay.backlog.clear()
+        self.replay.backlog.clear()
         log.error("partition.refused", partition=self.number, reason=reason, detail=detail)
 
     def finish_replay(self, position: int) -> None:
         """Go live if `position` has reached the end of the replay."""
-        if self.phase == "replaying" and position >= self._replay.until:
-            self._replay.finish()
+        if self.phase == "replaying" and position >= self.replay.until:
+            self.replay.apply_decisions(None)
+            self._progress.phase = "live"
+            self.replay.finish()
 
     def advance_to(self, position: int) -> None:
         """Skip to `position`, the consumer's own: the last records of the log may be no events (the markers of a transaction)."""
@@ -317,43 +255,43 @@ class PartitionOwner:
         """
         for record in records:
             if self.phase == "loading":
-                self._replay.backlog.append(record)
+                self.replay.backlog.append(record)
                 continue
             if self.phase in ("paused", "refused", "released"):
                 return
             if record.offset < self.position:
                 continue
-            if self.phase == "replaying" and record.offset >= self._replay.until:
+            if self.phase == "replaying" and record.offset >= self.replay.until:
                 self.finish_replay(record.offset)
             self._progress.record = record
             event = decode(WRITER_EVENT, record.value, key=record.key or b"")
             if isinstance(event, Undecodable):
-                self._refused.refuse(record, event, self._replay.aborted)
+                self._refused.refuse(record, event, self.replay.aborted)
             else:
                 self._consume_event(record, event, read_at)
             self._progress.position, self._progress.record = record.offset + 1, None
-            self._seen.on_event(record)
+            self.seen.on_event(record)
             if self.phase == "replaying":
-                self._replay.apply_decisions(record.offset)
+                self.replay.apply_decisions(record.offset)
 
     def _consume_event(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
-        state = self._tables.find(event.table)
+        state = self.tables.find(event.table)
         if isinstance(state, str):
             bad = Undecodable(state, event.table, event.transaction, event.writer, event.event_id)
-            self._refused.refuse(record, bad, self._replay.aborted)
+            self._refused.refuse(record, bad, self.replay.aborted)
             return
-        self._tables.note_event(event.table, record.offset)
+        self.tables.note_event(event.table, record.offset)
         if isinstance(event, CommitIntent):
-            self._positions.on_intent(record.offset, self._replay.next_position() or self._decisions_end())
+            self._positions.on_intent(record.offset, self.replay.next_position() or self._decisions_end())
         if self.phase == "replaying":
-            self._replay.apply_event(state, event, record.offset)
+            self.replay.apply_event(state, event, record.offset)
             return
         if isinstance(event, CommitIntent):
-            self.locks.locate(state)
-        self._tables.step(event.table, EventRead(event, record.offset, monotonic(), read_at))
+            self.tables.locks.locate(state)
+        self.tables.step(event.table, EventRead(event, record.offset, monotonic(), read_at))
 
     def _decisions_end(self) -> Position:
-        return Position(self._seen.decisions_end, self.term)
+        return Position(self.seen.decisions_end, self.records.term)
 
     async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
         """Run the periodic check.
@@ -369,16 +307,16 @@ class PartitionOwner:
             self._caught_up = CaughtUp(now, asked_at)
         else:
             self._caught_up = CaughtUp(self._caught_up.since, asked_at)
-        await self._tables.check(self._caught_up, self.committed)
+        await self.tables.check(self._caught_up, self.committed)
 
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint that may be committed now, or None before the end of the replay."""
-        if self.phase != "live" or self.replaced or not self._seen.checkpoint_allowed:
+        if self.phase != "live" or self.replaced or not self.seen.checkpoint_allowed:
             return None
-        if not self.stopped:
-            needed = self._tables.oldest_needed()
+        if not self.tables.stopped.reasons:
+            needed = self.tables.oldest_needed()
             offset = self.position if needed is None else needed
-            self._safe = self._seen.checkpoint(offset, self._positions.at(offset, self._decisions_end()))
+            self._safe = self.seen.checkpoint(offset, self._positions.at(offset, self._decisions_end()))
         return self._safe
 
     # -- pause and release -------------------------------------------------------------------------------------------
@@ -392,7 +330,7 @@ class PartitionOwner:
 
     def may_resume(self, read_until: int) -> Literal["yes", "no", "unknown yet"]:
         """Whether this paused owner may resume, after `publish_takeover`. `decisions` is read up to `read_until`, exclusive."""
-        if self.stopped:
+        if self.tables.stopped.reasons:
             return "no"
         return may_resume(self._takeovers, read_until)
 
@@ -400,21 +338,21 @@ class PartitionOwner:
         """Decide again. The locks' inputs of the meantime come first, and then what has become due."""
         assert self.phase == "paused"
         self._progress.phase = "live"
-        self._tables.resume()
+        self.tables.resume()
 
     def stop_deciding(self) -> None:
         """Decide on no further event."""
         self._was_live = self.phase in ("live", "paused")
         self._progress.phase = "released"
-        self._tables.memory.forget(self._tables)
+        self.tables.memory.forget(self.tables)
 
     async def release(self) -> None:
         """Release every lock under which no grant runs. Call it after `stop_deciding`."""
-        await self.locks.release(self._releasable())
+        await self.tables.locks.release(self._releasable())
 
     def unreleased(self) -> list[str]:
         """Tables whose lock `release` has not released yet."""
-        return self.locks.unreleased(self._releasable())
+        return self.tables.locks.unreleased(self._releasable())
 
     def _releasable(self) -> set[str]:
-        return self._tables.without_grant() if self._was_live else set()
+        return self.tables.without_grant() if self._was_live else set()

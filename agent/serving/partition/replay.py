@@ -128,14 +128,12 @@ class Replay:
                 self._tables.note_memory(decision.table)
 
     def finish(self) -> None:
-        """Go live at the end of the log."""
-        self.apply_decisions(None)
+        """The owner is live at the end of the log, and has applied all decisions: decide what they leave outstanding."""
         replayed = len(self._published)
         tables, missing = self._tables, self._seen.missing
         if missing is None:  # otherwise a grant of a former owner may be what the log lacks
             tables.locks.former_terms = self._published.terms_before(self._records.term)
         self._published = PublishedDecisions(Position(0, None), ())
-        self._progress.phase = "live"
         with tables.memory.held():
             self._stop_failed()
             self.aborted.clear()

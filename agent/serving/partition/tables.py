@@ -138,8 +138,8 @@ class Tables:
     def restored(self, uri: str) -> TableState:
         """The state of a table without transactions, with what the ledger has of it."""
         state = self.locks.new_table(uri)
-        state.unseen_grant = self._seen.missing is not None
-        restore(state, self.ledger.tables.setdefault(uri, LedgerEntries()))
+        entries = self.ledger.tables.setdefault(uri, LedgerEntries())
+        restore(state, entries, complete=self._seen.missing is None)
         return state
 
     def repeat_entries(self) -> None:

@@ -187,7 +187,7 @@ async def test_the_replayed_state_equals_the_state_before(
         before = _state_of(sessions[-1])
         live = sessions[-1]
         for owner in live._owners.values():  # as in a crash: no lock is released
-            owner.locks._keepers.clear()
+            owner.tables.locks._keepers.clear()
 
     async with scene.agent():
         after = _state_of(sessions[-1])

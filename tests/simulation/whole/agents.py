@@ -221,14 +221,14 @@ class ObservedSession(KafkaSession):
 
     async def _restore_ledgers(self, seconds: float) -> float:
         read = [each for each in self._owners.values() if each.phase in ("replaying", "live", "paused")]
-        known = [(each, each.position) for each in read if each.ledger_lost or not self._is_hidden(each)]
+        known = [(each, each.position) for each in read if each.seen.ledger_lost or not self._is_hidden(each)]
         node, ledger = current_process().node, self._oracles.knowledge.ledger
         lost_at, began = dict(ledger.lost_at), node.now()
         recording = await super()._restore_ledgers(seconds)
         if node.now() - began - recording >= seconds:
             return recording
         for owner, position in known:
-            lacking = ledger.unrecorded(owner.term, position)
+            lacking = ledger.unrecorded(owner.records.term, position)
             if lacking is not None and lost_at.get(owner.number) == ledger.lost_at[owner.number]:
                 (_, writer), batch = lacking
                 self._oracles.violated(
@@ -238,7 +238,7 @@ class ObservedSession(KafkaSession):
         return recording
 
     def _is_hidden(self, owner: PartitionOwner) -> bool:
-        where, (beginning, end) = TopicPartition(TOPICS.ledger, owner.number), owner.ledger_extent
+        where, (beginning, end) = TopicPartition(TOPICS.ledger, owner.number), owner.seen.ledger_extent
         return self._broker.beginnings[where] <= beginning and self._broker.ends([where])[where] >= end
 
 
@@ -260,8 +260,15 @@ class ObservedOwner(PartitionOwner):
     ) -> None:
         observed: Any = _ObservedPublisher(self._publish)
         super().__init__(number, settings, observed, *rest, partitions=partitions, **shared)
-        assert isinstance(self._tables, ObservedTables)
-        self._tables.on_stop = self._on_stop
+        assert isinstance(self.tables, ObservedTables)
+        self.tables.on_stop = self._on_stop
+        read_decisions = self.replay.read_decisions
+
+        def read_known(start: Position, records: Iterable[ConsumerRecord]) -> None:
+            newer = self.node.name in self._oracles.upgraded
+            read_decisions(start, without_unknown(records) if newer else records)
+
+        setattr(self.replay, "read_decisions", read_known)  # noqa: B010 - mypy refuses the assignment to a method
         self.settings = settings
         self.partitions = partitions
         self._publisher = publisher
@@ -302,7 +309,7 @@ class ObservedOwner(PartitionOwner):
             self._after_grant(self.node)
 
     def _consume_event(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
-        state = self.tables.get(event.table)
+        state = self.tables.states.get(event.table)
         known = state is not None and (
             event.transaction in state.transactions or event.transaction in state.closed
         )
@@ -316,10 +323,6 @@ class ObservedOwner(PartitionOwner):
             ) or self._replayed_requests.get(event.transaction, False)
         super()._consume_event(record, event, read_at)
 
-    def read_decisions(self, start: Position, records: Iterable[ConsumerRecord]) -> None:
-        newer = self.node.name in self._oracles.upgraded
-        super().read_decisions(start, without_unknown(records) if newer else records)
-
     def finish_replay(self, position: int) -> None:
         replaying = self.phase == "replaying"
         super().finish_replay(position)
@@ -328,9 +331,11 @@ class ObservedOwner(PartitionOwner):
             self._oracles.check_unknown_requests(self.node, self.number, unknown, self._ended)
 
     def load(self, start: int, end: int, *arguments: Any, **more: Any) -> None:
-        self._oracles.knowledge.on_loaded(self.term, end)
+        self._oracles.knowledge.on_loaded(self.records.term, end)
         now = self.loaded_at = self.node.timeline.now
-        self._oracles.knowledge.ledger.on_loaded(self.term, now, partition=self.number, span=(start, end))
+        self._oracles.knowledge.ledger.on_loaded(
+            self.records.term, now, partition=self.number, span=(start, end)
+        )
         super().load(start, end, *arguments, **more)
 
     def live_for(self) -> float:
@@ -375,7 +380,7 @@ class ObservedOwner(PartitionOwner):
             self._ended.add(decision.transaction)
         elif isinstance(decision, CommitGranted):
             self._granted.add(decision.transaction)
-        if not isinstance(decision, Abort) and decision.table in self.stopped:
+        if not isinstance(decision, Abort) and decision.table in self.tables.stopped.reasons:
             self._oracles.violated(
                 "an error stops one table",
                 f"{self.node.name} decides {decision.type} of the stopped table {decision.table}",
@@ -389,7 +394,12 @@ class ObservedOwner(PartitionOwner):
         """After the faults, an owner that has stopped a table has read what others wrote some seconds ago."""
         log = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
         old = [each for each in log if each.at < self.node.timeline.now - NOTICE_SECONDS]
-        if self.stopped and self.phase == "live" and not self.replaced and self.position < len(old):
+        if (
+            self.tables.stopped.reasons
+            and self.phase == "live"
+            and not self.replaced
+            and self.position < len(old)
+        ):
             self._oracles.violated(
                 "an error stops one table",
                 f"{self.node.name} has read up to {self.position}, and {len(old)} is some seconds old",
@@ -467,11 +477,11 @@ class ObservedOwner(PartitionOwner):
     def _is_settled(self) -> bool:
         """Whether everything decided is in the log, and this owner still owns the partition."""
         publisher = self._publisher
-        if publisher._waiting or publisher._unacknowledged or self.stopped:
+        if publisher._waiting or publisher._unacknowledged or self.tables.stopped.reasons:
             return False
         decisions = self.broker.logs[TopicPartition(TOPICS.decisions, self.number)]
         takeovers = [each.value for each in decisions if b'"partition-taken"' in each.value]
-        return bool(takeovers) and self.term.encode() in takeovers[-1]
+        return bool(takeovers) and self.records.term.encode() in takeovers[-1]
 
 
 class _DecisionRecorder:

@@ -284,7 +284,7 @@ class World:
         restarted: set[str] = set()
         for owner in self.owners:
             node = owner.node
-            if owner.stopped and owner.phase == "live" and node.state == "running":
+            if owner.tables.stopped.reasons and owner.phase == "live" and node.state == "running":
                 owner.check_goes_on()
                 restarted.add(node.name)
         for process in list(self._processes):
@@ -298,7 +298,7 @@ class World:
     def _check_liveness(self) -> None:
         for owner in self.owners:
             if owner.phase == "live" and owner.node.state == "running":
-                self.oracles.check_owner(owner.number, owner.term, owner.node.name)
+                self.oracles.check_owner(owner.number, owner.records.term, owner.node.name)
                 self._check_ledger(owner)
         for number in range(self.scenario.partitions):
             self.oracles.check_incomplete(number, self.losses.gaps_shown(number))
@@ -318,10 +318,10 @@ class World:
         )
         notice = LEDGER_BEGINNING_SECONDS + TAKEOVER_NOTICE_SECONDS
         if min(owner.live_for(), self.timeline.now - lost_at) > notice and not (
-            owner.stopped or owner.replaced
+            owner.tables.stopped.reasons or owner.replaced
         ):
             shown = TOPICS.ledger in self.losses.gaps_shown(owner.number)
-            problem = self.oracles.knowledge.ledger.problem(owner.term, shown=shown)
+            problem = self.oracles.knowledge.ledger.problem(owner.records.term, shown=shown)
             if problem is not None:
                 self.oracles.violated("an incomplete log is noticed", problem)
 

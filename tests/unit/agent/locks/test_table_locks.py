@@ -268,7 +268,7 @@ async def test_a_table_that_became_a_hudi_table_is_found_when_it_is_used_again(
         await s.commit("first")
         await until(lambda: len(s.published(LockReleased)) == 1)
         s.objects[TABLE + HUDI_PROPERTIES] = b"hoodie.table.name=flights"
-        await until(s.owner.tables[TABLE].idle)
+        await until(s.owner.tables.states[TABLE].idle)
 
         await s.commit("second", lock=TABLE + HUDI_LOCK)
 
@@ -422,7 +422,7 @@ async def both_held() -> AsyncIterator[Scene]:
     async with scene(lambda uri: "flights" in uri, lock_places=("s3://lake/*=>usual",)) as made:
         for table in (TABLE, OTHER):
             made.begin(f"T-{table}", table)
-        await until(lambda: all(each.lock is not None for each in made.owner.tables.values()))
+        await until(lambda: all(each.lock is not None for each in made.owner.tables.states.values()))
         yield made
 
 
@@ -455,10 +455,10 @@ async def test_a_release_that_the_store_refuses_is_logged(both_held: Scene) -> N
 
 async def test_a_stopped_tables_keeper_gets_no_further_hints(both_held: Scene) -> None:
     """It does not run any more, so hints would accumulate until the process ends."""
-    keeper, _ = both_held.owner.locks._keepers[TABLE]
-    both_held.owner._tables.stop(TABLE, AssertionError("two grants"))
+    keeper, _ = both_held.owner.tables.locks._keepers[TABLE]
+    both_held.owner.tables.stop(TABLE, AssertionError("two grants"))
     for number in range(3):
-        both_held.owner.locks.hint(
+        both_held.owner.tables.locks.hint(
             made(LockReleased, event_id=f"r{number}", table=TABLE, lock=keeper.location.uri, valid_until=0)
         )
 
@@ -487,7 +487,7 @@ async def test_only_locks_of_former_owners_are_taken_over_at_once(
         owner = PartitionOwner(0, settings, cast("Publisher", log), stores, tasks, cluster=cluster)
         taken = [
             made(PartitionTaken, event_id=each, table=partition_name(0), term=each)
-            for each in (owner.term if each == "own" else each for each in former)
+            for each in (owner.records.term if each == "own" else each for each in former)
         ]
         decisions = [consumed(encode(each), offset) for offset, each in enumerate(taken)]
         owner.load(0, 0, Position(0, None), decisions, [], gaps=gaps)
@@ -499,7 +499,9 @@ async def test_only_locks_of_former_owners_are_taken_over_at_once(
     async with store, in_own_task(anyio.create_task_group()) as tasks:
         one = serve("kafka")
         held = await one.wait_for(LockAcquired, 2)
-        two = serve(cluster, *(one.owner.term if each == "former" else each for each in known), gaps=gaps)
+        two = serve(
+            cluster, *(one.owner.records.term if each == "former" else each for each in known), gaps=gaps
+        )
         if fenced:
             acquired = await two.wait_for(LockAcquired, 2)
             assert {(each.table, each.adopted) for each in acquired} == {

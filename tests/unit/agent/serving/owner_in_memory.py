@@ -116,7 +116,7 @@ def offline_owner(log: Log, settings: Settings = SETTINGS, number: int = 0, **mo
     no_tasks: Any = None
     owner = PartitionOwner(number, settings, publisher, Stores(settings, AsyncExitStack()), no_tasks, **more)
     for name in ("start_acquire", "start_release"):
-        setattr(owner.locks, name, lambda *_, **__: None)
+        setattr(owner.tables.locks, name, lambda *_, **__: None)
     return owner
 
 
@@ -190,7 +190,7 @@ class Table:
         self.owner = offline_owner(
             self.log, CONFIGURED, unpublishable=self.unpublishable, metrics=self.metrics
         )
-        setattr(self.owner.locks, "start_acquire", start_acquire)  # noqa: B010 - mypy refuses the assignment to a method
+        setattr(self.owner.tables.locks, "start_acquire", start_acquire)  # noqa: B010 - mypy refuses the assignment to a method
         end = len(self.events)
         self.owner.publish_takeover()
         decisions, ledger = self.log.of(TOPICS.decisions), self.log.of(TOPICS.ledger)
@@ -229,8 +229,8 @@ class Table:
             "gone": LockFailed(self.now, offset, "lost", why),
             "forbidden": LockFailed(self.now, offset, "unusable", why),
         }
-        if self.uri in self.owner.tables:
-            self.owner._tables.step(self.uri, inputs[change])
+        if self.uri in self.owner.tables.states:
+            self.owner.tables.step(self.uri, inputs[change])
 
     def grant_of(self, which: int) -> str | None:
         """The id of the transaction's grant, if it has one."""

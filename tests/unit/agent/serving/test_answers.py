@@ -137,8 +137,8 @@ def act(draw: Any, table: Table) -> None:  # noqa: C901, PLR0912 - one case per 
         case "tick":
             table.now += draw(st.sampled_from([1.0, 21.0]))
             caught_up = CaughtUp(0.0, table.now)
-            if table.uri in table.owner.tables:
-                table.owner._tables.step(table.uri, Tick(table.now, table.owner.position - 1, caught_up))
+            if table.uri in table.owner.tables.states:
+                table.owner.tables.step(table.uri, Tick(table.now, table.owner.position - 1, caught_up))
         case "restart":
             table.start()
         case action:
@@ -158,6 +158,6 @@ def test_every_event_that_the_decoder_accepts_can_be_answered(data: st.DataObjec
         table.append(data.draw(tables()))
         for _ in range(data.draw(st.integers(1, 14))):
             act(data.draw, table[0])
-            assert table[0].owner.stopped == {}
+            assert table[0].owner.tables.stopped.reasons == {}
     event(f"accepted: {min(table[0].accepted, 5)}")
     event(f"grants: {any(table[0].grant_of(which) for which in range(3))}")

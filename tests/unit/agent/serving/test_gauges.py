@@ -24,9 +24,9 @@ async def test_an_unreported_outcome_is_one_of_a_granted_transaction() -> None:
     table.send("commit-intent", 1, observed=True, scope=[], heartbeat_seconds=5.0)
 
     now = table.now + 21.0
-    table.owner._tables.step(URI, Tick(now, table.owner.position - 1, CaughtUp(table.now, now)))
+    table.owner.tables.step(URI, Tick(now, table.owner.position - 1, CaughtUp(table.now, now)))
 
-    assert set(table.owner.tables[URI].lapsed) == {"T1", observed}
+    assert set(table.owner.tables.states[URI].lapsed) == {"T1", observed}
     found = await measure([table.owner], table.metrics, now)
     assert dict(found.unreported) == {URI: 1}
 

@@ -88,11 +88,16 @@ class Agent:
         return [each.transaction for each in self.log.published(Abort)]
 
     def open(self) -> set[str]:
-        return {each.id for owner in self.owners for state in owner.tables.values() for each in state.open()}
+        return {
+            each.id
+            for owner in self.owners
+            for state in owner.tables.states.values()
+            for each in state.open()
+        }
 
     def used(self) -> int:
         """The bytes of all tables, counted again."""
-        return sum(used_bytes(state) for owner in self.owners for state in owner.tables.values())
+        return sum(used_bytes(state) for owner in self.owners for state in owner.tables.states.values())
 
 
 def _busy() -> Agent:
@@ -159,9 +164,9 @@ def test_stopped_tables_and_released_partitions_need_no_memory() -> None:
     """Otherwise they would cost other tables their transactions."""
     agent = _busy()
 
-    agent.owners[0]._tables.stop(ORDERS, RuntimeError("a bug"))
+    agent.owners[0].tables.stop(ORDERS, RuntimeError("a bug"))
 
-    assert agent.memory.used == used_bytes(agent.owners[1].tables[TRIPS])
+    assert agent.memory.used == used_bytes(agent.owners[1].tables.states[TRIPS])
 
     agent.owners[1].stop_deciding()
 

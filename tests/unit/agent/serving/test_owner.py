@@ -68,7 +68,7 @@ async def test_a_check_that_was_suspended_does_not_end_a_grant(scene: Scene) -> 
     """A suspension between the request of the end offset and the decision: the completion may be in the log since."""
     scene.send(CommitIntent)
     scene.send(CommitRequested, seq=0)
-    scene.owner._tables.step(
+    scene.owner.tables.step(
         TABLE, LockConfirmed(scene.time(), 1, LockView("owner", scene.time() + 29.0, 0.0))
     )
     await scene.check(after=1.0)
@@ -199,7 +199,7 @@ def test_the_owner_of_another_partition_refuses_the_record(replayed: bool) -> No
     owner.finish_replay(1)
 
     assert owner.phase == "live"
-    assert owner.tables == {}
+    assert owner.tables.states == {}
     assert [type(each) for each in log.published(DecisionEvent)] == [Abort]
     [abort], [letter] = log.published(Abort), log.published(DeadLetter)
     assert (abort.transaction, abort.reason, abort.retriable) == ("T", "not-allowed", False)
@@ -222,7 +222,7 @@ def test_a_ledger_entry_in_another_partition_opens_no_table() -> None:
     owner.load(0, 0, Position(0, None), [], _ledger(*entries))
 
     assert owner.phase == "live"
-    assert owner.tables == {}
+    assert owner.tables.states == {}
     assert log.of(TOPICS.ledger) == []
 
 
@@ -301,7 +301,7 @@ def test_an_owner_that_resumes_continues_with_its_state_and_its_lock(table: Tabl
 
     assert decided(table)[-1] == ("commit-granted", "A")
     taken = [each for each in table.decisions() if isinstance(each, PartitionTaken)]
-    assert [each.term for each in taken] == [table.owner.term] * 2
+    assert [each.term for each in taken] == [table.owner.records.term] * 2
 
 
 def test_the_loss_of_a_lock_during_the_pause_counts_when_the_owner_resumes(table: Table) -> None:
@@ -311,11 +311,11 @@ def test_the_loss_of_a_lock_during_the_pause_counts_when_the_owner_resumes(table
     for change in ("confirmed", "confirmed", "gone", "confirmed", "confirmed"):
         table.lock(change)
 
-    assert len(table.owner._tables.deferred) == 3
+    assert len(table.owner.tables.deferred) == 3
     resume(table)
 
     assert [each.reason for each in table.log.published(Abort)] == ["lease-lost"]
-    assert table.owner.tables[table.uri].lock is not None
+    assert table.owner.tables.states[table.uri].lock is not None
 
 
 def test_what_has_become_due_during_the_pause_is_decided_when_the_owner_resumes(table: Table) -> None:
@@ -342,7 +342,7 @@ def test_an_owner_does_not_resume_if_another_agent_took_the_partition_meanwhile(
 def test_an_owner_does_not_resume_with_a_table_that_was_stopped_meanwhile(table: Table) -> None:
     """A new owner rebuilds it from the log, and aborts its open transactions."""
     table.owner.pause()
-    table.owner._tables.stop(table.uri, AssertionError("lock task"))
+    table.owner.tables.stop(table.uri, AssertionError("lock task"))
 
     assert table.owner.may_resume(1_000) == "no"
 
@@ -364,10 +364,12 @@ def test_a_replay_gives_the_state_of_an_owner_that_was_paused(table: Table) -> N
     table.owner.pause()
     resume(table)
     table.send("commit-requested", 0, seq=1)
-    before = {name: each.phase for name, each in table.owner.tables[table.uri].transactions.items()}
+    before = {name: each.phase for name, each in table.owner.tables.states[table.uri].transactions.items()}
 
     table.start()
 
-    assert {name: each.phase for name, each in table.owner.tables[table.uri].transactions.items()} == before
+    assert {
+        name: each.phase for name, each in table.owner.tables.states[table.uri].transactions.items()
+    } == before
     grants = [each for each in decided(table) if each[0] == CommitGranted.model_fields["type"].default]
     assert len(grants) == 1

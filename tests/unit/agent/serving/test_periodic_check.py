@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent.errors import KafkaUnreachableError, LogCutError, PartitionsChangedError
 from lakewarden.agent.serving import periodic_check
+from lakewarden.agent.serving.partition.log_seen import LogSeen
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.settings import Settings
 from lakewarden.handlers.group.readiness import Lag
@@ -27,18 +28,12 @@ class Owner:
     number: int
     phase: Literal["live", "loading"] = "live"
     position: int = 7
-    cut: str | None = None
-    ledger_extent: tuple[int, int] = (0, 0)
-    """Where the ledger begins, and the offset after the owner's last entry."""
-    ledger_lost: bool = False
+    seen: LogSeen = field(default_factory=lambda: LogSeen(0, SETTINGS))
     lag: Lag = field(default_factory=Lag)
     ticks: list[tuple[float, float, int | None, bool]] = field(default_factory=list)
 
     async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
         self.ticks.append((now, asked_at, end, stalled))
-
-    def note_lost_ledger(self) -> None:
-        self.ledger_lost = True
 
     def advance_to(self, position: int) -> None:
         self.position = position
@@ -183,13 +178,13 @@ async def test_a_log_that_ends_before_the_position_ends_the_session(scene: Scene
 
 
 async def test_a_ledger_that_ends_before_the_last_entry_ends_the_session(scene: Scene) -> None:
-    scene.owners[2].ledger_extent = (0, 8)
+    scene.owners[2].seen.ledger_end = 8
 
     with pytest.raises(
         LogCutError, match="ends at offset 7 of partition 2, and this agent's last entry is at 7"
     ):
         await scene.check()._check()
-    assert [each.ledger_lost for each in scene.owners.values()] == [False, True], (
+    assert [each.seen.ledger_lost for each in scene.owners.values()] == [False, True], (
         "its session records it again"
     )
 
@@ -197,18 +192,18 @@ async def test_a_ledger_that_ends_before_the_last_entry_ends_the_session(scene: 
 async def test_a_ledger_whose_beginning_has_moved_ends_the_session(scene: Scene) -> None:
     """Compaction doesn't move it. The agent asks every ten seconds."""
     checking = scene.check()
-    scene.owners[0].ledger_extent = scene.owners[2].ledger_extent = (0, 7)
+    scene.owners[0].seen.ledger_end = scene.owners[2].seen.ledger_end = 7
     scene.beginning = 3
 
     await checking._check()
     scene.now += 10.0
     with pytest.raises(LogCutError, match="begins at offset 3 of partition 0 instead of 0"):
         await checking._check()
-    assert scene.owners[0].ledger_lost
+    assert scene.owners[0].seen.ledger_lost
 
 
 async def test_an_owner_that_noticed_lost_decisions_ends_the_session(scene: Scene) -> None:
-    scene.owners[2].cut = "topic decisions has lost records"
+    scene.owners[2].seen.cut = "topic decisions has lost records"
 
     with pytest.raises(LogCutError, match="topic decisions has lost records"):
         await scene.check()._check()

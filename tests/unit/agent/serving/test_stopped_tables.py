@@ -85,7 +85,7 @@ def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
     assert (stopped["table"], stopped["reason"]) == (TABLE, "planted")
     assert stopped["unpublished"] == ["CommitGranted A"]
     assert stopped["recent"][-1].endswith("LockConfirmed")
-    assert list(table.owner.stopped) == [TABLE]
+    assert list(table.owner.tables.stopped.reasons) == [TABLE]
     assert refused_tables(table.log.of(TOPICS.decisions)) == {TABLE: STOPPED + "planted"}
     table.send("commit-intent", 1, table=OTHER, transaction="Y")
     assert ("admitted", "Y", "") in decisions(table)
@@ -130,7 +130,7 @@ def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts
 
     table.start()
 
-    assert table.owner.stopped == {}
+    assert table.owner.tables.stopped.reasons == {}
     assert refused_tables(table.log.of(TOPICS.decisions)) == {}
     assert len(table.log.ledger_entries()) == 1
     table.send("commit-intent", 2, writer="w-A", batch_id=7)
@@ -177,7 +177,7 @@ def test_a_record_that_is_too_large_for_kafka_stops_its_table(
     table.send("commit-intent", 0)
 
     assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
-    assert "bytes" in table.owner.stopped[TABLE]
+    assert "bytes" in table.owner.tables.stopped.reasons[TABLE]
 
 
 def test_a_table_that_fails_in_the_replay_is_stopped_and_its_writers_learn_of_it_once(
@@ -192,13 +192,13 @@ def test_a_table_that_fails_in_the_replay_is_stopped_and_its_writers_learn_of_it
         broken.setattr(replay, "replay_event", broken_replay)
         table.start()
         assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
-        assert list(table.owner.stopped) == [TABLE]
+        assert list(table.owner.tables.stopped.reasons) == [TABLE]
 
         table.start()
         assert list(aborts_of_the_stop(table)) == ["A"], "the log has its abort"
 
     table.start()
-    assert table.owner.stopped == {}
+    assert table.owner.tables.stopped.reasons == {}
 
 
 def test_an_unpublishable_table_is_stopped_after_the_next_replay(table: Table) -> None:
@@ -208,10 +208,10 @@ def test_an_unpublishable_table_is_stopped_after_the_next_replay(table: Table) -
     assert admitted.on_too_large is not None
 
     admitted.on_too_large(ValueError("too large"))
-    assert table.owner.stopped == {}, "this session ends"
+    assert table.owner.tables.stopped.reasons == {}, "this session ends"
     table.start()
 
-    assert "max.message.bytes" in table.owner.stopped[TABLE]
+    assert "max.message.bytes" in table.owner.tables.stopped.reasons[TABLE]
     assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
 
 

@@ -64,19 +64,19 @@ async def test_a_quiet_table_is_forgotten_and_its_ledger_is_not(quiet: Scene) ->
 
     await quiet.check(after=QUIET_SECONDS)
 
-    assert quiet.owner.tables == {}
+    assert quiet.owner.tables.states == {}
 
     quiet.send(CommitIntent, "again", writer="w", batch_id=7)
 
     assert len(quiet.published(AlreadyCommitted)) == 1
-    state = quiet.owner.tables[TABLE]
+    state = quiet.owner.tables.states[TABLE]
     assert state.ledger == {"w": CommittedBatch(7, "T7", None)}
     assert (state.losses, state.lost_on) == ({"w": 2}, {"w": PLACES})
 
 
 async def test_a_table_that_only_the_ledger_has_needs_no_state(quiet: Scene) -> None:
     """A take-over with a million entries must not cost a state per table."""
-    assert quiet.owner.tables == {}
+    assert quiet.owner.tables.states == {}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ async def test_a_table_is_kept_until_it_is_quiet_and_before_the_checkpoint(
 
     await quiet.check(after=after)
 
-    assert list(quiet.owner.tables) == [TABLE]
+    assert list(quiet.owner.tables.states) == [TABLE]
 
 
 async def test_a_table_with_an_open_transaction_is_kept(quiet: Scene) -> None:
@@ -104,20 +104,20 @@ async def test_a_table_with_an_open_transaction_is_kept(quiet: Scene) -> None:
 
     await quiet.check(after=QUIET_SECONDS)
 
-    assert list(quiet.owner.tables) == [TABLE]
+    assert list(quiet.owner.tables.states) == [TABLE]
 
 
 async def test_forgotten_tables_do_not_count_for_max_tables(quiet: Scene) -> None:
     """An allowed glob may match any number of tables over the years."""
     use_once(quiet)
     quiet.send(CommitIntent, "refused", OTHER)
-    assert list(quiet.owner.tables) == [TABLE]
+    assert list(quiet.owner.tables.states) == [TABLE]
     quiet.owner.committed = quiet.owner.position
     await quiet.check(after=QUIET_SECONDS)
 
     quiet.send(CommitIntent, "accepted", OTHER)
 
-    assert list(quiet.owner.tables) == [OTHER]
+    assert list(quiet.owner.tables.states) == [OTHER]
 
 
 async def test_a_replaced_agents_entry_of_a_forgotten_table_is_recorded_over(quiet: Scene) -> None:

@@ -183,7 +183,7 @@ class Scene:
 
     def lock(self, owner: PartitionOwner) -> None:
         now = self.clock[0]
-        owner._tables.step(TABLE, LockConfirmed(now, owner.position - 1, LockView("owner", now + 29.0, 0.0)))
+        owner.tables.step(TABLE, LockConfirmed(now, owner.position - 1, LockView("owner", now + 29.0, 0.0)))
 
     def commit(self, owner: PartitionOwner) -> None:
         checkpoint = owner.checkpoint()
@@ -253,7 +253,7 @@ async def test_a_complete_log_is_replayed_without_an_error(scene: Scene) -> None
 
     assert [each for each in lines if each["log_level"] == "error"] == []
     assert scene.decisions(Abort, end) == []
-    assert sorted(each.id for each in owner.tables[TABLE].open()) == ["T1", "T3"]
+    assert sorted(each.id for each in owner.tables.states[TABLE].open()) == ["T1", "T3"]
     assert scene.kafka.moved_to == []
 
 
@@ -378,8 +378,8 @@ async def test_decisions_that_are_truncated_while_the_owner_runs_end_its_session
     scene.send(CommitIntent, "N")
     scene.consume(owner)
 
-    assert owner.cut is not None
-    assert TOPICS.decisions in owner.cut
+    assert owner.seen.cut is not None
+    assert TOPICS.decisions in owner.seen.cut
 
 
 async def test_decisions_that_were_lost_before_the_last_checkpoint_are_missed_by_the_next_owner(
@@ -424,7 +424,7 @@ async def test_a_long_ledger_leaves_the_event_loop_to_other_tasks(scene: Scene) 
         tasks.cancel_scope.cancel()
 
     assert turns >= 10
-    assert owner._tables.ledger.tables[TABLE].batches["w"].batch_id == 1
+    assert owner.tables.ledger.tables[TABLE].batches["w"].batch_id == 1
 
 
 # The ledger has lost entries: what a take-over notices, and what a process that knew them records again. Kafka is in memory.
@@ -511,7 +511,7 @@ async def test_the_owner_that_knew_the_entries_records_them_again(
     owner = await after_a_commit(scene)
     lose(scene.kafka)
 
-    for record in owner.ledger_records():
+    for record in owner.tables.ledger_records():
         scene.kafka.put(record)
     with capture_logs() as lines:
         again = await scene.take_over()
@@ -528,11 +528,11 @@ async def test_an_entry_recorded_again_replaces_no_later_correction(scene: Scene
     scene.send(LedgerCorrected, "C", writer="w-T", batch_id=3, operator="me", reason="restored")
     scene.consume(await scene.take_over())
 
-    for record in owner.ledger_records():
+    for record in owner.tables.ledger_records():
         scene.kafka.put(record)
     again = await scene.take_over()
 
-    assert again.tables[TABLE].ledger["w-T"].batch_id == 3
+    assert again.tables.states[TABLE].ledger["w-T"].batch_id == 3
 
 
 async def test_another_process_keeps_what_is_left_and_aborts_nothing(scene: Scene) -> None:
@@ -547,7 +547,7 @@ async def test_another_process_keeps_what_is_left_and_aborts_nothing(scene: Scen
     [line] = [each for each in lines if each["event"] == "log.incomplete"]
     assert "written twice" in line["detail"]
     assert scene.decisions(Abort, end) == []
-    assert sorted(each.id for each in owner.tables[TABLE].open()) == ["T1", "T3"]
+    assert sorted(each.id for each in owner.tables.states[TABLE].open()) == ["T1", "T3"]
     assert in_ledger(scene) == {"w-T2": 1}
 
 
@@ -605,6 +605,6 @@ async def test_an_entry_that_is_acknowledged_below_an_earlier_one_ends_the_sessi
     scene.send(LedgerCorrected, "C", writer="w-T", batch_id=3, operator="me", reason="restored")
     scene.consume(owner)
 
-    assert owner.cut is not None
-    assert LEDGER in owner.cut
-    assert owner.ledger_lost
+    assert owner.seen.cut is not None
+    assert LEDGER in owner.seen.cut
+    assert owner.seen.ledger_lost
