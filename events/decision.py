@@ -73,7 +73,7 @@ class Abort(DecisionEvent):
     conflicts: tuple[ConflictEntry, ...] = ()
     """The overlaps, if the reason is `conflict` or `outcome-unknown`."""
     detail: str | None = None
-    """Explanation for people, where the reason alone is not enough."""
+    """Human-readable explanation, where the reason alone is not enough."""
     losses: int | None = None
     """Number of conflicts that this writer has lost in a row, this one included. Only with the reason `conflict`."""
 
@@ -140,7 +140,7 @@ class PartitionTaken(EventBase):
 
 
 class HandedOverLock(Wire):
-    """A lock whose owner relies on it no more."""
+    """A lock that its owner no longer relies on."""
 
     table: TableUri
     """The table."""
@@ -149,9 +149,9 @@ class HandedOverLock(Wire):
 
 
 class LocksHandedOver(EventBase):
-    """An agent of an earlier release left a partition, and relied on these locks no more.
+    """An agent of an earlier release left a partition, and no longer relied on these locks.
 
-    Agents publish it no more, and ignore it.
+    Agents no longer publish it, and ignore it.
     """
 
     type: Literal["locks-handed-over"] = "locks-handed-over"

@@ -64,7 +64,7 @@ class LockEvent(EventBase):
     holder: str | None = None
     """Of a refusal or a loss: the owner that holds the lock instead, where it is known."""
     detail: str | None = None
-    """Explanation for people."""
+    """Human-readable explanation."""
 
 
 class LockAcquired(LockEvent):
@@ -74,7 +74,7 @@ class LockAcquired(LockEvent):
     adopted: str | None = None
     """The former owner, if the agent took over its unexpired lease: because a grant still runs under it, or with `fenced`."""
     handed_over: bool = False
-    """Of an agent of an earlier release: whether the former owner relied on it no more, see `locks-handed-over`."""
+    """Of an agent of an earlier release: whether the former owner no longer relied on it, see `locks-handed-over`."""
     fenced: bool = False
     """Whether the former owner held it in an earlier term of the same Kafka partition, so that its later grants don't count.
 

@@ -59,7 +59,7 @@ class CommitIntent(WriterEvent):
     heartbeat_seconds: Annotated[float, Field(gt=0, le=300)] = DEFAULT_HEARTBEAT_SECONDS
     """Interval at which this writer sends heartbeats."""
     admission_reason: Annotated[str, Field(max_length=MAX_REASON)] | None = None
-    """Why the writer chose this `admission`, for people. The agent ignores it."""
+    """Human-readable reason of this `admission`. The agent ignores it."""
     observed: bool = False
     """A watcher reports this transaction; its writer doesn't use the gate. It is never queued, granted or asked to stop, and wins
     every conflict. `transaction` is the format's name, a colon, and the instant: `hudi:20261122135446024`."""
@@ -105,7 +105,7 @@ class CommitCompleted(WriterEvent):
     version: Annotated[str, Field(max_length=MAX_VERSION)] | None = None
     """What the table format calls the new version: a snapshot id, an instant."""
     batch_id: Integer | None = None
-    """As in the intent, for people and tools: the agent records the batch that the intent named."""
+    """As in the intent, for readers of the log: the agent records the batch that the intent named."""
     markers: Markers = ()
     """What an observed transaction has written, as far as its markers were not reported before. Others publish none here."""
 
@@ -115,7 +115,7 @@ class TransactionAbandoned(WriterEvent):
 
     type: Literal["transaction-abandoned"] = "transaction-abandoned"
     reason: Annotated[str, Field(max_length=MAX_REASON)]
-    """Why, for people."""
+    """Human-readable reason."""
 
 
 class AbortRequested(WriterEvent):
@@ -125,23 +125,23 @@ class AbortRequested(WriterEvent):
     operator: Name
     """Who requests it."""
     reason: Annotated[str, Field(max_length=MAX_REASON)]
-    """Why, for people. The abort repeats it."""
+    """Human-readable reason. The abort repeats it."""
 
 
 class LedgerCorrected(WriterEvent):
-    """An operator states the last committed batch of a writer, from here on. The ledger says so, whatever it said before."""
+    """An operator states the last committed batch of a writer, from here on. It replaces what the ledger says."""
 
     type: Literal["ledger-corrected"] = "ledger-corrected"
     transaction: Name
     """Id of this correction, unique. `already-committed` names it as the transaction that committed the batch."""
     batch_id: Integer | None
-    """The writer's last committed batch. Null: none is committed, so the writer's next batch is written whatever its id."""
+    """The writer's last committed batch. Null: none is committed, so the next batch is written, with any id."""
     edition: Name | None = None
     """The writer's edition from here on: later batches are written even if the table has commits of them. Null: unchanged."""
     operator: Name
     """Who states it."""
     reason: Annotated[str, Field(max_length=MAX_REASON)]
-    """Why, for people."""
+    """Human-readable reason."""
 
 
 WriterEventUnion: TypeAlias = (
