@@ -1,6 +1,8 @@
-"""A hook of `make docs`: on the site, a link to a file of the repository that is no page is the file's path.
+"""A hook of `make docs`, for what Python's Markdown and GitHub read differently.
 
-And GitHub begins a list right after a line of text, where Python's Markdown wants an empty line.
+- A link to a file of the repository that is no page is the file's path on the site.
+- A list, or its next item, may begin right after a line of text; Python's Markdown wants an empty line.
+- What belongs to an item of a list is indented by 2 or 3 columns; Python's Markdown wants 4.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from typing import Any
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?:#[^)\s]*)?\)")
 _LIST = re.compile(r"(?m)^(?P<line>(?! *[-|#>0-9]|    ).*\S)\n(?=- |1\. )")
+_ITEM = re.compile(r"(?m)^(?P<line>    \S.*)\n(?=\d+\. |- )")
+_INDENT = re.compile(r"(?m)^ {2,3}(?=\S)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, files: Any, **_: Any) -> str:
@@ -25,8 +29,9 @@ def on_page_markdown(markdown: str, *, page: Any, files: Any, **_: Any) -> str:
         text = link["text"].strip("`")
         return f"`{path}`" if text in path else f"{link['text']} (`{path}`)"
 
+    def converted(text: str) -> str:
+        indented = _INDENT.sub("    ", _LIST.sub(r"\g<line>\n\n", _LINK.sub(replaced, text)))
+        return _ITEM.sub(r"\g<line>\n\n", indented)
+
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
-    return "".join(
-        part if part.startswith("```") else _LIST.sub(r"\g<line>\n\n", _LINK.sub(replaced, part))
-        for part in parts
-    )
+    return "".join(part if part.startswith("```") else converted(part) for part in parts)
