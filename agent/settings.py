@@ -57,7 +57,7 @@ _SCHEMES = ("file", "s3", *_CLOUDS, "memory")
 OFF = "off"
 _PLACED = "=>"
 """Separates the glob and the place of an entry of `lock_places`."""
-CATALOG_TYPES = ("rest",)
+CATALOG_TYPES = ("rest", "sql", "glue")
 _CATALOG_ENTRY = re.compile(r"([A-Za-z0-9_-]+):(?!/)([^/*?\[]+)\.([^./]+)")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -500,7 +500,7 @@ class Settings(KafkaSettings):
             kind = given["type"].get_secret_value() if "type" in given else "missing"
             if kind not in CATALOG_TYPES:
                 raise ValueError(f"catalogs: type of {name!r} is {kind!r}; use {', '.join(CATALOG_TYPES)}")
-            if "uri" not in given:
+            if "uri" not in given and kind != "glue":
                 raise ValueError(f"catalogs: {name!r} has no uri")
         for entry in self.watch:
             found = catalog_entry(entry)

@@ -18,17 +18,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import anyio
+from anyio import to_thread
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.settings import Settings, catalog_entry
@@ -112,12 +114,16 @@ class Catalog(ABC):
 
     async def _bounded(self, request: Callable[[], Awaitable[_Result]], what: str) -> _Result:
         try:
+            await self._start()
             with anyio.fail_after(self._timeout):
                 return await request()
         except TimeoutError:
             raise UnreadableTableError(f"{what}: no answer within {self._timeout:g} s") from None
         except UnreadableTableError as error:
             raise type(error)(f"{what}: {error}") from error
+
+    async def _start(self) -> None:  # noqa: B027 - most have nothing to do
+        """What is to be computed before the first request. No timeout includes it."""
 
     @abstractmethod
     async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer: ...
@@ -128,7 +134,7 @@ class Catalog(ABC):
 
 def catalogs(settings: Settings) -> dict[str, Catalog]:
     """The configured catalogs. Nothing is sent yet."""
-    kinds: dict[str, type[Catalog]] = {"rest": RestCatalog}
+    kinds: dict[str, type[Catalog]] = {"rest": RestCatalog, "sql": SqlCatalog, "glue": GlueCatalog}
     found: dict[str, Catalog] = {}
     for name, secret in settings.catalogs.items():
         properties = {key: value.get_secret_value() for key, value in secret.items()}
@@ -381,3 +387,159 @@ def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> Unreadable
     advice = f"; {_ADVICE[status]}" if status in _ADVICE else ""
     kind = AbsentFileError if status == 404 else UnreadableTableError
     return kind(f"HTTP {status}{why}{advice}")
+
+
+class SqlCatalog(Catalog):
+    """The table `iceberg_tables` of Iceberg's JdbcCatalog and of pyiceberg's SqlCatalog, by Python's own drivers.
+
+    One connection in a thread. A query that hangs keeps the thread, so later ones wait for it, and fail with their own timeouts.
+    """
+
+    def __init__(self, name: str, properties: Mapping[str, str], timeout: float) -> None:
+        super().__init__(name, properties, timeout)
+        self._connection: Any = None
+        self._thread = anyio.CapacityLimiter(1)
+
+    async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer:  # noqa: ARG002 - the file has all
+        rows = await self._select(".".join(name.namespace), name.table)
+        if not rows:
+            raise AbsentFileError("there is no such table")
+        pointer = str(rows[0]["metadata_location"])
+        return known if known is not None and known.pointer == pointer else Answer(pointer)
+
+    async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
+        return [str(each["table_name"]) for each in await self._select(".".join(namespace))]
+
+    async def _select(self, namespace: str, table: str | None = None) -> list[dict[str, Any]]:
+        self.requests += 1
+        return await to_thread.run_sync(
+            self._select_now, namespace, table, abandon_on_cancel=True, limiter=self._thread
+        )
+
+    def _select_now(self, namespace: str, table: str | None) -> list[dict[str, Any]]:
+        where = ["catalog_name", "table_namespace", *(["table_name"] if table is not None else [])]
+        values = [self.name, namespace, *([table] if table is not None else [])]
+        try:
+            if self._connection is None:
+                self._connection, self._mark = self._connect()
+            cursor = self._connection.cursor()
+            conditions = " AND ".join(f"{each} = {self._mark}" for each in where)
+            cursor.execute(f"SELECT * FROM iceberg_tables WHERE {conditions}", values)  # noqa: S608 - names of columns
+            names = [each[0] for each in cursor.description]
+            rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+            cursor.close()
+        except UnreadableTableError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+            self._disconnect()
+            raise UnreadableTableError(shorten(f"{type(error).__name__}: {error}")) from None
+        return [each for each in rows if each.get("iceberg_type") in (None, "TABLE")]
+
+    def _connect(self) -> tuple[Any, str]:
+        """A connection, and its mark of a parameter. Only the driver's errors quote the URI, and without its password."""
+        scheme, separator, rest = self._properties["uri"].partition("://")
+        kind = scheme.partition("+")[0]
+        if kind == "sqlite" and separator:
+            import sqlite3
+
+            path = rest.removeprefix("/")
+            return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, check_same_thread=False), "?"
+        if kind not in {"postgresql", "postgres"} or not separator:
+            raise UnreadableTableError("its uri is of no known database; use postgresql://… or sqlite:////…")
+        try:
+            psycopg = importlib.import_module("psycopg")
+        except ImportError:
+            raise UnreadableTableError("PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from None
+        seconds = max(2, round(self._timeout))
+        return psycopg.connect(
+            f"postgresql://{rest}", autocommit=True, connect_timeout=seconds, tcp_user_timeout=1000 * seconds
+        ), "%s"
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+    async def close(self) -> None:
+        if self._thread.borrowed_tokens == 0:
+            self._disconnect()
+
+
+class GlueCatalog(Catalog):
+    """The Data Catalog of AWS Glue, with the credentials of the standard chain, or those of the properties."""
+
+    def __init__(self, name: str, properties: Mapping[str, str], timeout: float) -> None:
+        super().__init__(name, properties, timeout)
+        self._client: Any = None
+        self._starting = anyio.Lock()
+
+    async def _start(self) -> None:
+        async with self._starting:
+            if self._client is not None:
+                return
+            from aiobotocore.config import AioConfig
+            from aiobotocore.session import AioSession
+            from botocore.exceptions import BotoCoreError
+
+            given = self._properties
+            config = AioConfig(
+                connect_timeout=self._timeout,
+                read_timeout=self._timeout,
+                max_pool_connections=MAX_REQUESTS,
+                retries={"total_max_attempts": 1},
+            )
+            try:
+                self._client = await self._open.enter_async_context(
+                    AioSession(profile=given.get("glue.profile-name")).create_client(
+                        "glue",
+                        region_name=given.get("glue.region"),
+                        endpoint_url=given.get("glue.endpoint"),
+                        aws_access_key_id=given.get("glue.access-key-id"),
+                        aws_secret_access_key=given.get("glue.secret-access-key"),
+                        aws_session_token=given.get("glue.session-token"),
+                        config=config,
+                    )
+                )
+            except (BotoCoreError, ValueError) as error:
+                raise UnreadableTableError(shorten(str(error))) from error
+
+    async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer:  # noqa: ARG002 - the file has all
+        found = await self._ask("get_table", DatabaseName=".".join(name.namespace), Name=name.table)
+        pointer = found["Table"].get("Parameters", {}).get("metadata_location")
+        if pointer is None:
+            raise UnreadableTableError("it is no Iceberg table: its parameter metadata_location is absent")
+        return known if known is not None and known.pointer == pointer else Answer(pointer)
+
+    async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
+        tables: list[str] = []
+        more: dict[str, str] = {}
+        for _ in range(MAX_PAGES):
+            found = await self._ask("get_tables", DatabaseName=".".join(namespace), **more)
+            tables += [
+                each["Name"]
+                for each in found["TableList"]
+                if each.get("Parameters", {}).get("table_type", "").upper() == "ICEBERG"
+            ]
+            if not found.get("NextToken"):
+                return tables
+            more = {"NextToken": found["NextToken"]}
+        raise UnreadableTableError(f"more than {MAX_PAGES:,} pages of tables")
+
+    async def _ask(self, operation: str, **arguments: str) -> dict[str, Any]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        catalog = self._properties.get("glue.id")
+        self.requests += 1
+        try:
+            found: dict[str, Any] = await getattr(self._client, operation)(
+                **arguments, **({"CatalogId": catalog} if catalog else {})
+            )
+        except ClientError as error:
+            why = error.response.get("Error", {})
+            is_absent = why.get("Code") == "EntityNotFoundException"
+            kind = AbsentFileError if is_absent else UnreadableTableError
+            raise kind(shorten(f"Glue answers {why.get('Code')}: {why.get('Message')}")) from error
+        except (BotoCoreError, OSError) as error:
+            raise UnreadableTableError(shorten(str(error) or repr(error))) from error
+        return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from structlog.testing import capture_logs
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import iceberg, watcher
-from lakewarden.agent.watching.catalogs import Catalog, RestCatalog, TableName, catalogs
+from lakewarden.agent.watching.catalogs import Catalog, RestCatalog, SqlCatalog, TableName, catalogs
 from lakewarden.agent.watching.files import Buckets, UnreadableTableError
 from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.agent.watching.watcher import Watcher
@@ -451,6 +452,122 @@ async def test_requests_are_signed_for_aws(monkeypatch: pytest.MonkeyPatch) -> N
         assert "/eu-central-1/glue/aws4_request" in line
 
 
+class Database:
+    """`iceberg_tables` as Iceberg's JdbcCatalog makes it, in SQLite."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "catalog.db"
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute(
+                "CREATE TABLE iceberg_tables (catalog_name, table_namespace, table_name, metadata_location, "
+                "previous_metadata_location, iceberg_type)"
+            )
+
+    def point(self, table: str, location: str, kind: str | None = "TABLE") -> None:
+        row = ("prod", "air", table, location, None, kind)
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute("DELETE FROM iceberg_tables WHERE table_name = ?", (table,))
+            connection.execute("INSERT INTO iceberg_tables VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+async def test_a_table_of_a_sql_catalog(tmp_path: Path) -> None:
+    """An idle look is one SELECT, and reads no file. A view is no table."""
+    location = move(tmp_path.resolve() / "flights")
+    database = Database(tmp_path)
+    settings = Settings(catalogs={"prod": {"type": "sql", "uri": f"sqlite:///{database.path}"}})  # type: ignore[dict-item]
+    catalog = catalogs(settings)["prod"]
+    follower = CatalogFollower(FLIGHTS, catalog, Buckets(settings), lambda _: True)
+    with pytest.raises(UnreadableTableError, match="of catalog prod: there is no such table"):
+        await follower.look()
+    database.point("view", "file:///v", "VIEW")
+    seen: list[str] = []
+    for number in range(1, 9):
+        path = Path(location.removeprefix("file://"), "metadata", f"0000{number}-a.metadata.json")
+        path.write_text(json.dumps(moved(number, location)))
+        database.point("flights", f"file://{path}", None)
+        seen += await versions(follower)
+        requests = catalog.requests
+        assert await versions(follower) == []
+        assert catalog.requests == requests + 1
+    tables = await catalog.tables(("air",))
+    await catalog.close()
+
+    assert (seen, tables) == (FOREIGN, ["flights"])
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("sqlite:////none/at/all.db", "OperationalError: unable to open database file"),
+        (f"oracle://me:{SECRET}@host/db", "its uri is of no known database"),
+    ],
+)
+async def test_a_database_that_can_not_be_read_is_named(uri: str, why: str) -> None:
+    catalog = SqlCatalog("prod", {"uri": uri}, timeout=60.0)
+    with pytest.raises(UnreadableTableError) as caught:
+        await catalog.tables(("air",))
+
+    assert str(caught.value).startswith(f"namespace air of catalog prod: {why}")
+    assert SECRET not in str(caught.value)
+
+
+def glue_error(code: str) -> Reply:
+    return Reply(400, body=json.dumps({"__type": code, "Message": "said so"}).encode())
+
+
+async def test_a_table_of_glue(tmp_path: Path) -> None:
+    """The answers are those of Glue's protocol, from a server of the test: no account of AWS was used."""
+    location = move(tmp_path.resolve() / "flights")
+
+    def table(number: int) -> dict[str, Any]:
+        path = Path(location.removeprefix("file://"), "metadata", f"0000{number}-a.metadata.json")
+        path.write_text(json.dumps(moved(number, location)))
+        return {
+            "Name": "flights",
+            "Parameters": {"metadata_location": f"file://{path}", "table_type": "ICEBERG"},
+        }
+
+    def answer(fields: dict[str, Any]) -> Reply:
+        return Reply(
+            headers=(("Content-Type", "application/x-amz-json-1.1"),), body=json.dumps(fields).encode()
+        )
+
+    script = [answer({"Table": table(number)}) for number in (1, 2, 2, 5)]
+    script += [
+        answer({"Table": {"Name": "flights"}}),
+        glue_error("EntityNotFoundException"),
+        glue_error("AccessDeniedException"),
+    ]
+    script += [answer({"TableList": [table(1)], "NextToken": "2"}), answer({"TableList": [{"Name": "hive"}]})]
+    async with faulty_server(script) as running:
+        given: Any = {
+            "type": "glue",
+            "glue.endpoint": running.endpoint,
+            "glue.region": "eu-central-1",
+            "glue.id": "12",
+        }
+        keys = {"glue.access-key-id": "AKID", "glue.secret-access-key": SECRET}
+        settings = Settings(catalogs={"prod": given | keys})
+        catalog = catalogs(settings)["prod"]
+        follower = CatalogFollower(FLIGHTS, catalog, Buckets(settings), lambda _: True)
+        seen = [await versions(follower) for _ in range(4)]
+        for why in (
+            "it is no Iceberg table",
+            "Glue answers EntityNotFoundException: said so",
+            "Glue answers AccessDenied",
+        ):
+            with pytest.raises(UnreadableTableError, match=f"of catalog prod: {why}"):
+                await follower.look()
+        tables = await catalog.tables(("air",))
+        await catalog.close()
+
+    assert seen == [[], FOREIGN[:1], [], FOREIGN[1:4]]
+    assert tables == ["flights"]
+    first = running.received[0]
+    assert first.headers["x-amz-target"] == "AWSGlue.GetTable"
+    assert json.loads(first.body) == {"DatabaseName": "air", "Name": "flights", "CatalogId": "12"}
+
+
 def test_settings_of_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Properties come from the file and from the environment, and are not shown."""
     config = tmp_path / "lakewarden.toml"
@@ -475,7 +592,7 @@ def test_settings_of_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             {"watch": "prod:air.flights"},
             "'prod:air.flights' is of a catalog that catalogs doesn't have; it has: none",
         ),
-        ({"catalogs": {"prod": {"uri": SECRET}}}, "type of 'prod' is 'missing'; use rest"),
+        ({"catalogs": {"prod": {"uri": SECRET}}}, "type of 'prod' is 'missing'; use rest, sql, glue"),
         ({"catalogs": {"prod": {"type": "rest"}}}, "'prod' has no uri"),
         ({"watch": "prod:*.flights"}, "is not a table URI"),
         ({"allow": "prod:air.flights"}, "is not a table URI"),
