@@ -31,6 +31,7 @@ from lakewarden.agent.cli.options import (
     OutputFormat,
     S3Endpoint,
     TransactionId,
+    Verbose,
     run,
     show_help_without_command,
 )
@@ -50,6 +51,7 @@ from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.watching.foreground import watch_until_signal
 from lakewarden.events import ConflictDetected
+from lakewarden.handlers.explain.condition import without_gate, writer_name
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -235,6 +237,7 @@ def conflicts_command(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep running, and print new conflicts.")
     ] = False,
+    verbose: Verbose = False,
     output: OutputFormat = Output.TEXT,
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
@@ -250,7 +253,7 @@ def conflicts_command(
             if output is Output.JSON:
                 print_json(event.model_dump(mode="json"))
             else:
-                print_line(_conflict_line(event))
+                print_line(_conflict_line(event, verbose=verbose))
         if not found and output is Output.TEXT:
             print_line("no conflicts")
 
@@ -348,7 +351,7 @@ def _log_ready(settings: Settings) -> None:
     )
 
 
-def _conflict_line(event: ConflictDetected) -> str:
+def _conflict_line(event: ConflictDetected, *, verbose: bool) -> str:
     where = ", ".join(
         f"{each.partition or '(unpartitioned)'} {each.file_group}" for each in event.conflicts[:3]
     )
@@ -356,9 +359,13 @@ def _conflict_line(event: ConflictDetected) -> str:
     state = "had committed" if event.kind == "commit" else "was open"
     age = event.victim_age_seconds
     lost = f"aborted {age:.1f} s after its intent" if age else "no work was lost"
+    loser, winner = event.victim_writer, event.winner_writer
+    line = f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  "
+    if not verbose:
+        bypassed = ", without the gate" if without_gate(winner) else ""
+        return f"{line}{writer_name(loser)} lost to {writer_name(winner)}{bypassed}: {where}{more}; {lost}"
     return (
-        f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  {event.victim_writer} lost to {event.winner_writer}, which {state}: "
-        f"{where}{more}; {lost}, "
+        f"{line}{loser} {event.victim} lost to {winner} {event.winner}, which {state}: {where}{more}; {lost}, "
         f"detected {event.detected_after_ms:.1f} ms after the later marker"
     )
 

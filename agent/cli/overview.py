@@ -83,15 +83,21 @@ def refused_command(
 
 
 def agents_command(
-    output: OutputFormat = Output.TEXT, bootstrap_servers: BootstrapServers = None, config: Config = None
+    *,
+    verbose: Verbose = False,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
 ) -> None:
-    """Print the agents of the consumer group, and which agent took over which Kafka partition, under which term.
+    """Print the agents of the consumer group with the number of their Kafka partitions, and the partitions without one.
+
+    With --verbose, also each partition: its agent, since when, and what is unread.
 
     The command reads Kafka, so it also works while no agent runs.
     """
     settings = _settings(bootstrap_servers, config)
     found = run(lambda: agents(settings))
-    _print(output, asdict(found), agent_lines(found))
+    _print(output, asdict(found), agent_lines(found, verbose=verbose))
 
 
 def _settings(bootstrap_servers: str | None, config: Any) -> KafkaSettings:

@@ -124,14 +124,19 @@ async def _take_overs(log: Log) -> dict[int, PartitionTaken]:
     return found
 
 
-def agent_lines(view: AgentsView) -> Iterator[str]:
-    """The same as text."""
+def agent_lines(view: AgentsView, *, verbose: bool = False) -> Iterator[str]:
+    """The same as text: each agent with the number of its partitions, and the partitions that no running agent has."""
     if not view.members:
         yield f"no agent is in the group {view.group}: nothing is granted"
     for each in view.members:
-        yield f"agent {each.agent or 'of unknown name'}, version {each.version or 'unknown'}"
+        own = sum(each.agent is not None and one.agent == each.agent for one in view.partitions)
+        yield (
+            f"agent {each.agent or 'of unknown name'}, version {each.version or 'unknown'}, "
+            f"{own} of {len(view.partitions)} partitions"
+        )
     for one in view.partitions:
-        yield f"partition {one.partition}: {_partition_text(one)}"
+        if verbose or one.agent is None or one.running is False:
+            yield f"partition {one.partition}: {_partition_text(one)}"
 
 
 def _partition_text(view: PartitionView) -> str:

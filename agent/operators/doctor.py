@@ -91,10 +91,9 @@ async def _check_kafka(settings: Settings) -> list[Finding]:
             *(Finding(each, "unchecked", servers, "Kafka can't be reached") for each in rest),
         ]
     try:
-        return [
-            *await _check_topics(admin, settings),
-            *await _check_group(admin, settings),
-        ]
+        topics = await _check_topics(admin, settings)
+        started = any(each.check == "topic" and each.found != "missing" for each in topics)
+        return [*topics, *await _check_group(admin, settings, started=started)]
     except (KafkaError, OSError, TimeoutError) as error:
         return [failed("kafka", servers, f"a request failed: {str(error) or repr(error)}; try again")]
     finally:
@@ -179,7 +178,7 @@ async def _check_missing(
     return found
 
 
-async def _check_group(admin: AIOKafkaAdminClient, settings: Settings) -> list[Finding]:
+async def _check_group(admin: AIOKafkaAdminClient, settings: Settings, *, started: bool) -> list[Finding]:
     group = settings.group
     try:
         facts = await group_facts(admin, group)
@@ -196,7 +195,10 @@ async def _check_group(admin: AIOKafkaAdminClient, settings: Settings) -> list[F
         ]
     lacking = missing_rights("group", group, facts.operations, GROUP_RIGHTS)
     may = "rights unknown" if facts.operations is None else f"may {' and '.join(GROUP_RIGHTS)}"
-    return [lacking or Finding("group", "ok", group, may), judge_agents(group, facts.members)]
+    return [
+        lacking or Finding("group", "ok", group, may),
+        judge_agents(group, facts.members, started=started),
+    ]
 
 
 # -- tables and stores -------------------------------------------------------------------------------------------------
@@ -205,11 +207,19 @@ async def _check_group(admin: AIOKafkaAdminClient, settings: Settings) -> list[F
 def _check_allowed(settings: Settings, table: str) -> Finding:
     if settings.placement().allows(table):
         return Finding("table", "ok", table, "allowed")
+    if not settings.allow:
+        return Finding(
+            "table",
+            "unchecked",
+            table,
+            "allow is not set here, so this command doesn't know which tables the agents serve",
+            "run it with the agents' settings (LAKEWARDEN_ALLOW or --config)",
+        )
     return Finding(
         "table",
         "problem",
         table,
-        f"allow doesn't cover it ({', '.join(settings.allow) or 'empty'}), so agents refuse its transactions",
+        f"allow doesn't cover it ({', '.join(settings.allow)}), so agents refuse its transactions",
         "add it to allow, and use the same settings for this command as for the agents",
     )
 

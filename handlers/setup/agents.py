@@ -19,12 +19,11 @@ class Member:
     version: str | None
 
 
-def judge_agents(group: str, members: Sequence[Member]) -> Finding:
-    """The finding about the agents that run now: none, of one version, or of several."""
+def judge_agents(group: str, members: Sequence[Member], *, started: bool) -> Finding:
+    """The finding about the agents that run now: none, of one version, or of several. `started`: there was one before."""
     if not members:
-        return Finding(
-            "agents", "warning", group, "no agent is in the group: nothing is granted", "start an agent"
-        )
+        nothing = "no agent is in the group: nothing is granted"
+        return Finding("agents", "problem" if started else "warning", group, nothing, "start an agent")
     versions = sorted({each.version or "an earlier release" for each in members})
     count = f"{len(members)} agent{'' if len(members) == 1 else 's'}"
     named = sorted(each.agent for each in members if each.agent is not None)

@@ -137,7 +137,7 @@ async def test_conflicts_are_listed_and_followed(scene: World) -> None:
     [listed] = (await scene.answer("conflicts", "--output", "json")).splitlines()
     assert ConflictDetected.model_validate_json(listed) == followed
     text = await scene.answer("conflicts")
-    assert "loser lost to winner, which was open: p x; aborted " in text
+    assert "loser lost to winner: p x; aborted " in text
     assert json.loads(await scene.answer("losses", "--output", "json"))["conflicts"] == 1
 
 

@@ -77,7 +77,8 @@ def by_check(findings: list[Finding], check: str) -> list[Finding]:
 
 
 def problems(findings: list[Finding]) -> list[Finding]:
-    return [each for each in findings if each.result == "problem"]
+    """All but that no agent runs."""
+    return [each for each in findings if each.result == "problem" and each.check != "agents"]
 
 
 async def test_beside_a_running_agent_everything_is_ok_but_the_single_replica(
@@ -150,6 +151,7 @@ async def test_missing_topics_are_a_warning_because_an_agent_may_create_them(
     assert problems(findings) == []
     [agents] = by_check(findings, "agents")
     assert agents.found.startswith("no agent is in the group")
+    assert agents.result == "warning"
 
 
 async def test_a_table_outside_of_allow_is_a_problem(
@@ -157,10 +159,14 @@ async def test_a_table_outside_of_allow_is_a_problem(
 ) -> None:
     table = values["allow"][0].replace("tables/*", "elsewhere/t")
 
-    [problem] = problems(await diagnose(settings(), [table]))
+    findings = await diagnose(settings(), [table])
 
+    [problem] = problems(findings)
     assert (problem.check, problem.about) == ("table", table)
     assert "allow doesn't cover it" in problem.found
+    assert [each.result for each in by_check(findings, "agents")] == ["problem"]
+    [unknown] = by_check(await diagnose(settings(allow=()), [table]), "table")
+    assert unknown.result == "unchecked"
 
 
 def test_a_compression_that_can_not_be_read_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +197,11 @@ def test_the_command_prints_one_line_per_finding_and_exits_with_1_without_kafka(
     assert ("store", "ok") in [(each["check"], each["result"]) for each in findings]
 
 
-def test_the_command_exits_with_0_when_nothing_is_a_problem(values: dict[str, Any]) -> None:
-    done = _run(values)
+def test_the_command_exits_with_0_when_nothing_is_a_problem(
+    values: dict[str, Any], topic_prefix: str
+) -> None:
+    """Before the first agent."""
+    done = _run({**values, "topic_prefix": topic_prefix, "group": topic_prefix})
 
     assert (done.returncode, done.stderr) == (0, "")
     assert {line.split()[0] for line in done.stdout.splitlines()} == {"ok", "warning"}

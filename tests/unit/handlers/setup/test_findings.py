@@ -117,7 +117,7 @@ def test_brokers_that_are_too_old_to_name_rights_leave_them_unjudged() -> None:
 @pytest.mark.parametrize(
     ("members", "result", "part"),
     [
-        ([], "warning", "no agent is in the group"),
+        ([], "problem", "no agent is in the group"),
         ([Member("a", "0.1.0")], "ok", "1 agent of version 0.1.0 (a)"),
         ([Member("b", "0.1.0"), Member("a", "0.1.0")], "ok", "2 agents of version 0.1.0 (a, b)"),
         ([Member("a", "0.2.0"), Member(None, None)], "warning", "0.2.0, an earlier release (a)"),
@@ -127,10 +127,14 @@ def test_brokers_that_are_too_old_to_name_rights_leave_them_unjudged() -> None:
 def test_the_agents_of_the_group_are_named_with_their_versions(
     members: list[Member], result: str, part: str
 ) -> None:
-    judged = judge_agents("g", members)
+    judged = judge_agents("g", members, started=True)
 
     assert judged.result == result
     assert part in judged.found
+
+
+def test_before_the_first_agent_none_is_no_problem() -> None:
+    assert judge_agents("g", [], started=False).result == "warning"
 
 
 @pytest.mark.parametrize(
