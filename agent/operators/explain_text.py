@@ -37,10 +37,10 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     yield f"transaction  {transaction.id}"
     yield f"writer       {transaction.writer}{batch}"
     yield f"table        {explanation.table}"
-    yield f"outcome      {_final_outcome(explanation)}"
+    yield f"outcome      {final_outcome(explanation)}"
     yield f"touched      {touched}; {_heartbeats(explanation.heartbeats)}{_repeated(explanation.repeated)}"
     yield ""
-    rows = [(_place(step), _time(explanation, step), _text(step)) for step in explanation.steps]
+    rows = story(explanation)
     places = max((len(place) for place, _, _ in rows), default=0)
     times = max((len(time) for _, time, _ in rows), default=0)
     for place, time, text in rows:
@@ -49,6 +49,11 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield ""
         yield from _others(explanation)
     yield from _attempts(explanation)
+
+
+def story(explanation: Explanation) -> list[tuple[str, str, str]]:
+    """The steps: where the record is, when it was, and what happened."""
+    return [(_place(step), _time(explanation, step), _text(step)) for step in explanation.steps]
 
 
 def candidate_lines(candidates: list[Candidate]) -> Iterator[str]:
@@ -69,7 +74,8 @@ def timestamp(epoch_ms: float) -> str:
 # -- before and after the steps ----------------------------------------------------------------------------------------
 
 
-def _final_outcome(explanation: Explanation) -> str:
+def final_outcome(explanation: Explanation) -> str:
+    """How the transaction ended, in one line."""
     outcome = explanation.outcome
     if explanation.waits_for:
         awaited = "admission" if outcome.phase is Phase.QUEUED else "grant"

@@ -44,6 +44,7 @@ MAX_OF_TABLE = 200
 """Transactions of one table, the last ones."""
 MAX_TRANSACTIONS = 20_000
 """Transactions of all tables, about 3 KB each. Beyond, the table without an event for longest loses its own."""
+TICKS = (5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0)
 MAX_WRITERS = 30
 """Rows of a drawing: the writers with the last transactions."""
 HISTORY = timedelta(hours=6)
@@ -174,19 +175,41 @@ class Timelines:
             for each in self._tables.get(table, {}).values()
             if (each.ended or end) >= begin and each.started <= end
         ]
-        writers = list(dict.fromkeys(each.writer for each in reversed(shown)))[:MAX_WRITERS]
+        lane = {each.transaction: _lane(each.writer) for each in shown}
+        writers = list(dict.fromkeys(lane[each.transaction] for each in reversed(shown)))[:MAX_WRITERS]
         return {
             "begin": begin,
             "end": end,
             "writers": [
                 {
                     "writer": name,
-                    "attempts": [_bar(each, begin, end) for each in shown if each.writer == name],
+                    "attempts": [_bar(each, begin, end) for each in shown if lane[each.transaction] == name],
                 }
                 for name in sorted(writers)
             ],
-            "more_writers": len({each.writer for each in shown}) - len(writers),
+            "more_writers": len(set(lane.values())) - len(writers),
+            "ticks": _ticks(begin, end),
         }
+
+    def find(self, writer: str, batch_id: int | None, table: str | None) -> list[dict[str, Any]]:
+        """The last transactions of the writers whose names contain `writer`, the latest first."""
+        found = [
+            {
+                "table": uri,
+                "transaction": each.transaction,
+                "writer": each.writer,
+                "batch_id": each.batch_id,
+                "outcome": each.outcome.value,
+                "started": each.started,
+                "ended": each.ended,
+                "lost_to": _lost_to(each),
+            }
+            for uri, attempts in self._tables.items()
+            if table is None or uri == table
+            for each in attempts.values()
+            if writer in each.writer and batch_id in (None, each.batch_id)
+        ]
+        return sorted(found, key=lambda each: -float(each["started"]))
 
 
 async def read_timelines(log: Log) -> Timelines:
@@ -206,6 +229,24 @@ async def read_timelines(log: Log) -> Timelines:
     return found
 
 
+def _lane(writer: str) -> str:
+    """The row of a writer. All that a watcher reports of one format are one row."""
+    return f"{writer_name(writer)}, without the gate" if without_gate(writer) else writer
+
+
+def _ticks(begin: float, end: float) -> list[float]:
+    """Times at which the axis has a tick: five to twelve of them."""
+    step = next((each for each in TICKS if (end - begin) / each <= 12), TICKS[-1])
+    first = begin - begin % step + step
+    return [first + number * step for number in range(int((end - first) // step) + 1)]
+
+
+def _lost_to(attempt: Attempt) -> list[str]:
+    abort = attempt.first("abort")
+    conflict = abort is not None and attempt.outcome is Outcome.CONFLICT
+    return list(abort.detail["others"]) if abort is not None and conflict else []
+
+
 def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
     abort = attempt.first("abort")
     conflict = abort is not None and attempt.outcome is Outcome.CONFLICT
@@ -216,7 +257,7 @@ def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
         "started": attempt.started,
         "ended": attempt.ended,
         "aborted_at": abort.at if abort is not None and conflict else None,
-        "lost_to": abort.detail["others"] if abort is not None and conflict else [],
+        "lost_to": _lost_to(attempt),
         "segments": [
             {"begin": max(each.begin, begin), "end": each.end, "label": each.label, "colour": each.colour}
             for each in segments(attempt, end)

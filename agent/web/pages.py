@@ -10,17 +10,21 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from lakewarden.agent.clock import moment
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.operators.conditions import command
 from lakewarden.agent.operators.status import LockHolder
+from lakewarden.agent.operators.status_text import short_id
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.web.views import View
+from lakewarden.agent.web.views import Health, View
+from lakewarden.handlers.explain.condition import age, writer_name
 
 MENU = (
     ("/", "Tables"),
     ("/waits", "Waits"),
     ("/locks", "Locks"),
     ("/losses", "Losses"),
+    ("/writer", "Writers"),
     ("/transaction", "Transaction"),
     ("/refused", "Refused"),
     ("/agents", "Agents"),
@@ -41,9 +45,22 @@ class Pages:
             lstrip_blocks=True,
         )
         self._environment.filters.update(
-            clock=clock, seconds_clock=seconds_clock, lock_holder=lambda fields: LockHolder(**fields)
+            clock=clock,
+            seconds_clock=seconds_clock,
+            age=age,
+            ago=ago,
+            writer_name=writer_name,
+            short_table=short_table,
+            short_id=short_id,
+            lock_holder=lambda fields: LockHolder(**fields),
         )
-        self._environment.globals.update(link=self.link, command=partial(command, settings), menu=MENU, at=at)
+        self._environment.globals.update(
+            link=self.link,
+            command=partial(command, settings),
+            menu=MENU,
+            at=at,
+            servers=settings.bootstrap_servers,
+        )
 
     def link(self, path: str, **parameters: str | None) -> str:
         """The address of a view. Names are percent-encoded."""
@@ -55,15 +72,17 @@ class Pages:
         self,
         view: View,
         *,
+        health: Health | None = None,
         path: str,
         json_path: str,
         problem: str | None,
         as_of: datetime | None,
         version: str,
     ) -> str:
-        """A view as a page. `problem`: why it may not be current."""
+        """A view as a page. `health`: its tiles. `problem`: why it may not be current."""
         return self._environment.get_template(f"{view.name}.html").render(
             view=view,
+            health=health,
             data=view.data,
             path=path,
             json_path=json_path,
@@ -94,6 +113,19 @@ def seconds_clock(seconds: float) -> str:
         return datetime.fromtimestamp(seconds, tz=UTC).strftime("%H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return ""  # a producer chooses the time of its record
+
+
+def ago(text: str | None) -> str:
+    """How long ago an ISO time was."""
+    try:
+        return age(moment().wall_ms / 1000 - datetime.fromisoformat(text or "").timestamp())
+    except (ValueError, OverflowError):
+        return text or ""
+
+
+def short_table(uri: str) -> str:
+    """The last two segments of a table's URI."""
+    return "/".join(uri.rstrip("/").rpartition("://")[2].split("/")[-2:])
 
 
 def clock(text: str | None) -> str:

@@ -77,6 +77,7 @@ class Server:
             "/losses": self._folded(views.losses),
             "/table": self._folded(views.table),
             "/refused": self._folded(views.refused),
+            "/writer": self._folded(views.writer),
             "/transaction": self._read(views.transaction),
             "/agents": self._read(views.agents),
         }
@@ -185,6 +186,7 @@ class Server:
         view = await self._views[path](request)
         text = self._pages.render(
             view,
+            health=views.health(self._sources),
             path=path,
             json_path=self._json_path(request),
             problem=self._sources.problem,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlencode
@@ -13,12 +13,13 @@ from lakewarden.agent.operators.agents import agents as read_agents
 from lakewarden.agent.operators.conditions import command, rank, with_condition
 from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain
 from lakewarden.agent.operators.explain_json import explanation_fields
-from lakewarden.agent.operators.explain_text import explanation_lines
+from lakewarden.agent.operators.explain_text import final_outcome, story
 from lakewarden.agent.operators.status import TableView, TransactionView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web.follower import Follower
 from lakewarden.agent.web.history import History
 from lakewarden.events import canonical_table
+from lakewarden.handlers.explain.condition import writer_name
 
 ROWS = 200
 """Rows of one page of a view. The JSON has the same rows."""
@@ -49,6 +50,17 @@ class View:
     """Path and query of the next and the previous page."""
 
 
+SORTS: dict[str, Callable[[TableView, dict[str, dict[str, Any]]], Any]] = {
+    "table": lambda each, _: each.table,
+    "open": lambda each, _: -len(each.transactions),
+    "waiting": lambda each, _: -_waiting(each),
+    "commit": lambda each, _: each.last_commit or "",
+    "pace": lambda each, _: each.pace_seconds or 0.0,
+    "conflicts": lambda each, lost: -lost.get(each.table, {"conflicts": 0})["conflicts"],
+}
+"""Orders of the tables, by the name of a column. Without one: the worst first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where the views come from."""
@@ -63,6 +75,29 @@ class Sources:
         return self.follower.problem or self.history.problem
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The tiles of every page."""
+
+    agents: int | None
+    kafka: bool
+    tables: int
+    bad: int
+    waiting: int
+
+
+def health(sources: Sources) -> Health:
+    """What holds of the whole installation."""
+    members, known = sources.follower.members, _known(sources)
+    return Health(
+        None if members is None else len(members),
+        sources.follower.problem is None,
+        len(known),
+        sum(each.condition is None or each.condition.name != "ok" for each in known),
+        sum(_waiting(each) for each in known),
+    )
+
+
 # -- tables, locks, waits ----------------------------------------------------------------------------------------------
 
 
@@ -73,11 +108,15 @@ def tables(sources: Sources, query: Mapping[str, str]) -> View:
     report = sources.history.losses.report()["tables"]
     lost = {each["table"]: {name: each[name] for name in none} for each in report}
     shown = sorted(views, key=lambda each: (rank(each), -_waiting(each), -len(each.transactions), each.table))
-    rows, page = _page("/", shown, query)
+    sort = query.get("sort", "")
+    if sort in SORTS:
+        shown.sort(key=lambda each: SORTS[sort](each, lost))
+    rows, page = _page("/", shown, query, sort=sort)
     data = {
         "tables": [
             {**asdict(each), "waiting": _waiting(each), **lost.get(each.table, none)} for each in rows
         ],
+        "sort": sort,
         "hours": sources.settings.web_hours,
         "contended": sum(1 for each in views if _waiting(each)),
         "locked": sum(1 for each in views if each.lock is not None and each.lock.held),
@@ -108,20 +147,72 @@ def locks(sources: Sources, query: Mapping[str, str]) -> View:
 
 
 def waits(sources: Sources, query: Mapping[str, str]) -> View:
-    """Who waits for whom, since when and why; the longest wait first."""
-    found = [
-        {"table": view.table, **asdict(each)}
-        for view in _known(sources)
-        for each in view.transactions
-        if each.waiting_on is not None
-    ]
-    found.sort(key=lambda each: (each["waiting_since"] or "", each["table"], each["transaction"]))
+    """Who holds up whom: a row for each transaction that others wait for, the one with the longest wait first."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for view in _known(sources):
+        by_id = {each.transaction: each for each in view.transactions}
+        for each in view.transactions:
+            if each.waiting_on is None:
+                continue
+            head = _head(each, by_id)
+            group = groups.setdefault(
+                (view.table, "" if head is None else head.transaction),
+                {
+                    "table": view.table,
+                    "head": None if head is None else asdict(head),
+                    "behind": each.waiting_on,
+                    "condition": None if view.condition is None else asdict(view.condition),
+                    "waiting": [],
+                },
+            )
+            group["waiting"].append(asdict(each))
+    found = list(groups.values())
+    for group in found:
+        group["waiting"].sort(key=lambda each: each["waiting_since"] or "")
+    found.sort(key=lambda each: (each["waiting"][0]["waiting_since"] or "", each["table"]))
     rows, page = _page("/waits", found, query)
+    data = {"waits": rows, **page.data}
+    return View("waits", "Who holds up whom", command(sources.settings, "status"), data, links=page.links)
+
+
+def _head(this: TransactionView, by_id: Mapping[str, TransactionView]) -> TransactionView | None:
+    """The first of the chain in front of a transaction that waits for no other. None: it waits for no other itself."""
+    seen = {this.transaction}
+    head = this
+    while (
+        other := next((by_id[b.transaction] for b in head.blockers if b.transaction in by_id), None)
+    ) is not None:
+        if other.transaction in seen:
+            break
+        seen.add(other.transaction)
+        head = other
+    return None if head is this else head
+
+
+def writer(sources: Sources, query: Mapping[str, str]) -> View:
+    """The last transactions of a writer, found by a part of its name, and by batch."""
+    name, batch = query.get("name", "")[:MAX_FILTER], query.get("batch", "")
+    if batch and not batch.lstrip("-").isdecimal():
+        raise BadRequestError("batch is not a number; leave it out for all batches")
+    found = sources.history.timelines.find(name, int(batch) if batch else None, _table_of(query))
+    rows, page = _page("/writer", found, {**query, "q": ""}, name=name, batch=batch)
+    committed = [each for each in found if each["outcome"] == "committed"]
+    data = {
+        "name": name,
+        "batch": batch,
+        "transactions": rows,
+        "committed": len(committed),
+        "lost": sum(each["outcome"] == "aborted by conflict" for each in found),
+        "last": committed[0] if committed else None,
+        "hours": sources.settings.web_hours,
+        **page.data,
+    }
+    title = writer_name(name) if name else "Writers"
     return View(
-        "waits",
-        "Who waits for whom",
-        command(sources.settings, "status"),
-        {"waits": rows, **page.data},
+        "writer",
+        title,
+        command(sources.settings, "ledger", "show", *([name] if name else [])),
+        data,
         links=page.links,
     )
 
@@ -238,7 +329,12 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
         return View("transaction", "One transaction", command(sources.settings, *words), data, live=False)
     data = {
         **explanation_fields(found),
-        "lines": list(explanation_lines(found)),
+        "outcome": final_outcome(found),
+        "story": [
+            {"record": where, "time": time, "what": what, "details": details}
+            for where, time, text in story(found)
+            for what, _, details in [text.partition(": ")]
+        ],
         "related": list(_related(found.transaction.id, found)),
     }
     return View("transaction", found.transaction.id, command(sources.settings, *words), data, live=False)
@@ -273,7 +369,7 @@ class _Page:
     links: dict[str, str]
 
 
-def _page(path: str, found: list[Any], query: Mapping[str, str]) -> tuple[list[Any], _Page]:
+def _page(path: str, found: list[Any], query: Mapping[str, str], **more: str) -> tuple[list[Any], _Page]:
     """The rows of the requested page that match the filter."""
     text = query.get("q", "")[:MAX_FILTER]
     if text:
@@ -284,9 +380,9 @@ def _page(path: str, found: list[Any], query: Mapping[str, str]) -> tuple[list[A
     first = (number - 1) * ROWS
     links = {}
     if number > 1:
-        links["previous"] = _query(path, q=text, page=str(number - 1))
+        links["previous"] = _query(path, q=text, page=str(number - 1), **more)
     if first + ROWS < len(found):
-        links["next"] = _query(path, q=text, page=str(number + 1))
+        links["next"] = _query(path, q=text, page=str(number + 1), **more)
     data = {"count": len(found), "first": first + 1, "q": text}
     return found[first : first + ROWS], _Page(data, links)
 

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
+from lakewarden.agent.operators.status_text import short_id
 from lakewarden.agent.web.foreground import running_page
 from lakewarden.events import Abort
 from tests.browser.browsing import fits_a_phone, opened
@@ -52,6 +53,7 @@ async def test_every_view_is_live_escaped_and_fits_a_phone_and_stays_when_the_ag
             await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
 
             await commit_some(scene)
+            await page.goto("/waits")
             winner, victim, waiting = (
                 scene.writer(name, TABLE) for name in ("arrivals", HOSTILE, "departures")
             )
@@ -68,8 +70,9 @@ async def test_every_view_is_live_escaped_and_fits_a_phone_and_stays_when_the_ag
 
             await scene.send_raw(HOSTILE.encode(), b"key")
             views = {
-                "/": "1 contended",
-                "/waits": "which holds the grant",
+                "/": "1 waiting",
+                "/writer?name=arrivals&batch=3": "running",
+                "/waits": "granted",
                 "/locks": "held by agent",
                 "/losses": "month=1/day=9",
                 f"/table?uri={TABLE}&minutes=1": "committing under the grant",
@@ -86,13 +89,13 @@ async def test_every_view_is_live_escaped_and_fits_a_phone_and_stays_when_the_ag
             await page.goto("/transaction")
             await page.get_by_label("Transaction id").fill(victim.transaction)
             await page.keyboard.press("Enter")
-            await expect(page.locator("pre")).to_contain_text("ABORTED (conflict)")
+            await expect(page.locator(".story")).to_contain_text("ABORTED (conflict)")
             await screenshot(page, "web-transaction")
-            await page.get_by_role("link", name=winner.transaction).first.click()
-            await expect(page.locator("pre")).to_contain_text("commit granted by agent")
+            await page.get_by_role("link", name=short_id(winner.transaction)).first.click()
+            await expect(page.locator(".story")).to_contain_text("commit granted by agent")
 
             await page.goto("/waits")
-            await expect(page.get_by_role("row", name="departures")).to_be_visible()
+            await expect(page.get_by_role("row", name="departures").first).to_be_visible()
             await page.get_by_role("button", name="Copy").first.focus()
             agent.kill()
             await waiting.abandon()

@@ -60,14 +60,26 @@
     if (missed) refresh();
   };
 
+  const ageText = (seconds) => {
+    for (const [least, size, unit] of [[172800, 86400, "days"], [7200, 3600, "h"], [120, 60, "min"]]) {
+      if (seconds >= least) return `${Math.floor(seconds / size)} ${unit}`;
+    }
+    return `${seconds} s`;
+  };
+
   const ages = () => {
     for (const each of document.querySelectorAll("[data-since]")) {
       const seconds = Math.max(0, Math.round((Date.now() - Date.parse(each.dataset.since)) / 1000));
       if (Number.isNaN(seconds)) continue;
-      const text = seconds < 120 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
+      const text = ageText(seconds);
       if (each.textContent !== text) each.textContent = text;
     }
+    for (const each of document.querySelectorAll("[data-seconds]")) {
+      if (!each.dataset.since) each.dataset.since = new Date(Date.now() - 1000 * each.dataset.seconds).toISOString();
+    }
   };
+
+  const toTheEnd = () => { for (const each of document.querySelectorAll(".scroll.time")) each.scrollLeft = each.scrollWidth; };
 
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button[data-copy]");
@@ -87,12 +99,13 @@
   });
 
   ages();
+  toTheEnd();
   window.setInterval(ages, 1000);
   if (!body.dataset.live || !window.EventSource) return;
   const parameters = new URLSearchParams(window.location.search);
   parameters.set("view", body.dataset.live);
   const stream = new EventSource(`${body.dataset.base}/events?${parameters}`);
-  stream.onopen = () => say("Live");
+  stream.onopen = () => say(document.querySelector("main > .problem") ? "Not current" : "Live");
   stream.onerror = () => say("Not live: connecting again");
   stream.onmessage = (event) => {
     if (event.data !== version) refresh();

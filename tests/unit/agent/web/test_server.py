@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -32,11 +32,12 @@ from lakewarden.agent.web.history import History
 from lakewarden.agent.web.server import Server
 from lakewarden.agent.web.views import Sources
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, DeadLetter, encode
+from lakewarden.handlers.setup.agents import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import made
 
 HOSTILE = """"><script>alert('1')</script><img src=x onerror=alert(2)>{{ 7777*7777 }}\u202e"""
-LIVE = ("/", "/locks", "/waits", "/table?uri=s3://lake/t", "/losses", "/refused")
+LIVE = ("/", "/locks", "/waits", "/writer", "/table?uri=s3://lake/t", "/losses", "/refused")
 
 
 @dataclass
@@ -371,6 +372,65 @@ async def test_before_the_log_was_read_the_page_claims_nothing() -> None:
     assert "Kafka doesn&#39;t answer" in page
     assert "Nothing is known yet" in page
     assert "No table has" not in page
+
+
+async def test_who_holds_up_whom_has_a_command_against_the_holder_and_none_against_a_victim() -> None:
+    """The victims are one row, below the transaction at the head of the queue."""
+    now = datetime.now(UTC)
+    at = [(now - timedelta(seconds=seconds)).isoformat() for seconds in (400, 300)]
+    hangs = TransactionView("A" * 8, "shop", 7, "granted", at[0], None, 1, 2, at[0])
+    queued = [
+        TransactionView(name, writer, 1, "queued", at[1], "shop", 1, 1, None, None, at[1], (blocker,))
+        for name, writer, blocker in (
+            ("B" * 8, "crm", BlockerView("A" * 8, "shop", "granted")),
+            ("C" * 8, "stock", BlockerView("B" * 8, "crm", "earlier in the line")),
+        )
+    ]
+    found = TableView("s3://lake/warehouse/orders", None, (hangs, *queued))
+    async with served(found) as (client, follower, _):
+        follower.members = (Member("agent-0", "1"),)
+        [row] = (await (await client.get("/waits.json")).json())["waits"]
+        pages = [await (await client.get(path)).text() for path in ("/waits", "/")]
+        follower.members = ()
+        without = [await (await client.get(path)).text() for path in LIVE]
+
+    assert row["head"]["transaction"] == hangs.transaction
+    assert [each["writer"] for each in row["waiting"]] == ["crm", "stock"]
+    for page in pages:
+        assert "publish hangs" in page
+        assert f"lakewarden abort {hangs.transaction}" in page
+        assert not any(f"abort {each.transaction}" in page for each in queued)
+        assert ">warehouse/orders<" in page
+    assert all("No agent is in the group" in page for page in without)
+
+
+async def test_a_writer_is_found_by_a_part_of_its_name_and_by_batch() -> None:
+    async with served(history=history("shop")) as (client, _, _):
+        found = [
+            (await (await client.get(f"/writer.json?{query}")).json())["count"]
+            for query in ("name=sho", "name=crm", "name=shop&batch=8", "")
+        ]
+        wrong = await client.get("/writer?batch=x")
+
+    assert found == [1, 0, 0, 1]
+    assert wrong.status == 400
+
+
+@pytest.mark.parametrize(
+    "sort, order", [("", ["b", "c", "a"]), ("table", ["a", "b", "c"]), ("open", ["b", "c", "a"])]
+)
+async def test_the_worst_table_is_first_unless_a_column_is_chosen(sort: str, order: list[str]) -> None:
+    at = "2026-11-22T17:00:00.000+00:00"
+    computes = tuple(TransactionView(f"T{n}", "w", n, "active", at, None, 1, 1) for n in range(3))
+    found = [
+        TableView("s3://lake/a", None, computes[:1]),
+        TableView("s3://lake/b", None, computes, refused="not allowed"),
+        TableView("s3://lake/c", None, computes[:2]),
+    ]
+    async with served(*found) as (client, _, _):
+        shown = await (await client.get(f"/tables.json?sort={sort}")).json()
+
+    assert [each["table"][-1] for each in shown["tables"]] == order
 
 
 async def test_a_stream_sends_a_new_version_only_when_its_view_has_changed() -> None:
