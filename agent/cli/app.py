@@ -43,8 +43,7 @@ from lakewarden.agent.demo.command import demo_command
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import denied_to_command
 from lakewarden.agent.logs import configure_logging
-from lakewarden.agent.operators.explain import AmbiguousError, explain
-from lakewarden.agent.operators.explain_json import explanation_fields
+from lakewarden.agent.operators.explain import AmbiguousError, explain, explanation_fields
 from lakewarden.agent.operators.explain_text import candidate_lines, explanation_lines
 from lakewarden.agent.operators.status import conflicts
 from lakewarden.agent.serving.foreground import serve_until_signal

@@ -14,12 +14,14 @@ import difflib
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
-from typing import Literal
+from enum import Enum
+from typing import Any, Literal
 
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
+from pydantic import BaseModel
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.log import Log
@@ -240,3 +242,18 @@ def _reference(
     topic: Literal["writers", "decisions", "audit"], record: ConsumerRecord, event: EventBase
 ) -> RecordRef:
     return RecordRef(topic, record.offset, event.at.timestamp() * 1000, record.timestamp)
+
+
+def explanation_fields(value: object) -> Any:
+    """An explanation, or a part of it, as JSON: `docs/explain.md` describes the names."""
+    if isinstance(value, tuple):
+        return [explanation_fields(each) for each in value]
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Enum):
+        return value.value
+    if not is_dataclass(value):
+        return value
+    kind = getattr(type(value), "kind", None)
+    named = {each.name: explanation_fields(getattr(value, each.name)) for each in fields(value)}
+    return {"kind": kind, **named} if isinstance(kind, str) else named

@@ -141,62 +141,7 @@ def _attempts(explanation: Explanation) -> Iterator[str]:
 # -- one line for each step --------------------------------------------------------------------------------------------
 
 
-def _text(step: timeline.Step) -> str:
-    match step:
-        case (
-            timeline.Opened()
-            | timeline.GrantRequested()
-            | timeline.Touched()
-            | timeline.Completed()
-            | timeline.Abandoned()
-            | timeline.AbortRequested()
-            | timeline.Ignored()
-        ):
-            return _writer_text(step)
-        case (
-            timeline.Admitted()
-            | timeline.Granted()
-            | timeline.Renewed()
-            | timeline.Skipped()
-            | timeline.Aborted()
-            | timeline.Void()
-        ):
-            return _decision_text(step)
-        case timeline.Waiting(awaited=awaited, blockers=blockers):
-            return f"waits for its {awaited}, behind {_blockers(blockers)}"
-        case timeline.Met():
-            return _met(step)
-        case timeline.Won(victim=victim, lost_conflict=lost_conflict, cause=cause, reason=reason):
-            why = _lost_conflict(victim, lost_conflict, cause)
-            return f"wins against {_name(victim)}, which is aborted ({reason}): {why}"
-        case timeline.TakenOver(agent=agent):
-            return f"agent {agent} took over the partition"
-        case timeline.LockStep():
-            return _lock(step)
-        case _:
-            assert_never(step)
-
-
-WriterStep = (
-    timeline.Opened
-    | timeline.GrantRequested
-    | timeline.Touched
-    | timeline.Completed
-    | timeline.Abandoned
-    | timeline.AbortRequested
-    | timeline.Ignored
-)
-DecisionStep = (
-    timeline.Admitted
-    | timeline.Granted
-    | timeline.Renewed
-    | timeline.Skipped
-    | timeline.Aborted
-    | timeline.Void
-)
-
-
-def _writer_text(step: WriterStep) -> str:
+def _text(step: timeline.Step) -> str:  # noqa: C901, PLR0912 - one case for each kind of step
     match step:
         case timeline.Opened():
             return _opened(step)
@@ -217,6 +162,42 @@ def _writer_text(step: WriterStep) -> str:
             return f"operator {operator} requests its abort: {reason}"
         case timeline.Ignored(type=kind, events=events, phase_before=phase_before):
             return f"{_count(events, kind)} without effect: {_standing(phase_before)}"
+        case timeline.Admitted(
+            agent=agent, waited_ms=waited, freed_by=freed_by, reserved=reserved, turn=turn
+        ):
+            after = "" if freed_by is None else f" after {_seconds(waited)} in the queue: {_ended(freed_by)}"
+            kept = (
+                f"; reserved for it, because its writer is protected: {_partitions(reserved)}"
+                if reserved
+                else ""
+            )
+            place = "" if turn is None else f", turn {turn}"
+            return f"admitted by agent {agent}{place}{after}{kept}"
+        case timeline.Granted():
+            return _granted(step)
+        case timeline.Renewed(times=times, lease_seconds=lease, seq=seq, lock_owner=owner):
+            often = "" if times == 1 else f" {times} times"
+            return f"grant lease renewed{often} by agent {step.agent}: {lease:.1f} s from seq {seq}{_covered(owner)}"
+        case timeline.Skipped(committed_transaction=committed, version=version):
+            named = "" if version is None else f" as version {version}"
+            return f"nothing to do: the batch is already committed, by {committed}{named}"
+        case timeline.Void(agent=agent, type=kind, reason=reason, taken_by=taken_by, taken_at=taken_at):
+            why = "" if reason is None else f" ({reason})"
+            since = "" if taken_at is None else f" at decisions:{taken_at.offset}"
+            return f"DOES NOT COUNT: {kind}{why} by agent {agent}, after agent {taken_by} had taken over the partition{since}"
+        case timeline.Aborted():
+            return _aborted(step)
+        case timeline.Waiting(awaited=awaited, blockers=blockers):
+            return f"waits for its {awaited}, behind {_blockers(blockers)}"
+        case timeline.Met():
+            return _met(step)
+        case timeline.Won(victim=victim, lost_conflict=lost_conflict, cause=cause, reason=reason):
+            why = _lost_conflict(victim, lost_conflict, cause)
+            return f"wins against {_name(victim)}, which is aborted ({reason}): {why}"
+        case timeline.TakenOver(agent=agent):
+            return f"agent {agent} took over the partition"
+        case timeline.LockStep():
+            return _lock(step)
         case _:
             assert_never(step)
 
@@ -249,37 +230,6 @@ def _unexpected(phase_before: Phase | None) -> str:
     if phase_before is Phase.COMMITTED:
         return " again"
     return f", WITHOUT A GRANT: {_standing(phase_before)}"
-
-
-def _decision_text(step: DecisionStep) -> str:
-    match step:
-        case timeline.Admitted(
-            agent=agent, waited_ms=waited, freed_by=freed_by, reserved=reserved, turn=turn
-        ):
-            after = "" if freed_by is None else f" after {_seconds(waited)} in the queue: {_ended(freed_by)}"
-            kept = (
-                f"; reserved for it, because its writer is protected: {_partitions(reserved)}"
-                if reserved
-                else ""
-            )
-            place = "" if turn is None else f", turn {turn}"
-            return f"admitted by agent {agent}{place}{after}{kept}"
-        case timeline.Granted():
-            return _granted(step)
-        case timeline.Renewed(times=times, lease_seconds=lease, seq=seq, lock_owner=owner):
-            often = "" if times == 1 else f" {times} times"
-            return f"grant lease renewed{often} by agent {step.agent}: {lease:.1f} s from seq {seq}{_covered(owner)}"
-        case timeline.Skipped(committed_transaction=committed, version=version):
-            named = "" if version is None else f" as version {version}"
-            return f"nothing to do: the batch is already committed, by {committed}{named}"
-        case timeline.Void(agent=agent, type=kind, reason=reason, taken_by=taken_by, taken_at=taken_at):
-            why = "" if reason is None else f" ({reason})"
-            since = "" if taken_at is None else f" at decisions:{taken_at.offset}"
-            return f"DOES NOT COUNT: {kind}{why} by agent {agent}, after agent {taken_by} had taken over the partition{since}"
-        case timeline.Aborted():
-            return _aborted(step)
-        case _:
-            assert_never(step)
 
 
 def _granted(step: timeline.Granted) -> str:
@@ -440,7 +390,7 @@ def _blocker(blocker: Blocker) -> str:
     match blocker.reason:
         case "computing":
             return f"{name}, which is computing{on}"
-        case "earlier in the line":
+        case "ahead in the queue":
             return f"{name}, which is ahead in the queue{on}"
         case "granted":
             return f"{name}, which holds the grant{on}"

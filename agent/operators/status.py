@@ -61,7 +61,7 @@ class BlockerView:
     transaction: str
     writer: str
     why: str
-    """As in the JSON of `explain`: `computing`, `earlier in the line`, `granted`, `publishing` or `earlier turn`."""
+    """As in the JSON of `explain`: `computing`, `ahead in the queue`, `granted`, `publishing` or `earlier turn`."""
     partition: str | None = None
     """The first of the partitions that both touch, if that is why."""
 

@@ -11,8 +11,7 @@ from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
 from lakewarden.agent.operators.conditions import command, rank, with_condition
-from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain
-from lakewarden.agent.operators.explain_json import explanation_fields
+from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain, explanation_fields
 from lakewarden.agent.operators.explain_text import final_outcome, story
 from lakewarden.agent.operators.status import TableView, TransactionView
 from lakewarden.agent.settings import Settings
@@ -329,7 +328,7 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
         return View("transaction", "One transaction", command(sources.settings, *words), data, live=False)
     data = {
         **explanation_fields(found),
-        "outcome": final_outcome(found),
+        "summary": final_outcome(found),
         "story": [
             {"record": where, "time": time, "what": what, "details": details}
             for where, time, text in story(found)

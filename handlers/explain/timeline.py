@@ -1,7 +1,9 @@
 """The explanation of one transaction, as data: a class for each kind of step, a field for each fact.
 
+The `kind` of a step that is a record of the log is the record's `type`, and a field that repeats one of the record has its name.
+
 - `transaction.py` builds it from the log, with the evidence of `evidence.py`.
-- `agent/operators/explain.py` prints it as JSON, under names that never change; `docs/explain.md` describes that JSON.
+- `agent/operators/explain.py` prints it as JSON, under the names of these classes' fields; `docs/explain.md` describes that JSON.
 - `agent/operators/explain_text.py` prints it as text.
 
 Times are epoch milliseconds. They are informative: offsets define the order.
@@ -10,7 +12,7 @@ Times are epoch milliseconds. They are informative: offsets define the order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from lakewarden.events import (
     Admission,
@@ -103,13 +105,13 @@ class RelatedTransaction:
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
-WaitReason: TypeAlias = Literal["computing", "earlier in the line", "granted", "publishing", "earlier turn"]
-"""Why a transaction has to wait for another one. The values are part of the JSON, so they stay as they are.
+WaitReason: TypeAlias = Literal["computing", "ahead in the queue", "granted", "publishing", "earlier turn"]
+"""Why a transaction has to wait for another one. The values are part of the JSON.
 
 | value | the other transaction |
 | --- | --- |
 | `computing` | is admitted and touches the same places |
-| `earlier in the line` | comes before it in the admission queue, or requested its grant earlier |
+| `ahead in the queue` | comes before it in the admission queue, or requested its grant earlier |
 | `granted` | holds the grant |
 | `publishing` | is an older one of the same writer, which may still be publishing |
 | `earlier turn` | comes before it in the order of `ordered` transactions, touches the same places, and has not ended |
@@ -179,6 +181,7 @@ class LostConflict:
 class Opened:
     """The writer opened the transaction. The offset of its intent is its place in the order."""
 
+    kind: ClassVar = "commit-intent"
     record: RecordRef
     batch_id: int | None
     admission: Admission
@@ -202,6 +205,7 @@ class Opened:
 class Waiting:
     """It waits for its admission or its grant. The step is repeated when another blocker comes before it."""
 
+    kind: ClassVar = "waiting"
     record: RecordRef
     awaited: Awaited
     blockers: tuple[Blocker, ...]
@@ -211,6 +215,7 @@ class Waiting:
 class Admitted:
     """The agent admitted it: its writer may compute."""
 
+    kind: ClassVar = "admitted"
     record: RecordRef
     agent: str
     cause: Cause
@@ -226,6 +231,7 @@ class Admitted:
 class Touched:
     """The writer published markers. Consecutive events are one step."""
 
+    kind: ClassVar = "marker-created"
     first: RecordRef
     record: RecordRef
     """The last of these events."""
@@ -241,6 +247,7 @@ class Touched:
 class Met:
     """It and another transaction touched the same places, and the agent aborted neither of them at that moment."""
 
+    kind: ClassVar = "met"
     record: RecordRef
     other: TransactionRef
     phase: Phase
@@ -258,6 +265,7 @@ class Met:
 class Aborted:
     """The agent aborted it. An abort of a granted transaction with `outcome-unknown` is the lapse of its grant lease."""
 
+    kind: ClassVar = "abort"
     record: RecordRef
     agent: str
     reason: str
@@ -275,6 +283,7 @@ class Aborted:
 class Won:
     """The agent aborted another transaction, the victim, because of a conflict with this one."""
 
+    kind: ClassVar = "won"
     record: RecordRef
     victim: TransactionRef
     reason: str
@@ -286,6 +295,7 @@ class Won:
 class GrantRequested:
     """The writer requested the grant."""
 
+    kind: ClassVar = "commit-requested"
     record: RecordRef
     seq: int
     markers: int
@@ -296,6 +306,7 @@ class GrantRequested:
 class Granted:
     """The agent granted the commit. `record.offset` is the fencing token."""
 
+    kind: ClassVar = "commit-granted"
     record: RecordRef
     agent: str
     grant: str
@@ -313,6 +324,7 @@ class Granted:
 class Renewed:
     """The agent extended the grant lease, or another lock owner covers it now. Consecutive renewals are one step."""
 
+    kind: ClassVar = "grant-renewed"
     first: RecordRef
     record: RecordRef
     agent: str
@@ -326,6 +338,7 @@ class Renewed:
 class Completed:
     """The writer reported that the commit is durable."""
 
+    kind: ClassVar = "commit-completed"
     record: RecordRef
     grant: str | None
     """None: the transaction is observed, and has none."""
@@ -338,6 +351,7 @@ class Completed:
 class Skipped:
     """The agent answered that the batch is already committed."""
 
+    kind: ClassVar = "already-committed"
     record: RecordRef
     agent: str
     committed_transaction: str
@@ -348,6 +362,7 @@ class Skipped:
 class Abandoned:
     """The writer ended the transaction."""
 
+    kind: ClassVar = "transaction-abandoned"
     record: RecordRef
     reason: str
 
@@ -356,6 +371,7 @@ class Abandoned:
 class AbortRequested:
     """An operator requested its end."""
 
+    kind: ClassVar = "abort-requested"
     record: RecordRef
     operator: str
     reason: str
@@ -365,6 +381,7 @@ class AbortRequested:
 class Ignored:
     """Events without effect, because the transaction had ended or its intent isn't in the log."""
 
+    kind: ClassVar = "ignored"
     first: RecordRef
     record: RecordRef
     type: str
@@ -376,6 +393,7 @@ class Ignored:
 class Void:
     """A decision that doesn't count: another agent had taken the partition over before it was published."""
 
+    kind: ClassVar = "void"
     record: RecordRef
     agent: str
     type: str
@@ -388,6 +406,7 @@ class Void:
 class TakenOver:
     """An agent took the partition over while the transaction was open."""
 
+    kind: ClassVar = "partition-taken"
     record: RecordRef
     agent: str
 
@@ -396,6 +415,7 @@ class TakenOver:
 class LockStep:
     """A step of the table's lock, placed among the others by time alone. `times` counts repeated refusals."""
 
+    kind: ClassVar = "lock"
     record: RecordRef
     type: str
     agent: str

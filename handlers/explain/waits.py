@@ -39,7 +39,7 @@ def waits(state: TableState, this: Transaction) -> Iterator[Wait]:
         yield from _by_other(earlier_turns(state, this), lambda _: "earlier turn")
         queue = list(grant_queue(state))
         for other in queue[: queue.index(this)] if this in queue else ():
-            yield Wait(other, "earlier in the line")
+            yield Wait(other, "ahead in the queue")
 
 
 def _by_other(overlaps: Iterable[Overlap], reason: Callable[[Transaction], WaitReason]) -> Iterator[Wait]:
@@ -55,7 +55,7 @@ def _by_other(overlaps: Iterable[Overlap], reason: Callable[[Transaction], WaitR
 def _reason(blocker: Transaction) -> WaitReason:
     match blocker.phase:
         case Phase.QUEUED:
-            return "earlier in the line"
+            return "ahead in the queue"
         case Phase.GRANTED:
             return "granted"
         case _:

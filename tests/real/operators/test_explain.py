@@ -41,17 +41,20 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
     text = await scene.answer("explain", loser.transaction)
     explanation = await _explanation(scene, loser)
 
-    aborted = next(each for each in explanation["steps"] if each["kind"] == "aborted")
-    (against,) = aborted["against"]
-    assert against["winner"]["transaction"] == winner.transaction
-    assert against["by"] == "sequence"
-    assert (against["theirs"]["where"]["offset"], against["mine"]["where"]["offset"]) == (first, met)
-    assert aborted["cause"]["event"]["where"]["offset"] == met
+    aborted = next(each for each in explanation["steps"] if each["kind"] == "abort")
+    (against,) = aborted["lost_conflicts"]
+    assert against["winner"]["id"] == winner.transaction
+    assert against["victim_rule"] == "sequence"
+    assert (against["winner_event"]["record"]["offset"], against["victim_event"]["record"]["offset"]) == (
+        first,
+        met,
+    )
+    assert aborted["cause"]["event"]["record"]["offset"] == met
     assert aborted["detected_after_ms"] >= 0
     # The agent acquires the lock when it can, on a busy machine while the loser is open.
     kinds = [each["kind"] for each in explanation["steps"] if each["kind"] != "lock"]
-    assert kinds == ["opened", "admitted", "touched", "aborted", "ignored"]
-    assert [each["fate"]["version"] for each in explanation["attempts"]] == [None, "snapshot 13"]
+    assert kinds == ["commit-intent", "admitted", "marker-created", "abort", "ignored"]
+    assert [each["outcome"]["version"] for each in explanation["attempts"]] == [None, "snapshot 13"]
     assert (
         f"ABORTED (conflict) by agent agent-one, retriable, 1 conflict lost in a row: its marker-created at writers:{met} "
         f"touched day=1/a_b f (merge/merge), which winner ({winner.transaction}) had touched with marker-created "
@@ -66,11 +69,11 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
     explanation = await _explanation(scene, retry)
 
     waiting = next(each for each in explanation["steps"] if each["kind"] == "waiting")
-    assert [each["who"]["transaction"] for each in waiting["behind"]] == [winner.transaction]
+    assert [each["transaction"]["id"] for each in waiting["blockers"]] == [winner.transaction]
     admitted = next(each for each in explanation["steps"] if each["kind"] == "admitted")
-    assert admitted["freed_by"]["fate"]["version"] == "snapshot 12"
-    granted = next(each for each in explanation["steps"] if each["kind"] == "granted")
-    assert granted["where"]["offset"] == _offset(scene, retry, CommitGranted)
+    assert admitted["freed_by"]["outcome"]["version"] == "snapshot 12"
+    granted = next(each for each in explanation["steps"] if each["kind"] == "commit-granted")
+    assert granted["record"]["offset"] == _offset(scene, retry, CommitGranted)
     assert (
         f"waits for its admission, behind winner ({winner.transaction}), which is computing on day=1/a_b f"
         in text
@@ -170,5 +173,5 @@ def _offset(scene: World, writer: Writer, kind: type) -> int:
 async def _explanation(scene: World, writer: Writer) -> dict[str, Any]:
     explanation = json.loads(await scene.answer("explain", writer.transaction, "--output", "json"))
     assert isinstance(explanation, dict)
-    assert (explanation["who"]["transaction"], explanation["table"]) == (writer.transaction, writer.table)
+    assert (explanation["transaction"]["id"], explanation["table"]) == (writer.transaction, writer.table)
     return explanation

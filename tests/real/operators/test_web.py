@@ -12,8 +12,7 @@ import anyio
 import pytest
 
 from lakewarden.agent.operators.conditions import status
-from lakewarden.agent.operators.explain import explain
-from lakewarden.agent.operators.explain_json import explanation_fields
+from lakewarden.agent.operators.explain import explain, explanation_fields
 from lakewarden.agent.operators.losses import losses
 from lakewarden.agent.operators.refused import refused
 from lakewarden.agent.web.foreground import running_page

@@ -371,7 +371,7 @@ async def _all_clients_connect(scene: World, servers: str, kafka: dict[str, Any]
         )
         await _shows_no_secret(agent)
 
-    assert json.loads(explained)["who"]["transaction"] == granted.transaction
+    assert json.loads(explained)["transaction"]["id"] == granted.transaction
     assert not any(secret in explained for secret in SECRETS)
 
 

@@ -383,7 +383,7 @@ async def test_who_holds_up_whom_has_a_command_against_the_holder_and_none_again
         TransactionView(name, writer, 1, "queued", at[1], "shop", 1, 1, None, None, at[1], (blocker,))
         for name, writer, blocker in (
             ("B" * 8, "crm", BlockerView("A" * 8, "shop", "granted")),
-            ("C" * 8, "stock", BlockerView("B" * 8, "crm", "earlier in the line")),
+            ("C" * 8, "stock", BlockerView("B" * 8, "crm", "ahead in the queue")),
         )
     ]
     found = TableView("s3://lake/warehouse/orders", None, (hangs, *queued))

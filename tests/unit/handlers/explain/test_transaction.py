@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from lakewarden.agent.operators.explain_json import KINDS, explanation_fields, json_name
+from lakewarden.agent.operators.explain import explanation_fields
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.events import (
     AuditEventUnion,
@@ -337,7 +337,7 @@ def test_in_random_histories_every_explanation_ends_in_the_phase_of_the_table(se
 
         assert explanation.outcome.phase is w.phase(transaction), transaction
         assert [explanation_fields(explanation)["steps"][0]["kind"], kinds(explanation)[0]] == [
-            "opened",
+            "commit-intent",
             "Opened",
         ]
         assert len(list(explanation_lines(explanation))) > len(explanation.steps)
@@ -366,9 +366,8 @@ def test_the_documentation_names_every_kind_of_step_with_its_json_fields() -> No
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
 
     for kind in get_args(timeline.Step):
-        row = rows[KINDS[kind]]
+        row = rows[kind.kind]
         if kind is timeline.Opened:
             continue  # the intent's own fields
         for each in fields(kind):
-            name = json_name(kind, each.name)
-            assert name == "where" or f"`{name}`" in row, (kind, name)
+            assert each.name == "record" or f"`{each.name}`" in row, (kind, each.name)

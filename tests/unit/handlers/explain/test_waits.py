@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakewarden.agent.operators.explain_json import explanation_fields
+from lakewarden.agent.operators.explain import explanation_fields
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.table.transactions import Phase
@@ -21,7 +21,7 @@ def test_a_queued_transaction_has_its_blockers_and_the_last_of_them() -> None:
     assert [(each.transaction.id, each.reason) for each in first.blockers] == [("A", "computing")]
     assert [(each.transaction.id, each.reason) for each in second.blockers] == [
         ("A", "computing"),
-        ("C", "earlier in the line"),
+        ("C", "ahead in the queue"),
     ]
     assert (first.awaited, first.record.offset, second.record.offset) == ("admission", 2, 4)
     assert [(each.partition, each.file_group) for each in first.blockers[0].shared] == [("p", "f")]
@@ -70,7 +70,7 @@ def test_a_transaction_that_waits_for_its_grant_has_the_holder_and_the_earlier_r
     open_end = explanation_of(w, "C")
     explanation = explanation_of(w.complete("A").complete("B").complete("C"), "C")
 
-    behind = [("A", "granted"), ("B", "earlier in the line")]
+    behind = [("A", "granted"), ("B", "ahead in the queue")]
     assert [(each.transaction.id, each.reason) for each in open_end.waits_for] == behind
     assert open_end.outcome.phase is Phase.WAITING
     assert [
