@@ -48,6 +48,7 @@ def pytest_configure() -> None:
     kafka.PORTS = kafka.PORTS[int(worker) :: int(workers)]
     # JVMs of tests live for minutes: what the second compiler would make faster isn't worth what it takes.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -67,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file run in one worker, and those on Spark in three: a session costs half a minute of CPU time."""
+    """The tests of a file run in one worker, and those on Spark in two: a session costs half a minute of CPU time."""
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     class BySession(LoadFileScheduling):  # type: ignore[misc]
@@ -76,9 +77,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folders = Path(file).parts
             if folders[:2] != ("tests", "spark"):
                 return file
-            if folders[-1] == "test_contract.py":
-                return "the contract of the sinks"
-            return "rows and jobs" if folders[2] in {"rows", "jobs"} else "gate, sinks and queries"
+            contract = folders[-1] == "test_contract.py" or folders[2] == "rows"
+            return "contract and rows" if contract else "gate, jobs, sinks and queries"
 
     return BySession(config, log) if config.getoption("dist") == "loadfile" else None
 

@@ -54,7 +54,7 @@ collect_ignore = [
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two cores, no UI, few shuffle partitions; with Hudi, or Delta and Iceberg, where there is one for this PySpark."""
+    """Two cores, and `conf/spark-defaults.conf`; with Hudi, or Delta and Iceberg, if this PySpark has one."""
     memory = "1g" if HAS_HUDI else "512m"
     settings = format_settings()
     session = spark_session("lakewarden-tests", master="local[2,4]", memory=memory, **settings)

@@ -26,7 +26,6 @@ from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from tests.spark.formats import JARS, format_settings
-from tests.spark.mortal_driver import SHORT_LIVED_JVM
 from tests.spark.s3_driver import s3a_settings
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class Driver:
 
 def session(jars: str) -> SparkSession:
     """`jars`: of S3A."""
-    settings: dict[str, Any] = format_settings() | s3a_settings() | SHORT_LIVED_JVM
+    settings: dict[str, Any] = format_settings() | s3a_settings()
     settings |= {
         "spark.jars": jars,
         "spark.jars.packages": JARS["delta"],

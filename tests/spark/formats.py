@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ ICEBERG_FORMAT = os.environ.get("LAKEWARDEN_TEST_ICEBERG_FORMAT") or "2"
 """The version of Iceberg's table format in which the tests' tables are created."""
 
 HADOOP_AWS = f"org.apache.hadoop:hadoop-aws:{SPARK[minor(pyspark.__version__)].hadoop}"
+
+CODE_GENERATION = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+"""Spark's defaults, for tests of what a user's session runs; `conf/spark-defaults.conf` has those of the tests."""
 
 
 def _jars() -> dict[str, str]:
@@ -75,3 +80,19 @@ def iceberg_name(spark: SparkSession, folder: Path, kind: str = "hadoop") -> str
     if kind == "jdbc":
         spark.sql(f"CREATE NAMESPACE {catalog}.{folder.parent.name}")
     return f"{catalog}.{folder.parent.name}.{folder.name}"
+
+
+@contextmanager
+def session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Set the session's settings for the block."""
+    before = {key: spark.conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, earlier in before.items():
+            if earlier is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, earlier)

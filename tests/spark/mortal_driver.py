@@ -28,11 +28,6 @@ from lakewarden.spark_jobs.sinks.iceberg.table import BATCH
 from tests.spark.formats import format_settings
 from tests.spark.sinks.cases import make_sink
 
-SHORT_LIVED_JVM: dict[str, Any] = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-}
-"""The JVM runs for seconds, so compiling its code costs more time than it saves."""
-
 STEPS = ("intent", "admitted", "staging", "requested", "granted", "published", "completed")
 """In the order in which a batch goes through them. All but two are steps of the gate. At `staging`, one task has written its
 file and another has not; the tasks of Hudi, Delta and Iceberg may have written both. At `published`, the snapshot is durable
@@ -223,7 +218,7 @@ def main() -> None:
         "mortal",
         master="local[2,4]",
         memory="512m" if paimon_or_example else "1g",
-        **SHORT_LIVED_JVM | ({} if paimon_or_example else format_settings()),
+        **({} if paimon_or_example else format_settings()),
     )
     sink = make_sink(options.sink, options.table)
     table = Path(options.table)

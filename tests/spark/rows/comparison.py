@@ -10,17 +10,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from tests.spark.formats import session_settings
 from tests.spark.rows.memory_gate import MemoryGate
-from tests.spark.rows.tables import FORMATS, Situation, Tables, session_settings
+from tests.spark.rows.tables import FORMATS, Situation, Tables
 
 SMALL = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",  # the default of Spark 4.0
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    # Each situation has other columns: compiling their code takes longer than interpreting the few rows.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
 

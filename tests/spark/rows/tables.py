@@ -64,22 +64,6 @@ class Situation:
     """Types of Paimon's columns that Spark doesn't have."""
 
 
-@contextmanager
-def session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
-    """Set the session's settings for the block."""
-    before = {key: spark.conf.get(key, None) for key in settings}
-    try:
-        for key, value in settings.items():
-            spark.conf.set(key, value)
-        yield
-    finally:
-        for key, earlier in before.items():
-            if earlier is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, earlier)
-
-
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 

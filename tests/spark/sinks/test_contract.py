@@ -22,6 +22,7 @@ from lakewarden.spark_jobs import CommitAborted, GateError, OutcomeUnknown
 from lakewarden.spark_jobs.streaming import cancelling
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, already_committed, grant_everything, in_edition
+from tests.spark.formats import CODE_GENERATION, session_settings
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import (
     COLUMNS,
@@ -99,7 +100,8 @@ def test_the_transaction_is_opened_with_what_the_sink_declares(
 ) -> None:
     agent = harness.agent(grant_everything)
 
-    harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 1, 2), 0)
+    with session_settings(spark, CODE_GENERATION):
+        harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 1, 2), 0)
 
     intent = agent.wait_for("commit-intent")[0]
     assert (intent.table, intent.conflict_rule) == (case.sink.table, case.sink.conflict_rule)
