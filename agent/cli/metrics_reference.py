@@ -13,7 +13,8 @@ from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 
 _INTRODUCTION = """# Metrics
 
-Generated from `agent/metrics/agent_metrics.py` by `python -m lakewarden.agent.cli.metrics_reference`; don't edit.
+For operators who write alerts and dashboards: every metric of the agent. Generated from `agent/metrics/agent_metrics.py` by
+`python -m lakewarden.agent.cli.metrics_reference`; don't edit.
 
 The agent answers `/metrics` at `http_listen`, in the text format of Prometheus or in OpenMetrics: see
 [health](run.md#health). [`deploy/prometheus`](../deploy/prometheus/lakewarden.rules.yml) has alert rules,
