@@ -44,6 +44,9 @@ MAX_VERSION = 1024
 MAX_INSTANT = 128
 """Characters of a table format's own name of a transaction. Hudi's instants have 17."""
 
+MAX_ORIGIN = 255
+"""Characters of a host's name, as in DNS, and of the id of a Spark application."""
+MAX_PID = 2**32 - 1
 MAX_REASON = 1000
 """Characters of a reason that people read."""
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from lakewarden.events.base import (
+    MAX_ORIGIN,
+    MAX_PID,
     MAX_REASON,
     MAX_VERSION,
     Counter,
@@ -60,6 +62,14 @@ class CommitIntent(WriterEvent):
     """Interval at which this writer sends heartbeats."""
     admission_reason: Annotated[str, Field(max_length=MAX_REASON)] | None = None
     """Human-readable reason of this `admission`. The agent ignores it."""
+    host: Annotated[str, Field(max_length=MAX_ORIGIN)] | None = None
+    """The machine of the writer's process, for people, as the three below. The agent ignores them."""
+    pid: Annotated[int, Field(ge=0, le=MAX_PID)] | None = None
+    """Id of the process on that machine."""
+    application_id: Annotated[str, Field(max_length=MAX_ORIGIN)] | None = None
+    """Id of the Spark application."""
+    application_ui: Annotated[str, Field(max_length=MAX_VERSION)] | None = None
+    """Address of its web UI."""
     observed: bool = False
     """A watcher reports this transaction; its writer doesn't use the gate. It is never queued, granted or asked to stop, and wins
     every conflict. `transaction` is the format's name, a colon, and the instant: `hudi:20261122135446024`."""

@@ -140,6 +140,7 @@ def _open(view: TransactionView, now: float) -> Open:
         seconds,
         tuple(each.transaction for each in view.blockers),
         withdrawn=view.revoked is not None,
+        runs_at=view.runs_at,
     )
 
 

@@ -154,7 +154,7 @@ class LiveStatus:
             del self._idle[oldest], replay.tables[oldest]
         if len(replay.opened) > self._clean_up_at:
             kept = {each.id for state in replay.tables.values() for each in state.open()}
-            for times in (replay.opened, replay.requested, replay.granted, replay.revoked):
+            for times in (replay.opened, replay.requested, replay.granted, replay.revoked, replay.runs_at):
                 for name in [each for each in times if each not in kept]:
                     del times[name]
             for uri in [each for each in replay.partition if each not in replay.tables]:

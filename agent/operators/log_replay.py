@@ -45,6 +45,8 @@ class LogReplay:
     """When each transaction first requested its grant, by its writer's clock."""
     granted: dict[str, datetime] = field(default_factory=dict)
     """When each transaction was granted, by the agent's clock."""
+    runs_at: dict[str, str] = field(default_factory=dict)
+    """Where the writer of each transaction runs, as its intent says."""
     revoked: dict[str, str] = field(default_factory=dict)
     """Why the grant of a transaction was withdrawn. Its lease still runs."""
     partition: dict[str, int] = field(default_factory=dict)
@@ -87,6 +89,8 @@ class LogReplay:
             return None
         if isinstance(event, CommitIntent | CommitRequested):
             self.opened.setdefault(event.transaction, event.at)
+        if isinstance(event, CommitIntent) and (where := runs_at(event)):
+            self.runs_at.setdefault(event.transaction, where)
         if isinstance(event, CommitRequested):
             self.requested.setdefault(event.transaction, event.at)
         state = self.tables.setdefault(event.table, TableState(event.table, TableSettings()))
@@ -111,6 +115,14 @@ class LogReplay:
         if isinstance(decision, CommitGranted):
             self.granted.setdefault(decision.transaction, decision.at)
         replay_decision(state, decision, monotonic())
+
+
+def runs_at(intent: CommitIntent) -> str | None:
+    """Where a writer runs, for people. None: its intent doesn't say it."""
+    process = None if intent.pid is None else f"process {intent.pid}"
+    application = None if intent.application_id is None else f"Spark application {intent.application_id}"
+    parts = (intent.host and f"host {intent.host}", process, application, intent.application_ui)
+    return ", ".join(filter(None, parts)) or None
 
 
 async def replay_log(log: Log, *, ahead: bool = True) -> LogReplay:

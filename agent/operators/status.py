@@ -87,6 +87,8 @@ class TransactionView:
     """Since when it waits for its admission or its grant, by its writer's clock. None: it doesn't wait."""
     blockers: tuple[BlockerView, ...] = ()
     """The transactions for which it waits, at most `MAX_BLOCKERS`. Empty: it waits for the table's lock, or for an agent."""
+    runs_at: str | None = None
+    """Host, process and Spark application of its writer, as far as its intent says them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> Tra
         replay.revoked.get(transaction.id),
         since.isoformat(timespec="milliseconds") if since else None,
         tuple(_blocker(each) for each in found),
+        replay.runs_at.get(transaction.id),
     )
 
 

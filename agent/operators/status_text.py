@@ -71,7 +71,7 @@ def status_tree(
 
 def _transactions(found: Sequence[TransactionView], *, verbose: bool) -> list[tuple[str, ...]]:
     names = ("writer", "batch", "phase", "for", "waits for", "transaction")
-    more = ("since", "partitions", "file groups") if verbose else ()
+    more = ("since", "partitions", "file groups", "runs at") if verbose else ()
     rows = [
         (
             each.writer if verbose else writer_name(each.writer),
@@ -80,7 +80,11 @@ def _transactions(found: Sequence[TransactionView], *, verbose: bool) -> list[tu
             _ago(each.granted or each.waiting_since or each.since),
             each.waiting_on or "",
             each.transaction if verbose else short_id(each.transaction),
-            *((each.since, str(each.partitions), str(each.file_groups)) if verbose else ()),
+            *(
+                (each.since, str(each.partitions), str(each.file_groups), each.runs_at or "")
+                if verbose
+                else ()
+            ),
         )
         for each in found
     ]

@@ -82,6 +82,8 @@ class Open:
     """The transactions for which it waits."""
     withdrawn: bool = False
     """Its grant is withdrawn already."""
+    runs_at: str | None = None
+    """Where its writer runs, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,9 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
         f"{name} holds the grant for {age(granted.seconds)}"
         + (", and it is withdrawn already" if granted.withdrawn else "")
         + (f"; {_count(held_up)} for it" if held_up else ""),
-        "wait for the end of its lease" if granted.withdrawn else f"look at {name}'s job; or end its grant",
+        "wait for the end of its lease"
+        if granted.withdrawn
+        else f"look at {name}'s job{_where(granted)}; or end its grant",
         () if granted.withdrawn else _abort(facts, granted, "its publish hangs"),
     )
 
@@ -370,9 +374,7 @@ def _queue_remedy(facts: Facts, head: Open, who: str) -> tuple[str, tuple[str, .
         case "observed":
             return "wait until it ends: it doesn't use the gate, so it can't be stopped from here", ()
         case "active" | "granted":
-            what = (
-                f"wait; or abort it: its work is lost, and {who} computes the batch again, behind the others"
-            )
+            what = f"wait; or abort it{_where(head)}: its work is lost, and {who} computes the batch again, behind the others"
             return what, _abort(facts, head, "others wait for it")
         case _:
             return "see what it waits for", ("explain", head.transaction, "--table", facts.table)
@@ -428,6 +430,10 @@ def _longest(found: Iterable[Open]) -> float | None:
 
 def _abort(facts: Facts, which: Open, reason: str) -> tuple[str, ...]:
     return ("abort", which.transaction, "--table", facts.table, "--reason", reason)
+
+
+def _where(which: Open) -> str:
+    return "" if which.runs_at is None else f" ({which.runs_at})"
 
 
 def _count(waiting: int) -> str:

@@ -10,8 +10,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypedDict
@@ -38,10 +42,47 @@ from lakewarden.spark_jobs.gate.logs import EventLogger
 MAX_REASON = 500
 """Characters of an exception in `transaction-abandoned`, and of the reason of an admission."""
 
+MAX_HOST, MAX_UI = 255, 1024
+"""Characters of a host's name or an application's id, and of an address, in an intent."""
 COMPLETED_ATTEMPTS = 2
 """Sends of `commit-completed`: the first failure replaces the producer. After the second, the agent finds out by the lapse."""
 
 log = EventLogger("lakewarden.gate")
+
+
+class Origin(TypedDict, total=False):
+    """Where the writer runs, for people."""
+
+    host: str
+    pid: int
+    application_id: str
+    application_ui: str
+
+
+_of_context: tuple[object, Origin] = (None, {})
+"""The last Spark context, and what it says of itself: the gate asks it once."""
+
+
+def origin() -> Origin:
+    """Where this process runs: machine and process, and the Spark application if this process is its driver.
+
+    The gate needs no Spark, so it only looks whether the program has imported it.
+    """
+    global _of_context  # noqa: PLW0603 - one context per process, as in Spark
+    found = Origin(host=socket.gethostname()[:MAX_HOST], pid=os.getpid())
+    context = getattr(
+        getattr(sys.modules.get("pyspark"), "SparkContext", None), "_active_spark_context", None
+    )
+    if context is None:
+        return found
+    if _of_context[0] is not context:
+        own: Origin = {}
+        with suppress(Exception):  # a context that is being stopped
+            own["application_id"] = str(context.applicationId)[:MAX_HOST]
+            if (address := context.uiWebUrl) is not None:
+                own["application_ui"] = str(address)[:MAX_UI]
+        _of_context = context, own
+    return found | _of_context[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +150,7 @@ class EventPublisher:
                 lock=intent.lock,
                 heartbeat_seconds=self._timing.heartbeat_seconds,
                 admission_reason=" ".join(intent.reason.split())[:MAX_REASON] or None,
+                **origin(),
             )
         )
 

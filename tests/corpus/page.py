@@ -269,6 +269,8 @@ def _limits() -> str:
             f"{base.MAX_REASON:,} characters",
             "refused",
         ),
+        ("`host`, `application_id`", f"{base.MAX_ORIGIN} characters", "refused"),
+        ("`application_ui`", f"{base.MAX_VERSION:,} characters", "refused"),
         ("`batch_id`, `priority`, `seq`", f"a signed integer of {base.INTEGER_BITS} bits", "refused"),
         (
             "`priority` of a transaction",

@@ -128,6 +128,18 @@ def test_the_word_and_the_command_of_each_incident(known: Facts, text: str, comm
     assert (found.name == "ok") is (found.cause is None) is (found.remedy is None)
 
 
+def test_a_remedy_says_where_the_writer_runs() -> None:
+    where = "host etl-7, process 4711, Spark application app-1, http://etl-7:4040"
+    hangs, slow = (
+        condition(facts(replace(each, runs_at=where), tx("crm", "queued", 290, each.transaction))).remedy
+        for each in (SHOP, BACKFILL)
+    )
+
+    assert hangs == f"look at shop's job ({where}); or end its grant"
+    assert slow is not None
+    assert slow.startswith(f"wait; or abort it ({where}): its work is lost")
+
+
 def test_a_writer_that_commits_again_loses_no_more() -> None:
     found = recent(losses=(20, 9, 4))
     found.note_commit(f"crm:{QUERY}", NOW - 1)

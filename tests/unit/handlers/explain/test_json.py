@@ -27,7 +27,7 @@ def test_the_names_of_status_are_fixed() -> None:
     assert names(LockHolder) == "held lock agent owner valid_until last_step detail waiting"
     assert names(TransactionView) == (
         "transaction writer batch_id phase since waiting_on partitions file_groups granted revoked "
-        "waiting_since blockers"
+        "waiting_since blockers runs_at"
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from lakewarden.events import CommitIntent, MarkerCreated, encode
 from lakewarden.spark_jobs.gate.channel import Channel
-from lakewarden.spark_jobs.gate.event_publisher import MAX_REASON, EventPublisher, Intent, Timing
+from lakewarden.spark_jobs.gate.event_publisher import MAX_REASON, EventPublisher, Intent, Timing, origin
 
 
 class SentEvents:
@@ -59,3 +63,21 @@ def test_an_instant_is_announced_without_markers() -> None:
     (event,) = channel.sent
     assert isinstance(event, MarkerCreated)
     assert (event.instant, event.markers) == ("20261122135446024", ())
+
+
+def test_an_intent_says_where_its_writer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Spark only what the program has imported itself is asked. A context that is being stopped says nothing."""
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    plain = origin()
+    here = {"host": socket.gethostname(), "pid": os.getpid()}
+
+    running = SimpleNamespace(applicationId="app-1", uiWebUrl=f"http://{'x' * 2000}:4040")
+    found = []
+    for context in (running, SimpleNamespace()):
+        spark = SimpleNamespace(SparkContext=SimpleNamespace(_active_spark_context=context))
+        monkeypatch.setitem(sys.modules, "pyspark", spark)
+        found.append(origin())
+
+    assert plain == found[1] == here
+    assert found[0].items() > here.items()
+    assert (found[0]["application_id"], len(found[0]["application_ui"])) == ("app-1", 1024)
