@@ -221,7 +221,7 @@ class RestCatalog(Catalog):
             authorized, _ = await self._authorized(url, given)
             status, answered, body = await self._send("GET", url, authorized)
         if status not in (200, 304):
-            raise _refusal(status, answered, body)
+            raise _refusal(status, answered, b"" if _quotes(body, authorized) else body)
         return status, answered, body
 
     def _own_headers(self) -> dict[str, str]:
@@ -353,7 +353,15 @@ class RestCatalog(Catalog):
 def _of_server(found: Any) -> dict[str, str]:
     """The properties that a server may set. It names no files of this machine."""
     names = ("prefix", "uri", "namespace-separator", "oauth2-server-uri", "scope", "header.", "rest.s")
-    return {str(key): str(each) for key, each in dict(found or {}).items() if str(key).startswith(names)}
+    given = found if isinstance(found, dict) else {}
+    return {key: str(each) for key, each in given.items() if key.startswith(names)}
+
+
+def _quotes(body: bytes, sent: Mapping[str, str]) -> bool:
+    """Whether an answer has a credential of its request."""
+    public = ("Accept", "If-None-Match")
+    words = {value.rpartition(" ")[2].encode() for key, value in sent.items() if key not in public}
+    return any(word and word in body for word in words)
 
 
 def _decoded(body: bytes) -> dict[str, Any]:

@@ -307,6 +307,7 @@ TABLE = Reply(
         {"metadata-location": "s3://b/t/metadata/1.metadata.json", "metadata": {"format-version": 2}}
     ).encode()
 )
+QUOTING = json.dumps({"error": {"message": f"not me: {SECRET}", "type": "T", "code": 500}}).encode()
 FORBIDDEN = json.dumps(
     {"error": {"message": "not\n permitted", "type": "ForbiddenException", "code": 403}}
 ).encode()
@@ -322,6 +323,9 @@ SECOND = TOKEN.replace(b"t1", b"t2")
         pytest.param([CONFIG, Reply(403, body=FORBIDDEN)], {}, "HTTP 403: not permitted (ForbiddenException); permit", id="403"),
         pytest.param([Reply(404, body=b"<html>")], {}, "HTTP 404", id="no catalog here"),
         pytest.param([CONFIG, Reply(503, body=b"[]")], {}, "HTTP 503", id="503"),
+        pytest.param([CONFIG, Reply(500, body=QUOTING)], {"token": SECRET}, "HTTP 500", id="quotes a token"),
+        pytest.param([CONFIG, Reply(500, body=QUOTING)], {"header.x-key": SECRET}, "HTTP 500", id="quotes a header"),
+        pytest.param([Reply(body=b'{"overrides": [1]}'), CONFIG], {}, "no metadata", id="a configuration of another form"),
         pytest.param([Reply(301, (("Location", "https://x/"),))], {}, "HTTP 301 to https://x/; set uri to that", id="moved"),
         pytest.param([Reply(body=b"<html>")], {}, "no JSON object; is uri that of", id="a web page"),
         pytest.param([CONFIG, Reply(body=b"[" * 100_000)], {}, "no JSON object", id="nested without end"),
