@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.from_thread
@@ -21,6 +22,7 @@ from lakewarden.spark_jobs import CommitAborted, CommitGate, DeltaSink, IcebergS
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink
 from tests.kafka_fixture import KafkaServer
+from tests.servers.iceberg_rest import running_rest_catalog
 from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS
@@ -67,8 +69,10 @@ class Reports:
             watching.cancel()
 
 
-def table_of(form: str, spark: SparkSession, folder: Path, make_table: MakeTable) -> tuple[Sink, Write]:
-    """An empty table: its sink, and a rewrite of its partition by the format's own means."""
+def table_of(
+    form: str, spark: SparkSession, folder: Path, make_table: MakeTable, rest: str
+) -> tuple[Sink, Write]:
+    """An empty table: its sink, and a rewrite of its partition by the format's own means. `rest`: URI of a REST catalog."""
     if form == "paimon":
         path = make_table()
         sink: Sink = PaimonSink(path, mode="upsert", keys=["flight"])
@@ -90,6 +94,18 @@ def table_of(form: str, spark: SparkSession, folder: Path, make_table: MakeTable
         name = f"delta.`{folder / 'flights'}`"
         spark.sql(f"CREATE TABLE {name} ({COLUMNS}) USING delta PARTITIONED BY (month, day)")
         sink = DeltaSink(str(folder / "flights"), mode="upsert", keys=["flight"])
+    elif form == "iceberg-rest":
+        catalog = f"rest{abs(hash(rest)):x}"
+        for key, value in (("", "org.apache.iceberg.spark.SparkCatalog"), (".type", "rest"), (".uri", rest)):
+            spark.conf.set(f"spark.sql.catalog.{catalog}{key}", value)
+        spark.sql(f"CREATE NAMESPACE {catalog}.air")
+        name = f"{catalog}.air.flights"
+        # The UPDATE adds a deletion vector.
+        properties = "'format-version'='3', 'write.update.mode'='merge-on-read'"
+        spark.sql(
+            f"CREATE TABLE {name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day) TBLPROPERTIES ({properties})"
+        )
+        sink = IcebergSink(name, mode="upsert", keys=["flight"])
     else:
         name = iceberg_name(spark, folder / "warehouse" / "air" / "flights")
         spark.sql(f"CREATE TABLE {name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day)")
@@ -120,7 +136,11 @@ def world(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[tup
 
 
 @pytest.mark.parametrize(
-    "form", ["delta", *(pytest.param(form, marks=pytest.mark.matrix) for form in ("iceberg", "paimon"))]
+    "form",
+    [
+        "delta",
+        *(pytest.param(form, marks=pytest.mark.matrix) for form in ("iceberg", "iceberg-rest", "paimon")),
+    ],
 )
 def test_a_writer_without_the_gate_stops_one_whose_base_it_replaces(
     form: str,
@@ -129,12 +149,29 @@ def test_a_writer_without_the_gate_stops_one_whose_base_it_replaces(
     tmp_path: Path,
     make_table: MakeTable,
 ) -> None:
-    """The sink's own commits are not reported."""
+    """The sink's own commits are not reported. A table of a REST catalog is named by it, and has format 3."""
     gate, settings = world
-    sink, rewrite = table_of(form, spark, tmp_path, make_table)
+    entry = None
+    with ExitStack() as server:
+        rest = ""
+        if form == "iceberg-rest":
+            rest = server.enter_context(
+                running_rest_catalog(tmp_path, {"warehouse": f"file://{tmp_path}/rest"})
+            )
+            given: Any = {"prod": {"type": "rest", "uri": rest}}
+            settings = settings.model_copy(update={"catalogs": Settings(catalogs=given).catalogs})
+            entry = "prod:air.flights"
+        sink, rewrite = table_of(form, spark, tmp_path, make_table, rest)
+        _rewrite_beside_a_writer(
+            form, gate, Reports(settings, entry or sink.table), spark=spark, sink=sink, rewrite=rewrite
+        )
+
+
+def _rewrite_beside_a_writer(
+    form: str, gate: CommitGate, reports: Reports, *, spark: SparkSession, sink: Sink, rewrite: Write
+) -> None:
     if form == "paimon":
         rewrite()  # the table's first snapshot
-    reports = Reports(settings, sink.table)
     stopped: list[CommitAborted] = []
 
     def slow(batch: DataFrame, txn: Transaction) -> None:
@@ -158,4 +195,4 @@ def test_a_writer_without_the_gate_stops_one_whose_base_it_replaces(
 
     (abort,) = stopped
     (foreign,) = reports.completed
-    assert [each.other_transaction for each in abort.conflicts] == [f"{form}:{foreign}"]
+    assert [each.other_transaction for each in abort.conflicts] == [f"{form.partition('-')[0]}:{foreign}"]

@@ -1,0 +1,132 @@
+"""A watcher and Iceberg's own REST server: tables registered there, and commits made by the protocol's own requests."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.watching.catalogs import TableName, catalogs
+from lakewarden.agent.watching.files import Buckets
+from lakewarden.agent.watching.iceberg import CatalogFollower
+from lakewarden.agent.watching.watcher import Watcher
+from lakewarden.events import CommitCompleted, WriterEventUnion
+from tests.recorded_iceberg import move, moved
+from tests.servers.iceberg_rest import running_rest_catalog
+from tests.waiting import until
+
+pytestmark = [pytest.mark.real, pytest.mark.wide]
+
+NAME = "prod:air.flights"
+TABLES = "v1/namespaces/air/tables"
+
+
+@dataclass
+class RestTable:
+    """The recorded table in a REST server."""
+
+    uri: str
+    location: str
+
+    def post(self, path: str, body: dict[str, Any]) -> None:
+        request = urllib.request.Request(  # noqa: S310 - of this machine
+            f"{self.uri}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            urllib.request.urlopen(request).close()  # noqa: S310 - likewise
+        except urllib.error.HTTPError as error:
+            pytest.fail(error.read().decode())
+
+    def commit(self, *updates: dict[str, Any]) -> None:
+        self.post(f"{TABLES}/flights", {"requirements": [], "updates": list(updates)})
+
+    def add_snapshot(self, version: int) -> str:
+        """Commit the newest snapshot of a recorded version, and return its id."""
+        snapshot = moved(version, self.location)["snapshots"][-1]
+        main = {"ref-name": "main", "type": "branch", "snapshot-id": snapshot["snapshot-id"]}
+        now = {
+            "timestamp-ms": time.time_ns() // 1_000_000,
+            "first-row-id": 0,
+            "added-rows": 0,
+        }  # rows: of format 3
+        self.commit(
+            {"action": "add-snapshot", "snapshot": snapshot | now}, {"action": "set-snapshot-ref", **main}
+        )
+        return str(snapshot["snapshot-id"])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[RestTable]:
+    folder = tmp_path.resolve() / "air" / "flights"
+    location = move(folder)
+    first = folder / "metadata" / "v1.metadata.json"
+    first.write_text(json.dumps(moved(1, location)))
+    with running_rest_catalog(tmp_path, {"warehouse": f"file://{tmp_path}"}) as uri:
+        made = RestTable(uri, location)
+        made.post("v1/namespaces", {"namespace": ["air"]})
+        made.post("v1/namespaces/air/register", {"name": "flights", "metadata-location": f"file://{first}"})
+        made.commit({"action": "upgrade-format-version", "format-version": 3})
+        yield made
+
+
+def settings_of(table: RestTable) -> Settings:
+    given: Any = {"prod": {"type": "rest", "uri": table.uri}}
+    return Settings(catalogs=given, watch=(NAME,), watch_seconds=0.1, watch_idle_seconds=0.1)
+
+
+async def test_a_commit_in_a_rest_catalog_is_reported_and_an_idle_look_is_one_request(
+    table: RestTable,
+) -> None:
+    """The table has format 3. Version 7 is the gate's. Two commits between two looks are both reported."""
+    published: list[WriterEventUnion] = []
+
+    async def publish(events: list[WriterEventUnion]) -> None:
+        published.extend(events)
+
+    def completed() -> list[str | None]:
+        return [each.version for each in published if isinstance(each, CommitCompleted)]
+
+    running = Watcher(settings_of(table), (NAME,), publish)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(running.run)
+        await until(lambda: NAME in running.tables and running.tables[NAME].looked_at is not None)
+        expected = [await anyio.to_thread.run_sync(table.add_snapshot, 2)]
+        await until(lambda: completed() == expected)
+        expected += [await anyio.to_thread.run_sync(table.add_snapshot, version) for version in (3, 4, 5)]
+        await anyio.to_thread.run_sync(table.add_snapshot, 7)
+        expected.append(await anyio.to_thread.run_sync(table.add_snapshot, 8))
+        await until(lambda: len(completed()) == len(expected))
+        tasks.cancel_scope.cancel()
+
+    assert completed() == expected
+    assert {each.table for each in published} == {table.location}
+    await idle_looks(table)
+
+
+async def idle_looks(table: RestTable) -> None:
+    """The requests of an idle look, and its CPU time, which is printed."""
+    settings = settings_of(table)
+    name = TableName.of(NAME)
+    assert name is not None
+    catalog = catalogs(settings)["prod"]
+    follower = CatalogFollower(name, catalog, Buckets(settings), lambda _: True)
+    await follower.look()
+    looks = 200
+    requests, cpu = catalog.requests, time.process_time()
+    for _ in range(looks):
+        assert not (await follower.look()).seen
+    cpu = (time.process_time() - cpu) / looks
+    assert catalog.requests == requests + looks
+    assert follower.files is not None
+    assert follower.files.requests == 0
+    await catalog.close()
+    print(f"idle look at a table of a REST catalog: 1 request, {cpu * 1000:.2f} ms of CPU")
