@@ -55,18 +55,27 @@ def test_a_held_lock_is_not_waited_for_without_the_option_wait(place: Place, tmp
     ran = tmp_path / "ran"
 
     one_try = place.run("hold", place.table, "--seconds", "9", "--", "touch", str(ran), **ROOMY)
-    waited = place.run(
-        "hold", place.table, "--seconds", "9", "--wait", "12", "--", "touch", str(ran), **ROOMY
-    )
 
     failed(one_try, 75, "held by another owner: another, until 20")
-    assert waited.returncode == 75
-    assert waited.stderr.splitlines()[0].startswith(f"lakewarden: waiting for {place.lock}: held by another")
-    assert waited.stderr.splitlines()[-1].startswith(
-        f"lakewarden: could not acquire {place.lock}: held by another"
-    )
     assert not ran.exists()
     assert place.record().owner == "another"
+
+
+def test_a_held_lock_is_waited_for_as_long_as_the_option_says(local: Place, tmp_path: Path) -> None:
+    local.write(held(owner="another"))
+    ran = tmp_path / "ran"
+
+    waited = local.run(
+        "hold", local.table, "--seconds", "9", "--wait", "12", "--", "touch", str(ran), **ROOMY
+    )
+
+    assert waited.returncode == 75
+    assert waited.stderr.splitlines()[0].startswith(f"lakewarden: waiting for {local.lock}: held by another")
+    assert waited.stderr.splitlines()[-1].startswith(
+        f"lakewarden: could not acquire {local.lock}: held by another"
+    )
+    assert not ran.exists()
+    assert local.record().owner == "another"
 
 
 @pytest.mark.wide
