@@ -113,8 +113,6 @@ UNCERTAIN: dict[str, set[str]] = {
     "Kafka does not answer": {"LakewardenSessionsEnd", "LakewardenOutcomeUnknown"},
 }
 """Alerts that a failure may fire, depending on chance."""
-NOT_RECORDED = {"a stranger keeps the lock", "a writer bypasses the gate"}
-"""Failures of which there is a recorder, and no recording yet."""
 TOO_LONG = {"LakewardenLongQueue", "LakewardenNoCommits"}
 """Alerts on what lasts for so long that only written series show it."""
 WITH_THE_MACHINE = {"an agent is overloaded"}
