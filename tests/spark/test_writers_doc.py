@@ -1,4 +1,4 @@
-"""docs/writers.md and docs/recipes.md: every block runs, and the defaults are those of the code."""
+"""docs/first-jobs.md, docs/writers.md and docs/recipes.md: every block runs, and the defaults are those of the code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import trustme
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import TABLE_SERVICE_PRIORITY
-from lakewarden.spark_jobs import CommitGate
+from lakewarden.events import TABLE_SERVICE_PRIORITY, WriterEventUnion
+from lakewarden.spark_jobs import CommitGate, DeltaSink
 from lakewarden.spark_jobs.gate import errors
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.spark.conftest import MakeTable, rows_of
@@ -102,6 +102,31 @@ def test_every_block_runs_in_the_order_of_the_page(
     assert discarded == [], "everything was committed"
     assert completed["web"].version == published[(completed["web"].writer, 0)]
     assert "file-group-4" in {m.file_group for e in agent.wait_for("marker-created") for m in e.markers}
+
+
+@pytest.mark.wide
+def test_the_first_jobs_of_the_page_commit(harness: Harness, spark: SparkSession, tmp_path: Path) -> None:
+    agent = harness.agent(grant_everything)
+    [block] = blocks((DOCS / "first-jobs.md").read_text())
+    code = "orders = " + block.partition("orders = ")[2].partition("spark.streams")[0]
+    server = f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"'
+    code = code.replace("/tmp/first", str(tmp_path)).replace('CommitGate("localhost:19092"', server)
+    names: dict[str, Any] = {"spark": spark, "CommitGate": CommitGate, "DeltaSink": DeltaSink}
+    try:
+        exec(compile(code, "docs/first-jobs.md", "exec"), names)  # noqa: S102 - a page of this repository
+        for name in ("shop", "crm"):
+
+            def is_commit(event: WriterEventUnion, name: str = name) -> bool:
+                return event.type == "commit-completed" and event.writer.startswith(name)
+
+            agent.wait_for_events(is_commit, f"a commit of {name}")
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        if "gate" in names:
+            names["gate"].close()
+
+    assert spark.read.format("delta").load(names["orders"]).count() > 0
 
 
 @pytest.fixture
