@@ -127,10 +127,10 @@ class Table:
         self._client.put_object(Bucket=self.bucket, Key=_key(version), Body=body)
         return body
 
-    def created(self, kind: str) -> dict[str, Any]:
-        """Return the action of this kind by which the table was created."""
-        actions: list[dict[str, Any]] = [json.loads(line) for line in self.commit(0).splitlines()]
-        return next(action for action in actions if kind in action)
+    def file_of(self, version: int) -> dict[str, Any]:
+        """Return the action that adds the file of this version. Once more it adds no rows, but is in conflict with an upsert."""
+        actions: list[dict[str, Any]] = [json.loads(line) for line in self.commit(version).splitlines()]
+        return next(action for action in actions if "add" in action)
 
     def batches(self) -> list[tuple[int, str, int]]:
         """Return version, writer and number of the batches in the log, oldest first."""
@@ -200,7 +200,7 @@ def test_a_put_that_comes_late_does_not_replace_the_commit_of_another_driver(
     with proxy.holding(table.put_of(2)) as hold:
         asked = driver.ask("write", **append(table, 1, [2], mode=mode))
         wait_until(hold.reached.is_set)
-        other = table.commit_as_a_stranger(2, *([table.created("protocol")] if conflict else []))
+        other = table.commit_as_a_stranger(2, *([table.file_of(1)] if conflict else []))
         hold.released.set()
         written = driver.answer(asked)
 
