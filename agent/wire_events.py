@@ -11,6 +11,7 @@ from typing import Any, TypeVar, assert_never
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.events import (
     MAX_VERSION,
+    UNSTAMPED,
     AuditEventUnion,
     ConflictEntry,
     EventBase,
@@ -37,7 +38,7 @@ def stamped(event: E, agent: str, term: str) -> E:
     kind: type[Any] = type(event)
     fields = {**event.__dict__, "event_id": fresh_id(), "at": utc_now()}
     fields |= {name: value for name, value in (("agent", agent), ("term", term)) if name in fields}
-    for name, limit in (("detail", MAX_DETAIL), ("version", MAX_VERSION)):
+    for name, limit in (("detail", MAX_DETAIL), ("holder", MAX_DETAIL), ("version", MAX_VERSION)):
         if name in fields:
             fields[name] = _cut(fields[name], limit)
     if fields.get("conflicts"):
@@ -66,58 +67,35 @@ def lock_event(
     agent: str,
     table: str,
     lock: str,
-    step: lease.Confirmed | lease.Released | lease.LeaseLost | lease.LockDenied,
+    step: lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied,
 ) -> AuditEventUnion:
     """The audit event of a lock's step, with the number of requests and the time that it took."""
-    common = {
-        "event_id": fresh_id(),
+    common: dict[str, Any] = {
+        **UNSTAMPED,
         "table": table,
-        "at": utc_now(),
         "agent": agent,
         "lock": lock,
         "requests": step.cost.requests,
         "duration_ms": round(max(0.0, monotonic() - step.cost.since) * 1000, 3),
     }
     match step:
-        case lease.Confirmed(what="acquired", lease=held):
-            former = held.former
-            return LockAcquired.model_validate(
-                common
-                | {
-                    "owner": held.record.owner,
-                    "valid_until": held.record.valid_until,
-                    "adopted": None if former is None else former.owner,
-                    "fenced": former is not None and former.fenced,
-                }
-            )
+        case lease.Confirmed(what="renewed", lease=held):
+            common |= {"owner": held.record.owner, "valid_until": held.record.valid_until}
+            return stamped(LockRenewed.model_construct(**common), agent, "")
         case lease.Confirmed(lease=held):
-            return LockRenewed.model_validate(
-                common | {"owner": held.record.owner, "valid_until": held.record.valid_until}
-            )
-        case lease.Released(owner=owner, valid_until=valid_until, why=why):
-            return LockReleased.model_validate(
-                common | {"owner": owner, "valid_until": valid_until, "detail": _cut(why)}
-            )
-        case lease.LeaseLost(owner=owner, valid_until=valid_until, why=why, holder=holder):
-            return LockLost.model_validate(
-                common
-                | {
-                    "owner": owner,
-                    "valid_until": valid_until,
-                    "detail": _cut(why),
-                    "holder": _cut(holder),
-                }
-            )
-        case lease.LockDenied(why=why, kind=kind, holder=holder, held_until=held_until):
-            return LockRefused.model_validate(
-                common
-                | {
-                    "owner": "",
-                    "valid_until": held_until or 0,
-                    "detail": _cut(why),
-                    "holder": _cut(holder),
-                    "waiting": kind == "waiting",
-                }
-            )
+            common |= {"owner": held.record.owner, "valid_until": held.record.valid_until}
+            former = held.former
+            if former is not None:
+                common |= {"adopted": former.owner, "fenced": former.fenced}
+            return stamped(LockAcquired.model_construct(**common), agent, "")
+        case lease.LockDenied(why=why, kind=kind, holder=holder, held_until=until):
+            common |= {"owner": "", "valid_until": until or 0, "detail": why, "holder": holder}
+            return stamped(LockRefused.model_construct(**common, waiting=kind == "waiting"), agent, "")
+        case lease.Released(owner=owner, valid_until=until, why=why):
+            common |= {"owner": owner, "valid_until": until, "detail": why}
+            return stamped(LockReleased.model_construct(**common), agent, "")
+        case lease.LeaseEnded(owner=owner, valid_until=until, why=why, holder=holder):
+            common |= {"owner": owner, "valid_until": until, "detail": why, "holder": holder}
+            return stamped(LockLost.model_construct(**common), agent, "")
         case _:
             assert_never(step)

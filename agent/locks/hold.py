@@ -271,7 +271,7 @@ class _Holder:
         match event:
             case lease.Confirmed(lease=held) if not self._lost:
                 self._lease = held
-            case lease.LeaseLost() if not self._lost:
+            case lease.LeaseEnded() if not self._lost:
                 self._lease_lost(event)
             case Signalled(number=number) if self._command is not None:
                 self._command.signal(number)
@@ -282,7 +282,7 @@ class _Holder:
             case _:
                 pass
 
-    def _lease_lost(self, ended: lease.LeaseLost) -> None:
+    def _lease_lost(self, ended: lease.LeaseEnded) -> None:
         assert self._lease is not None
         why = ended.why + (f"; the holder is owner {ended.holder}" if ended.holder else "")
         what = "" if self._command is None else "; the command is being ended"

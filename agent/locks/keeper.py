@@ -48,7 +48,7 @@ from lakewarden.handlers.lease.placement import LockLocation
 
 log = structlog.get_logger()
 
-KeeperEvent = lease.Confirmed | lease.Released | lease.LeaseLost | lease.LockDenied
+KeeperEvent = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
 SLEEP_CHECK_SECONDS = 1.0
 """The longest time from the end of a suspension until a keeper notices it. `margin_seconds` must leave room for it."""
 

@@ -282,7 +282,7 @@ class TableLocks:
                 log.debug("lock.released", table=uri)
             case lease.Released(why=why, valid_until=valid_until):
                 log.warning("lock.not-released", table=uri, why=why, until=valid_until, lock=location.uri)
-            case lease.LeaseLost(why=why, holder=holder):
+            case lease.LeaseEnded(why=why, holder=holder):
                 log.warning("lock.lost", table=uri, why=why, holder=holder, lock=location.uri)
                 self._step_table(uri, LockFailed(now, offset, "lost", f"lock {location.uri}: {why}"))
             case lease.LockDenied(kind="unusable", why=why):

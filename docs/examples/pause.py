@@ -30,7 +30,7 @@ from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.stores import ConditionalStore, LocalStore
 from lakewarden.handlers.lease.conditional import Found, IfAbsent, IfMatch, Lost, Won
 from lakewarden.handlers.lease.lock_object import render
-from lakewarden.handlers.lease.machine import Confirmed, Lease, LeaseLost, LeaseSettings, LockDenied
+from lakewarden.handlers.lease.machine import Confirmed, Lease, LeaseEnded, LeaseSettings, LockDenied
 from lakewarden.handlers.lease.placement import LockLocation
 
 LEASE = LeaseSettings(validity=6.0, renew_interval=0.5, drift=0.2, margin=1.5, poll_seconds=1.0)
@@ -95,7 +95,7 @@ class Client:
             case LockDenied() if self._lease is None and not self._waiting:
                 self._waiting = True
                 self._report("denied", "finds the lock held; waits until its lease has expired")
-            case LeaseLost(why=why):
+            case LeaseEnded(why=why):
                 self._end_reason = why
                 self._ended.set()
             case _:

@@ -130,7 +130,7 @@ from lakewarden.handlers.lease.types import (
     Idle,
     Input,
     Lease,
-    LeaseLost,
+    LeaseEnded,
     LeaseSettings,
     LockDenied,
     Moment,
@@ -164,7 +164,7 @@ __all__ = [
     "IllegalInputError",
     "Input",
     "Lease",
-    "LeaseLost",
+    "LeaseEnded",
     "LeaseSettings",
     "LockDenied",
     "Moment",
@@ -667,5 +667,5 @@ def _idle(work: Work) -> Idle:
     return Idle(work.own_id, _kept_former(work), work.in_doubt)
 
 
-def _lease_ended(lease: Lease, cost: Cost, why: str, holder: str | None = None) -> LeaseLost:
-    return LeaseLost(lease.record.owner, lease.record.valid_until, cost, why, holder)
+def _lease_ended(lease: Lease, cost: Cost, why: str, holder: str | None = None) -> LeaseEnded:
+    return LeaseEnded(lease.record.owner, lease.record.valid_until, cost, why, holder)

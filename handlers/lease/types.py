@@ -8,7 +8,7 @@ Each step of a lock has one word, from here to what users see:
 | --- | --- | --- | --- | --- | --- |
 | acquired, renewed | `Confirmed` | `lock-acquired`, `lock-renewed` | `lock.acquired`, `lock.renewed` | `LockConfirmed` | – |
 | released | `Released` | `lock-released` | `lock.released`; not confirmed: `lock.not-released` | – | – |
-| lost | `LeaseLost` | `lock-lost` | `lock.lost` | `LockFailed` | `lease-lost` of a granted one |
+| lost | `LeaseEnded` | `lock-lost` | `lock.lost` | `LockFailed` | `lease-lost` of a granted one |
 | waiting | `LockDenied` | `lock-refused`, `waiting` | `lock.waiting` | – | – |
 | refused | `LockDenied` | `lock-refused` | `lock.refused` | – | – |
 | refused-too-long | `LockDenied` | `lock-refused` | `lock.refused-too-long` | `LockFailed` | `lock-refused` |
@@ -188,7 +188,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLost:
+class LeaseEnded:
     """The lease is lost, or was not confirmed in time. The caller must stop relying on it now."""
 
     owner: str
@@ -217,7 +217,7 @@ class LockDenied:
     held_until: int | None = None
 
 
-Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseLost | LockDenied
+Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseEnded | LockDenied
 
 
 # -- states ------------------------------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ class LockUser:
         match event:
             case lease.Confirmed(lease=held):
                 self.owner = held.record.owner if relied_on else None
-            case lease.Released() | lease.LeaseLost():
+            case lease.Released() | lease.LeaseEnded():
                 self.owner = None
             case lease.LockDenied():
                 pass
@@ -324,7 +324,7 @@ def _describe(uri: str, event: KeeperEvent, *, relied_on: bool) -> str:
             return f"{how} {name} as {held.record.owner} until {held.expires_at:.3f}{quiet}{unused}"
         case lease.Released(owner=owner, why=why):
             return f"released {name} as {owner}{f': {why}' if why else ''}"
-        case lease.LeaseLost(owner=owner, why=why, holder=holder):
+        case lease.LeaseEnded(owner=owner, why=why, holder=holder):
             return f"lost {name} as {owner} to {holder}: {why}"
         case lease.LockDenied(why=why, holder=holder, held_until=held_until):
             return f"denied {name} by {holder} until {held_until}: {why}"

@@ -3,7 +3,7 @@
 A *belief* is the span for which a contender relies on the lock:
 
 - An agent's belief begins when it reports `Confirmed`, for new grants not before `quiet_until`. It ends when its monotonic clock
-  shows `expires_at`, when it reports `Released` or `LeaseLost`, or when it starts to release, whichever comes first.
+  shows `expires_at`, when it reports `Released` or `LeaseEnded`, or when it starts to release, whichever comes first.
 - A Hudi writer's belief begins when its PUT is confirmed to it. It ends when its wall clock shows the confirmed `validUntil`,
   or when it sends its release.
 
@@ -323,7 +323,7 @@ class Oracles(ViolationRecorder):
                 self._confirmed(history, node, uri, event, relied_on=relied_on)
             case lease.Released():
                 history.beliefs.pop(node.name, None)
-            case lease.LeaseLost():
+            case lease.LeaseEnded():
                 belief = history.beliefs.pop(node.name, None)
                 if belief is not None and node.name in history.last_refused:
                     self._check_end_after_refusal(node, uri, belief)
@@ -399,7 +399,7 @@ class Oracles(ViolationRecorder):
                 "expiry reported in time", f"{node.name} did not report that {short_name(uri)} ends"
             )
 
-    def _ended(self, history: LockHistory, node: Node, uri: str, event: lease.LeaseLost) -> None:
+    def _ended(self, history: LockHistory, node: Node, uri: str, event: lease.LeaseEnded) -> None:
         if self._assumed.fault_free:
             self.violated("no loss without faults", f"{node.name} lost {short_name(uri)}: {event.why}")
         if event.holder is not None and not [

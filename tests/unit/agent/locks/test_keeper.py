@@ -155,7 +155,7 @@ async def test_a_hanging_store_does_not_delay_the_end_of_the_lease() -> None:
         keeper.lock.acquire(None)
         _, confirmed = await keeper.wait_for(lease.Confirmed)
         faults.hangs = True
-        at, ended = await keeper.wait_for(lease.LeaseLost)
+        at, ended = await keeper.wait_for(lease.LeaseEnded)
 
     assert at >= confirmed.lease.expires_at - LEASE.margin
     assert at < confirmed.lease.expires_at
@@ -169,7 +169,7 @@ async def test_a_store_that_answers_again_is_used_again() -> None:
         keeper.lock.acquire(None)
         await keeper.wait_for(lease.Confirmed)
         faults.hangs = True
-        await keeper.wait_for(lease.LeaseLost)
+        await keeper.wait_for(lease.LeaseEnded)
         faults.hangs = False
         _, again = await keeper.wait_for(lease.Confirmed, 2)
 
@@ -250,7 +250,7 @@ async def test_a_keeper_notices_a_suspension_of_the_machine_soon_after_its_end(s
             keeper.lock.acquire(None)
             await keeper.wait_for(lease.Confirmed)
             suspended.suspended, woke = 3_600.0, anyio.current_time()
-            at, _ = await keeper.wait_for(lease.LeaseLost)
+            at, _ = await keeper.wait_for(lease.LeaseEnded)
         tasks.cancel_scope.cancel()
 
     assert at - woke <= SLEEP_CHECK_SECONDS
@@ -316,7 +316,7 @@ async def test_the_end_of_a_lease_names_the_new_holder() -> None:
         objects["memory://locks/t.json"] = render(
             LockRecord(expired=False, valid_until=WALL_MS + 10**9, owner="x")
         )
-        _, ended = await keeper.wait_for(lease.LeaseLost)
+        _, ended = await keeper.wait_for(lease.LeaseEnded)
 
     assert ended.holder == "x"
 
@@ -590,7 +590,7 @@ async def test_a_request_that_its_client_cancelled_has_an_unknown_outcome(count:
         await keeper.wait_for(lease.Released)
 
     assert cancelling.requests > count
-    assert [each for _, each in keeper.events if isinstance(each, lease.LeaseLost)] == []
+    assert [each for _, each in keeper.events if isinstance(each, lease.LeaseEnded)] == []
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)

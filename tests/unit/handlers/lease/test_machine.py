@@ -34,7 +34,7 @@ from lakewarden.handlers.lease.machine import (
     Idle,
     IllegalInputError,
     Input,
-    LeaseLost,
+    LeaseEnded,
     LockDenied,
     Moment,
     Put,
@@ -433,7 +433,7 @@ def test_an_unknown_renewal_that_took_effect_keeps_the_lease() -> None:
     keeper.reads(keeper.written, "v2").writes(Won("v3"))
 
     assert keeper.one(Confirmed).what == "renewed"
-    assert keeper.of(LeaseLost) == []
+    assert keeper.of(LeaseEnded) == []
     assert keeper.requests <= 2 + 3
 
 
@@ -451,7 +451,7 @@ def test_a_renewal_that_finds_another_owner_ends_the_lease_and_names_the_owner()
     """Another process overwrote the lock, or an agent adopted it."""
     keeper = renewing().writes(Lost("412")).reads(foreign(), "f1")
 
-    ended = keeper.one(LeaseLost)
+    ended = keeper.one(LeaseEnded)
     assert ended.holder == "java"
     assert lease_of(keeper.state) is None
 
@@ -460,7 +460,7 @@ def test_a_deleted_lock_object_ends_the_lease() -> None:
     """An operator cleaned the bucket. Another agent may create the object at any moment."""
     keeper = renewing().writes(Lost("404")).reads(Absent())
 
-    assert keeper.of(LeaseLost)
+    assert keeper.of(LeaseEnded)
 
 
 def test_a_release_by_another_process_ends_the_lease() -> None:
@@ -468,7 +468,7 @@ def test_a_release_by_another_process_ends_the_lease() -> None:
     keeper = renewing()
     released = replace(keeper.written, expired=True)
 
-    ended = keeper.writes(Lost("412")).reads(released, "v9").one(LeaseLost)
+    ended = keeper.writes(Lost("412")).reads(released, "v9").one(LeaseEnded)
 
     assert ended.holder is None
     assert "released it in this owner's name" in ended.why
@@ -482,7 +482,7 @@ def test_an_unconfirmed_lease_ends_margin_before_its_end(outcome: WriteOutcome) 
     assert lease is not None
 
     for _ in range(1_000):
-        if keeper.of(LeaseLost):
+        if keeper.of(LeaseEnded):
             break
         if isinstance(keeper.state, Writing):
             keeper.writes(outcome, after=0.2)
@@ -491,7 +491,7 @@ def test_an_unconfirmed_lease_ends_margin_before_its_end(outcome: WriteOutcome) 
         else:
             keeper.timer()
 
-    assert keeper.one(LeaseLost).owner == lease.record.owner
+    assert keeper.one(LeaseEnded).owner == lease.record.owner
     assert lease.expires_at - SETTINGS.margin <= keeper.now <= lease.expires_at - SETTINGS.margin + 0.21
     assert lease_of(keeper.state) is None
 
@@ -501,7 +501,7 @@ def test_a_request_that_hangs_does_not_delay_the_end_of_the_lease(state: str) ->
     """The timer fires while the request is outstanding."""
     keeper = STATES[state]().timer()
 
-    assert keeper.of(LeaseLost)
+    assert keeper.of(LeaseEnded)
     assert lease_of(keeper.state) is None
 
 
@@ -512,7 +512,7 @@ def test_after_a_suspension_the_first_input_ends_an_expired_lease() -> None:
 
     keeper.observe_release()
 
-    assert keeper.of(LeaseLost)
+    assert keeper.of(LeaseEnded)
 
 
 def test_a_late_answer_to_a_renewal_does_not_confirm_an_expired_lease() -> None:
@@ -520,7 +520,7 @@ def test_a_late_answer_to_a_renewal_does_not_confirm_an_expired_lease() -> None:
     keeper = renewing()
     keeper.writes(Won("v2"), after=29.0)
 
-    assert [type(each) for each in keeper.effects if not isinstance(each, Put)] == [LeaseLost]
+    assert [type(each) for each in keeper.effects if not isinstance(each, Put)] == [LeaseEnded]
     assert keeper.put.condition == IfMatch("v2")
 
 

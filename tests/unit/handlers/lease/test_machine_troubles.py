@@ -25,7 +25,7 @@ from lakewarden.handlers.lease.machine import (
     Confirmed,
     Get,
     Idle,
-    LeaseLost,
+    LeaseEnded,
     LockDenied,
     Put,
     Reading,
@@ -179,7 +179,7 @@ def refuse_until(keeper: Keeper, until: float, *, reads: Found | None = None) ->
         else:
             keeper.timer()
         denials += keeper.of(LockDenied)
-        if keeper.now >= until or keeper.of(LeaseLost):
+        if keeper.now >= until or keeper.of(LeaseEnded):
             return denials
 
 
@@ -207,7 +207,7 @@ def test_a_lease_whose_renewals_are_refused_ends_margin_before_its_end() -> None
     denials = refuse_until(keeper, keeper.now + 1_000)
 
     assert lease.expires_at - SETTINGS.margin == pytest.approx(keeper.now, abs=0.02)
-    assert "ExpiredToken" in keeper.one(LeaseLost).why
+    assert "ExpiredToken" in keeper.one(LeaseEnded).why
     assert {each.kind for each in denials} == {"refused"}
 
 
@@ -285,7 +285,7 @@ def test_a_lease_that_ends_long_after_the_first_refusal_is_reported_as_lasting_a
     keeper = Keeper(replace(SETTINGS, validity=300.0, renew_interval=30.0)).acquire()
     keeper.reads(Absent()).writes(Won("v1")).timer()
     denials = refuse_until(keeper, keeper.now + 1_000)
-    assert keeper.of(LeaseLost)
+    assert keeper.of(LeaseEnded)
     assert "refused-too-long" not in {each.kind for each in denials}
 
     denials = refuse_until(keeper, keeper.now + 15)
@@ -332,7 +332,7 @@ def test_an_unusable_object_ends_a_lease_at_once() -> None:
     keeper = renewing().writes(Refused("timeout")).timer()
     keeper.reads(Refused("longer than 1048576 bytes", unusable=True))
 
-    assert "longer than" in keeper.one(LeaseLost).why
+    assert "longer than" in keeper.one(LeaseEnded).why
     assert lease_of(keeper.state) is None
 
 
@@ -426,7 +426,7 @@ def test_the_quiet_period_outlives_our_own_lease(way: str) -> None:
     keeper = adopting(left=200.0)
     if way == "unconfirmed":
         keeper.writes(Won("a2")).timer()
-        while not keeper.of(LeaseLost):
+        while not keeper.of(LeaseEnded):
             keeper.timer()
         keeper.writes(Unknown("500")).reads(keeper.written, "a3").writes(Won("a4"))
     else:
