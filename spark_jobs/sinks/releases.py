@@ -129,7 +129,10 @@ DELTA: Final = TableFormat(
         }
     ),
     may_lack=frozenset({"getNextObserver"}),
-    refused={"3.2": "its observer isn't called after the commit"},
+    refused={
+        "3.2": "its observer isn't called after the commit",
+        "4.2 on Spark 4.1": "its ALTER TABLE needs a class that Spark 4.1.4 no longer has (IgnoreCachedData)",
+    },
 )
 
 _ICEBERG: Final = "org.apache.iceberg:iceberg-spark-runtime"
@@ -206,7 +209,8 @@ on a row; Spark {DEFAULT} is what `make test` runs.
 {rows}
 
 "–": the format has no release for this Spark. There, the sink refuses the session with an `UnsupportedSpark` that names the
-releases of Spark which work. `PaimonSink` needs no jar, so it works with each.
+releases of Spark which work. `PaimonSink` needs no jar, so it works with each. pip installs the newest PySpark: name that of
+your format too, `pip install '.[spark]' 'pyspark==4.1.*'`.
 
 | | Spark | `spark.jars.packages` |
 | --- | --- | --- |

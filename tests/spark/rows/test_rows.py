@@ -25,7 +25,7 @@ EXAMPLES = int(os.environ.get("LAKEWARDEN_TEST_ROWS", "0"))
 SEED = int(os.environ.get("LAKEWARDEN_TEST_ROWS_SEED", "1"))
 
 SPARK_35 = pyspark.__version__ < "4"
-"""`make test-spark35` compares less: most is as on PySpark 4.0."""
+"""`make test-spark35` compares less: most is as on the default PySpark."""
 
 FEW = 1 if SPARK_35 else 8
 

@@ -214,7 +214,9 @@ def test_what_was_computed_for_a_table_that_changes_meanwhile_is_computed_again(
     found = spark.read.format("delta").load(f"{tmp_path}/flights").select("id", "state").collect()
     others = [(number, "old") for number in kept if mode == "append" or (mode == "upsert" and number != 1)]
     assert sorted((row.id, row.state) for row in found) == sorted([(1, "new"), *others])
-    assert [reason in event.detail["reason"] for event in harness.only("abandoned")] == [True]
+    found_out = [reason in event.detail["reason"] for event in harness.only("abandoned")]
+    # Delta 4.4 appends to the restored table: its metadata is the same.
+    assert found_out == [True] or (mode, change, found_out) == ("append", "restored", [])
     assert harness.steps().count("completed") == 1
 
 
@@ -427,7 +429,8 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
     with pytest.raises(ValueError, match="no Delta table: create it"):
         DeltaSink(str(tmp_path / "none")).committed("w", 0)
     managed = Path(shutil.copytree(tmp_path / "delta", tmp_path / "managed"))
-    features = '["catalogManaged"],"writerFeatures":["catalogManaged","inCommitTimestamp"]'
+    features = '["catalogManaged","vacuumProtocolCheck"]'
+    features += ',"writerFeatures":["catalogManaged","inCommitTimestamp","vacuumProtocolCheck"]'
     (managed / "_delta_log" / f"{1:020}.json").write_text(
         f'{{"protocol":{{"minReaderVersion":3,"minWriterVersion":7,"readerFeatures":{features}}}}}\n'
     )

@@ -6,14 +6,13 @@ import pytest
 
 from lakewarden.spark_jobs import UnsupportedSpark
 from lakewarden.spark_jobs.jobs.demo_formats import ON_SPARK, iceberg_name, jar_for
+from lakewarden.spark_jobs.sinks.releases import FORMATS
 
 
 def test_the_jar_is_that_of_the_environments_pyspark() -> None:
-    assert jar_for(ON_SPARK["hudi"], "3.5.9").startswith("org.apache.hudi:hudi-spark3.5-bundle_2.12:")
-    assert jar_for(ON_SPARK["delta"], "4.0.1").startswith("io.delta:delta-spark_2.13:4.0")
-    assert jar_for(ON_SPARK["iceberg"], "4.0.1").startswith(
-        "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:"
-    )
+    for name, form in ON_SPARK.items():
+        for spark, tried in FORMATS[name].artifacts.items():
+            assert jar_for(form, f"{spark}.9") == tried[0]
 
 
 @pytest.mark.parametrize(
