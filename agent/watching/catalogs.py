@@ -406,6 +406,7 @@ class SqlCatalog(Catalog):
     def __init__(self, name: str, properties: Mapping[str, str], timeout: float) -> None:
         super().__init__(name, properties, timeout)
         self._connection: Any = None
+        self._mark = "?"
         self._thread = anyio.CapacityLimiter(1)
 
     async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer:  # noqa: ARG002 - the file has all
@@ -514,7 +515,7 @@ class GlueCatalog(Catalog):
 
     async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer:  # noqa: ARG002 - the file has all
         found = await self._ask("get_table", DatabaseName=".".join(name.namespace), Name=name.table)
-        pointer = found["Table"].get("Parameters", {}).get("metadata_location")
+        pointer = found.get("Table", {}).get("Parameters", {}).get("metadata_location")
         if pointer is None:
             raise UnreadableTableError("it is no Iceberg table: its parameter metadata_location is absent")
         return known if known is not None and known.pointer == pointer else Answer(pointer)
@@ -526,7 +527,7 @@ class GlueCatalog(Catalog):
             found = await self._ask("get_tables", DatabaseName=".".join(namespace), **more)
             tables += [
                 each["Name"]
-                for each in found["TableList"]
+                for each in found.get("TableList", [])
                 if each.get("Parameters", {}).get("table_type", "").upper() == "ICEBERG"
             ]
             if not found.get("NextToken"):

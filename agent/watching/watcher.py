@@ -16,7 +16,8 @@
 - A watcher of an agent watches some of the tables only (docs/decisions/0054). When they change, it looks for tables at once.
 - A table of a catalog (`prod:air.flights`) has the name of its entry until the catalog has answered, and then the URI of its
   location, which may change. So each watcher asks for each of them, and again every `DISCOVERY_SECONDS` while another agent's
-  watcher has its URI. The catalog lists the tables that a pattern (`prod:air.*`) finds.
+  watcher has its URI. The catalog lists the tables that a pattern (`prod:air.*`) finds, in a task of
+  its own, and has its own limit of simultaneous looks: a catalog that hangs delays its own tables only.
 """
 
 from __future__ import annotations
@@ -114,28 +115,26 @@ class Watcher:
         """Watch until cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
+                names = {entry: TableName.of(entry) for entry in self._globs}
+                for entry, name in names.items():
+                    if name is not None and is_glob(entry):
+                        tasks.start_soon(self._keep_discovering, tasks, entry, name)
+                    elif name is not None:
+                        self._start_named(tasks, name)
+                paths = [entry for entry, name in names.items() if name is None]
                 while True:
                     self._reassigned = anyio.Event()
-                    await self._find(tasks)
+                    for each in paths:
+                        if not is_glob(each) and self._is_own(each):
+                            self._start(tasks, each)
+                    for each in paths:
+                        if is_glob(each):
+                            await self._discover(tasks, each)
                     with anyio.move_on_after(DISCOVERY_SECONDS):
                         await self._reassigned.wait()
         finally:
-            for each in self._catalogs.values():
-                await each.close()
-
-    async def _find(self, tasks: TaskGroup) -> None:
-        """Start to watch all tables that are not watched yet."""
-        names = {entry: TableName.of(entry) for entry in self._globs}
-        for entry, name in names.items():
-            if not is_glob(entry) and name is not None:
-                self._start_named(tasks, name)
-            elif not is_glob(entry) and self._is_own(entry):
-                self._start(tasks, entry)
-        for entry, name in names.items():
-            if is_glob(entry) and name is not None:
-                await self._discover_names(tasks, entry, name)
-            elif is_glob(entry):
-                await self._discover(tasks, entry)
+            for catalog in self._catalogs.values():
+                await catalog.close()
 
     def reassign(self) -> None:
         """Look for new tables of this watcher now. It leaves former ones before its next look at them."""
@@ -164,16 +163,24 @@ class Watcher:
             table = self.tables[key] = _Table(key, key, make, catalog.rounds, glob=glob)
             tasks.start_soon(self._watch_named, table)
 
+    async def _keep_discovering(self, tasks: TaskGroup, glob: str, pattern: TableName) -> None:
+        """A task of its own, so that a catalog that hangs delays no other table."""
+        while True:
+            await self._discover_names(tasks, glob, pattern)
+            await anyio.sleep(DISCOVERY_SECONDS)
+
     async def _discover_names(self, tasks: TaskGroup, glob: str, pattern: TableName) -> None:
         """As `_discover`, below a namespace of a catalog."""
         try:
             listed = await self._catalogs[pattern.catalog].tables(pattern.namespace)
-        except AgentError as error:
+        except Exception as error:  # noqa: BLE001 - the answers are another program's
             self._report_unreadable("watch.glob-unreadable", glob, glob, error)
             return
         self._unreadable.discard(glob)
         present = {
-            str(replace(pattern, table=each)): each for each in listed if fnmatchcase(each, pattern.table)
+            str(replace(pattern, table=each)): each
+            for each in listed
+            if fnmatchcase(each, pattern.table) and each.isprintable()
         }
         for table in self.tables.values():
             if table.glob == glob:

@@ -25,6 +25,7 @@ from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, WriterEventUnion
 from lakewarden.handlers.observations import ObservedCommit
+from tests.recorded_delta import commit
 from tests.recorded_iceberg import move, moved
 from tests.servers.faulty_http import Reply, faulty_server
 from tests.waiting import until
@@ -299,6 +300,21 @@ async def test_a_table_that_the_agents_do_not_serve_is_named_once(server: Server
 
     (line,) = [each for each in logs if each["event"] == "watch.not-allowed"]
     assert (line["table"], line["name"]) == (server.location, "prod:air.flights")
+
+
+async def test_a_catalog_that_hangs_delays_no_other_table(tmp_path: Path) -> None:
+    log = tmp_path.resolve() / "days" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}.json").write_bytes(commit("days", 0))
+    async with faulty_server([Reply(fault="silence")]) as server:
+        entries = (
+            "prod:air.*",
+            *(f"prod:air.{number}" for number in range(50)),
+            f"file://{tmp_path.resolve()}/*",
+        )
+        async with watching(settings_of(server.endpoint, *entries)) as (running, _):
+            await until(lambda: (found := running.tables.get(f"file://{log.parent}")) and found.looked_at)
+            assert server.received
 
 
 CONFIG = Reply(body=b'{"defaults": {}, "overrides": {}}')
