@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -49,6 +50,17 @@ def pytest_configure() -> None:
     # JVMs of tests live for minutes: what the second compiler would make faster isn't worth what it takes.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Nothing that is imported and collected becomes garbage: to look for it would take three of eight seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
