@@ -18,6 +18,7 @@ from lakewarden.agent.clock import moment
 from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import CONFLICT_EVENT, ConflictDetected, Undecodable, decode
+from lakewarden.handlers.explain.condition import lane
 
 HOUR_MS = 3_600_000
 MAX_ENTRIES = 20_000
@@ -62,7 +63,7 @@ class Losses:
         self._last_victims[event.table] = event.victim
         if len(self._last_victims) > MAX_ENTRIES:
             del self._last_victims[next(iter(self._last_victims))]
-        _count(self._pairs, hour, (event.table, event.winner_writer, event.victim_writer), seconds)
+        _count(self._pairs, hour, (event.table, lane(event.winner_writer), event.victim_writer), seconds)
         partitions = list(dict.fromkeys(each.partition for each in event.conflicts))
         for each in partitions:
             _count(self._partitions, hour, (event.table, each, ""), seconds / len(partitions))

@@ -38,7 +38,7 @@ from lakewarden.events import (
     counts,
     decode,
 )
-from lakewarden.handlers.explain.condition import BYPASSED, Recent, without_gate, writer_name
+from lakewarden.handlers.explain.condition import BYPASSED, Recent, lane, without_gate
 
 MAX_OF_TABLE = 200
 """Transactions of one table, the last ones."""
@@ -105,7 +105,7 @@ class Timelines:
                 others = list(dict.fromkeys(each.other_writer for each in conflicts))
                 self._step(record, decision, "abort", {"reason": reason, "others": others})
                 if lost_to := next(filter(without_gate, others), None):
-                    self._lost(record, decision, f"{writer_name(lost_to)}, without the gate")
+                    self._lost(record, decision, lane(lost_to))
             case _:
                 pass
 
@@ -175,19 +175,19 @@ class Timelines:
             for each in self._tables.get(table, {}).values()
             if (each.ended or end) >= begin and each.started <= end
         ]
-        lane = {each.transaction: _lane(each.writer) for each in shown}
-        writers = list(dict.fromkeys(lane[each.transaction] for each in reversed(shown)))[:MAX_WRITERS]
+        lanes = {each.transaction: lane(each.writer) for each in shown}
+        writers = list(dict.fromkeys(lanes[each.transaction] for each in reversed(shown)))[:MAX_WRITERS]
         return {
             "begin": begin,
             "end": end,
             "writers": [
                 {
                     "writer": name,
-                    "attempts": [_bar(each, begin, end) for each in shown if lane[each.transaction] == name],
+                    "attempts": [_bar(each, begin, end) for each in shown if lanes[each.transaction] == name],
                 }
                 for name in sorted(writers)
             ],
-            "more_writers": len(set(lane.values())) - len(writers),
+            "more_writers": len(set(lanes.values())) - len(writers),
             "ticks": _ticks(begin, end),
         }
 
@@ -227,11 +227,6 @@ async def read_timelines(log: Log) -> Timelines:
             for record in records:
                 add(record)
     return found
-
-
-def _lane(writer: str) -> str:
-    """The row of a writer. All that a watcher reports of one format are one row."""
-    return f"{writer_name(writer)}, without the gate" if without_gate(writer) else writer
 
 
 def _ticks(begin: float, end: float) -> list[float]:

@@ -455,6 +455,11 @@ def writer_name(writer: str) -> str:
     return name if name and (without_gate(writer) or _QUERY_ID.fullmatch(rest)) else writer
 
 
+def lane(writer: str) -> str:
+    """The writer, or the one name of all commits that a watcher reports of a format. Each of those is a writer of its own."""
+    return f"{writer_name(writer)}, without the gate" if without_gate(writer) else writer
+
+
 def without_gate(transaction: str) -> bool:
     """Whether a watcher has reported this transaction: its id is that of its writer, and begins with its format."""
     return transaction.partition(":")[0] in _FORMATS and ":" in transaction

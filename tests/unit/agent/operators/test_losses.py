@@ -67,3 +67,14 @@ def test_the_seconds_of_a_transaction_that_loses_to_two_writers_count_once() -> 
         ("p", 3, 9.0),
         ("q", 1, 5.0),
     ]
+
+
+def test_the_commits_of_writers_without_the_gate_are_one_winner_per_format() -> None:
+    """A watcher reports each commit as a writer of its own."""
+    losses = Losses(hours=1)
+
+    for number, winner in enumerate(("delta:49", "delta:50", "hudi:20261122135446024", "crm")):
+        losses.add(lost("s3://lake/a", f"T{number}", winner, 1.0, "p"))
+
+    winners = {each["winner"] for each in losses.report()["pairs"]}
+    assert winners == {"delta, without the gate", "hudi, without the gate", "crm"}

@@ -404,6 +404,16 @@ async def test_who_holds_up_whom_has_a_command_against_the_holder_and_none_again
     assert all("No agent is in the group" in page for page in without)
 
 
+@pytest.mark.parametrize("minutes", [1, 5, 15, 60, 360])
+def test_commits_without_the_gate_are_one_row_and_the_axis_has_ticks(minutes: int) -> None:
+    end = time.time()
+    drawing = history("delta:49").timelines.drawing("s3://lake/t", end - minutes * 60, end)
+
+    assert [each["writer"] for each in drawing["writers"]] == ["delta, without the gate"]
+    assert 4 <= len(drawing["ticks"]) <= 12
+    assert all(end - minutes * 60 <= each <= end for each in drawing["ticks"])
+
+
 async def test_a_writer_is_found_by_a_part_of_its_name_and_by_batch() -> None:
     async with served(history=history("shop")) as (client, _, _):
         found = [
