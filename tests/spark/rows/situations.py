@@ -713,16 +713,6 @@ SITUATIONS: dict[str, Situation] = {
         settings=BERLIN,
         formats=SPARK,
     ),
-    "nested NOT NULL in arrays and maps": Situation(
-        "id bigint, a array<struct<x:int NOT NULL>>, m map<string,struct<x:int NOT NULL>>",
-        (
-            "SELECT 1L id, array(named_struct('x', 1)) a, map('k', named_struct('x', 1)) m",
-            "SELECT 2L id, array(CAST(NULL AS struct<x:int>)) a, map('k', named_struct('x', 1)) m",
-            "SELECT 3L id, array(named_struct('x', CAST(NULL AS int))) a, map('k', named_struct('x', 1)) m",
-            "SELECT 4L id, array(named_struct('x', 1)) a, map('k', named_struct('x', CAST(NULL AS int))) m",
-        ),
-        formats=SPARK,
-    ),
     "nested NOT NULL, twice": Situation(
         "id bigint, n struct<a:struct<b:int NOT NULL> NOT NULL>",
         (
