@@ -26,6 +26,7 @@ FULL: dict[str, Any] = {
         "kafka_security_protocol": "SASL_SSL",
         "kafka_sasl_mechanism": "SCRAM-SHA-512",
         "kafka_sasl_username": "agents",
+        "catalogs": {"prod": {"type": "rest", "uri": "https://c"}},
         "max_markers": 3_000_000,
         "drift_seconds": 0.25,
         "strict_takeover": True,
@@ -150,7 +151,7 @@ def test_the_schema_check_finds_an_unknown_field_and_a_wrong_type(tmp_path: Path
 def test_the_agent_accepts_the_variables_that_the_chart_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lists, whole numbers and truth values arrive as they were written."""
+    """Lists, maps, whole numbers and truth values arrive as they were written."""
     for each in FULL["secretFiles"]:
         (tmp_path / each["setting"]).mkdir()
     given = variables(render(FULL, tmp_path))
@@ -166,6 +167,7 @@ def test_the_agent_accepts_the_variables_that_the_chart_sets(
     assert (settings.max_markers, settings.drift_seconds, settings.strict_takeover) == (3_000_000, 0.25, True)
     assert (settings.instance, settings.session_timeout_seconds) == ("prod-agent-0", 45.0)
     assert settings.http_listen == ":8437"
+    assert settings.catalogs["prod"]["uri"].get_secret_value() == "https://c"
 
 
 @helm

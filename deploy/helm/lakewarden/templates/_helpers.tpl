@@ -53,6 +53,7 @@ capabilities:
 {{- /* A setting's value as its environment variable has it. YAML's numbers are floats here: 2000000 would become 2e+06. */ -}}
 {{- define "lakewarden.text" -}}
 {{- if kindIs "slice" . -}}{{ join "," . }}
+{{- else if kindIs "map" . -}}{{ toJson . }}
 {{- else if and (kindIs "float64" .) (eq (floor .) .) -}}{{ int64 . }}
 {{- else -}}{{ toString . }}
 {{- end -}}
