@@ -44,7 +44,7 @@ MAX_OF_TABLE = 200
 """Transactions of one table, the last ones."""
 MAX_TRANSACTIONS = 20_000
 """Transactions of all tables, about 3 KB each. Beyond, the table without an event for longest loses its own."""
-TICKS = (5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0)
+TICKS = (5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 MAX_WRITERS = 30
 """Rows of a drawing: the writers with the last transactions."""
 HISTORY = timedelta(hours=6)
