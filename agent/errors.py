@@ -31,7 +31,7 @@ class ReplacedError(AgentError):
 
 
 class DuplicateInstanceError(AgentError):
-    """Another running agent has the same `instance`, and has replaced this one in the consumer group."""
+    """Another running agent has the same `group_instance_id`, and has replaced this one in the consumer group."""
 
 
 class LogCutError(AgentError):

@@ -70,9 +70,6 @@ def producer(settings: KafkaSettings) -> AIOKafkaProducer:
         enable_idempotence=True,
         max_request_size=MAX_EVENT_BYTES,
         max_batch_size=BATCH_BYTES,
-        compression_type=None
-        if settings.kafka_compression_type == "none"
-        else settings.kafka_compression_type,
     )
     return rotating(made, settings)
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 
 
-def configure_logging(log_format: Literal["auto", "text", "json"], level: str, *, stream: Any = None) -> None:
+def configure_logging(level: str, *, stream: Any = None) -> None:
     """Configure structlog, and route the libraries' own log records to the same output."""
     out = stream if stream is not None else sys.stdout
-    text = log_format == "text" or (log_format == "auto" and out.isatty())
+    text = out.isatty()
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=out.isatty()) if text else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=True) if text else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[*shared, structlog.processors.format_exc_info, renderer]

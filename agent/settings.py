@@ -1,7 +1,7 @@
 """The agent's configuration. Flags override environment variables (`LAKEWARDEN_…`), which override the TOML file.
 
-All settings are validated before anything starts, including the ratios of durations: a lease that can't be renewed in time and a
-grant that outlives its lock are configuration errors. docs/configuration.md is generated from these classes.
+All settings are validated before anything starts. docs/configuration.md is generated from these classes. Constants of the
+classes, and durations that follow from the length of a lease, are read as the settings are, and can't be set.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import socket
 import tomllib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
@@ -39,13 +40,15 @@ from lakewarden.events import (
 )
 from lakewarden.events.access import IDLE_SECONDS, Access, check_files, client_arguments
 from lakewarden.handlers.lease.machine import LeaseSettings
-from lakewarden.handlers.lease.placement import HUDI, USUAL, ConfiguredLocation, Placement
+from lakewarden.handlers.lease.placement import DEFAULT, HUDI, ConfiguredLocation, Placement
 from lakewarden.handlers.table.state import TableSettings
 
 AGENT_CLIENT_ID = "lakewarden-agent"
 COMMAND_CLIENT_ID = "lakewarden-cli"
 RENEWALS_PER_VALIDITY = 10
 """The least that Hudi accepts, too: nine renewals in a row may fail before the lock is lost."""
+MIN_VALIDITY_SECONDS = 1.0
+"""Of a lease, without what the clocks may differ by. Its renewals and requests last tens of milliseconds each."""
 HUDI_POLL_SECONDS = 1.0
 """Between two reads of a lock that another owner holds, as Hudi's writers have it. No queue spans them and the agents, so a
 contender that reads the lock less often rarely acquires it."""
@@ -91,18 +94,13 @@ class KafkaSettings(BaseSettings):
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
         description="prefix of every topic name",
     )
-    group: str = Field(
-        default="lakewarden-agents",
-        min_length=1,
-        description="consumer group of the agents that share the tables",
-    )
+    kafka_request_timeout_seconds: ClassVar[float] = 40.0
+    """Of one request to Kafka, as aiokafka has it."""
+    kafka_idle_seconds: ClassVar[float] = IDLE_SECONDS
+    """An unused connection is closed after this, before a load balancer or NAT drops it."""
+
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="security protocol of the brokers' listener"
-    )
-    kafka_client_id: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9._-]{1,200}$",
-        description=f"client id of all Kafka clients, for quotas; default: `{AGENT_CLIENT_ID}`, or `{COMMAND_CLIENT_ID}`",
     )
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field(
         default="PLAIN", description="SASL mechanism, for the protocols SASL_…"
@@ -147,15 +145,6 @@ class KafkaSettings(BaseSettings):
         default=None,
         description="`module:function?name=value` that returns access tokens, for OAUTHBEARER, in place of client credentials",
     )
-    kafka_compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        default="none",
-        description="compression of published records",
-    )
-    kafka_request_timeout_seconds: Seconds = Field(default=40.0, description="timeout of one Kafka request")
-    kafka_idle_seconds: Seconds = Field(
-        default=IDLE_SECONDS,
-        description="after which an unused connection to Kafka is closed, before a load balancer or NAT drops it",
-    )
 
     @classmethod
     def settings_customise_sources(
@@ -181,6 +170,7 @@ class KafkaSettings(BaseSettings):
         refuse_unknown_variables(os.environ, Settings.model_fields)
         path = config or _named_file()
         values: dict[str, Any] = {name: value for name, value in flags.items() if value not in (None, (), [])}
+        assert values.keys() <= Settings.model_fields.keys(), f"no settings: {values.keys()}"
         if path is not None:
             _check_file(path)
         reading = _config_file.set(path)
@@ -200,6 +190,16 @@ class KafkaSettings(BaseSettings):
         check_files(access, _setting_of)
         return self
 
+    @cached_property
+    def kafka_client_id(self) -> str:
+        """Names the Kafka clients of this process."""
+        return COMMAND_CLIENT_ID
+
+    @property
+    def group(self) -> str:
+        """The consumer group of the agents that share the tables. The agents of other topics are another group."""
+        return f"{self.topic_prefix}-agents"
+
     @property
     def topics(self) -> Topics:
         """The topic names."""
@@ -217,7 +217,7 @@ class KafkaSettings(BaseSettings):
         """Keyword arguments for aiokafka's clients. Pass each client to `agent.kafka.rotating`, too."""
         return {
             "bootstrap_servers": self.bootstrap_servers,
-            "client_id": self.kafka_client_id or COMMAND_CLIENT_ID,
+            "client_id": self.kafka_client_id,
             "request_timeout_ms": round(self.kafka_request_timeout_seconds * 1000),
             **client_arguments(self.access()),
             "connections_max_idle_ms": round(self.kafka_idle_seconds * 1000),
@@ -230,9 +230,27 @@ def _setting_of(option: str) -> str:
 
 
 class Settings(KafkaSettings):
-    """All settings of the agent."""
+    """All settings of the agent.
 
-    allow: Annotated[tuple[str, ...], NoDecode] = Field(
+    What follows from others is cached, so copy settings before you read it.
+    """
+
+    ready_seconds: ClassVar[float] = 10.0
+    """An agent is not ready if it is further behind the log, or if Kafka has not acknowledged a record for so long."""
+    shutdown_seconds: ClassVar[float] = 10.0
+    """Of an orderly shutdown. Recording a lost ledger again may take 60 s more."""
+    max_losses: ClassVar[int] = 3
+    """Conflicts lost in a row, after which a writer is protected and wins the next one."""
+    max_tables: ClassVar[int] = 10_000
+    """Of a Kafka partition, with an event in the last ten minutes: about 10 KB each without open transactions."""
+    watch_seconds: ClassVar[float] = 1.0
+    """Between two looks of a watcher at a table with pending instants, or with a commit in the last minute."""
+    watch_idle_seconds: ClassVar[float] = 5.0
+    """Between two looks of a watcher at another table: a LIST each, which stores charge for."""
+    watch_grace_seconds: ClassVar[float] = 2.0
+    """A watcher reports an instant this long after it has seen it first: the gate's writers have announced theirs by then."""
+
+    tables: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="tables that the agent serves: URIs or globs, comma-separated; it touches no other location",
     )
@@ -243,8 +261,8 @@ class Settings(KafkaSettings):
     lock_places: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="where the locks of tables are, as GLOB=>PLACE, comma-separated; PLACE: hudi (the table's own Hudi lock), "
-        "usual (below lock_root) or the URI of an object; the first GLOB that covers a table counts; default: hudi for tables "
-        "with .hoodie/hoodie.properties, else usual",
+        "default (below lock_root) or the URI of an object; the first GLOB that covers a table counts; default: hudi for tables "
+        "with .hoodie/hoodie.properties, else default",
     )
     s3_endpoint: str | None = Field(
         default=None, description="S3 endpoint; default: that of the AWS configuration, or AWS"
@@ -256,15 +274,12 @@ class Settings(KafkaSettings):
     s3_addressing: Literal["auto", "path", "virtual"] = Field(
         default="auto", description="S3 addressing style; auto: path if an endpoint is set"
     )
-    s3_encryption: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = Field(
+    s3_encryption: str | None = Field(
         default=None,
+        pattern=r"^(AES256|aws:kms(:dsse)?(=.+)?)$",
         description="encryption that lock objects on S3 are written with (x-amz-server-side-encryption), where a bucket policy "
-        "demands the header; default: the bucket's, without the header",
-    )
-    s3_kms_key: str | None = Field(
-        default=None,
-        min_length=1,
-        description="id or ARN of the KMS key for s3_encryption; default: the bucket's, or the account's for S3",
+        "demands the header: `AES256`, `aws:kms` or `aws:kms:dsse`; `aws:kms=KEY` names the id or ARN of a key of your own; "
+        "default: the bucket's, without the header",
     )
     s3_requester_pays: bool = Field(
         default=False, description="whether this agent's account pays for its requests to S3"
@@ -285,7 +300,7 @@ class Settings(KafkaSettings):
     agent_id: str = Field(
         default_factory=_agent_id, min_length=1, max_length=200, description="name of this agent in events"
     )
-    instance: str | None = Field(
+    group_instance_id: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
         description="name of this agent in the consumer group that stays the same when it restarts (static membership): its "
@@ -308,35 +323,17 @@ class Settings(KafkaSettings):
     )
 
     validity_seconds: Seconds = Field(default=30.0, description="length of a lock lease")
-    renew_seconds: Seconds = Field(default=3.0, description="time between renewals of a lock")
     drift_seconds: Seconds = Field(
         default=0.5, description="largest difference between the clocks of two contenders"
     )
-    margin_seconds: Seconds = Field(
-        default=2.0, description="an unconfirmed lease counts as lost this long before its end"
-    )
-    refusal_seconds: Seconds = Field(
-        default=120.0,
-        description="after a store has refused a table's lock for this long, the table's open transactions are aborted "
-        "(lock-refused); until then they wait",
-    )
-    request_timeout_seconds: Seconds = Field(
-        default=2.0, description="timeout of one request to the object store"
-    )
     hudi_validity_seconds: Seconds = Field(
         default=300.0, description="as validity_seconds, for locks shared with Hudi"
-    )
-    hudi_renew_seconds: Seconds = Field(
-        default=30.0, description="as renew_seconds, for locks shared with Hudi"
-    )
-    hudi_drift_seconds: Seconds = Field(
-        default=1.0, description="as drift_seconds, for locks shared with Hudi"
     )
     strict_takeover: bool = Field(
         default=False,
         description="don't rely on clocks: acquire an expired lock only after it stayed unchanged for a whole lease",
     )
-    hold: Literal["while-active", "per-commit"] = Field(
+    lock_hold: Literal["while-active", "per-commit"] = Field(
         default="while-active",
         description="when the agent holds a table's lock: while the table has open transactions, or only while one waits for a "
         "grant or is granted; always per-commit for locks shared with Hudi",
@@ -346,11 +343,10 @@ class Settings(KafkaSettings):
         default=True,
         description="detect conflicts when a transaction touches a file group; false: check a transaction once, before its grant",
     )
-    policy: Literal["first-intent", "first-committer"] = Field(
+    conflict_policy: Literal["first-intent", "first-committer"] = Field(
         default="first-intent",
         description="which transaction wins a conflict: the one with the earlier intent, or the one that is granted first",
     )
-    grant_seconds: Seconds = Field(default=20.0, description="length of a grant lease; heartbeats extend it")
     max_grant_seconds: Seconds = Field(
         default=600.0,
         description="a grant as old as this is not extended any more; without a report, its outcome is unknown one grant lease "
@@ -362,32 +358,15 @@ class Settings(KafkaSettings):
         allow_inf_nan=False,
         description="a transaction that has been open for longer, and is not granted, is aborted; 0: no limit",
     )
-    heartbeat_misses: int = Field(
-        default=3, ge=1, le=100, description="missed heartbeats after which a writer counts as lost"
-    )
-    max_losses: int = Field(
-        default=3,
-        ge=1,
-        le=100,
-        description="conflicts lost in a row after which a writer is protected and wins the next one",
-    )
     max_priority: int = Field(
         default=0,
         description="highest priority that an intent may have; the agent aborts the transactions of higher ones",
     )
-    check_seconds: Seconds = Field(default=1.0, description="time between periodic checks")
-    max_open: int = Field(default=1_000, ge=1, description="most open transactions of one table")
-    max_markers: int = Field(default=2_000_000, ge=1, description="most markers of one transaction")
     memory_mb: int = Field(
         default=1_000,
         ge=1,
         description="memory for what the transactions of all tables touch, in MB of 1,000,000 bytes (estimated); above it the "
         "agent aborts the largest open transaction",
-    )
-    max_tables: int = Field(
-        default=10_000,
-        ge=1,
-        description="most tables of one Kafka partition with an event in the last ten minutes; further tables are refused",
     )
 
     watch: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -400,38 +379,10 @@ class Settings(KafkaSettings):
         description="catalogs of Iceberg tables that `watch` names: by name, each with its properties "
         "([watch](watch.md#tables-of-a-catalog)); in the environment as JSON",
     )
-    watch_seconds: Seconds = Field(
-        default=1.0,
-        description="time between two looks of a watcher at a table with pending instants, or with a commit in the last minute",
-    )
-    watch_idle_seconds: Seconds = Field(
-        default=5.0, description="time between two looks of a watcher at another table"
-    )
-    watch_grace_seconds: float = Field(
-        default=2.0,
-        ge=0,
-        le=3600,
-        description="a watcher reports an instant this long after it has seen it first, so that the gate's writers have "
-        "announced theirs",
-    )
-    watch_timeout_seconds: Seconds = Field(
-        default=10.0, description="timeout of one listing or read of a watcher"
-    )
 
     http_listen: str = Field(
         default="127.0.0.1:8437",
         description="where the agent answers `/livez`, `/readyz`, `/metrics`: host:port; :port: on all addresses; off: nowhere",
-    )
-    metrics_tables: int = Field(
-        default=100,
-        ge=0,
-        le=100_000,
-        description="how many tables `/metrics` names, the first ones that something is counted of; the others are `other`",
-    )
-    ready_seconds: Seconds = Field(
-        default=10.0,
-        description="an agent is not ready if it is further behind the log than this, or if Kafka has not acknowledged a record "
-        "for this long",
     )
     web_listen: str = Field(
         default="127.0.0.1:8438",
@@ -447,28 +398,12 @@ class Settings(KafkaSettings):
         description="names under which browsers reach `lakewarden web`, as in the Host header, comma-separated; beside "
         "localhost and the loopback addresses",
     )
-    web_hours: int = Field(
-        default=6, ge=1, le=720, description="hours of conflicts and timelines that `lakewarden web` keeps"
-    )
-    web_memory_mb: int = Field(
-        default=500,
-        ge=1,
-        description="memory of `lakewarden web` for what open transactions touch, in MB of 1,000,000 bytes (estimated); above it "
-        "the page doesn't know who waits for whom in the largest table",
-    )
 
-    shutdown_seconds: Seconds = Field(
-        default=10.0,
-        description="time limit of an orderly shutdown; recording a lost ledger again may take 60 s more",
-    )
-    log_format: Literal["auto", "text", "json"] = Field(
-        default="auto", description="log format; auto: text on a terminal, else JSON"
-    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lowest level that is logged"
     )
 
-    @field_validator("allow", "lock_places", "watch", "web_allowed_hosts", mode="before")
+    @field_validator("tables", "lock_places", "watch", "web_allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return (
@@ -477,7 +412,7 @@ class Settings(KafkaSettings):
             else value
         )
 
-    @field_validator("allow", "watch")
+    @field_validator("tables", "watch")
     @classmethod
     def _canonical_globs(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         has_names = info.field_name == "watch"
@@ -567,45 +502,64 @@ class Settings(KafkaSettings):
 
     @model_validator(mode="after")
     def _ratios(self) -> Self:
-        kinds = (
-            ("", self.validity_seconds, self.renew_seconds, self.drift_seconds),
-            ("hudi_", self.hudi_validity_seconds, self.hudi_renew_seconds, self.hudi_drift_seconds),
-        )
-        for prefix, validity, renew, drift in kinds:
-            if validity < RENEWALS_PER_VALIDITY * renew:
+        for name, times in (("validity_seconds", 3), ("hudi_validity_seconds", 6)):
+            validity, least = getattr(self, name), MIN_VALIDITY_SECONDS + times * self.drift_seconds
+            if validity < least:
                 raise ValueError(
-                    f"{prefix}validity_seconds={validity:g} is less than {RENEWALS_PER_VALIDITY} times "
-                    f"{prefix}renew_seconds={renew:g}; increase the first or decrease the second"
+                    f"{name}={validity:g} must be at least {MIN_VALIDITY_SECONDS:g} + {times} × drift_seconds = {least:g}, "
+                    "or a grant would outlive its lock"
                 )
-            if self.request_timeout_seconds >= renew:
+        grant = self._shortest_lease * 2 / 3
+        for name, none in (("max_grant_seconds", ""), ("max_transaction_seconds", " or 0 (no limit)")):
+            if 0 < getattr(self, name) < grant:
                 raise ValueError(
-                    f"request_timeout_seconds={self.request_timeout_seconds:g} must be less than "
-                    f"{prefix}renew_seconds={renew:g}"
-                )
-            if self.grant_seconds >= validity - drift:
-                raise ValueError(
-                    f"grant_seconds={self.grant_seconds:g} must be less than {prefix}validity_seconds − {prefix}drift_seconds"
-                    f" = {validity - drift:g}, or a grant would outlive its lock"
-                )
-            if self.margin_seconds + drift >= validity / 2:
-                raise ValueError(
-                    f"margin_seconds + {prefix}drift_seconds = {self.margin_seconds + drift:g} must be less than half of "
-                    f"{prefix}validity_seconds={validity:g}"
+                    f"{name}={getattr(self, name):g} must be at least {grant:g}, two thirds of the shortest lease{none}"
                 )
         return self
 
-    @model_validator(mode="after")
-    def _ages(self) -> Self:
-        if self.max_grant_seconds < self.grant_seconds:
-            raise ValueError(
-                f"max_grant_seconds={self.max_grant_seconds:g} must be at least grant_seconds={self.grant_seconds:g}"
-            )
-        if 0 < self.max_transaction_seconds < self.grant_seconds:
-            raise ValueError(
-                f"max_transaction_seconds={self.max_transaction_seconds:g} must be 0 (no limit) or at least "
-                f"grant_seconds={self.grant_seconds:g}"
-            )
-        return self
+    @property
+    def _shortest_lease(self) -> float:
+        return min(self.validity_seconds, self.hudi_validity_seconds)
+
+    @cached_property
+    def renew_seconds(self) -> float:
+        """Time between renewals of a lock."""
+        return self.validity_seconds / RENEWALS_PER_VALIDITY
+
+    @cached_property
+    def hudi_renew_seconds(self) -> float:
+        """As `renew_seconds`, for locks shared with Hudi."""
+        return self.hudi_validity_seconds / RENEWALS_PER_VALIDITY
+
+    @cached_property
+    def hudi_drift_seconds(self) -> float:
+        """As `drift_seconds`, for locks shared with Hudi. Its writers are Spark drivers, on machines of their own."""
+        return 2 * self.drift_seconds
+
+    @cached_property
+    def request_timeout_seconds(self) -> float:
+        """Of one request to an object store: less than the time between two renewals, so that they don't overlap."""
+        return self._shortest_lease / RENEWALS_PER_VALIDITY * 2 / 3
+
+    @cached_property
+    def margin_seconds(self) -> float:
+        """An unconfirmed lease counts as lost this long before its end: a request may be under way."""
+        return self.request_timeout_seconds
+
+    @cached_property
+    def refusal_seconds(self) -> float:
+        """After a store has refused a table's lock for this long, the table's open transactions are aborted."""
+        return 4 * self.validity_seconds
+
+    @cached_property
+    def grant_seconds(self) -> float:
+        """Length of a grant lease, which must end before its lock's. Heartbeats extend it."""
+        return self._shortest_lease * 2 / 3
+
+    @cached_property
+    def check_seconds(self) -> float:
+        """Time between periodic checks: a third of that between renewals, since what a lease allows is checked by them."""
+        return min(1.0, self.validity_seconds / RENEWALS_PER_VALIDITY / 3)
 
     def lease(self, *, shared: bool) -> LeaseSettings:
         """The lease settings of a lock: those for Hudi (`hudi_…`) if the lock is shared with Hudi's writers."""
@@ -623,16 +577,13 @@ class Settings(KafkaSettings):
         """The settings of one table's state machine."""
         return TableSettings(
             early_detection=self.early_detection,
-            policy=self.policy,
-            hold="per-commit" if shared else self.hold,
+            policy=self.conflict_policy,
+            hold="per-commit" if shared else self.lock_hold,
             grant_lease=self.grant_seconds,
             max_grant=self.max_grant_seconds,
             max_transaction=self.max_transaction_seconds,
-            heartbeat_misses=self.heartbeat_misses,
             max_losses=self.max_losses,
             max_priority=self.max_priority,
-            max_open=self.max_open,
-            max_markers=self.max_markers,
         )
 
     @property
@@ -654,7 +605,7 @@ class Settings(KafkaSettings):
         """The tables that events may name, and the places of their locks."""
         places = (each.partition(_PLACED) for each in self.lock_places)
         return Placement(
-            self.allow,
+            self.tables,
             self.lock_root,
             tuple(ConfiguredLocation(glob, location) for glob, _, location in places),
         )
@@ -681,7 +632,7 @@ def _canonical_place(entry: str) -> str:
         raise ValueError(
             f"{entry!r} is not of the form GLOB=>PLACE; use for example 's3://lake/hudi/*=>hudi'"
         )
-    if location not in (HUDI, USUAL):
+    if location not in (HUDI, DEFAULT):
         location = canonical_location(location)
         if location.partition("://")[0] not in _SCHEMES:
             raise ValueError(f"{location!r} is in no store that can hold locks; use {', '.join(_SCHEMES)}")

@@ -136,7 +136,7 @@ class PartitionTaken(EventBase):
     term: Text
     """Unique. The same agent draws a new one whenever it takes over a partition."""
     instance: Text | None = None
-    """The agent's name in the consumer group, if it has one that stays the same when it restarts (setting `instance`)."""
+    """The agent's name in the consumer group, if it has one that stays the same when it restarts (`group_instance_id`)."""
 
 
 class HandedOverLock(Wire):

@@ -141,11 +141,6 @@ class Trace:
         """All attempts, in the order of their start."""
         return tuple(sorted(self._attempts.values(), key=lambda attempt: attempt.started))
 
-    @property
-    def writers(self) -> tuple[str, ...]:
-        """All writers, in the order of their first attempt."""
-        return tuple(dict.fromkeys(attempt.writer for attempt in self.attempts))
-
     def of(self, *outcomes: Outcome) -> tuple[Attempt, ...]:
         """The attempts with one of these outcomes."""
         return tuple(attempt for attempt in self.attempts if attempt.outcome in outcomes)

@@ -86,12 +86,12 @@ app.add_typer(
 app.add_typer(lock_app, name="lock", short_help="Inspect, hold, release or audit a table's lock.")
 
 
-Allow = Annotated[
+Tables = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow",
+        "--tables",
         metavar="TABLE_GLOB",
-        help="URI or glob of tables to serve; repeatable. The agent touches no other table.  [env: LAKEWARDEN_ALLOW]",
+        help="URI or glob of tables to serve; repeatable. The agent touches no other table.  [env: LAKEWARDEN_TABLES]",
     ),
 ]
 
@@ -123,7 +123,7 @@ def _root(
 @app.command(short_help="Run the agent.")
 def agent(
     bootstrap_servers: BootstrapServers = None,
-    allow: Allow = None,
+    tables: Tables = None,
     lock_root: LockRoot = None,
     s3_endpoint: S3Endpoint = None,
     config: Config = None,
@@ -131,16 +131,16 @@ def agent(
     """Run the agent until SIGTERM or Ctrl-C.
 
     All other settings are environment variables or keys of the TOML file; see docs/configuration.md. Agents with the same
-    group share the tables.
+    topic_prefix share the tables.
     """
     settings = Settings.load(
         config,
         bootstrap_servers=bootstrap_servers,
-        allow=tuple(allow or ()),
+        tables=tuple(tables or ()),
         lock_root=lock_root,
         s3_endpoint=s3_endpoint,
     )
-    configure_logging(settings.log_format, settings.log_level)
+    configure_logging(settings.log_level)
     run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
 
 
@@ -170,7 +170,7 @@ def dev(
         int,
         typer.Option("--web-port", min=0, max=65535, metavar="P", help="Port of the page; 0: any free port."),
     ] = 0,
-    allow: Allow = None,
+    tables: Tables = None,
     lock_root: Annotated[
         str | None,
         typer.Option(
@@ -188,14 +188,14 @@ def dev(
     (`lakewarden web`); logs go to stderr.
     """
     # The real settings need Kafka's address; these only configure the logs.
-    settings = Settings.load(allow=("file:///dev/*",))
-    configure_logging(settings.log_format, settings.log_level, stream=sys.stderr)
+    settings = Settings.load(tables=("file:///dev/*",))
+    configure_logging(settings.log_level, stream=sys.stderr)
     run(
         lambda: run_dev(
             data.resolve(),
             kafka_port=kafka_port,
             web_port=web_port,
-            allow=tuple(allow or ()),
+            tables=tuple(tables or ()),
             lock_root=lock_root,
             s3_endpoint=s3_endpoint,
         )
@@ -225,7 +225,7 @@ def watch(
     settings = Settings.load(
         config, bootstrap_servers=bootstrap_servers, watch=tuple(tables or ()), s3_endpoint=s3_endpoint
     )
-    configure_logging(settings.log_format, settings.log_level)
+    configure_logging(settings.log_level)
     ready = structlog.get_logger()
     run(lambda: watch_until_signal(settings, lambda: ready.info("watch.ready", tables=list(settings.watch))))
 
@@ -243,7 +243,7 @@ def conflicts_command(
 ) -> None:
     """Print each conflict: the losing writer, the winning writer, the file groups that both touched, and the times."""
     settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("auto", "warning", stream=sys.stderr)
+    configure_logging("warning", stream=sys.stderr)
 
     async def show() -> None:
         found = 0
@@ -274,7 +274,7 @@ def explain_command(
 
     Exit codes: 0 success; 1 no transaction or several transactions found, or another failure; 2 usage error.
     """
-    configure_logging("auto", "warning", stream=sys.stderr)
+    configure_logging("warning", stream=sys.stderr)
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     try:
         explanation = run(lambda: explain(settings, transaction, table))
@@ -346,7 +346,7 @@ def _usage_error_text(error: typer.TyperException) -> str:
 
 def _log_ready(settings: Settings) -> None:
     structlog.get_logger().info(
-        "agent.ready", agent=settings.agent_id, allow=settings.allow, lock_root=settings.lock_root
+        "agent.ready", agent=settings.agent_id, tables=settings.tables, lock_root=settings.lock_root
     )
 
 

@@ -19,19 +19,14 @@ from lakewarden.agent.variables import CONFIG_VARIABLE, ENV_PREFIX
 _GROUPS = (
     (
         "Kafka",
-        ("bootstrap_servers", "topic_prefix", "kafka_", "group", "partitions", "replication", "session_"),
+        ("bootstrap_servers", "topic_prefix", "kafka_", "group_", "partitions", "replication", "session_"),
     ),
-    ("Tables and locks", ("allow", "lock_root", "lock_places", "s3_", "gcs_", "azure_", "hold")),
-    ("Lock lease", ("validity_", "renew_", "drift_", "margin_", "strict_", "request_", "refusal_", "hudi_")),
-    (
-        "Conflicts, grants and writers",
-        ("early_", "policy", "grant_", "heartbeat_", "max_", "memory_", "check_"),
-    ),
-    ("Watching tables", ("watch", "catalogs")),
-    ("The page (`lakewarden web`)", ("web_",)),
-    ("The process", ("agent_id", "instance", "http_", "metrics_", "ready_", "shutdown_", "log_")),
+    ("Tables and locks", ("tables", "lock_", "validity_", "drift_", "hudi_", "strict_")),
+    ("Object stores", ("s3_", "gcs_", "azure_")),
+    ("Conflicts and limits", ("early_", "conflict_", "max_", "memory_")),
+    ("Watching, answering and logging", ("watch", "catalogs", "agent_id", "http_", "web_", "log_")),
 )
-_FLAGS = {"bootstrap_servers", "allow", "lock_root", "s3_endpoint"}
+_FLAGS = {"bootstrap_servers", "tables", "lock_root", "s3_endpoint"}
 _INTRODUCTION = f"""# Configuration
 
 Generated from `agent/settings.py` by `python -m lakewarden.agent.cli.configuration_reference`; don't edit.
@@ -40,8 +35,19 @@ Every setting is an environment variable and a key of the TOML file that `--conf
 also flags. Flags override the environment, and the environment overrides the file. Durations are in seconds.
 An unknown key, or an unknown variable that begins with `{ENV_PREFIX}`, is an error that names the nearest setting.
 
-The agent checks all settings before it starts, including these ratios: `validity ≥ 10 × renew`,
-`request_timeout < renew`, `grant < validity − drift`.
+The agent checks all settings before it starts. These durations follow from the length of a lease, and can't be set:
+
+| duration | of 30 s | rule |
+| --- | --- | --- |
+| time between two renewals of a lock (of one that Hudi shares: 30 s) | 3 s | a tenth of its lease |
+| timeout of a request to the object store; a lease that isn't renewed counts as lost this long before its end | 2 s | a 15th \
+of the shorter lease |
+| length of a grant lease, which heartbeats extend | 20 s | two thirds of the shorter lease |
+| time between periodic checks | 1 s | a third of the time between renewals, at most 1 s |
+| refusals of a store, until the transactions that wait for the lock are aborted | 120 s | four leases |
+| largest difference between the clock of an agent and that of a Hudi writer | 1 s | twice `drift_seconds` |
+
+So if the store is slow, increase `validity_seconds`.
 """
 
 

@@ -25,7 +25,7 @@ async def run_dev(
     *,
     kafka_port: int,
     web_port: int,
-    allow: tuple[str, ...],
+    tables: tuple[str, ...],
     lock_root: str | None,
     s3_endpoint: str | None,
 ) -> None:
@@ -35,9 +35,9 @@ async def run_dev(
 
     hidden = data / HIDDEN
     # Report wrong settings before anything is started.
-    checked = Settings.load(allow=allow, lock_root=lock_root, s3_endpoint=s3_endpoint)
+    checked = Settings.load(tables=tables, lock_root=lock_root, s3_endpoint=s3_endpoint)
     root = checked.lock_root or hidden.as_uri()
-    tables = (f"file://{data}/*", *checked.allow)
+    served = (f"file://{data}/*", *checked.tables)
     _create_folder(hidden)
     kafka = EmbeddedKafka(
         hidden / "kafka", port=kafka_port, on_progress=lambda text: print_line(text, err=True)
@@ -46,7 +46,7 @@ async def run_dev(
         async with kafka:
             settings = Settings.load(
                 bootstrap_servers=kafka.bootstrap_servers,
-                allow=tables,
+                tables=served,
                 lock_root=root,
                 s3_endpoint=s3_endpoint,
                 replication=1,

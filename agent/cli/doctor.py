@@ -51,7 +51,7 @@ def doctor_command(
 
     Exit codes: 0 no problem; 1 at least one problem; 2 usage error.
     """
-    configure_logging("text", "error", stream=sys.stderr)
+    configure_logging("error", stream=sys.stderr)
     settings = Settings.load(
         config, bootstrap_servers=bootstrap_servers, lock_root=lock_root, s3_endpoint=s3_endpoint
     )

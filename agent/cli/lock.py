@@ -50,7 +50,7 @@ Lock = Annotated[
     typer.Option(
         "--lock",
         metavar="URI",
-        help="URI of the lock object, if it is not at its usual place.",
+        help="URI of the lock object, if it is not at its default place.",
         parser=lambda text: _parsed(lambda: canonical_location(typed(text))),
     ),
 ]
@@ -247,12 +247,12 @@ def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
 
 
 def _settings(config: Path | None, table: str | None = None, **flags: object) -> Settings:
-    """Load the settings. A table on the command line is allowed without the setting `allow`."""
-    configure_logging("text", "error", stream=sys.stderr)
+    """Load the settings. A table on the command line is allowed without the setting `tables`."""
+    configure_logging("error", stream=sys.stderr)
     settings = Settings.load(config, **flags)
     if table is None:
         return settings
-    return settings.model_copy(update={"allow": (table,)})
+    return settings.model_copy(update={"tables": (table,)})
 
 
 def _parsed(parse: Callable[[], _Value]) -> _Value:

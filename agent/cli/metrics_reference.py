@@ -21,7 +21,7 @@ The agent answers `/metrics` at `http_listen`, in the text format of Prometheus 
 [`deploy/grafana`](../deploy/grafana/lakewarden.json) a dashboard, and [the run-books](runbooks.md) say what to do.
 
 - Counters and histograms begin at 0 with the process. They count what this process has decided, and nothing of a replay.
-- The values of each label are bounded. `table` names the first `metrics_tables` (100) tables that something is
+- The values of each label are bounded. `table` names the first 100 tables that something is
   counted of; all others are `other`. No label has transactions, writers or grants: `lakewarden status` and
   `lakewarden explain` show these.
 - Each table belongs to one agent at a time, so sums over the agents count nothing twice.

@@ -42,7 +42,7 @@ def status_command(
     runs.
     """
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("auto", "warning", stream=sys.stderr)
+    configure_logging("warning", stream=sys.stderr)
     views = run(lambda: status(settings, table))
     if output is Output.JSON:
         print_json([asdict(view) for view in views])
@@ -102,7 +102,7 @@ def agents_command(
 
 def _settings(bootstrap_servers: str | None, config: Any) -> KafkaSettings:
     settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("auto", "warning", stream=sys.stderr)
+    configure_logging("warning", stream=sys.stderr)
     return settings
 
 

@@ -239,7 +239,7 @@ def _correction_line(before: LedgerLine | None, after: LedgerLine) -> str:
 
 def _settings(config: Config, bootstrap_servers: BootstrapServers) -> KafkaSettings:
     settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("auto", "warning", stream=sys.stderr)
+    configure_logging("warning", stream=sys.stderr)
     return settings
 
 

@@ -32,7 +32,7 @@ def web_command(
     address when it answers. See docs/web.md.
     """
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers, web_listen=listen)
-    configure_logging(settings.log_format, settings.log_level, stream=sys.stderr)
+    configure_logging(settings.log_level, stream=sys.stderr)
     try:
         # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
         from lakewarden.agent.web.foreground import web_until_signal

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lakewarden.agent.demo.settings import DEFAULT_BUCKET, DEFAULT_DAYS, Admissions, TableFormat
+from lakewarden.agent.demo.choices import DEFAULT_BUCKET, DEFAULT_DAYS, Admissions, DemoError, TableFormat
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.variables import refuse_unknown_variables
 
@@ -103,8 +103,8 @@ def demo_command(
     ] = None,
     picture: Annotated[
         Path,
-        typer.Option(metavar="PATH", dir_okay=False, help="File for a picture of the run, as PNG."),
-    ] = Path("lakewarden-demo.png"),
+        typer.Option(metavar="PATH", dir_okay=False, help="File for a picture of the run, as SVG."),
+    ] = Path("lakewarden-demo.svg"),
 ) -> None:
     """Run two Spark streaming queries that collide on one table, and verify that no row is lost.
 
@@ -136,7 +136,6 @@ def demo_command(
     errors = Console(stderr=True, highlight=False)
     try:
         # Imported here so that `lakewarden --help` works without the demo's dependencies.
-        from lakewarden.agent.demo.errors import DemoError
         from lakewarden.agent.demo.run import DemoSettings, run_demo
     except ImportError as error:
         errors.print(

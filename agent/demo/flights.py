@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.choices import DemoError
 
 KEYS = ("month", "day", "flight_id")
 PARTITION_KEYS = ("month", "day")

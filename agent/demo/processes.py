@@ -8,18 +8,18 @@ end with them.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar
 
-from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.choices import DemoError
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.agent.locks.posix_session import posix_session_members
+from lakewarden.agent.locks.posix_session import posix_session_members, signal_posix_session
 
 ORDERLY_SECONDS = 15.0
 """Limit for an orderly end: the agent releases its locks and stops Kafka. A Spark driver needs about two seconds."""
@@ -108,9 +108,9 @@ def stop_all(children: Iterable[Child], orderly_seconds: float = ORDERLY_SECONDS
         running, LEFTOVER_SECONDS
     ):
         return
-    _signal(running, signal.SIGTERM)
+    _signal_sessions(running, signal.SIGTERM)
     if not _wait_until_gone(running, LEFTOVER_SECONDS):
-        _signal(running, signal.SIGKILL)
+        _signal_sessions(running, signal.SIGKILL)
         _wait_until_gone(running, LEFTOVER_SECONDS)
 
 
@@ -127,8 +127,37 @@ def _wait_until_gone(children: Sequence[Child], seconds: float, *, leaders_only:
         time.sleep(_POLL_SECONDS)
 
 
-def _signal(children: Sequence[Child], number: signal.Signals) -> None:
+def _signal_sessions(children: Sequence[Child], number: signal.Signals) -> None:
     for child in children:
-        for pid in child.remaining():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+        if child.remaining():
+            signal_posix_session(child.pid, number)
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` for SIGTERM and SIGHUP, as for Ctrl-C."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handled_by(interrupt, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore signals while processes are being stopped, so that a second Ctrl-C leaves none of them running."""
+    with _handled_by(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def _handled_by(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: signal.Signals
+) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

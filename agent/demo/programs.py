@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakewarden.agent.demo.contest import Arena
+from lakewarden.agent.demo.choices import TableFormat
 from lakewarden.agent.demo.flights import KEYS, PARTITION_KEYS
-from lakewarden.agent.demo.settings import TableFormat
 from lakewarden.agent.demo.table import COLUMNS, TablePlace
 
 COMPACTION_SECONDS = 3.0
@@ -46,8 +45,21 @@ class Programs:
     """Creates and reads the tables of the formats that need Spark for it."""
     compactor: tuple[str, ...] = _module("lakewarden.spark_jobs.jobs.compact")
     """Compacts a table with a primary key."""
-    conflicts_job: tuple[str, ...] = _module("lakewarden.spark_jobs.conflicts_job")
-    """The streaming query for operators, which writes conflicts to Parquet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Where a contest takes place: its table, and the folder of its events and checkpoints."""
+
+    admission: str | None
+    """None: without an agent."""
+    place: TablePlace
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """For file names."""
+        return self.admission or "without-agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ class Commands:
 
     def dev(self, tables: Sequence[str]) -> list[str]:
         """Kafka and the agent, for these tables only."""
-        allowed = [word for table in tables for word in ("--allow", table)]
+        allowed = [word for table in tables for word in ("--tables", table)]
         locks = ["--lock-root", self.warehouse] if self.s3_endpoint else []
         return [*self.programs.dev, "--data", str(self.folder), *allowed, *locks, *self._store()]
 
@@ -85,12 +97,6 @@ class Commands:
     def _tables(self, places: Sequence[TablePlace]) -> list[str]:
         tables = [word for place in places for word in ("--table", place.uri)]
         return [*self.programs.table, "--format", self.form.value, *tables]
-
-    def conflicts_job(self, bootstrap_servers: str) -> list[str]:
-        """The conflicts job, which writes to `conflicts/`."""
-        checkpoint = self.folder / "checkpoints" / "conflicts"
-        folders = ["--output", str(self.folder / "conflicts"), "--checkpoint", str(checkpoint)]
-        return [*self.programs.conflicts_job, "--bootstrap-servers", bootstrap_servers, *folders]
 
     def compactor(self, place: TablePlace, bootstrap_servers: str) -> list[str]:
         """The compaction of one table, every few seconds. Credentials of a store are in the environment."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ class Report:
     kept: Path | None = None
     """The folder of tables, checkpoints and logs, if they are kept."""
     notes: tuple[str, ...] = ()
-    """Remarks: failures during the run, and sources that disagree."""
+    """Failures during the run."""
 
     @property
     def with_agent(self) -> bool:
@@ -63,49 +62,42 @@ class Report:
         console.print(self._verdict(), soft_wrap=True)
 
     def _table(self) -> Table:
-        table = Table(show_header=self.with_agent, box=None, padding=(0, 1), title=None)
-        table.add_column("admission", justify="left")
+        table = Table(show_header=self.with_agent, box=None, padding=(0, 1))
+        table.add_column("admission")
         for contest in self.contests:
             table.add_column(contest.name, justify="right")
-        table.add_column("", justify="left", style="dim")
+        table.add_column("", style="dim")
 
-        def add(name: str, meaning: str, shown: Callable[[Contest], str | Text]) -> None:
-            table.add_row(name, *map(shown, self.contests), meaning)
+        def count(name: str, meaning: str, values: list[int], *, errors: bool = False) -> None:
+            styles = [("bold red" if value else "green") if errors else "" for value in values]
+            table.add_row(name, *map(Text, (f"{each:,}" for each in values), styles), meaning)
 
-        add(
-            "rows expected",
-            "every flight once, columns of both feeds",
-            lambda each: _count(each.check.expected),
+        checks = [contest.check for contest in self.contests]
+        count("rows expected", "every flight once, columns of both feeds", [each.expected for each in checks])
+        count("rows missing", "flights without a row", [each.missing for each in checks], errors=True)
+        count(
+            "rows duplicated",
+            "further rows of the same flight",
+            [each.duplicated for each in checks],
+            errors=True,
         )
-        add("rows present", "flights with at least one row", lambda each: _count(each.check.present))
-        add("rows missing", "flights without a row", lambda each: _error(each.check.missing))
-        add("rows duplicated", "further rows of the same flight", lambda each: _error(each.check.duplicated))
-        add("rows wrong", self._wrong(), lambda each: _error(each.check.wrong))
-        add("batches committed", self._restarts(), lambda each: _count(each.batches))
+        count("rows wrong", self._wrong(), [each.wrong for each in checks], errors=True)
+        count("batches committed", self._restarts(), [each.batches for each in self.contests])
         if self.contests[0].compactions is not None:
-            add("compactions", "committed by the compactor", lambda each: _count(each.compactions or 0))
+            count(
+                "compactions", "committed by the compactor", [each.compactions or 0 for each in self.contests]
+            )
         if self.with_agent:
-            add("conflicts", "the agent aborted one of two transactions", lambda each: _count(each.conflicts))
-            add(
-                "computed in vain",
-                "by aborted attempts before they stopped",
-                lambda each: f"{each.waste.spent:.1f} s",
+            count(
+                "conflicts",
+                "the agent aborted one of two transactions",
+                [each.conflicts for each in self.contests],
             )
-            add(
-                "computing saved",
-                "compared with detection at commit time",
-                lambda each: f"{each.waste.saved:.1f} s",
-            )
-            add(
-                "time to stop, median",
-                "from the later marker to idle executors",
-                lambda each: _seconds(each.stops.p50),
-            )
-            add("time to stop, maximum", "of all aborted attempts", lambda each: _seconds(each.stops.max))
-        add(
-            "contest time",
-            f"without the start of Spark; the whole run took {self.seconds:.0f} s",
-            lambda each: f"{each.seconds:.0f} s",
+            wasted = [f"{each.wasted_seconds:.1f} s" for each in self.contests]
+            table.add_row("computed in vain", *wasted, "by aborted attempts before they stopped")
+        seconds = [f"{each.seconds:.0f} s" for each in self.contests]
+        table.add_row(
+            "contest time", *seconds, f"without the start of Spark; the whole run took {self.seconds:.0f} s"
         )
         return table
 
@@ -137,17 +129,19 @@ class Report:
                 style="bold green",
             )
         lost = sum(contest.check.lost for contest in self.contests)
-        total = sum(contest.check.expected for contest in self.contests)
         cause = (
             "This is a bug of lakewarden; please report it with the logs."
             if self.with_agent
             else "The two queries overwrote each other's rows, and no commit failed. Compare with a run with the agent."
         )
-        return Text(f"{lost:,} of {total:,} rows are lost or damaged. {cause}", style="bold red")
+        return Text(
+            f"{lost:,} of {expected * len(self.contests):,} rows are lost or damaged. {cause}",
+            style="bold red",
+        )
 
 
-def _contest_fields(contest: Contest) -> Mapping[str, Any]:
-    check, stops, waste = contest.check, contest.stops, contest.waste
+def _contest_fields(contest: Contest) -> dict[str, Any]:
+    check = contest.check
     return {
         "admission": contest.admission,
         "expected": check.expected,
@@ -156,27 +150,9 @@ def _contest_fields(contest: Contest) -> Mapping[str, Any]:
         "duplicated": check.duplicated,
         "wrong": check.wrong,
         "conflicts": contest.conflicts,
-        "stop_seconds": {"p50": _rounded(stops.p50), "max": _rounded(stops.max)},
-        "saved_writer_seconds": round(waste.saved, 3),
-        "spent_writer_seconds": round(waste.spent, 3),
+        "wasted_seconds": round(contest.wasted_seconds, 3),
         "batches": contest.batches,
         "restarts": dict(contest.restarts),
         "compactions": contest.compactions,
         "seconds": round(contest.seconds, 1),
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
-def _count(value: int) -> str:
-    return f"{value:,}"
-
-
-def _error(value: int) -> Text:
-    return Text(f"{value:,}", style="bold red" if value else "green")
-
-
-def _seconds(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f} s"

@@ -1,7 +1,7 @@
 """One run of the demo, from the first process to the report.
 
-`lakewarden dev` (Kafka and the agent), the two writers and the conflicts job run as separate processes, as a user would run
-them. This module starts them, shows the steps that the writers record, and compares the table at the end.
+`lakewarden dev` (Kafka and the agent) and the two writers run as separate processes, as a user would run them. This module starts
+them, shows the steps that the writers record, and compares the table at the end.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
+from rich.text import Text
 
 from lakewarden.agent.attempts.trace import Trace
-from lakewarden.agent.demo import figures
-from lakewarden.agent.demo.compactor import Compactor
-from lakewarden.agent.demo.contest import Arena, Contest
-from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.choices import DEFAULT_BUCKET, Admissions, DemoError, TableFormat
+from lakewarden.agent.demo.contest import Contest, Transcript
 from lakewarden.agent.demo.flights import FILES_PER_DAY, Feed, expected_table, load_flights, write_feeds
-from lakewarden.agent.demo.interrupts import signals_raise, undisturbed
-from lakewarden.agent.demo.log import ConflictLog, read_log, victims_in_parquet
 from lakewarden.agent.demo.picture import draw
-from lakewarden.agent.demo.processes import Child, stop_all, wait_for, wait_until_ready
-from lakewarden.agent.demo.programs import Commands, Programs, environment
+from lakewarden.agent.demo.processes import (
+    Child,
+    signals_raise,
+    stop_all,
+    undisturbed,
+    wait_for,
+    wait_until_ready,
+)
+from lakewarden.agent.demo.programs import Arena, Commands, Programs, environment
 from lakewarden.agent.demo.report import Report
-from lakewarden.agent.demo.screen import Screen
-from lakewarden.agent.demo.settings import DEFAULT_BUCKET, Admissions, TableFormat
 from lakewarden.agent.demo.table import (
     TablePlace,
     count_compactions,
@@ -48,17 +50,12 @@ from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 
 DEV_READY_SECONDS = 300.0
 """Limit for the start, which takes about ten seconds, and longer the first time, when it downloads Kafka."""
-
 TABLES_SECONDS = 900.0
-"""Limit for the program that creates or reads the tables, which takes half a minute, and longer when it downloads jars."""
-
-PARQUET_SECONDS = 30.0
-"""Limit for the conflicts job to write the last conflict."""
-
+"""Limit for a program on Spark to be ready or to end, which takes half a minute, and longer when it downloads jars."""
+COMPACTION_SECONDS = 300.0
+"""Limit for a compactor's first commit after the queries have ended. On a busy machine a round takes a minute."""
 MOST_BATCH_DAYS = 6
 """Days of flights in a micro-batch. Its computation then takes some seconds, long enough to be worth stopping."""
-
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +75,25 @@ class DemoSettings:
     programs: Programs = field(default_factory=Programs)
 
     @property
-    def with_agent(self) -> bool:
-        """Whether an agent coordinates the queries."""
-        return bool(self.admissions)
-
-    @property
     def batch_days(self) -> int:
         """Days of flights in one micro-batch: at most `MOST_BATCH_DAYS`, and fewer where there would be less than ten batches."""
         return max(1, min(MOST_BATCH_DAYS, self.days // 10))
 
-    @property
-    def files_per_batch(self) -> int:
-        """Files of a feed in one micro-batch."""
-        return self.batch_days * FILES_PER_DAY
-
 
 class Demo:
-    """One run: its folder, its processes and its screen."""
+    """One run: its folder and its processes."""
 
-    def __init__(self, settings: DemoSettings, folder: Path, screen: Screen) -> None:
+    def __init__(self, settings: DemoSettings, folder: Path, console: Console) -> None:
         self.settings = settings
         self.folder = folder
-        self.screen = screen
         self.children: list[Child] = []
         self.notes: list[str] = []
+        self._console = console
 
     def run(self) -> Report:
         """Start all processes, wait until the writers have finished, stop all processes, compare the table."""
         began = time.monotonic()
-        settings, note = self.settings, self.screen.note
+        settings, note = self.settings, self._note
         (self.folder / "logs").mkdir()
         flights = load_flights(settings.days)
         feeds = write_feeds(flights, self.folder / "feeds", settings.batch_days)
@@ -117,23 +104,18 @@ class Demo:
         tables = [arena.place.uri for arena in arenas]
         keyed = ", with a primary key" if settings.primary_key else ""
         note(f"{settings.form.label}, partitioned by month and day{keyed}: {' and '.join(tables)}")
+        files_per_batch = settings.batch_days * FILES_PER_DAY
         commands = Commands(
             settings.programs,
             self.folder,
             place.warehouse,
             settings.s3_endpoint,
-            settings.files_per_batch,
+            files_per_batch,
             settings.form,
         )
         self._create_tables(commands, arenas, feeds[0])
-
-        servers = self._start_agent(commands, tables) if settings.with_agent else None
-        job = self._start("conflicts", commands.conflicts_job(servers)) if servers else None
-        fought = [(arena, *self._run_writers(feeds, commands, arena, servers)) for arena in arenas]
-        logs, in_parquet = [ConflictLog() for _ in arenas], None
-        if servers is not None and job is not None:
-            logs = [read_log(servers, table) for table in tables]
-            in_parquet = self._wait_for_parquet(job, {victim for log in logs for victim in log.victims})
+        servers = self._start_agent(commands, tables) if settings.admissions else None
+        fought = [(arena, *self._fight(feeds, commands, arena, servers)) for arena in arenas]
         note("stopping all processes, then comparing each table with the input")
         self.stop()
         seconds = time.monotonic() - began
@@ -144,19 +126,25 @@ class Demo:
                 arena.admission,
                 trace,
                 compare(table, expected),
-                log,
                 restarts,
                 count_compactions(arena.place) if settings.primary_key else None,
             )
-            for (arena, trace, restarts), log, table in zip(fought, logs, rows, strict=True)
+            for (arena, trace, restarts), table in zip(fought, rows, strict=True)
         )
-        return self._report(contests, in_parquet, seconds)
+        if settings.picture is not None:
+            settings.picture.write_text(draw(contests), encoding="utf-8")
+        report = Report(contests, seconds, settings.picture, notes=tuple(self.notes))
+        keep = settings.data is not None or (report.with_agent and not report.clean)
+        return replace(report, kept=self.folder) if keep else report
 
     def stop(self) -> None:
         """End all processes in bounded time; the agent last, so that it processes the writers' last events."""
         with undisturbed():
             stop_all(child for child in self.children if child.name != "dev")
             stop_all(child for child in self.children if child.name == "dev")
+
+    def _note(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
 
     def _place(self) -> TablePlace:
         keyed = self.settings.primary_key
@@ -180,9 +168,7 @@ class Demo:
 
     def _create_tables(self, commands: Commands, arenas: Sequence[Arena], every_flight: Feed) -> None:
         if self.settings.form.on_spark:
-            self.screen.note(
-                "creating the tables with Spark, which downloads the format's jars the first time"
-            )
+            self._note("creating the tables with Spark, which downloads the format's jars the first time")
             places = [arena.place for arena in arenas]
             self._run_to_its_end("create-tables", commands.create_tables(places, every_flight.folder))
         else:
@@ -198,87 +184,65 @@ class Demo:
 
     def _run_to_its_end(self, name: str, argv: list[str]) -> None:
         child = self._start(name, argv)
-        code = wait_for(child, child.exit_code, TABLES_SECONDS)
-        if code is None:
-            raise DemoError(f"{name} did not end in {TABLES_SECONDS:.0f} s: {child.last_log_line()}")
-        if code != 0:
-            raise DemoError(f"{name} failed: {child.last_log_line()}")
+        if (code := wait_for(child, child.exit_code, TABLES_SECONDS)) != 0:
+            why = f"did not end in {TABLES_SECONDS:.0f} s" if code is None else "failed"
+            raise DemoError(f"{name} {why}: {child.last_log_line()}")
 
     def _start_agent(self, commands: Commands, tables: Sequence[str]) -> str:
         """Start Kafka and the agent; returns the address of Kafka when both are ready."""
-        self.screen.note("starting Kafka and the agent (lakewarden dev)")
+        self._note("starting Kafka and the agent (lakewarden dev)")
         dev = self._start("dev", commands.dev(tables))
         ready = wait_until_ready(dev, lambda: _ready(dev.out), DEV_READY_SECONDS, "the agent")
         if "web" in ready:
-            self.screen.note(f"what happens is also shown at {ready['web']}")
+            self._note(f"what happens is also shown at {ready['web']}")
         return str(ready["bootstrap_servers"])
 
-    def _run_writers(
+    def _fight(
         self, feeds: tuple[Feed, ...], commands: Commands, arena: Arena, servers: str | None
     ) -> tuple[Trace, dict[str, int]]:
         """Run both queries until each has written its whole feed. Return their steps, and how often each was restarted."""
-        compactor = self._start_compactor(commands, arena, servers) if servers else None
+        compactor = None
+        if self.settings.primary_key and servers is not None:
+            self._note("starting a compactor")
+            compactor = self._start(f"compactor-{arena.name}", commands.compactor(arena.place, servers))
+            self.wait_for_compactor(compactor, arena)
         how = f"with {arena.admission} admission" if servers else "without an agent"
-        self.screen.note(f"starting two Spark streaming queries {how}")
+        self._note(f"starting two Spark streaming queries {how}")
 
         def start(feed: Feed, events: Path, times: int) -> Child:
             command = commands.writer(feed.name, feed.folder, events, arena, servers)
             return self._start(f"{feed.name}-{arena.name}-{times}", command)
 
-        trace = self.screen.begin()
+        transcript = Transcript(self._console)
         writers = [Writer(feed, arena.folder / "events", start) for feed in feeds]
-        for feed in feeds:
-            self.screen.expect(feed.name, -(-feed.files // self.settings.files_per_batch))
         for event in follow(writers, tick=self._tick):
             if isinstance(event, Restarted):
                 self.notes.append(f"the {event.writer} query failed with {event.reason}; it was restarted")
-                self.screen.note(self.notes[-1], "yellow")
+                self._note(self.notes[-1], "yellow")
             else:
-                self.screen.show(event)
-        if compactor is not None and (problem := compactor.stop()) is not None:
-            self.notes.append(problem)
-        return trace, {writer.feed.name: writer.restarts for writer in writers}
+                transcript.show(event)
+        if compactor is not None:
+            self.end_compactor(compactor, arena)
+        return transcript.trace, {writer.feed.name: writer.restarts for writer in writers}
 
-    def _start_compactor(self, commands: Commands, arena: Arena, servers: str) -> Compactor | None:
-        """Start the compactor of a table with a primary key, and wait until it is ready."""
-        if not self.settings.primary_key:
-            return None
-        self.screen.note("starting a compactor")
-        child = self._start(f"compactor-{arena.name}", commands.compactor(arena.place, servers))
-        compactor = Compactor(child, arena.place.uri)
-        compactor.wait_until_ready()
-        return compactor
+    @staticmethod
+    def wait_for_compactor(compactor: Child, arena: Arena) -> None:
+        """Return when Spark has started: within seconds, or minutes on a busy machine. A short contest could end before."""
+        wait_until_ready(compactor, lambda: _said(compactor, arena, "ready"), TABLES_SECONDS, "the compactor")
+
+    def end_compactor(self, compactor: Child, arena: Arena, seconds: float = COMPACTION_SECONDS) -> None:
+        """End it after its first commit: each day has files of both queries by then, so the next round has something to do."""
+        committed = wait_for(compactor, lambda: _said(compactor, arena, "snapshot"), seconds)
+        ended = compactor.exit_code() is not None
+        stop_all([compactor])
+        if ended or not committed:
+            problem = "has ended" if ended else "committed nothing"
+            self.notes.append(f"the compactor {problem}: {compactor.last_log_line()}")
 
     def _tick(self) -> None:
-        self.screen.tick(time.time())
         for child in self.children:
             if child.name == "dev" and child.exit_code() is not None:
                 raise DemoError(f"Kafka and the agent ended during the run: {child.last_log_line()}")
-
-    def _wait_for_parquet(self, job: Child, victims: set[str]) -> set[str] | None:
-        """The aborted transactions that the conflicts job has written, when they are complete or the time is up."""
-        self.screen.note("waiting until the third query has written the last conflict")
-        deadline = time.monotonic() + PARQUET_SECONDS
-        while True:
-            ended = job.exit_code() is not None
-            found = victims_in_parquet(self.folder / "conflicts")
-            if (found or set()) >= victims or time.monotonic() > deadline:
-                return found
-            if ended:
-                self.notes.append(f"the third query has ended: {job.last_log_line()}")
-                return found
-            time.sleep(_POLL_SECONDS)
-
-    def _report(self, contests: tuple[Contest, ...], in_parquet: set[str] | None, seconds: float) -> Report:
-        with_agent = self.settings.with_agent
-        if with_agent:
-            self.notes += figures.discrepancies([(each.trace, each.log) for each in contests], in_parquet)
-        picture = self.settings.picture
-        if picture is not None:
-            draw(contests, picture)
-        report = Report(contests, seconds, picture, notes=tuple(self.notes))
-        keep = (with_agent and not report.clean) or self.settings.data is not None
-        return replace(report, kept=self.folder) if keep else report
 
 
 def run_demo(settings: DemoSettings, console: Console) -> Report:
@@ -290,8 +254,8 @@ def run_demo(settings: DemoSettings, console: Console) -> Report:
     if settings.picture is not None and not os.access(settings.picture.parent, os.W_OK):
         raise DemoError(f"{settings.picture} can't be written; choose another --picture")
     folder = _new_folder(settings.data)
-    with signals_raise(), Screen(console) as screen:
-        demo = Demo(settings, folder, screen)
+    with signals_raise():
+        demo = Demo(settings, folder, console)
         delete_folder = settings.data is None
         try:
             report = demo.run()
@@ -326,3 +290,8 @@ def _ready(out: Path) -> dict[str, Any] | None:
             if found.get("ready") is True:
                 return found
     return None
+
+
+def _said(compactor: Child, arena: Arena, word: str) -> bool | None:
+    lines = compactor.out.read_text(errors="replace").splitlines()
+    return any(line.startswith(f"{arena.place.uri} {word}") for line in lines) or None

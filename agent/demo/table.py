@@ -16,9 +16,8 @@ import pyarrow.fs
 import pyarrow.parquet
 from pypaimon import CatalogFactory, Schema
 
-from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.choices import DemoError, TableFormat
 from lakewarden.agent.demo.flights import KEYS, PARTITION_KEYS, TABLE_SCHEMA
-from lakewarden.agent.demo.settings import TableFormat
 from lakewarden.events import canonical_table
 
 _DATABASE = "demo"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lakewarden.agent.attempts.trace import Step, StepsFile
-from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.choices import DemoError
 from lakewarden.agent.demo.flights import Feed
 from lakewarden.agent.demo.processes import Child
 

@@ -5,7 +5,7 @@ Where a table's lock is; the first rule that applies wins:
 1. `--lock URI`, or with `--hudi` the lock object of Hudi's writers inside the table.
 2. The location that an agent with the same settings uses (`handlers/lease/placement.py`).
 
-This takes one read, or none with rule 1 or a place in `lock_places`. These commands don't check `allow`. `show` only reads. A
+This takes one read, or none with rule 1 or a place in `lock_places`. These commands don't check `tables`. `show` only reads. A
 command that writes opens the store as the agent does, and probes it first.
 """
 

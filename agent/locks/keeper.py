@@ -322,7 +322,7 @@ class Stores:
         scheme, rest = uri.split("://", 1)
         if scheme != "file":
             return f"{scheme}://{rest.split('/', 1)[0]}"
-        for glob in self._settings.allow:
+        for glob in self._settings.tables:
             fixed = re.split(r"[*?\[]", glob)[0].rsplit("/", 1)[0] if re.search(r"[*?\[]", glob) else glob
             # A glob such as file:///* allows the whole disk, and the disk's root is no folder for a probe.
             if fixed.startswith("file:///") and uri.startswith(fixed + "/"):

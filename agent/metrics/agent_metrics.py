@@ -1,7 +1,7 @@
 """All metrics of the agent, with their names, labels and meanings. docs/metrics.md is generated from this file.
 
 Names follow Prometheus' rules: the unit is a suffix in base units, a counter ends in `_total`. Every label has a bounded number
-of values: there is none for transactions, writers or grants, and `table` is bounded by the setting `metrics_tables`.
+of values: there is none for transactions, writers or grants, and `table` is bounded by `DEFAULT_TABLES`.
 
 Counters and histograms live as long as the process. They count what this process has decided, and nothing of a replay. Gauges are
 set at each scrape (`agent/serving/gauges.py`).
@@ -83,7 +83,7 @@ class AgentMetrics:
         )
         self.lag_seconds = self._gauge(
             "lakewarden_partition_lag_seconds",
-            "How far the agent is behind the log, in seconds. An agent that has read everything shows up to two `check_seconds`.",
+            "How far the agent is behind the log, in seconds. An agent that has read everything shows up to two checks (2 s).",
             "partition",
         )
         self.incomplete_logs = self._gauge(
@@ -217,7 +217,7 @@ class AgentMetrics:
         )
         self.late_renewals = self._counter(
             "lakewarden_late_renewals_total",
-            "Renewals of a lock after twice `renew_seconds`, or `hudi_renew_seconds`, or later.",
+            "Renewals of a lock after a fifth of its lease, or later.",
         )
         self.lock_wait = self._histogram(
             "lakewarden_lock_wait_seconds", "Time from the need of a lock to its acquisition.", WAIT_BUCKETS

@@ -25,7 +25,7 @@ from lakewarden.agent.operators.timelines import read_timelines
 from lakewarden.agent.serving.takeover import find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import timestamp
-from lakewarden.events import partition_name
+from lakewarden.events import DEFAULT_PREFIX, partition_name
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.explain.condition import Denied, Facts, Open, Recent, condition
 from lakewarden.handlers.setup.agents import Member
@@ -149,12 +149,8 @@ def command(settings: KafkaSettings, *words: str) -> str:
 
     Credentials are not in it. Control characters are shown, never executed by pasting.
     """
-    own = {name: str(getattr(settings, name)) for name in ("topic_prefix", "group")}
-    names = [
-        f"LAKEWARDEN_{name.upper()}={_quoted(value)}"
-        for name, value in own.items()
-        if value != KafkaSettings.model_fields[name].default
-    ]
+    prefix = settings.topic_prefix
+    names = [] if prefix == DEFAULT_PREFIX else [f"LAKEWARDEN_TOPIC_PREFIX={_quoted(prefix)}"]
     options: list[str] = []
     if words[:1] != ("lock",):
         options += ["--bootstrap-servers", settings.bootstrap_servers]

@@ -207,20 +207,20 @@ async def _check_group(admin: AIOKafkaAdminClient, settings: Settings, *, starte
 def _check_allowed(settings: Settings, table: str) -> Finding:
     if settings.placement().allows(table):
         return Finding("table", "ok", table, "allowed")
-    if not settings.allow:
+    if not settings.tables:
         return Finding(
             "table",
             "unchecked",
             table,
-            "allow is not set here, so this command doesn't know which tables the agents serve",
-            "run it with the agents' settings (LAKEWARDEN_ALLOW or --config)",
+            "tables is not set here, so this command doesn't know which tables the agents serve",
+            "run it with the agents' settings (LAKEWARDEN_TABLES or --config)",
         )
     return Finding(
         "table",
         "problem",
         table,
-        f"allow doesn't cover it ({', '.join(settings.allow)}), so agents refuse its transactions",
-        "add it to allow, and use the same settings for this command as for the agents",
+        f"tables doesn't cover it ({', '.join(settings.tables)}), so agents refuse its transactions",
+        "add it to tables, and use the same settings for this command as for the agents",
     )
 
 
@@ -234,12 +234,12 @@ async def _check_lock(settings: Settings, table: str) -> tuple[str | None, Findi
 
 
 def _lock_uris(settings: Settings, places: Sequence[str]) -> list[str]:
-    """An object in each store that has locks: the lock root, or the buckets that `allow` names, and those of the tables."""
+    """An object in each store that has locks: the lock root, or the buckets that `tables` names, and those of the tables."""
     found = list(places)
     if settings.lock_root is not None:
         found.insert(0, f"{settings.lock_root}/locks/probe.json")
     elif not places:
-        for glob in settings.allow:
+        for glob in settings.tables:
             scheme, _, rest = glob.partition("://")
             bucket = rest.partition("/")[0]
             if bucket and scheme != "file" and not re.search(r"[*?\[]", bucket):
@@ -250,7 +250,7 @@ def _lock_uris(settings: Settings, places: Sequence[str]) -> list[str]:
 async def _check_stores(settings: Settings, places: Sequence[str], clock: Callable[[], int]) -> list[Finding]:
     uris = _lock_uris(settings, places)
     if not uris:
-        nothing = "no lock root is set, and allow names no bucket"
+        nothing = "no lock root is set, and tables names no bucket"
         return [Finding("store", "unchecked", "locks", nothing, "set lock_root, or name a table")]
     found: list[Finding] = []
     async with AsyncExitStack() as stack:

@@ -57,12 +57,11 @@ class Agent:
 
     def __init__(self, settings: Settings, collections: FullCollections | None = None) -> None:
         """`collections`: of this process, if it runs no other program."""
-        if not settings.allow:
+        if not settings.tables:
             raise SettingsError(
-                "allow is empty, so no table would be served; set it: --allow 's3://bucket/warehouse/*'"
+                "tables is empty, so no table would be served; set it: --tables 's3://bucket/warehouse/*'"
             )
-        own_id = {} if settings.kafka_client_id else {"kafka_client_id": AGENT_CLIENT_ID}
-        self.settings = settings.model_copy(update=own_id)
+        self.settings = settings.model_copy(update={"kafka_client_id": AGENT_CLIENT_ID})
         self._lasting = Lasting(self.settings, collections)
         self._stopping = anyio.Event()
         self._session: KafkaSession | None = None

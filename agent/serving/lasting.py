@@ -25,7 +25,7 @@ class Lasting:
         self.settings = settings
         self.collections = collections
         """None: this agent freezes nothing."""
-        self.metrics = AgentMetrics(settings.metrics_tables)
+        self.metrics = AgentMetrics()
         self.ready = anyio.Event()
         """Set while every assigned partition is live."""
         self.undecodable = UndecodableRecords()

@@ -3,7 +3,7 @@
 | topic | event | use |
 | --- | --- | --- |
 | `audit` | a lock was released, acquired or refused | hints for the keepers that wait for it (`handlers/lease/lock_queue.py`) |
-| `decisions` | `partition-taken` | a paused owner may resume; this agent was replaced; another one has its `instance` |
+| `decisions` | `partition-taken` | a paused owner may resume; this agent was replaced; another one has its `group_instance_id` |
 | `ledger` | an entry of another agent | the owner records its own entry again: compaction keeps the last one only |
 
 An owner is *replaced* when another agent's `partition-taken` follows its own in the log. From there on its decisions don't count
@@ -137,16 +137,20 @@ class PeerListener:
 
 
 def require_unique_instance(taken: PartitionTaken, settings: Settings, terms: Collection[str]) -> None:
-    """Raise `DuplicateInstanceError` if another process took a partition over under this agent's `instance`.
+    """Raise `DuplicateInstanceError` if another process took a partition over under this agent's `group_instance_id`.
 
     aiokafka's heartbeats don't name the instance, so Kafka doesn't report the duplicate: the two would take turns for ever.
     The agent that was there first ends: it is the one that a restart has left behind, if one of the two is.
     """
-    if settings.instance is not None and taken.instance == settings.instance and taken.term not in terms:
+    if (
+        settings.group_instance_id is not None
+        and taken.instance == settings.group_instance_id
+        and taken.term not in terms
+    ):
         raise DuplicateInstanceError(
-            f"agent {taken.agent} has the same instance as this agent, {settings.instance}, and has replaced it in group "
-            f"{settings.group}; give each running agent an instance of its own ($LAKEWARDEN_INSTANCE), "
-            "or end the other process"
+            f"agent {taken.agent} has the same group_instance_id as this agent, {settings.group_instance_id}, "
+            f"and has replaced it in group {settings.group}; give each running agent one of its own "
+            "($LAKEWARDEN_GROUP_INSTANCE_ID), or end the other process"
         )
 
 

@@ -143,7 +143,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._consumer = AIOKafkaConsumer(
             **settings.kafka_client(),
             group_id=settings.group,
-            group_instance_id=settings.instance,
+            group_instance_id=settings.group_instance_id,
             partition_assignment_strategy=(self._assignor,),
             enable_auto_commit=False,
             auto_offset_reset="earliest",

@@ -33,7 +33,7 @@ def open_store(
         case "file":
             if root is None:
                 raise LocationError(
-                    f"no root folder is configured for local objects; allow a folder that contains it: uri={uri!r}"
+                    f"no root folder is configured for local objects; name in `tables` a folder that contains it: uri={uri!r}"
                 )
             return LocalStore(root, request_timeout_seconds=request_timeout_seconds)
         case "memory":

@@ -101,12 +101,13 @@ class S3Options:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The settings, for locks and for watched tables."""
+        encryption, _, key = (settings.s3_encryption or "").partition("=")
         return cls(
             endpoint_url=settings.s3_endpoint,
             region=settings.s3_region,
             path_style=None if settings.s3_addressing == "auto" else settings.s3_addressing == "path",
-            encryption=settings.s3_encryption,
-            kms_key=settings.s3_kms_key,
+            encryption=encryption or None,
+            kms_key=key or None,
             requester_pays=settings.s3_requester_pays,
             bucket_owner=settings.s3_bucket_owner,
         )

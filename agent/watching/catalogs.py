@@ -11,7 +11,7 @@
   looks again in its next period, so no request is repeated, except once with a new token after a 401 or 419.
 - An OAuth2 token is renewed when a fifth of its lifetime is left. If that fails, the old one is used until it ends. Simultaneous
   requests wait for one renewal.
-- `watch_timeout_seconds` bounds each request with its answer, `MAX_FILE_BYTES` its size. A catalog has `MAX_REQUESTS` at a time:
+- `TIMEOUT_SECONDS` bounds each request with its answer, `MAX_FILE_BYTES` its size. A catalog has `MAX_REQUESTS` at a time:
   one that hangs delays its own tables only.
 - Redirects are not followed: they would send credentials to another place.
 """
@@ -35,7 +35,12 @@ from anyio import to_thread
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.settings import Settings, catalog_entry
 from lakewarden.agent.stores.port import shorten
-from lakewarden.agent.watching.files import MAX_FILE_BYTES, AbsentFileError, UnreadableTableError
+from lakewarden.agent.watching.files import (
+    MAX_FILE_BYTES,
+    TIMEOUT_SECONDS,
+    AbsentFileError,
+    UnreadableTableError,
+)
 from lakewarden.events.access.tokens import RENEW_SHARE, TokenError, error_code, token_of
 
 MAX_REQUESTS = 8
@@ -138,7 +143,7 @@ def catalogs(settings: Settings) -> dict[str, Catalog]:
     found: dict[str, Catalog] = {}
     for name, secret in settings.catalogs.items():
         properties = {key: value.get_secret_value() for key, value in secret.items()}
-        found[name] = kinds[properties["type"]](name, properties, settings.watch_timeout_seconds)
+        found[name] = kinds[properties["type"]](name, properties, TIMEOUT_SECONDS)
     return found
 
 

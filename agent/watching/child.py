@@ -1,6 +1,6 @@
 """The watcher of an agent, a child process that `supervisor.py` starts: docs/decisions/0054-watching-in-the-agent.md.
 
-It watches the tables of the setting `watch` that are in the agent's assignment, and that `allow` covers. The end of its stdin
+It watches the tables of the setting `watch` that are in the agent's assignment, and that `tables` covers. The end of its stdin
 ends it.
 """
 
@@ -44,7 +44,7 @@ async def watch_assigned(
     for table in settings.watch:
         if not is_glob(table) and not catalog_entry(table) and not allows(table):
             log.warning(
-                "watch.not-allowed", table=table, detail="allow doesn't cover it, so it is not watched"
+                "watch.not-allowed", table=table, detail="tables doesn't cover it, so it is not watched"
             )
     watcher = Watcher(
         settings, settings.watch, publish, is_own=lambda table: current.has(table) and allows(table)
@@ -63,7 +63,7 @@ async def _run() -> None:
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer
     )
     settings = decode_settings(await lines.readline())
-    configure_logging(settings.log_format, settings.log_level)
+    configure_logging(settings.log_level)
     async with publishing(settings) as publish:
         await watch_assigned(settings, _assignments(lines), publish)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Of one file that is read. A commit of 100,000 files has metadata of about 60 MB."""
+TIMEOUT_SECONDS = 10.0
+"""Of one listing or read. S3 answers a listing of 1,000 names in less than a second."""
 MAX_FILES = 300_000
 """Of one listing. A write with direct markers has one file for each data file."""
 
@@ -143,7 +145,7 @@ class Buckets:
                 store = self._stores[bucket] = self._connect(location.scheme, location.authority, bucket)
             except (BaseError, ValueError) as error:
                 raise UnreadableTableError(_why(error)) from error
-        return TableFiles(store, location.key + "/", self._settings.watch_timeout_seconds)
+        return TableFiles(store, location.key + "/", TIMEOUT_SECONDS)
 
     def _connect(self, scheme: str, authority: str, bucket: str) -> _Store:
         settings = self._settings
@@ -156,7 +158,7 @@ class Buckets:
         endpoint = endpoints.get(scheme)
         options: ClientConfig = {
             "allow_http": endpoint is not None and endpoint.startswith("http://"),
-            "timeout": timedelta(seconds=settings.watch_timeout_seconds),
+            "timeout": timedelta(seconds=TIMEOUT_SECONDS),
         }
         retry: RetryConfig = {"max_retries": 0}
         match scheme:

@@ -39,6 +39,8 @@ FRESH_SECONDS = 600.0
 AFTER_TAKE_OVER_SECONDS = 2.0
 """A rebalance moves several partitions, within about this time."""
 RETRY_SECONDS = 3.0
+MEMORY_BYTES = 500_000_000
+"""Of what open transactions touch (estimated). Above it, the page doesn't know who waits for whom in the largest table."""
 SILENT_SECONDS = 15.0
 """Limit for the brokers to name the ends of the topics."""
 ASK_SECONDS = 5.0
@@ -151,7 +153,7 @@ class Follower:
                 if partition.topic == topics.audit:
                     self._add_locks(status, records)
             if found:
-                status.limit_memory(self._settings.web_memory_mb * 1_000_000)
+                status.limit_memory(MEMORY_BYTES)
                 self._current()
                 await anyio.sleep(PAUSE_SECONDS)
             if status.taken_over:

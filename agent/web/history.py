@@ -1,4 +1,4 @@
-"""Follows the log for what is past: conflicts, timelines, refused events. It begins `web_hours` ago."""
+"""Follows the log for what is past: conflicts, timelines, refused events. It begins `HOURS` ago."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from lakewarden.agent.web.follower import POLL_MS, RETRY_SECONDS, Changes, expla
 log = structlog.get_logger()
 
 PAUSE_SECONDS = 0.2
+HOURS = 6
+"""Of conflicts and timelines that the page keeps, by full hours."""
 MAX_RECORDS = 2_000
 """Records that are folded before other tasks run, about 50 ms."""
 
@@ -33,7 +35,7 @@ class History:
     def __init__(self, settings: Settings, changes: Changes) -> None:
         self._settings = settings
         self._changes = changes
-        self.losses = Losses(settings.web_hours)
+        self.losses = Losses(HOURS)
         self.timelines = Timelines()
         self.refused: deque[RefusedEvent] = deque(maxlen=MAX_REFUSED)
         self.complete = False
@@ -56,7 +58,7 @@ class History:
 
     async def _follow(self) -> None:
         settings, topics = self._settings, self._settings.topics
-        since_ms = (moment().wall_ms // HOUR_MS - settings.web_hours + 1) * HOUR_MS
+        since_ms = (moment().wall_ms // HOUR_MS - HOURS + 1) * HOUR_MS
         async with Log(settings, follows=True) as log:
             timed = await log.partitions(topics.conflicts, topics.decisions, topics.writers)
             starts = await log.offsets_at(timed, since_ms)
@@ -70,7 +72,7 @@ class History:
                     await consumer.seek_to_end(partition)
                 else:
                     consumer.seek(partition, start)
-            self.losses, self.timelines = Losses(settings.web_hours), Timelines()
+            self.losses, self.timelines = Losses(HOURS), Timelines()
             self.refused.clear()
             self.complete = False
             while True:
@@ -86,7 +88,7 @@ class History:
                 self.problem = None
                 self._changes.announce()
                 if self.complete:
-                    self.timelines.drop_before(moment().wall_ms / 1000 - settings.web_hours * 3600)
+                    self.timelines.drop_before(moment().wall_ms / 1000 - HOURS * 3600)
                     await anyio.sleep(PAUSE_SECONDS)
 
     def _add(self, partition: TopicPartition, records: list[ConsumerRecord]) -> None:

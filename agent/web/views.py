@@ -16,7 +16,7 @@ from lakewarden.agent.operators.explain_text import final_outcome, story
 from lakewarden.agent.operators.status import TableView, TransactionView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web.follower import Follower
-from lakewarden.agent.web.history import History
+from lakewarden.agent.web.history import HOURS, History
 from lakewarden.events import canonical_table
 from lakewarden.handlers.explain.condition import writer_name
 
@@ -116,7 +116,7 @@ def tables(sources: Sources, query: Mapping[str, str]) -> View:
             {**asdict(each), "waiting": _waiting(each), **lost.get(each.table, none)} for each in rows
         ],
         "sort": sort,
-        "hours": sources.settings.web_hours,
+        "hours": HOURS,
         "contended": sum(1 for each in views if _waiting(each)),
         "locked": sum(1 for each in views if each.lock is not None and each.lock.held),
         "open": sum(len(each.transactions) for each in views),
@@ -203,7 +203,7 @@ def writer(sources: Sources, query: Mapping[str, str]) -> View:
         "committed": len(committed),
         "lost": sum(each["outcome"] == "aborted by conflict" for each in found),
         "last": committed[0] if committed else None,
-        "hours": sources.settings.web_hours,
+        "hours": HOURS,
         **page.data,
     }
     title = writer_name(name) if name else "Writers"
@@ -219,7 +219,7 @@ def writer(sources: Sources, query: Mapping[str, str]) -> View:
 def table(sources: Sources, query: Mapping[str, str]) -> View:
     """One table: now, and over the last minutes."""
     uri = _table_of(query, required=True) or ""
-    minutes = _number(query, "minutes", DEFAULT_MINUTES, sources.settings.web_hours * 60)
+    minutes = _number(query, "minutes", DEFAULT_MINUTES, HOURS * 60)
     status = sources.follower.status
     end = moment().wall_ms / 1000
     view = _judged(sources, TableView(uri, None, ()) if status is None else status.view(uri), end)
@@ -240,7 +240,7 @@ def table(sources: Sources, query: Mapping[str, str]) -> View:
 def losses(sources: Sources, query: Mapping[str, str]) -> View:
     """What conflicts have cost in the last hours."""
     uri = _table_of(query)
-    hours = sources.settings.web_hours
+    hours = HOURS
     words = ["losses", "--hours", str(hours), *(["--table", uri] if uri else [])]
     data = {
         **sources.history.losses.report(uri),

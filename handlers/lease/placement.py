@@ -1,12 +1,12 @@
 """Where a table's lock object is, and which tables an event may make the agent touch.
 
-Events come from the network. They name tables, which are checked against the `allow` globs. They never determine which object the
+Events come from the network. They name tables, which the globs of `tables` must cover. They never determine which object the
 agent writes: the location of a table's lock is the agent's knowledge. The first rule that applies counts:
 
     rule                                                     the lock object
-    a glob of `lock_places` covers the table                 the place that the operator names there: `hudi`, `usual` or an object
+    a glob of `lock_places` covers the table                 the place that the operator names: `hudi`, `default` or an object
     the table has `.hoodie/hoodie.properties`                <table>/.hoodie/.locks/table_lock.json, shared with Hudi's writers
-    otherwise                                                <lock root>/locks/<cleaned path>-<hash>.json, the usual location
+    otherwise                                                <lock root>/locks/<cleaned path>-<hash>.json, the default location
 
 Globs are compared with the whole canonical URI. `*` matches any characters, `/` too. A glob without a wildcard covers that table
 and everything below it.
@@ -42,7 +42,7 @@ from lakewarden.handlers.lease.types import LeaseSettings, Refusal
 HUDI_LOCK: Final = "/.hoodie/.locks/table_lock.json"
 HUDI_PROPERTIES: Final = "/.hoodie/hoodie.properties"
 """Every Hudi table has this file, and no other table does."""
-HUDI, USUAL = "hudi", "usual"
+DEFAULT, HUDI = "default", "hudi"
 """Locations in `lock_places` that depend on the table."""
 _MAX_CLEANED, _MAX_CLEANED_ON_DISK, _MAX_KEY = 900, 200, 1024
 """Characters. Stores take keys of 1,024 bytes, file systems names of 255. The hash distinguishes tables."""
@@ -76,7 +76,7 @@ class ConfiguredLocation:
 
     glob: str
     location: str
-    """`hudi`, `usual` or the URI of an object."""
+    """`hudi`, `default` or the URI of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Placement:
         match named:
             case None:
                 return None
-            case "hudi" | "usual":
+            case "hudi" | "default":
                 return self.location(table, hudi=named == HUDI)
             case _:
                 return LockLocation(named, shared=named.endswith(HUDI_LOCK))
@@ -108,9 +108,9 @@ class Placement:
             return hudi_location(table)
         if self.lock_root is None and table.startswith("file:"):
             return NotAllowed(f"local table {table} has no bucket for its lock; set --lock-root")
-        return LockLocation(self._usual_uri(table), shared=False)
+        return LockLocation(self._default_uri(table), shared=False)
 
-    def _usual_uri(self, table: str) -> str:
+    def _default_uri(self, table: str) -> str:
         scheme, rest = table.split("://", 1)
         authority, path = rest.split("/", 1)
         root = self.lock_root.rstrip("/") if self.lock_root else f"{scheme}://{authority}"

@@ -158,7 +158,9 @@ def _refuse_priority(context: StepContext, transaction: Transaction) -> None:
 
 def _refuse_over_limit(context: StepContext, transaction: Transaction) -> None:
     limit = context.state.settings.max_open
-    detail = f"{limit} transactions of this table are open, the limit of max_open; retry when some have ended"
+    detail = (
+        f"{limit} transactions of this table are open, and more are not allowed; retry when some have ended"
+    )
     context.abort(transaction, "not-allowed", detail=detail)
 
 

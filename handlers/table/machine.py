@@ -330,7 +330,7 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
         return
     if transaction.markers > state.settings.max_markers and transaction.phase is not Phase.GRANTED:
         limit = state.settings.max_markers
-        detail = f"it published more than {limit} markers, the limit of max_markers; split the batch"
+        detail = f"it published more than {limit} markers, and more are not allowed; split the batch"
         context.abort(transaction, "not-allowed", retriable=False, detail=detail)
         return
     if isinstance(event, WriterHeartbeat) and event.seq > seq_before:

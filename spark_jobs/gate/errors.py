@@ -126,7 +126,7 @@ _REASON_TEXTS: dict[AbortReason | str, str] = {
     "lease-lost": "commit aborted: the agent lost the table's lock",
     "outcome-unknown": "commit aborted: {overlaps} may also have been written by {others}, whose grant lapsed",
     "superseded": "commit aborted: the same writer opened a newer transaction; it was restarted, or two processes use its name",
-    "not-allowed": "commit refused: the agent doesn't serve this table; allow it with --allow",
+    "not-allowed": "commit refused: the agent doesn't serve this table; allow it with --tables",
     "unknown-transaction": "commit aborted: the log no longer has the intent of this transaction",
     "lock-refused": "commit aborted: the store of the table's lock refuses the agent; check the agent's credentials, clock and "
     "permissions",

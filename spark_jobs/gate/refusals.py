@@ -45,7 +45,7 @@ def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: 
     """Kafka has the intent, and no agent answered it."""
     return AgentUnreachable(
         f"no agent answered the commit-intent within {timeout:g} s; nothing was computed; start an agent that allows this "
-        f"table (`lakewarden agent --allow`); if this writer lost conflicts before, it may be queued: see "
+        f"table (`lakewarden agent --tables`); if this writer lost conflicts before, it may be queued: see "
         f"`lakewarden status`; then restart the query{errors.hint}; {facts} "
         f"brokers={channel.bootstrap_servers} topic={channel.topics.writers}"
     )

@@ -26,7 +26,7 @@ import aiokafka
 import pydantic
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import RENEWALS_PER_VALIDITY, Settings
 from tests.bench import (
     detection,
     failover,
@@ -474,8 +474,7 @@ def _measure_locks(size: Size, servers: str, prefix: str, folder: Path) -> dict[
         kept = Settings.load(
             bootstrap_servers=servers,
             topic_prefix=f"{prefix}-kept",
-            renew_seconds=size.renew_seconds,
-            request_timeout_seconds=min(2.0, size.renew_seconds * 0.9),
+            validity_seconds=size.renew_seconds * RENEWALS_PER_VALIDITY,
         )
         report["renewals"] = renewals.measure(
             server, kept, folder / "kept", locks=size.locks, seconds=size.locks_seconds

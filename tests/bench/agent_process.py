@@ -33,11 +33,9 @@ class AgentProcess:
         self._environment = inherited | {
             "LAKEWARDEN_BOOTSTRAP_SERVERS": bootstrap_servers,
             "LAKEWARDEN_TOPIC_PREFIX": prefix,
-            "LAKEWARDEN_GROUP": prefix,
-            "LAKEWARDEN_ALLOW": f"{TABLES}/*",
+            "LAKEWARDEN_TABLES": f"{TABLES}/*",
             "LAKEWARDEN_LOCK_ROOT": (folder / "locks").as_uri(),
-            "LAKEWARDEN_LOCK_PLACES": f"{TABLES}/*=>usual",  # there is no such folder to look into
-            "LAKEWARDEN_LOG_FORMAT": "json",
+            "LAKEWARDEN_LOCK_PLACES": f"{TABLES}/*=>default",  # there is no such folder to look into
             **{f"LAKEWARDEN_{name.upper()}": value for name, value in settings.items()},
         }
         self.log_lines: list[dict[str, Any]] = []

@@ -276,7 +276,7 @@ def _replayed_seconds(state: TableState) -> float:
 
 def _owner(quiet: int) -> PartitionOwner:
     """An owner in the phase `live` with one busy table. It has no publisher."""
-    settings = Settings.load(allow=[f"{writer_events.TABLES}/*"])
+    settings = Settings.load(tables=[f"{writer_events.TABLES}/*"])
     owner = PartitionOwner(
         0, settings, cast("Publisher", None), cast("Stores", None), cast("anyio.abc.TaskGroup", None)
     )

@@ -29,10 +29,6 @@ TIGHT_SESSION_SECONDS = 1.5
 TIGHT = {
     "session_timeout_seconds": str(TIGHT_SESSION_SECONDS),
     "validity_seconds": "5",
-    "renew_seconds": "0.5",
-    "request_timeout_seconds": "0.4",
-    "margin_seconds": "0.5",
-    "grant_seconds": "4",
 }
 BROKER = {"group.min.session.timeout.ms": "1000"}
 """By default, brokers refuse session timeouts below 6 s."""

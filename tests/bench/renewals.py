@@ -49,8 +49,7 @@ def measure(
         lock_root=f"s3://{server.bucket()}/bench",
         s3_endpoint=server.endpoint,
         s3_region=server.region,
-        renew_seconds=str(settings.renew_seconds),
-        request_timeout_seconds=str(settings.request_timeout_seconds),
+        validity_seconds=str(settings.validity_seconds),
     ) as agent:
         return asyncio.run(_measure(server, settings, agent, locks, seconds))
 

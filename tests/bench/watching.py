@@ -28,6 +28,7 @@ from tests.bench.figures import summary
 from tests.bench.writers import Writers
 from tests.recorded_hudi import recorded
 from tests.servers.s3 import S3Server
+from tests.tuned import tuned
 
 COMPLETED = 20
 PENDING = "20261122135643314"
@@ -42,7 +43,7 @@ def measure(
     bucket = server.bucket()
     uris = tuple(f"s3://{bucket}/hudi/t{number}" for number in range(tables))
     _create(server, bucket, tables)
-    settings = Settings.load(
+    settings = tuned(
         bootstrap_servers=servers,
         topic_prefix=prefix,
         s3_endpoint=server.endpoint,
@@ -55,8 +56,8 @@ def measure(
         **asyncio.run(_cost(server, bucket, uris, settings, seconds)),
     }
     options = {
-        "allow": f"s3://{bucket}/*",
-        "lock_places": f"s3://{bucket}/*=>usual",
+        "tables": f"s3://{bucket}/*",
+        "lock_places": f"s3://{bucket}/*=>default",
         "s3_endpoint": server.endpoint,
     }
     with AgentProcess(servers, prefix, folder, **options):

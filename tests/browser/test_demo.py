@@ -35,7 +35,7 @@ def running_demo(folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     options = ["--days", str(DAYS), "--admission", "optimistic", "--data", str(folder)]
     with log.open("wb") as out:
         demo = subprocess.Popen(
-            [*command, *options, "--picture", str(folder.parent / "demo.png")],
+            [*command, *options, "--picture", str(folder.parent / "demo.svg")],
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -38,8 +38,8 @@ async def test_every_view_is_live_escaped_and_fits_a_phone_and_stays_when_the_ag
 ) -> None:
     """One browser for all of it, because its start is what takes longest."""
     # The views may take longer than a short grant lease on a busy machine.
-    leases = {"validity_seconds": 300.0, "renew_seconds": 30.0, "grant_seconds": 200.0}
-    places = {"allow": ("s3://lake/*",), "lock_places": ("s3://lake/*=>usual",)}
+    leases = {"validity_seconds": 300.0}
+    places = {"tables": ("s3://lake/*",), "lock_places": ("s3://lake/*=>default",)}
     with scene.process(agent_id="agent-1", **places, **leases) as agent:
         await agent.ready()
         async with (

@@ -390,8 +390,7 @@ async def test_requests_have_the_headers_that_a_policy_may_demand(answering: Ans
         settings = Settings(
             s3_endpoint=server.endpoint,
             s3_region="us-east-1",
-            s3_encryption="aws:kms",
-            s3_kms_key="alias/locks",
+            s3_encryption="aws:kms=alias/locks",
             s3_requester_pays=True,
             s3_bucket_owner="1" * 12,
         )

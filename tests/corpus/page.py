@@ -242,7 +242,8 @@ def _reasons() -> str:
 
 
 def _limits() -> str:
-    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    settings = Settings()
+    table = settings.table(shared=False)
     intent = _SCHEMAS["CommitIntent"]["properties"]
     lock_length, longest_heartbeat = (
         intent["lock"]["anyOf"][0]["maxLength"],
@@ -274,7 +275,7 @@ def _limits() -> str:
         ("`batch_id`, `priority`, `seq`", f"a signed integer of {base.INTEGER_BITS} bits", "refused"),
         (
             "`priority` of a transaction",
-            f"{defaults['max_priority']} (`max_priority`)",
+            f"{settings.max_priority} (`max_priority`)",
             "aborted, `not-allowed`",
         ),
         ("`table`, `partition`, `file_group`", f"{tables.MAX_PATH:,} characters", "refused"),
@@ -282,33 +283,37 @@ def _limits() -> str:
         ("`heartbeat_seconds`", f"more than 0, at most {longest_heartbeat:g}", "refused"),
         (
             "markers of one transaction",
-            f"{defaults['max_markers']:,} (`max_markers`)",
+            f"{table.max_markers:,}",
             "aborted, `not-allowed`",
         ),
         (
             "open transactions of a table",
-            f"{defaults['max_open']:,} (`max_open`)",
+            f"{table.max_open:,}",
             "aborted, `not-allowed`, retriable",
         ),
         (
             "what the transactions of one agent touch",
-            f"{defaults['memory_mb']:,} MB, estimated (`memory_mb`)",
+            f"{settings.memory_mb:,} MB, estimated (`memory_mb`)",
             "the largest open one is aborted, `not-allowed`, retriable",
         ),
-        ("tables in a Kafka partition", f"{defaults['max_tables']:,} (`max_tables`)", "refused"),
+        (
+            "tables in a Kafka partition",
+            f"{settings.max_tables:,}, with an event in the last ten minutes",
+            "refused",
+        ),
         (
             "silence of a writer",
-            f"{defaults['heartbeat_misses']} × its `heartbeat_seconds` (`heartbeat_misses`)",
+            f"{table.heartbeat_misses} × its `heartbeat_seconds`",
             "aborted, `writer-lost`",
         ),
         (
             "first lease of a grant",
-            f"{defaults['grant_seconds']:g} s (`grant_seconds`)",
+            f"{settings.grant_seconds:g} s: two thirds of a lock lease",
             "lapse; heartbeats extend it",
         ),
         (
             "age of a grant that is extended",
-            f"{defaults['max_grant_seconds']:g} s (`max_grant_seconds`)",
+            f"{settings.max_grant_seconds:g} s (`max_grant_seconds`)",
             "not extended; lapse",
         ),
         (
@@ -357,7 +362,7 @@ def _client() -> str:
     meanings = {
         "heartbeat_seconds": "interval of the heartbeats",
         "admission_timeout_seconds": (
-            "longest wait for an answer to the intent; longer than `grant_seconds`, for which a former process of the writer may "
+            "longest wait for an answer to the intent; longer than a grant lease, for which a former process of the writer may "
             "still hold a grant"
         ),
         "queue_timeout_seconds": "the same, if the admission may have to wait in the admission queue",

@@ -318,7 +318,7 @@ async def running_grant(scene: World) -> None:
 async def play(bootstrap_servers: str, folder: Path, server: S3Server) -> list[ConsumerRecord]:
     """Play every case. Returns all records of all topics, topic by topic."""
     defaults = {name: Settings.model_fields[name].default for name in writers.QUICK}
-    given = {"replication": 1, "allow": (f"s3://{BUCKET}/*",), "lock_root": None, "max_losses": 1}
+    given = {"replication": 1, "tables": (f"s3://{BUCKET}/*",), "lock_root": None, "max_losses": 1}
     own = {"s3_endpoint": server.endpoint, "agent_id": "agent-1"}
     async with world(bootstrap_servers, DEFAULT_PREFIX, folder, **defaults, **given, **own) as scene:
         settings = scene.settings()

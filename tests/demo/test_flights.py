@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 
-from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.choices import DemoError
 from lakewarden.agent.demo.flights import (
     ARRIVALS_SCHEMA,
     DEPARTURES_SCHEMA,

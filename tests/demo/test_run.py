@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lakewarden.agent.demo.contest import Arena
-from lakewarden.agent.demo.errors import DemoError
-from lakewarden.agent.demo.programs import Commands, Programs, environment
+from lakewarden.agent.demo.choices import DemoError, TableFormat
+from lakewarden.agent.demo.programs import Arena, Commands, Programs, environment
 from lakewarden.agent.demo.run import DemoSettings, run_demo
-from lakewarden.agent.demo.settings import TableFormat
 from lakewarden.agent.demo.table import TablePlace
 from lakewarden.agent.locks.posix_session import posix_session_members
 
@@ -36,7 +34,7 @@ run_demo(DemoSettings(1, (), data=Path(sys.argv[1]), programs=programs), Console
 
 
 def settings(folder: Path) -> DemoSettings:
-    return DemoSettings(1, (), data=folder / "data", picture=folder / "demo.png", programs=STAND_IN)
+    return DemoSettings(1, (), data=folder / "data", picture=folder / "demo.svg", programs=STAND_IN)
 
 
 def processes_with(word: str) -> list[str]:
@@ -65,7 +63,7 @@ def test_the_command_lines_of_a_run(tmp_path: Path) -> None:
         "--bootstrap-servers 127.0.0.1:9092 --admission auto --s3-endpoint http://s3"
     )
     assert " ".join(commands.dev(["s3://b/t", "s3://b/u"])) == (
-        f"dev --data {tmp_path} --allow s3://b/t --allow s3://b/u --lock-root s3://b --s3-endpoint http://s3"
+        f"dev --data {tmp_path} --tables s3://b/t --tables s3://b/u --lock-root s3://b --s3-endpoint http://s3"
     )
 
 
@@ -142,7 +140,7 @@ def test_a_failed_writer_is_restarted_and_the_report_notes_it(
     assert report.notes[0].endswith("; it was restarted")
     assert contest.check.missing == contest.check.expected == 842
     assert contest.batches == 3
-    assert (tmp_path / "demo.png").exists()
+    assert (tmp_path / "demo.svg").exists()
     assert "arrivals" in shown.getvalue()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakewarden.agent.attempts.trace import Outcome, Step, StepsFile, Trace
-from lakewarden.agent.demo.narration import line_for_step, overlaps
+from lakewarden.agent.demo.contest import line_of, overlaps
 from tests.demo.scripted import BEGAN, committed, lost, step
 
 
@@ -39,7 +39,7 @@ def test_an_abort_for_another_reason_is_not_a_conflict() -> None:
 def test_steps_of_two_writers_are_ordered_by_time() -> None:
     trace = Trace([*lost("a0", 1, 3, 4), *committed("d0", "departures", 0, 5)])
 
-    assert trace.writers == ("departures", "arrivals")
+    assert [attempt.writer for attempt in trace.attempts] == ["departures", "arrivals"]
     assert trace.attempts[1].winner == "departures"
 
 
@@ -59,13 +59,9 @@ def test_a_line_is_read_when_its_newline_is_written(tmp_path: Path) -> None:
 
 def test_the_line_of_a_conflict_names_the_other_writer_and_the_partition() -> None:
     trace = Trace()
-    lines = []
-    for each in lost("a0", 1, 3, 3.25):
-        attempt = trace.add(each)
-        if (line := line_for_step(each, attempt)) is not None:
-            lines.append(line.text)
+    lines = [line_of(each, trace.add(each)) for each in lost("a0", 1, 3, 3.25)]
 
-    assert lines == [
+    assert [line[0] for line in lines if line] == [
         "starts",
         "aborted: CONFLICT with departures on month=1/day=2",
         "Spark jobs stopped 0.25 s after the abort",
@@ -79,9 +75,9 @@ def test_the_lines_of_a_queued_attempt_say_how_long_it_was_queued() -> None:
     ]
     trace = Trace()
 
-    lines = [line_for_step(each, trace.add(each)) for each in steps]
+    lines = [line_of(each, trace.add(each)) for each in steps]
 
-    assert [line.text for line in lines if line] == [
+    assert [line[0] for line in lines if line] == [
         "starts, queued for admission",
         "admitted after 4.4 s in the queue",
     ]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.choices import DemoError
 from lakewarden.agent.demo.flights import FEEDS, KEYS, expected_table, load_flights
 from lakewarden.agent.demo.table import TablePlace, create_table, local_place, read_table, s3_place
 from lakewarden.agent.demo.verification import TableCheck, compare

@@ -17,17 +17,17 @@ from lakewarden.agent.watching.child import MEMORY_BYTES as WATCHER_BYTES
 from tests.deploy.kubernetes import CHART, NEWEST, OLDEST, ROOT, ChartError, render, violations
 
 MIB = 1024 * 1024
-MINIMAL: dict[str, Any] = {"settings": {"bootstrap_servers": "kafka:9092", "allow": ["s3://lake/*"]}}
+MINIMAL: dict[str, Any] = {"settings": {"bootstrap_servers": "kafka:9092", "tables": ["s3://lake/*"]}}
 FULL: dict[str, Any] = {
     "settings": {
         "bootstrap_servers": "kafka:9096",
-        "allow": ["s3://lake/a/*", "s3://lake/b/*"],
+        "tables": ["s3://lake/a/*", "s3://lake/b/*"],
         "lock_root": "s3://lake/locks",
         "kafka_security_protocol": "SASL_SSL",
         "kafka_sasl_mechanism": "SCRAM-SHA-512",
         "kafka_sasl_username": "agents",
         "catalogs": {"prod": {"type": "rest", "uri": "https://c"}},
-        "max_markers": 3_000_000,
+        "memory_mb": 3_000_000,
         "drift_seconds": 0.25,
         "strict_takeover": True,
     },
@@ -163,9 +163,9 @@ def test_the_agent_accepts_the_variables_that_the_chart_sets(
 
     settings = Settings.load()
 
-    assert settings.allow == ("s3://lake/a/*", "s3://lake/b/*")
-    assert (settings.max_markers, settings.drift_seconds, settings.strict_takeover) == (3_000_000, 0.25, True)
-    assert (settings.instance, settings.session_timeout_seconds) == ("prod-agent-0", 45.0)
+    assert settings.tables == ("s3://lake/a/*", "s3://lake/b/*")
+    assert (settings.memory_mb, settings.drift_seconds, settings.strict_takeover) == (3_000_000, 0.25, True)
+    assert (settings.group_instance_id, settings.session_timeout_seconds) == ("prod-agent-0", 45.0)
     assert settings.http_listen == ":8437"
     assert settings.catalogs["prod"]["uri"].get_secret_value() == "https://c"
 
@@ -191,7 +191,7 @@ def test_each_secret_is_mounted_where_its_setting_points_to(tmp_path: Path) -> N
 
 @helm
 def test_each_agent_keeps_its_name_in_the_consumer_group_unless_told_otherwise(tmp_path: Path) -> None:
-    instance = f"{ENV_PREFIX}INSTANCE"
+    instance = f"{ENV_PREFIX}GROUP_INSTANCE_ID"
 
     assert variables(render(MINIMAL, tmp_path))[instance] == "$(POD_NAME)"
     assert instance not in variables(render(BARE, tmp_path))
@@ -298,7 +298,7 @@ def test_the_page_is_probed_by_a_name_that_it_answers_to(
     ("values", "problem"),
     [
         ({}, "/settings/bootstrap_servers"),
-        ({"settings": {"bootstrap_servers": "k:9092", "allow": []}}, "/settings/allow"),
+        ({"settings": {"bootstrap_servers": "k:9092", "tables": []}}, "/settings/tables"),
         ({**MINIMAL, "setings": {}}, "setings"),
         ({"settings": {**MINIMAL["settings"], "kafka_sasl_password": "secret"}}, "kafka_sasl_password"),
         ({"settings": {**MINIMAL["settings"], "instance": "a"}}, "instance"),

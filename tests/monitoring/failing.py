@@ -49,8 +49,6 @@ SCRAPE_SECONDS = 1.0
 SCRAPE_TIMEOUT_SECONDS = 5.0
 SHORT: dict[str, Any] = {
     "lock_root": None,
-    "ready_seconds": 2.0,
-    "refusal_seconds": 8.0,
     "log_level": "info",
 }
 WRITERS = 2
@@ -439,8 +437,8 @@ async def failing(
             prefix,
             root,
             **{**SHORT, **settings},
-            allow=(f"s3://{bucket}/*",),
-            lock_places=(f"s3://{bucket}/*=>usual",),
+            tables=(f"s3://{bucket}/*",),
+            lock_places=(f"s3://{bucket}/*=>default",),
             s3_endpoint=proxy.endpoint,
         ) as scene,
     ):

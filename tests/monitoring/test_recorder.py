@@ -40,11 +40,7 @@ AFTER_SCRAPES = 64
 """16 minutes of the alerts' time: more than their longest window."""
 PATIENT: dict[str, Any] = {
     "validity_seconds": 60.0,
-    "renew_seconds": 6.0,
-    "request_timeout_seconds": 5.0,
-    "grant_seconds": 30.0,
     "session_timeout_seconds": 30.0,
-    "ready_seconds": 20.0,
 }
 """Times that an agent keeps on a busy machine, for failures that depend on none of them."""
 SUSPENSIONS = 3

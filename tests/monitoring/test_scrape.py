@@ -95,7 +95,7 @@ async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
     port = free_port()
     prometheus = Prometheus(port)
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as scene:
-        with scene.process(http_listen="127.0.0.1:0", metrics_tables=2, log_level="info") as agent:
+        with scene.process(http_listen="127.0.0.1:0", log_level="info") as agent:
             address = urlsplit((await agent.logged("http.listening"))["addresses"][0]).netloc
             with server(configuration(tmp_path, address), tmp_path, port):
                 stop = anyio.Event()
@@ -103,7 +103,6 @@ async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
                     for number in range(3):
                         tasks.start_soon(commit_batches, scene, number, stop)
                     await prometheus.until("sum(lakewarden_grants_total)", lambda value: value >= 9)
-                    await prometheus.until('lakewarden_grants_total{table="other"}', lambda value: value > 0)
                     values = {each.name: await prometheus.values(each) for each in variables()}
                     await prometheus.until("sum(rate(lakewarden_grants_total[10s]))", lambda value: value > 0)
                     panels = await empty_panels(prometheus, values)
@@ -123,7 +122,7 @@ async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
     assert panels == []
     assert up == 1
     assert conflicts > 0
-    assert tables == 3, "two tables by name, and the others"
+    assert tables == 3
     assert not [each for each in expected_names() if each not in names]
     found = [rule for group in rules["groups"] for rule in group["rules"]]
     assert {each["name"] for each in found} == {each["alert"] for each in ALERTS}

@@ -35,19 +35,12 @@ TIGHT: dict[str, Any] = {
     "partitions": 4,
     "lock_root": None,
     "session_timeout_seconds": 6.0,
-    "validity_seconds": 10.0,
-    "renew_seconds": 1.0,
+    "validity_seconds": 12.0,
     "drift_seconds": 0.5,
-    "margin_seconds": 3.0,
-    "request_timeout_seconds": 0.9,
-    "hudi_validity_seconds": 10.0,
-    "hudi_renew_seconds": 1.0,
-    "hudi_drift_seconds": 1.0,
-    "grant_seconds": 6.0,
-    "check_seconds": 0.5,
+    "hudi_validity_seconds": 12.0,
     "log_level": "info",
 }
-LEASE_SECONDS = 11.0
+LEASE_SECONDS = 13.0
 """Longer than validity plus drift, so that an agent has lost a lease which it could not renew for so long."""
 LOSS_TRIES = 10
 """To lose a lease under a grant so that the abort reaches the writer before it stops by itself."""
@@ -298,15 +291,13 @@ async def chaos(
     """A world with tables in one bucket behind the proxy. No process runs yet; all are killed at the end."""
     bucket = s3.bucket()
     async with (
-        fault_proxy(
-            s3.endpoint, seed=seed, request_timeout_seconds=TIGHT["request_timeout_seconds"]
-        ) as proxy,
+        fault_proxy(s3.endpoint, seed=seed, request_timeout_seconds=TIGHT["validity_seconds"] / 15) as proxy,
         world(
             bootstrap_servers,
             prefix,
             root,
             **TIGHT,
-            allow=(f"s3://{bucket}/warehouse/*",),
+            tables=(f"s3://{bucket}/warehouse/*",),
             lock_places=(f"s3://{bucket}/warehouse/hudi=>hudi",),
             s3_endpoint=proxy.endpoint,
         ) as scene,

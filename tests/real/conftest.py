@@ -27,7 +27,7 @@ SEED_VARIABLE = "LAKEWARDEN_TEST_CHAOS_SEED"
 @pytest.fixture
 def local(tmp_path: Path) -> Place:
     root = tmp_path.resolve()
-    settings = Settings(allow=(f"file://{root}/t",), lock_root=f"file://{root}/locks")
+    settings = Settings(tables=(f"file://{root}/t",), lock_root=f"file://{root}/locks")
     lock = getattr(settings.placement().location(f"file://{root}/t", hudi=False), "uri", "")
     return Place(f"file://{root}/t", lock, {**QUICK, "lock_root": f"file://{root}/locks"})
 
@@ -35,7 +35,7 @@ def local(tmp_path: Path) -> Place:
 @pytest.fixture
 def on_s3(s3_credentials: S3Server) -> Place:
     table = f"s3://{s3_credentials.bucket()}/warehouse/orders"
-    lock = getattr(Settings(allow=(table,)).placement().location(table, hudi=False), "uri", "")
+    lock = getattr(Settings(tables=(table,)).placement().location(table, hudi=False), "uri", "")
     return Place(table, lock, {**QUICK, "s3_endpoint": s3_credentials.endpoint}, s3_credentials)
 
 

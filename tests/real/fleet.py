@@ -43,13 +43,8 @@ PATIENCE_SECONDS = 300.0
 FLEET: dict[str, Any] = {
     "partitions": PARTITIONS,
     "session_timeout_seconds": SESSION_SECONDS,
-    "validity_seconds": 8.0,
-    "renew_seconds": 0.8,
+    "validity_seconds": 9.0,
     "drift_seconds": 0.2,
-    "margin_seconds": 1.0,
-    "request_timeout_seconds": 0.75,
-    "grant_seconds": 6.0,
-    "check_seconds": 0.3,
     "log_level": "info",
 }
 

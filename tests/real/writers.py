@@ -49,6 +49,7 @@ from lakewarden.events import (
 )
 from lakewarden.events.access import stop_client
 from tests.kafka_fixture import committed_offsets, read_to_end
+from tests.tuned import tuned
 
 PATIENCE_SECONDS = 120.0
 """A time limit that ends a test which hangs. No test measures time with it; a busy machine may use most of it."""
@@ -58,12 +59,7 @@ QUICK: dict[str, Any] = {
     "replication": 1,
     "session_timeout_seconds": 6.0,  # the minimum that a broker allows
     "validity_seconds": 12.0,
-    "renew_seconds": 1.2,
     "drift_seconds": 0.2,
-    "margin_seconds": 1.0,
-    "request_timeout_seconds": 1.0,
-    "grant_seconds": 8.0,
-    "check_seconds": 0.2,
     "log_level": "debug",
 }
 
@@ -118,8 +114,7 @@ class World:
         return {
             "bootstrap_servers": self.bootstrap_servers,
             "topic_prefix": self.prefix,
-            "group": self.prefix,
-            "allow": (f"file://{self.root}/tables/*",),
+            "tables": (f"file://{self.root}/tables/*",),
             "lock_root": f"file://{self.locks}",
             "http_listen": "off",
             **QUICK,
@@ -129,7 +124,7 @@ class World:
 
     def settings(self, **more: Any) -> Settings:
         """The settings of an agent."""
-        return Settings.load(**self.values(**more))
+        return tuned(**self.values(**more))
 
     @asynccontextmanager
     async def agent(self, **more: Any) -> AsyncIterator[Agent]:
@@ -156,7 +151,7 @@ class World:
     async def run(self, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
         """Run a command on the topics of this test."""
         values = self.values()
-        settings = {name: values[name] for name in ("bootstrap_servers", "topic_prefix", "group")} | more
+        settings = {name: values[name] for name in ("bootstrap_servers", "topic_prefix")} | more
         return await anyio.to_thread.run_sync(lambda: run_command(*arguments, **settings))
 
     async def answer(self, *arguments: str) -> str:

@@ -278,7 +278,7 @@ def test_compose_starts_kafka_an_s3_server_with_its_bucket_the_agent_the_page_an
         "LAKEWARDEN_BOOTSTRAP_SERVERS",
         "LAKEWARDEN_LOCK_ROOT",
         "LAKEWARDEN_S3_ENDPOINT",
-        "LAKEWARDEN_ALLOW",
+        "LAKEWARDEN_TABLES",
     } <= set(agent["environment"])
 
 

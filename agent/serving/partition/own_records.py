@@ -74,7 +74,7 @@ class OwnRecords:
         """This owner's own, once Kafka has acknowledged them, and those of others."""
         self.unpublishable = unpublishable
         """Tables whose record a broker refused for its size, with the reason."""
-        self._instance = settings.instance
+        self._instance = settings.group_instance_id
         self._topics = settings.topics
         self._publisher = publisher
         self._seen = seen

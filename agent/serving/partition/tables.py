@@ -128,10 +128,12 @@ class Tables:
                     f"partition {self.number}; set the partitioner of its producer (murmur2_random in librdkafka)"
                 )
             if not self._placement.allows(uri):
-                return f"table {uri} is not among the allowed ones; start the agent with --allow {uri}"
+                return f"table {uri} is not among the allowed ones; start the agent with --tables {uri}"
             limit = self._settings.max_tables
             if len(self.states) >= limit and not known:
-                return f"table {uri} exceeds the limit of {limit} tables per partition; increase max_tables"
+                return (
+                    f"table {uri} exceeds the limit of {limit} tables of a partition; see docs/operating.md"
+                )
             self.states[uri] = self.restored(uri)
         return self.states[uri]
 

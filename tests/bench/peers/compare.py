@@ -87,7 +87,7 @@ def measure(
             measured = _on_store(run, servers, place, server)
         else:
             # The tables are real ones, so the agent finds their locks itself.
-            measured = _measure(run, servers, place, _Surroundings({"allow": "file:///*"}))
+            measured = _measure(run, servers, place, _Surroundings({"tables": "file:///*"}))
         for figures in measured:
             report.append({"format": run.table_format, "workload": asdict(run.workload), **figures})
             _print_last(report)
@@ -107,7 +107,7 @@ def _on_store(run: _Run, servers: str, folder: Path, server: S3Server) -> list[d
     with StoreProxy(server.endpoint) as driver, StoreProxy(server.endpoint) as agent:
         objects = None if server.objects is None else str(server.objects)
         store = Store(driver.endpoint, bucket, ",".join(lock_client_jars(folder)), objects)
-        settings = {"allow": f"s3://{bucket}/*", "s3_endpoint": agent.endpoint}
+        settings = {"tables": f"s3://{bucket}/*", "s3_endpoint": agent.endpoint}
         surroundings = _Surroundings(
             settings,
             ["--store", json.dumps(asdict(store))],

@@ -60,7 +60,7 @@ def measure(sizes: Commits, server: S3Server, servers: str, folder: Path) -> lis
             servers,
             prefix,
             place,
-            allow=allowed,
+            tables=allowed,
             lock_places="",
             lock_root=f"s3://{bucket}/locks",
             s3_endpoint=server.endpoint,

@@ -109,7 +109,7 @@ def test_the_lock_of_a_hudi_table_is_found_in_hudis_location(local: Place) -> No
 def test_the_place_that_the_operator_configured_is_shown(local: Place) -> None:
     """The agent uses it, whatever the table's files say."""
     local.write(b"hoodie.table.name=t\n", local.table + "/.hoodie/hoodie.properties")
-    place = replace(local, settings=local.settings | {"lock_places": f"{local.table}=>usual"})
+    place = replace(local, settings=local.settings | {"lock_places": f"{local.table}=>default"})
 
     assert shown(place)["lock"] == local.lock
 

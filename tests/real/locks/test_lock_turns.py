@@ -39,8 +39,6 @@ DYING_MS = 15_000
 """The rest of a dead owner's lease. The agent has to read the object in this time, on a busy machine too."""
 PATIENT = {
     "validity_seconds": VALIDITY_SECONDS,
-    "renew_seconds": VALIDITY_SECONDS / 10,
-    "request_timeout_seconds": 25.0,
     "session_timeout_seconds": 20.0,
 }
 """No timeout that a busy machine exceeds: a repeated request would change the count, a new session the owners."""

@@ -81,9 +81,7 @@ async def test_an_agent_of_the_new_prefix_knows_what_is_committed(old: World) ->
     assert (shown.returncode, shown.stderr) == (0, "")
     backup = old.root / "ledger.json"
     backup.write_text(shown.stdout)
-    async with world(
-        old.bootstrap_servers, f"{old.prefix}-new", old.root, partitions=MANY, group=old.prefix
-    ) as new:
+    async with world(old.bootstrap_servers, f"{old.prefix}-new", old.root, partitions=MANY) as new:
         async with new.agent():
             restored = await new.run(
                 "ledger", "restore", str(backup), "--reason", "more partitions", replication=1

@@ -34,9 +34,7 @@ NOWHERE = "127.0.0.1:9"
 HOUR_MS = 3_600_000
 PREFIX = "doctor"
 ROOMY: dict[str, Any] = {
-    "request_timeout_seconds": 10.0,
-    "renew_seconds": 11.0,
-    "validity_seconds": 120.0,
+    "validity_seconds": 150.0,
     "drift_seconds": 5.0,
 }
 """On a slow machine the store answers in time, and the tests' S3 server computes the time in its answers."""
@@ -59,8 +57,7 @@ def values(topics: KafkaServer, s3_credentials: S3Server) -> dict[str, Any]:
         **ROOMY,
         "bootstrap_servers": topics.bootstrap_servers,
         "topic_prefix": PREFIX,
-        "group": PREFIX,
-        "allow": (f"{bucket}/tables/*",),
+        "tables": (f"{bucket}/tables/*",),
         "lock_root": f"{bucket}/locks-of-agents",
         "s3_endpoint": s3_credentials.endpoint,
     }
@@ -84,8 +81,8 @@ def problems(findings: list[Finding]) -> list[Finding]:
 async def test_beside_a_running_agent_everything_is_ok_but_the_single_replica(
     values: dict[str, Any], topic_prefix: str, tmp_path: Path
 ) -> None:
-    table = values["allow"][0].replace("*", "t")
-    changes = {**values, "topic_prefix": topic_prefix, "group": topic_prefix}
+    table = values["tables"][0].replace("*", "t")
+    changes = {**values, "topic_prefix": topic_prefix}
     async with world(values["bootstrap_servers"], topic_prefix, tmp_path) as scene:
         scene.overrides = changes
         async with scene.agent() as agent:
@@ -143,7 +140,7 @@ async def test_a_store_that_ignores_conditions_is_a_problem(settings: Callable[.
 async def test_missing_topics_are_a_warning_because_an_agent_may_create_them(
     settings: Callable[..., Settings], topic_prefix: str
 ) -> None:
-    findings = await diagnose(settings(topic_prefix=topic_prefix, group=topic_prefix), [])
+    findings = await diagnose(settings(topic_prefix=topic_prefix), [])
 
     topics = by_check(findings, "topic")
     assert [(each.result, each.found) for each in topics] == [("warning", "missing")] * 6
@@ -157,15 +154,15 @@ async def test_missing_topics_are_a_warning_because_an_agent_may_create_them(
 async def test_a_table_outside_of_allow_is_a_problem(
     settings: Callable[..., Settings], values: dict[str, Any]
 ) -> None:
-    table = values["allow"][0].replace("tables/*", "elsewhere/t")
+    table = values["tables"][0].replace("tables/*", "elsewhere/t")
 
     findings = await diagnose(settings(), [table])
 
     [problem] = problems(findings)
     assert (problem.check, problem.about) == ("table", table)
-    assert "allow doesn't cover it" in problem.found
+    assert "tables doesn't cover it" in problem.found
     assert [each.result for each in by_check(findings, "agents")] == ["problem"]
-    [unknown] = by_check(await diagnose(settings(allow=()), [table]), "table")
+    [unknown] = by_check(await diagnose(settings(tables=()), [table]), "table")
     assert unknown.result == "unchecked"
 
 

@@ -16,6 +16,7 @@ from lakewarden.agent.operators.explain import explain, explanation_fields
 from lakewarden.agent.operators.losses import losses
 from lakewarden.agent.operators.refused import refused
 from lakewarden.agent.web.foreground import running_page
+from lakewarden.agent.web.history import HOURS
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, world
@@ -93,7 +94,7 @@ async def test_the_page_shows_what_the_commands_print_live_and_after_the_agent_w
             ]
             assert HOSTILE not in await browser.get("/refused")
             found = await browser.json_until("/losses.json", lambda found: found["conflicts"] == 1)
-            expected = await losses(page_settings, page_settings.web_hours, None)
+            expected = await losses(page_settings, HOURS, None)
             assert {name: found[name] for name in expected} == expected
             [loss] = found["pairs"]
             assert (loss["winner"], loss["loser"]) == ("winner", HOSTILE)

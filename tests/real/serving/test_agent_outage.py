@@ -73,7 +73,7 @@ async def test_an_event_whose_decision_kafka_rejected_is_decided_again_from_the_
             return await super().send(topic, value=value, **more)
 
     monkeypatch.setattr("lakewarden.agent.kafka.AIOKafkaProducer", FailingProducer)
-    patient = {"validity_seconds": 1_000, "renew_seconds": 10}
+    patient = {"validity_seconds": 1_000}
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **patient) as scene, scene.agent():
         other, unlucky = scene.writer("other"), scene.writer("unlucky")
         await other.begin(heartbeat_seconds=100)

@@ -197,7 +197,7 @@ async def test_a_table_that_is_not_allowed_is_never_touched(scene: World) -> Non
         await scene.wait_for(DeadLetter, count=2)
 
     assert abort.reason == "not-allowed"
-    assert "--allow" in str(abort.detail)
+    assert "--tables" in str(abort.detail)
     assert not (scene.root / "elsewhere").exists()
     assert not scene.lock_object(scene.table).exists()
     assert len(scene.events(Abort, writer.mine)) == 1
@@ -214,7 +214,7 @@ async def test_tables_above_the_limit_are_refused_and_the_others_are_served(scen
         await again.begin()
 
     assert abort.reason == "not-allowed"
-    assert "max_tables" in str(abort.detail)
+    assert "limit of 1 tables" in str(abort.detail)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ async def test_no_transaction_is_granted_while_a_foreign_writer_holds_the_lock(s
     (scene.root / "tables/t/.hoodie/hoodie.properties").write_text("hoodie.table.name=t")
     held = LockRecord(expired=False, valid_until=_in_ms(3600), owner="0f8fad5b-d9cb-469f-a165-70867728950e")
     lock.write_bytes(render(held))
-    lease = {"hudi_validity_seconds": 30, "hudi_renew_seconds": 3}
+    lease = {"hudi_validity_seconds": 30}
     async with scene.agent(**lease):
         writer = scene.writer("patient")
         await writer.send_intent(lock=f"file://{lock}", heartbeat_seconds=100)
@@ -338,7 +338,7 @@ async def test_locks_can_be_in_a_bucket(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
 ) -> None:
     bucket = s3_credentials.bucket()
-    given = {"allow": (f"s3://{bucket}/*",), "lock_root": None, "s3_endpoint": s3_credentials.endpoint}
+    given = {"tables": (f"s3://{bucket}/*",), "lock_root": None, "s3_endpoint": s3_credentials.endpoint}
     async with (
         world(kafka.bootstrap_servers, topic_prefix, tmp_path, **given) as scene,
         scene.agent(),
@@ -361,7 +361,7 @@ async def test_an_agent_waits_for_a_store_that_does_not_answer_at_its_start(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
 ) -> None:
     bucket = s3_credentials.bucket()
-    values = {"allow": (f"s3://{bucket}/warehouse/*",), "lock_root": f"s3://{bucket}/locks"}
+    values = {"tables": (f"s3://{bucket}/warehouse/*",), "lock_root": f"s3://{bucket}/locks"}
     async with (
         fault_proxy(s3_credentials.endpoint, seed=0, request_timeout_seconds=1.0) as proxy,
         world(kafka.bootstrap_servers, topic_prefix, tmp_path, **values, s3_endpoint=proxy.endpoint) as scene,

@@ -41,14 +41,10 @@ pytestmark = [pytest.mark.real]
 
 BRISK = {
     "validity_seconds": 5.0,
-    "renew_seconds": 0.5,
-    "request_timeout_seconds": 0.45,
-    "margin_seconds": 0.5,
-    "grant_seconds": 4.0,
 }
 
 
-LONG_LEASES = {"validity_seconds": 600.0, "renew_seconds": 2.0}
+LONG_LEASES = {"validity_seconds": 600.0}
 """Longer than a test waits for anything."""
 SESSION_SECONDS = 6.0
 """The minimum that a broker allows."""
@@ -95,7 +91,7 @@ async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
 ) -> None:
     """Under one lock a grant runs, under the other none. A third one is held by a program without an agent."""
     bucket = s3_credentials.bucket()
-    given = {"allow": (f"s3://{bucket}/*",), "lock_root": None, "s3_endpoint": s3_credentials.endpoint}
+    given = {"tables": (f"s3://{bucket}/*",), "lock_root": None, "s3_endpoint": s3_credentials.endpoint}
     tables = [f"s3://{bucket}/t{number}" for number in range(3)]
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **given, **LONG_LEASES) as scene:
         running, idle, after = (scene.writer(f"w{n}", tables[place]) for n, place in enumerate((0, 1, 0)))

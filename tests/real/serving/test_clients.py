@@ -53,11 +53,11 @@ async def test_each_kind_of_client_has_its_own_id(scene: World, connected: set[s
     assert connected == {"lakewarden-agent", "lakewarden-writer", "lakewarden-executor", "lakewarden-cli"}
 
 
-async def test_an_operator_may_choose_the_ids(scene: World, connected: set[str]) -> None:
-    async with scene.agent(kafka_client_id="team-a"):
+async def test_a_writer_may_choose_its_id(scene: World, connected: set[str]) -> None:
+    async with scene.agent():
         await to_thread.run_sync(_commit, scene, {"client_id": "team-b"})
 
-    assert connected == {"team-a", "team-b"}
+    assert connected == {"lakewarden-agent", "team-b"}
 
 
 def _commit(scene: World, kafka: dict[str, str] | None = None) -> None:

@@ -149,7 +149,7 @@ async def test_the_metrics_of_an_agent_count_what_it_has_decided(
 async def test_an_agent_that_kafka_does_not_answer_is_live_and_not_ready(tmp_path: Path) -> None:
     values = {
         "bootstrap_servers": f"127.0.0.1:{free_port()}",
-        "allow": (f"file://{tmp_path}/tables/*",),
+        "tables": (f"file://{tmp_path}/tables/*",),
         "lock_root": f"file://{tmp_path}/locks",
         **ON_LOOPBACK,
     }

@@ -222,7 +222,9 @@ async def _grant(servers: str, prefix: str, case: Case) -> None:
     await admin.start()
     try:
         for resource, operation in case.rights:
-            kind, name = (GROUP, prefix) if resource == "group" else (TOPIC, f"{prefix}.{resource}")
+            kind, name = (
+                (GROUP, f"{prefix}-agents") if resource == "group" else (TOPIC, f"{prefix}.{resource}")
+            )
             answer = await admin._send_request(
                 CreateAclsRequest(kind, name, LITERAL, f"User:{case.user}", "*", OPERATIONS[operation], ALLOW)
             )
@@ -293,7 +295,9 @@ async def test_the_doctor_finds_the_one_right_that_an_agent_lacks(guarded: Guard
             continue
         resource, operation = case.missing
         [problem] = problems
-        assert problem.about == (scene.prefix if resource == "group" else f"{scene.prefix}.{resource}")
+        assert problem.about == (
+            f"{scene.prefix}-agents" if resource == "group" else f"{scene.prefix}.{resource}"
+        )
         assert operation in f"{problem.found} {problem.next}"
 
 
@@ -443,7 +447,7 @@ async def _create_topics_with_rights(servers: str, prefix: str, case: Case) -> N
 
 
 def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str], prefix: str = SHARED) -> None:
-    values = guarded.shared.values(**guarded.settings(case), topic_prefix=prefix, group=prefix)
+    values = guarded.shared.values(**guarded.settings(case), topic_prefix=prefix)
     done = subprocess.run(
         [sys.executable, "-m", "lakewarden.agent", *arguments],
         env=environment(values),

@@ -33,10 +33,7 @@ SETTINGS: dict[str, Any] = {
     # As in production. A busy machine suspends processes for seconds, and no lease is to end by that.
     "session_timeout_seconds": 30.0,
     "validity_seconds": 30.0,
-    "renew_seconds": 3.0,
     "drift_seconds": 0.5,
-    "request_timeout_seconds": 2.0,
-    "grant_seconds": 8.0,  # how long a stranger blocks a table with a grant
 }
 SLOW = "nothing was consumed for"
 """A session that ends with this was suspended by the machine: no record caused it."""

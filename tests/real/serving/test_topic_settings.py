@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real]
 def settings(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Settings:
     return Settings.load(
         **QUICK,
-        allow=(f"file://{tmp_path}/*",),
+        tables=(f"file://{tmp_path}/*",),
         bootstrap_servers=kafka.bootstrap_servers,
         topic_prefix=topic_prefix,
     )

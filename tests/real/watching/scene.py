@@ -71,7 +71,7 @@ class WatchedScene:
 
     def settings(self) -> dict[str, Any]:
         """The settings of agents, watchers and commands for this table."""
-        return {**self.place.settings, "allow": (self.place.table,)}
+        return {**self.place.settings, "tables": (self.place.table,)}
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[Watcher]:
@@ -115,7 +115,7 @@ class HudiScene(WatchedScene):
 
     def watching(self) -> dict[str, Any]:
         """The settings of an agent that watches the table itself."""
-        return {**self.settings(), **QUICK_LOOKS, "watch": (self.place.table,)}
+        return {**self.settings(), "watch": (self.place.table,)}
 
     async def reported(self, kind: type[Reported], count: int = 1) -> list[Reported]:
         """Wait until watchers have published so many events of this type. Return them."""

@@ -22,6 +22,7 @@ from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, WriterEventUnion
 from tests.recorded_iceberg import move, moved
 from tests.servers.iceberg_rest import running_rest_catalog
+from tests.tuned import tuned
 from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
@@ -80,7 +81,7 @@ def table(tmp_path: Path) -> Iterator[RestTable]:
 
 def settings_of(table: RestTable) -> Settings:
     given: Any = {"prod": {"type": "rest", "uri": table.uri}}
-    return Settings(catalogs=given, watch=(NAME,), watch_seconds=0.1, watch_idle_seconds=0.1)
+    return tuned(catalogs=given, watch=(NAME,), watch_seconds=0.1, watch_idle_seconds=0.1)
 
 
 async def test_a_commit_in_a_rest_catalog_is_reported_and_an_idle_look_is_one_request(

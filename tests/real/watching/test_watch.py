@@ -141,7 +141,7 @@ async def test_the_gates_own_instant_is_left_alone(scene: HudiScene) -> None:
 async def test_the_command_watches_and_stops_on_a_signal(scene: HudiScene) -> None:
     """What an operator starts as a service."""
     w = scene.world
-    values = {**w.values(**scene.settings()), "watch_idle_seconds": 0.2, "watch_grace_seconds": 0.0}
+    values = {**w.values(**scene.settings())}
     log = w.root / "watch.log"
     async with w.agent(**scene.settings()):
         command = [sys.executable, "-m", "lakewarden.agent", "watch", "--table", scene.place.table]

@@ -156,7 +156,7 @@ class DecisionOracles:
             if other.sequence > cause or not history.meets(other, cause):
                 continue
             gone = other.gone_at is not None and other.gone_at <= cause
-            if not gone and early and self._settings.policy == "first-intent":
+            if not gone and early and self._settings.conflict_policy == "first-intent":
                 self._violated("observed ones win", f"{event.transaction} is granted; {name} is open")
             committed = other.completed is not None and history.begins_at <= other.completed <= cause
             if committed and not other.abandoned:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from lakewarden.agent.settings import Settings
 from lakewarden.events import TABLE_SERVICE_PRIORITY, ConflictRule, Operation
 from lakewarden.handlers.lease.placement import HUDI_LOCK
 from tests.simulation.clocks import draw_clock
 from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 from tests.simulation.whole.scenario import Amount, Kind, Machine, Scenario, Stop, TablePlan, Workload
+from tests.tuned import tuned
 
 SHARES: dict[Kind, float] = {
     "fault-free": 0.05,
@@ -24,10 +24,10 @@ SHARES: dict[Kind, float] = {
 """Share of all seeds."""
 
 
-SETTINGS = Settings(
+SETTINGS = tuned(
     bootstrap_servers="simulated",
     topic_prefix="sim",
-    allow=("s3://lake/*",),
+    tables=("s3://lake/*",),
     agent_id="a",
     validity_seconds=10.0,
     renew_seconds=1.0,
@@ -38,7 +38,6 @@ SETTINGS = Settings(
     hudi_renew_seconds=1.0,
     hudi_drift_seconds=0.5,
     grant_seconds=6.0,
-    heartbeat_misses=3,
     max_priority=1,
     check_seconds=0.5,
     session_timeout_seconds=4.0,
@@ -86,9 +85,9 @@ def draw(random: Random) -> Scenario:
 def _draw(random: Random, kind: Amount) -> Scenario:
     settings = SETTINGS.model_copy(
         update={
-            "policy": random.choices(("first-intent", "first-committer"), (0.75, 0.25))[0],
+            "conflict_policy": random.choices(("first-intent", "first-committer"), (0.75, 0.25))[0],
             "early_detection": random.random() < 0.9,
-            "hold": random.choice(("while-active", "per-commit")),
+            "lock_hold": random.choice(("while-active", "per-commit")),
         }
     )
     fault_free_from = random.uniform(14.0, 24.0) if kind == "hard" else random.uniform(8.0, 20.0)

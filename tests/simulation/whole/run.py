@@ -370,7 +370,7 @@ class World:
         # The places are configured: looking tables up would need a request for each.
         places = (
             *(f"{plan.uri}=>{'hudi' if plan.lock else 'usual'}" for plan in self.scenario.tables),
-            f"s3://lake/{STRANGER}-*=>usual",
+            f"s3://lake/{STRANGER}-*=>default",
         )
         agent = Agent(self.scenario.settings.model_copy(update={"agent_id": name, "lock_places": places}))
         self._programs[name] = agent

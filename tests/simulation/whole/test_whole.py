@@ -103,8 +103,8 @@ def test_the_scenarios_contain_every_kind_of_fault() -> None:
 
     assert {scenario.kind for scenario in drawn} == set(SHARES)
     assert {len(scenario.agents) for scenario in drawn} == {1, 2, 3}
-    assert {scenario.settings.policy for scenario in drawn} == {"first-intent", "first-committer"}
-    assert {scenario.settings.hold for scenario in drawn} == {"while-active", "per-commit"}
+    assert {scenario.settings.conflict_policy for scenario in drawn} == {"first-intent", "first-committer"}
+    assert {scenario.settings.lock_hold for scenario in drawn} == {"while-active", "per-commit"}
     assert {scenario.settings.early_detection for scenario in drawn} == {True, False}
     assert {(table.fenced, table.records_batches) for table in tables} == {
         (True, True),

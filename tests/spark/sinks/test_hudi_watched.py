@@ -10,12 +10,12 @@ import anyio.from_thread
 import pytest
 from pyspark.sql import SparkSession
 
-from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, CommitIntent, Marker, MarkerCreated, WriterEventUnion
 from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.properties import read_properties
 from lakewarden.handlers.hudi.timeline import PROPERTIES, instants
+from tests.tuned import tuned
 
 pytestmark = [pytest.mark.real]
 
@@ -45,7 +45,7 @@ class Reports:
             self._changed.notify_all()
 
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        settings = Settings(watch_seconds=0.05, watch_idle_seconds=0.05, watch_grace_seconds=0.0)
+        settings = tuned(watch_seconds=0.05, watch_idle_seconds=0.05, watch_grace_seconds=0.0)
         task_status.started()
         await Watcher(settings, (self._uri,), self.publish).run()
 

@@ -27,6 +27,7 @@ from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.formats import iceberg_name
+from tests.tuned import tuned
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
@@ -120,7 +121,7 @@ def table_of(
 @pytest.fixture
 def world(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[tuple[CommitGate, Settings]]:
     """A gate with a running agent, and a watcher's settings."""
-    settings = Settings.load(
+    settings = tuned(
         bootstrap_servers=kafka.bootstrap_servers,
         topic_prefix=topic_prefix,
         watch_seconds=0.1,

@@ -27,7 +27,7 @@ def test_defaults_are_those_of_the_design_document() -> None:
     assert (settings.validity_seconds, settings.renew_seconds, settings.drift_seconds) == (30, 3, 0.5)
     hudi = settings.lease(shared=True)
     assert (hudi.validity, hudi.renew_interval, hudi.drift, hudi.poll_seconds) == (300, 30, 1, 1)
-    assert (settings.grant_seconds, settings.heartbeat_misses, settings.max_losses) == (20, 3, 3)
+    assert (settings.grant_seconds, settings.max_losses) == (20, 3)
     assert (settings.max_grant_seconds, settings.max_transaction_seconds) == (600, 0)
     assert settings.table(shared=False).hold == "while-active"
     assert settings.table(shared=True).hold == "per-commit"
@@ -37,26 +37,20 @@ def test_defaults_are_those_of_the_design_document() -> None:
     ("values", "message"),
     [
         (
-            {"validity_seconds": 29},
-            "validity_seconds=29 is less than 10 times renew_seconds=3; increase the first or decrease the second",
+            {"validity_seconds": 2.4},
+            "validity_seconds=2.4 must be at least 1 + 3 × drift_seconds = 2.5, or a grant would outlive its lock",
         ),
         (
-            {"hudi_validity_seconds": 299},
-            "hudi_validity_seconds=299 is less than 10 times hudi_renew_seconds=30; increase",
-        ),
-        ({"request_timeout_seconds": 3}, "request_timeout_seconds=3 must be less than renew_seconds=3"),
-        (
-            {"grant_seconds": 29.5},
-            "grant_seconds=29.5 must be less than validity_seconds − drift_seconds = 29.5, or a grant would outlive its lock",
+            {"hudi_validity_seconds": 3.9},
+            "hudi_validity_seconds=3.9 must be at least 1 + 6 × drift_seconds = 4",
         ),
         (
-            {"margin_seconds": 14.5},
-            "margin_seconds + drift_seconds = 15 must be less than half of validity_seconds=30",
+            {"max_grant_seconds": 19.5},
+            "max_grant_seconds=19.5 must be at least 20, two thirds of the shortest lease",
         ),
-        ({"max_grant_seconds": 19.5}, "max_grant_seconds=19.5 must be at least grant_seconds=20"),
         (
             {"max_transaction_seconds": 5},
-            "max_transaction_seconds=5 must be 0 (no limit) or at least grant_seconds=20",
+            "max_transaction_seconds=5 must be at least 20, two thirds of the shortest lease or 0 (no limit)",
         ),
         (
             {"kafka_security_protocol": "SASL_SSL"},
@@ -88,10 +82,10 @@ def test_an_invalid_combination_is_rejected_with_advice(values: dict[str, Any], 
         ({"validity_seconds": 0}, "validity_seconds ($LAKEWARDEN_VALIDITY_SECONDS): "),
         ({"validity_seconds": "soon"}, "validity_seconds ($LAKEWARDEN_VALIDITY_SECONDS): "),
         ({"topic_prefix": "a b"}, "topic_prefix ($LAKEWARDEN_TOPIC_PREFIX): "),
-        ({"hold": "forever"}, "hold ($LAKEWARDEN_HOLD): "),
+        ({"lock_hold": "forever"}, "lock_hold ($LAKEWARDEN_LOCK_HOLD): "),
         (
-            {"allow": ("warehouse/*",)},
-            "allow ($LAKEWARDEN_ALLOW): 'warehouse/*' is not a table URI; use a form such as",
+            {"tables": ("warehouse/*",)},
+            "tables ($LAKEWARDEN_TABLES): 'warehouse/*' is not a table URI; use a form such as",
         ),
         (
             {"lock_root": "locks"},
@@ -126,17 +120,17 @@ def test_the_error_of_an_invalid_value_names_the_setting_and_its_variable(
 
 
 def test_one_error_names_every_invalid_setting() -> None:
-    with pytest.raises(SettingsError, match=r"max_open .*; max_markers "):
-        Settings.load(max_open=0, max_markers=0)
+    with pytest.raises(SettingsError, match=r"partitions .*; memory_mb "):
+        Settings.load(partitions=0, memory_mb=0)
 
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
         ("LAKEWARDEN_KAFKA_SASL_PASWORD", " (did you mean LAKEWARDEN_KAFKA_SASL_PASSWORD?)"),
-        ("LAKEWARDEN_MAX_MARKER", " (did you mean LAKEWARDEN_MAX_MARKERS?)"),
+        ("LAKEWARDEN_MAX_GRANT", " (did you mean LAKEWARDEN_MAX_GRANT_SECONDS?)"),
         ("LAKEWARDEN_CONFG", " (did you mean LAKEWARDEN_CONFIG?)"),
-        ("lakewarden_alow", " (did you mean LAKEWARDEN_ALLOW?)"),
+        ("lakewarden_tabels", " (did you mean LAKEWARDEN_TABLES?)"),
         ("LAKEWARDEN_ZZZZZZ", ""),
     ],
 )
@@ -158,8 +152,8 @@ def test_an_unknown_variable_is_an_error_that_names_the_nearest_one(
 @pytest.mark.parametrize(
     "name",
     [
-        "LAKEWARDEN_MAX_OPEN",
-        "lakewarden_max_tables",
+        "LAKEWARDEN_MEMORY_MB",
+        "lakewarden_partitions",
         "LAKEWARDEN_CACHE_DIR",
         "LAKEWARDEN_TEST_KAFKA",
         "LAKEWARDEN_SERVICE_HOST",
@@ -197,24 +191,24 @@ def test_flags_override_the_environment_which_overrides_the_file(
 ) -> None:
     config = tmp_path / "lakewarden.toml"
     config.write_text(
-        'group = "file"\ntopic_prefix = "file"\nbootstrap_servers = "file:1"\nallow = ["/data/*"]\n'
+        'lock_root = "/file"\ntopic_prefix = "file"\nbootstrap_servers = "file:1"\ntables = ["/data/*"]\n'
     )
-    monkeypatch.setenv("LAKEWARDEN_GROUP", "environment")
+    monkeypatch.setenv("LAKEWARDEN_LOCK_ROOT", "/environment")
     monkeypatch.setenv("LAKEWARDEN_TOPIC_PREFIX", "environment")
 
-    settings = Settings.load(config, group="flag")
+    settings = Settings.load(config, lock_root="/flag")
 
-    assert settings.group == "flag"
+    assert settings.lock_root == "file:///flag"
     assert settings.topic_prefix == "environment"
     assert settings.bootstrap_servers == "file:1"
-    assert settings.allow == ("file:///data/*",)
+    assert settings.tables == ("file:///data/*",)
 
 
 def test_a_configuration_file_applies_to_one_call_only(tmp_path: Path) -> None:
     config = tmp_path / "lakewarden.toml"
-    config.write_text('group = "file"\n')
+    config.write_text('topic_prefix = "file"\n')
 
-    assert Settings.load(config).group == "file"
+    assert Settings.load(config).group == "file-agents"
     assert Settings.load().group == "lakewarden-agents"
 
 
@@ -245,9 +239,9 @@ def test_kafka_settings_can_be_loaded_from_the_agents_file(tmp_path: Path) -> No
 
 
 def test_table_globs_and_lock_roots_become_canonical() -> None:
-    settings = Settings.load(allow=("/data/*", "s3a://b/w/*", "s3://b//t/"), lock_root="/var/locks/")
+    settings = Settings.load(tables=("/data/*", "s3a://b/w/*", "s3://b//t/"), lock_root="/var/locks/")
 
-    assert settings.allow == ("file:///data/*", "s3://b/w/*", "s3://b/t")
+    assert settings.tables == ("file:///data/*", "s3://b/w/*", "s3://b/t")
     assert settings.lock_root == "file:///var/locks"
 
 
@@ -261,16 +255,16 @@ def test_table_globs_and_lock_roots_become_canonical() -> None:
     ],
 )
 def test_a_lock_root_may_be_in_any_cloud_with_hadoops_schemes_too(root: str, canonical: str) -> None:
-    settings = Settings.load(lock_root=root, allow="abfss://c@account.dfs.core.windows.net/*")
+    settings = Settings.load(lock_root=root, tables="abfss://c@account.dfs.core.windows.net/*")
 
     assert settings.lock_root == canonical
-    assert settings.allow == ("abfs://c@account.dfs.core.windows.net/*",)
+    assert settings.tables == ("abfs://c@account.dfs.core.windows.net/*",)
 
 
 def test_tables_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKEWARDEN_ALLOW", "s3://a/*, s3://b/*")
+    monkeypatch.setenv("LAKEWARDEN_TABLES", "s3://a/*, s3://b/*")
 
-    assert Settings.load().allow == ("s3://a/*", "s3://b/*")
+    assert Settings.load().tables == ("s3://a/*", "s3://b/*")
 
 
 def test_a_password_is_not_part_of_the_repr() -> None:
@@ -286,13 +280,13 @@ def test_the_places_of_locks_are_read_from_the_environment_and_made_canonical(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(
-        "LAKEWARDEN_LOCK_PLACES", "s3a://lake/hudi/* => hudi, /data/t=>usual,s3://lake/t=>s3a://l/t.json"
+        "LAKEWARDEN_LOCK_PLACES", "s3a://lake/hudi/* => hudi, /data/t=>default,s3://lake/t=>s3a://l/t.json"
     )
 
     places = Settings.load().placement().places
 
     assert [(each.glob, each.location) for each in places] == [
         ("s3://lake/hudi/*", "hudi"),
-        ("file:///data/t", "usual"),
+        ("file:///data/t", "default"),
         ("s3://lake/t", "s3://l/t.json"),
     ]

@@ -24,7 +24,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
 
 PATIENCE_SECONDS = 60.0
-SETTINGS = Settings(allow=("s3://lake/*",))
+SETTINGS = Settings(tables=("s3://lake/*",))
 
 
 async def await_what_was_cancelled() -> None:

@@ -131,7 +131,7 @@ def test_help_begins_with_the_usage_and_the_purpose(command: tuple[str, ...], ca
 def test_help_lists_the_variable_of_every_flag(call: Call) -> None:
     done = call("agent", "--help")
 
-    for name in ("BOOTSTRAP_SERVERS", "ALLOW", "LOCK_ROOT", "S3_ENDPOINT", "CONFIG"):
+    for name in ("BOOTSTRAP_SERVERS", "TABLES", "LOCK_ROOT", "S3_ENDPOINT", "CONFIG"):
         assert f"LAKEWARDEN_{name}" in done.out
 
 
@@ -153,11 +153,15 @@ CORRECT = ("ledger", "correct", "--writer", "w", "--batch-id")
         (("conflcts",), {}, "No such command 'conflcts'. Did you mean 'conflicts'? See lakewarden --help"),
         (("explain",), {}, "Missing argument 'TRANSACTION'; see lakewarden explain --help"),
         (("explain", ""), {}, "Invalid value for 'TRANSACTION': '' is no name: 1 to 512 bytes"),
-        (("agent",), {}, "--allow"),
-        (("agent", "--allow", "/w/*", "--s3-endpoint", "s3:9000"), {}, "'s3:9000' is not a URL"),
-        (("agent", "--allow", "warehouse"), {}, "allow ($LAKEWARDEN_ALLOW): 'warehouse' is not a table URI"),
-        (("agent", "--allow", "/w/*"), {"validity_seconds": "soon"}, "$LAKEWARDEN_VALIDITY_SECONDS"),
-        (("agent", "--allow", "/w/*"), {"grant_seconds": 30}, "a grant would outlive its lock"),
+        (("agent",), {}, "--tables"),
+        (("agent", "--tables", "/w/*", "--s3-endpoint", "s3:9000"), {}, "'s3:9000' is not a URL"),
+        (
+            ("agent", "--tables", "warehouse"),
+            {},
+            "tables ($LAKEWARDEN_TABLES): 'warehouse' is not a table URI",
+        ),
+        (("agent", "--tables", "/w/*"), {"validity_seconds": "soon"}, "$LAKEWARDEN_VALIDITY_SECONDS"),
+        (("agent", "--tables", "/w/*"), {"validity_seconds": 2}, "a grant would outlive its lock"),
         (("agent", "--config", "/nowhere.toml"), {}, "/nowhere.toml: cannot be read"),
         (("status", "--table", "t"), {}, "'--table': not a table URI: 't'"),
         (("status", "--output", "xml"), {}, "xml"),
@@ -169,7 +173,7 @@ CORRECT = ("ledger", "correct", "--writer", "w", "--batch-id")
         ),
         (("status",), {"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username and kafka_sasl_password"),
         (("dev",), {}, "--data"),
-        (("dev", "--data", "/w"), {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),
+        (("dev", "--data", "/w"), {"tables": "warehouse"}, "tables ($LAKEWARDEN_TABLES): 'warehouse'"),
         (("dev", "--data", "/w"), {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
         (("demo", "--s3-bucket", "b"), {}, "--s3-bucket needs --s3-endpoint"),
         (("abort", ""), {}, "'' is no name"),
@@ -410,7 +414,7 @@ FILES = st.binary(max_size=60) | st.one_of(
         st.none() | st.integers() | st.text(max_size=3),
     ),
     st.sampled_from(
-        [b"allow = 1", b"topic_prefix = [", b"\xff = 1", b"allow = ['/a%20b/*']", b'{"owner": 1}']
+        [b"tables = 1", b"topic_prefix = [", b"\xff = 1", b"tables = ['/a%20b/*']", b'{"owner": 1}']
     ),
     st.builds(
         lambda until, owner: json.dumps({"expired": False, "validUntil": until, "owner": owner}).encode(),

@@ -337,7 +337,7 @@ async def test_a_store_that_can_not_be_opened_denies_the_lock_and_the_keeper_con
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    settings = Settings.load(allow=(f"file://{tmp_path}/file/*",))
+    settings = Settings.load(tables=(f"file://{tmp_path}/file/*",))
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         stores = Stores(settings, stack)
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/file/t/lock.json"), "t", tasks)
@@ -363,7 +363,7 @@ async def test_a_store_that_is_slow_to_open_delays_no_other_store(
     monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
     allow = (f"file://{tmp_path}/slow/*", f"file://{tmp_path}/quick/*")
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        stores = Stores(Settings.load(allow=allow), stack)
+        stores = Stores(Settings.load(tables=allow), stack)
         tasks.start_soon(stores.for_lock, f"file://{tmp_path}/slow/t/lock.json")
         await hanging.wait()
         with anyio.fail_after(30):
@@ -392,7 +392,7 @@ async def test_all_callers_that_wait_for_a_probe_get_its_error(
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
     async with AsyncExitStack() as stack:
-        stores = Stores(Settings.load(allow=(f"file://{tmp_path}/*",)), stack)
+        stores = Stores(Settings.load(tables=(f"file://{tmp_path}/*",)), stack)
         async with anyio.create_task_group() as tasks:
             for number in range(10):
                 tasks.start_soon(open_for, stores, number)
@@ -422,7 +422,7 @@ async def test_a_store_that_was_unreachable_is_probed_again(
     monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
     monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        stores = Stores(Settings.load(allow=(f"file://{tmp_path}/*",)), stack)
+        stores = Stores(Settings.load(tables=(f"file://{tmp_path}/*",)), stack)
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/t/lock.json"), "t", tasks)
         keeper.lock.acquire(None)
         await keeper.wait_for(lease.Confirmed)
@@ -449,7 +449,7 @@ async def test_a_store_that_ignores_conditions_fails_the_probe_and_is_closed(
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
     async with AsyncExitStack() as stack:
-        stores = Stores(Settings.load(allow=("s3://b/*",)), stack)
+        stores = Stores(Settings.load(tables=("s3://b/*",)), stack)
         for _ in range(2):
             with pytest.raises(StoreProbeError, match="ignores the condition"):
                 await stores.for_lock("s3://b/locks/t.json")

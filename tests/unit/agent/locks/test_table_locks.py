@@ -40,6 +40,7 @@ from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
+from tests.tuned import tuned
 from tests.unit.agent.serving import owner_in_memory
 from tests.unit.agent.serving.owner_in_memory import E, Log, consumed
 from tests.unit.events.building import made
@@ -146,10 +147,10 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     faults, objects, log = Faults(concerns), dict[str, bytes](), Log()
     store = MemoryStore(request_timeout_seconds=60, objects=objects, faults=faults)
-    values = {"allow": ("s3://lake/warehouse/*",), "lock_root": "s3://lake", **settings}
+    values = {"tables": ("s3://lake/warehouse/*",), "lock_root": "s3://lake", **settings}
     async with store, in_own_task(anyio.create_task_group()) as tasks:
         owner = PartitionOwner(
-            0, Settings(**values), cast("Publisher", log), cast("Stores", OneStore(store)), tasks
+            0, tuned(**values), cast("Publisher", log), cast("Stores", OneStore(store)), tasks
         )
         owner.load(0, 0, Position(0, None), [], [])
         yield Scene(owner, log, None, faults=faults, objects=objects)
@@ -247,7 +248,7 @@ async def test_a_store_that_refuses_the_look_up_for_long_is_told_to_the_transact
 
 async def test_a_local_table_without_a_lock_root_that_is_no_hudi_table_is_refused() -> None:
     table = "file:///data/t"
-    async with scene(allow=("file:///data/*",), lock_root=None) as s:
+    async with scene(tables=("file:///data/*",), lock_root=None) as s:
         s.begin("A", table)
         await until(lambda: s.transactions(Abort) == ["A"])
         s.objects[table + HUDI_PROPERTIES] = b"hoodie.table.name=t"
@@ -298,7 +299,7 @@ async def test_a_table_is_read_without_writing_to_its_store(tmp_path: Path) -> N
     (tmp_path / "t" / ".hoodie").mkdir(parents=True)
     (tmp_path / "t/.hoodie/hoodie.properties").write_text("hoodie.table.name=t")
     before = sorted(tmp_path.rglob("*"))
-    settings = Settings.load(allow=(f"file://{tmp_path}/*", f"file://{tmp_path}/missing/*"))
+    settings = Settings.load(tables=(f"file://{tmp_path}/*", f"file://{tmp_path}/missing/*"))
     async with AsyncExitStack() as stack:
         stores = Stores(settings, stack)
         found = await stores.read(f"file://{tmp_path}/t{HUDI_PROPERTIES}")
@@ -316,7 +317,7 @@ async def test_a_glob_may_cover_the_whole_disk(tmp_path: Path, glob: str) -> Non
     (tmp_path / "t" / ".hoodie").mkdir(parents=True)
     (tmp_path / "t/.hoodie/hoodie.properties").write_text("hoodie.table.name=t")
     async with AsyncExitStack() as stack:
-        stores = Stores(Settings.load(allow=(glob,)), stack)
+        stores = Stores(Settings.load(tables=(glob,)), stack)
         found = await stores.read(f"file://{tmp_path}/t{HUDI_PROPERTIES}")
         missing = await stores.read(f"file://{tmp_path}/u{HUDI_PROPERTIES}")
 
@@ -328,7 +329,7 @@ async def test_hudis_lock_has_a_store_where_a_glob_covers_the_whole_disk(tmp_pat
     """The probe writes into the lock's folder, not into the root of the disk."""
     lock = f"file://{tmp_path}/t{HUDI_LOCK}"
     async with AsyncExitStack() as stack:
-        store = await Stores(Settings.load(allow=(glob,)), stack).for_lock(lock)
+        store = await Stores(Settings.load(tables=(glob,)), stack).for_lock(lock)
         written = await store.write(lock, b"{}", IfAbsent())
 
     assert isinstance(written, Won)
@@ -341,7 +342,7 @@ async def test_hudis_lock_has_a_store_where_a_glob_covers_the_whole_disk(tmp_pat
 async def refusing() -> AsyncIterator[Scene]:
     async with scene(
         lambda _: True,
-        lock_places=("s3://lake/*=>usual",),
+        lock_places=("s3://lake/*=>default",),
         refusal_seconds=1.0,
         renew_seconds=0.3,
         request_timeout_seconds=0.2,
@@ -419,7 +420,7 @@ async def test_a_store_that_ignores_conditions_aborts_the_transactions_for_good(
 @pytest_asyncio.fixture
 async def both_held() -> AsyncIterator[Scene]:
     """The locks of both tables are held. What the tests plant concerns the first one."""
-    async with scene(lambda uri: "flights" in uri, lock_places=("s3://lake/*=>usual",)) as made:
+    async with scene(lambda uri: "flights" in uri, lock_places=("s3://lake/*=>default",)) as made:
         for table in (TABLE, OTHER):
             made.begin(f"T-{table}", table)
         await until(lambda: all(each.lock is not None for each in made.owner.tables.states.values()))
@@ -480,7 +481,7 @@ async def test_only_locks_of_former_owners_are_taken_over_at_once(
     cluster: str | None, known: tuple[str, ...], gaps: tuple[Gap, ...], fenced: bool
 ) -> None:
     """The former owner was killed, or is paused. Without a proof that it was one, its leases must end first."""
-    store, settings = MemoryStore(request_timeout_seconds=60), Settings(allow=("s3://lake/warehouse/*",))
+    store, settings = MemoryStore(request_timeout_seconds=60), Settings(tables=("s3://lake/warehouse/*",))
 
     def serve(cluster: str | None, *former: str, gaps: Sequence[Gap] = ()) -> Scene:
         stores, log = cast("Stores", OneStore(store)), Log()

@@ -36,12 +36,13 @@ from lakewarden.events import (
 from lakewarden.handlers.table.machine import LockConfirmed, LockFailed
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import LockView
+from tests.tuned import tuned
 
 RECORD_BYTES = 1_000_000
 TABLE, OTHER = "s3://lake/orders", "s3://lake/trips"
-SETTINGS = Settings(allow=("s3://*",), lock_places=("s3://*=>usual",))
-CONFIGURED = Settings(
-    allow=("s3://*",), lock_places=("s3://*=>usual",), agent_id="\U0001f40b" * 200, max_losses=1
+SETTINGS = Settings(tables=("s3://*",), lock_places=("s3://*=>default",))
+CONFIGURED = tuned(
+    tables=("s3://*",), lock_places=("s3://*=>default",), agent_id="\U0001f40b" * 200, max_losses=1
 )
 TOPICS = SETTINGS.topics
 READERS: dict[str, TypeAdapter[Any]] = {

@@ -56,7 +56,7 @@ async def waits(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> list[f
     monkeypatch.setattr(ScriptedSession, "seconds", seconds, raising=False)
     monkeypatch.setattr(agent_module, "KafkaSession", ScriptedSession)
     monkeypatch.setattr(lasting, "monotonic", anyio.current_time)
-    agent = Agent(Settings(allow=("s3://lake/*",)))
+    agent = Agent(Settings(tables=("s3://lake/*",)))
     monkeypatch.setattr(ScriptedSession, "stop", lambda _: agent.stop(), raising=False)
     with capture_logs() as logs:
         await agent.run()
@@ -109,7 +109,7 @@ class AgentWithoutKafka(Agent):
     """Records its sessions instead of running them; the first one ends with a stop."""
 
     def __init__(self) -> None:
-        super().__init__(Settings(allow=("s3://lake/*",), lock_root=LOCK_ROOT))
+        super().__init__(Settings(tables=("s3://lake/*",), lock_root=LOCK_ROOT))
         self.sessions = 0
 
     async def _run_session(self, stores: Any) -> Exception | None:

@@ -72,7 +72,7 @@ def test_after_many_freezes_everything_is_collected(recorder: Recorder) -> None:
 
 
 def test_the_replayed_state_is_frozen_and_a_session_leaves_nothing(recorder: Recorder) -> None:
-    lasting = Lasting(Settings(allow=("s3://lake/*",)), FullCollections())
+    lasting = Lasting(Settings(tables=("s3://lake/*",)), FullCollections())
     lasting.mark_ready()
     assert recorder.taken() == ["collect young", "freeze"]
     lasting.note_memory(GROWN_BYTES)
@@ -82,7 +82,7 @@ def test_the_replayed_state_is_frozen_and_a_session_leaves_nothing(recorder: Rec
 
 
 def test_an_agent_that_shares_its_process_freezes_nothing(recorder: Recorder) -> None:
-    lasting = Lasting(Settings(allow=("s3://lake/*",)))
+    lasting = Lasting(Settings(tables=("s3://lake/*",)))
     lasting.mark_ready()
     lasting.note_memory(4 * GROWN_BYTES)
     lasting.collect_garbage()

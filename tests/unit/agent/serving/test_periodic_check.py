@@ -18,7 +18,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.handlers.group.readiness import Lag
 
 PARTITIONS = 3
-SETTINGS = Settings(allow=("s3://lake/orders",), check_seconds=1.0)
+SETTINGS = Settings(tables=("s3://lake/orders",))
 
 
 @dataclass

@@ -18,6 +18,7 @@ from lakewarden.agent.serving import session as session_module
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import RESTORE_SECONDS, KafkaSession
 from lakewarden.agent.settings import Settings
+from tests.tuned import tuned
 from tests.unit.agent.serving.owner_in_memory import consumed
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[4]
 def a_session(shutdown_seconds: float = 10.0) -> Any:
     """A session without partitions."""
     stores: Any = None
-    return KafkaSession(Lasting(Settings(allow=("s3://lake/*",), shutdown_seconds=shutdown_seconds)), stores)
+    return KafkaSession(Lasting(tuned(tables=("s3://lake/*",), shutdown_seconds=shutdown_seconds)), stores)
 
 
 class Stop:
@@ -97,7 +98,7 @@ async def test_a_ledger_that_is_recorded_again_leaves_the_other_steps_their_time
 def test_an_agent_is_not_killed_before_its_orderly_stop_ends(file: str, option: str) -> None:
     [grace] = [int(each) for each in re.findall(option, (ROOT / file).read_text())]
 
-    assert grace >= Settings(allow=("s3://lake/*",)).shutdown_seconds + RESTORE_SECONDS
+    assert grace >= Settings(tables=("s3://lake/*",)).shutdown_seconds + RESTORE_SECONDS
 
 
 async def test_the_question_about_the_ledger_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,7 @@ async def test_the_question_about_the_ledger_has_a_time_limit(monkeypatch: pytes
 
 # A rebalance while the agent asks where a topic begins: fetched records belong to the owner that the partition had then.
 
-SETTINGS = Settings(allow=("s3://lake/*",))
+SETTINGS = Settings(tables=("s3://lake/*",))
 TOPIC = SETTINGS.topics.writers
 
 

@@ -56,7 +56,7 @@ async def test_a_thousand_simultaneous_requests_succeed_at_the_first_try() -> No
     writes: list[WriteOutcome] = []
 
     async with AsyncExitStack() as stack:
-        store = await Stores(Settings.load(allow=("s3://b/*",)), stack).for_lock("s3://b/locks/t.json")
+        store = await Stores(Settings.load(tables=("s3://b/*",)), stack).for_lock("s3://b/locks/t.json")
 
         async def create(uri: str) -> None:
             reads.append(await store.read(uri))
@@ -73,7 +73,7 @@ async def test_a_thousand_simultaneous_requests_succeed_at_the_first_try() -> No
 @pytest.mark.usefixtures("slow")
 async def test_a_cancelled_request_leaves_the_queue() -> None:
     async with AsyncExitStack() as stack:
-        store = await Stores(Settings.load(allow=("s3://b/*",)), stack).for_lock("s3://b/locks/t.json")
+        store = await Stores(Settings.load(tables=("s3://b/*",)), stack).for_lock("s3://b/locks/t.json")
         for _ in range(3):
             with anyio.move_on_after(10 * SERVED_SECONDS):
                 async with anyio.create_task_group() as tasks:

@@ -28,6 +28,7 @@ from lakewarden.handlers.observations import ObservedCommit
 from tests.recorded_delta import commit
 from tests.recorded_iceberg import move, moved
 from tests.servers.faulty_http import Reply, faulty_server
+from tests.tuned import tuned
 from tests.waiting import until
 
 FLIGHTS = TableName("prod", ("air",), "flights")
@@ -119,7 +120,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 def settings_of(uri: str, *watch: str, **properties: str) -> Settings:
     given: Any = {"prod": {"type": "rest", "uri": uri, **properties}}
-    return Settings(catalogs=given, watch=watch, watch_seconds=0.01, watch_idle_seconds=0.01)
+    return tuned(catalogs=given, watch=watch, watch_seconds=0.01, watch_idle_seconds=0.01)
 
 
 @asynccontextmanager
@@ -615,7 +616,7 @@ def test_settings_of_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ({"catalogs": {"prod": {"uri": SECRET}}}, "type of 'prod' is 'missing'; use rest, sql, glue"),
         ({"catalogs": {"prod": {"type": "rest"}}}, "'prod' has no uri"),
         ({"watch": "prod:*.flights"}, "is not a table URI"),
-        ({"allow": "prod:air.flights"}, "is not a table URI"),
+        ({"tables": "prod:air.flights"}, "is not a table URI"),
     ],
 )
 def test_a_wrong_setting_is_named(given: dict[str, Any], why: str) -> None:

@@ -35,6 +35,7 @@ from lakewarden.events import CommitCompleted, CommitIntent, WriterEventUnion
 from lakewarden.events.access import partition_of
 from tests.recorded_delta import commit
 from tests.recorded_hudi import recorded
+from tests.tuned import tuned
 from tests.waiting import until
 
 COPY = "import os, sys; out = open(sys.argv[1], 'ab', 0); [out.write(line) for line in sys.stdin.buffer]"
@@ -230,7 +231,7 @@ class Lake:
     def set(self, **settings: Any) -> None:
         """Replace the settings of agents that start later."""
         periods = {"watch_seconds": 0.01, "watch_idle_seconds": 0.01, "watch_grace_seconds": 0.0}
-        self.settings = Settings(**{"allow": (f"file://{self.root}/*",), **periods, **settings})
+        self.settings = tuned(**{"tables": (f"file://{self.root}/*",), **periods, **settings})
 
     def uri(self, table: str) -> str:
         return f"file://{self.root}/{table}"
@@ -350,7 +351,7 @@ async def test_a_table_that_allow_does_not_cover_is_not_watched(lake: Lake) -> N
     for table in ("days", "other"):
         lake.commit(table, 0)
     named = lake.uri("not-allowed")
-    lake.set(watch=(named, f"file://{lake.root}/*"), allow=(lake.uri("days"),))
+    lake.set(watch=(named, f"file://{lake.root}/*"), tables=(lake.uri("days"),))
     with capture_logs() as logs:
         async with lake.agent(ALL) as agent:
             await agent.has_looked_at(lake.uri("days"))
@@ -363,7 +364,7 @@ async def test_a_table_that_allow_does_not_cover_is_not_watched(lake: Lake) -> N
 def test_instructions_are_read_as_they_were_written() -> None:
     """Each is one line. The password reaches the watcher."""
     settings = Settings(
-        watch=("s3://lake/*",), allow=("s3://lake/*",), kafka_sasl_password=SecretStr("open-sesame")
+        watch=("s3://lake/*",), tables=("s3://lake/*",), kafka_sasl_password=SecretStr("open-sesame")
     )
     assignment = Assignment(12, frozenset({3, 11}))
     lines = [encode_settings(settings), encode_assignment(assignment)]
@@ -378,7 +379,7 @@ def test_instructions_are_read_as_they_were_written() -> None:
 def test_a_session_has_an_assignment_only_while_it_is_assigned() -> None:
     """Between two, the watcher goes on with the former one."""
     stores: Any = None
-    session: Any = KafkaSession(Lasting(Settings(allow=("s3://lake/*",))), stores)
+    session: Any = KafkaSession(Lasting(Settings(tables=("s3://lake/*",))), stores)
     session._partitions, session._owners = 12, {4: None, 7: None}
     found = [session.assignment()]
     session._check = object()

@@ -12,7 +12,6 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import numbered, watcher
 from lakewarden.agent.watching.formats import format_of
 from lakewarden.agent.watching.watcher import Watcher
@@ -20,6 +19,7 @@ from lakewarden.events import CommitCompleted, CommitIntent, WriterEventUnion
 from tests import recorded_iceberg
 from tests.recorded_delta import commit, recorded
 from tests.recorded_paimon import metadata
+from tests.tuned import tuned
 from tests.waiting import until
 
 PATIENCE_SECONDS = 120.0
@@ -54,7 +54,7 @@ class Lake:
 
     @asynccontextmanager
     async def watched(self, table: str = "days") -> AsyncIterator[Watcher]:
-        settings = Settings(watch_seconds=0.01, watch_idle_seconds=0.01)
+        settings = tuned(watch_seconds=0.01, watch_idle_seconds=0.01)
         uri = f"file://{self.root}/{table}"
         running = Watcher(settings, (uri,), self.publish)
         async with anyio.create_task_group() as tasks:
@@ -131,7 +131,7 @@ async def test_a_table_whose_files_do_not_say_what_is_committed_is_not_watched(
 ) -> None:
     lake.put("t", path, b"{}" if path.endswith("json") else b"")
     with capture_logs() as logs:
-        running = Watcher(Settings(watch_idle_seconds=0.01), (f"file://{lake.root}/t",), lake.publish)
+        running = Watcher(tuned(watch_idle_seconds=0.01), (f"file://{lake.root}/t",), lake.publish)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(running.run)
             await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))

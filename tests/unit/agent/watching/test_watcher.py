@@ -27,6 +27,7 @@ from lakewarden.events import (
     WriterEventUnion,
 )
 from tests.recorded_hudi import recorded
+from tests.tuned import tuned
 from tests.waiting import until
 
 PATIENCE_SECONDS = 120.0
@@ -73,7 +74,7 @@ class Table:
 
     @asynccontextmanager
     async def watched(self, *globs: str) -> AsyncIterator[Watcher]:
-        settings = Settings(watch_seconds=0.01, watch_idle_seconds=0.01, watch_grace_seconds=0.0)
+        settings = tuned(watch_seconds=0.01, watch_idle_seconds=0.01, watch_grace_seconds=0.0)
         watcher = Watcher(settings, globs or (self.uri,), self.publish)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watcher.run)

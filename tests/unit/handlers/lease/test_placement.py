@@ -50,7 +50,7 @@ def test_a_table_is_allowed_only_if_a_glob_covers_its_whole_uri(
 
 
 def test_without_a_glob_nothing_is_allowed() -> None:
-    """An agent without `--allow` serves no table."""
+    """An agent without `--tables` serves no table."""
     assert not Placement(()).allows(TABLE)
 
 
@@ -123,7 +123,7 @@ def test_a_hudi_tables_own_lock_is_shared_with_its_java_writers() -> None:
 PLACES = (
     ConfiguredLocation("s3://lake/sales/orders", "s3://locks/special/orders.json"),
     ConfiguredLocation("s3://lake/hudi/*", "hudi"),
-    ConfiguredLocation("s3://lake/sales/*", "usual"),
+    ConfiguredLocation("s3://lake/sales/*", "default"),
     ConfiguredLocation("s3://lake/copies/*", OWN),
 )
 

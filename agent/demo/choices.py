@@ -1,4 +1,4 @@
-"""The demo's defaults and choices, in a module without imports, so that `lakewarden --help` works without its dependencies."""
+"""The demo's defaults, choices and error, without imports, so that `lakewarden --help` works without its dependencies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from enum import StrEnum
 DEFAULT_BUCKET = "lakewarden-demo"
 DEFAULT_DAYS = 40
 """34,701 flights: less than four minutes for both contests, on two idle cores."""
+
+
+class DemoError(Exception):
+    """The demo failed. The message is one line: what happened, and what to do or where to look."""
 
 
 class Admissions(StrEnum):
