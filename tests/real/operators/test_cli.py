@@ -247,7 +247,7 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(
         f"ledger show {visible(table)}",
     ):
         assert all(visible_cell(name) in printed[command] for name in HOSTILE), command
-        lines = 1 + 2 * len(HOSTILE) if "ledger" in command else 4 + len(HOSTILE)
+        lines = 1 + 2 * len(HOSTILE) if "ledger" in command else 5 + len(HOSTILE)
         assert len(printed[command].splitlines()) == lines, command
     assert len(printed["conflicts"].splitlines()) == len(HOSTILE)
     for name in HOSTILE:

@@ -71,7 +71,9 @@ async def test_the_page_shows_what_the_commands_print_live_and_after_the_agent_w
             await waiting.begin()
             await waiting.request_commit()
             shown = await browser.json_until("/waits.json", lambda found: found["count"] == 1)
-            [wait] = shown["waits"]
+            [held_up] = shown["waits"]
+            [wait] = held_up["waiting"]
+            assert held_up["head"]["transaction"] == winner.transaction
             assert (wait["writer"], wait["waiting_on"]) == ("waiting", "the grant of winner")
             assert wait["blockers"][0]["transaction"] == winner.transaction
 
