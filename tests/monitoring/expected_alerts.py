@@ -97,8 +97,6 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
     },
 }
 UNCERTAIN: dict[str, set[str]] = {
-    # It was recorded before the agent had the conditions of tables.
-    "a publish hangs": {"LakewardenPublishHangs"},
     # It depends on how fast the machine rebuilds a session, and on what a grant or a lock was at that moment.
     "an agent is suspended again and again": {
         "LakewardenNotReady",
