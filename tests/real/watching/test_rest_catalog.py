@@ -15,11 +15,12 @@ import anyio
 import pytest
 
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching.catalogs import TableName, catalogs
+from lakewarden.agent.watching.catalogs import Catalog, TableName, catalogs
 from lakewarden.agent.watching.files import Buckets
 from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, WriterEventUnion
+from lakewarden.handlers.observations import ObservedCommit
 from tests.recorded_iceberg import move, moved
 from tests.servers.iceberg_rest import running_rest_catalog
 from tests.tuned import tuned
@@ -37,6 +38,8 @@ class RestTable:
 
     uri: str
     location: str
+    database: Path
+    """Of the server's own catalog, a JdbcCatalog."""
 
     def post(self, path: str, body: dict[str, Any]) -> None:
         request = urllib.request.Request(  # noqa: S310 - of this machine
@@ -72,7 +75,7 @@ def table(tmp_path: Path) -> Iterator[RestTable]:
     first = folder / "metadata" / "v1.metadata.json"
     first.write_text(json.dumps(moved(1, location)))
     with running_rest_catalog(tmp_path, {"warehouse": f"file://{tmp_path}"}) as uri:
-        made = RestTable(uri, location)
+        made = RestTable(uri, location, tmp_path / "rest-catalog.db")
         made.post("v1/namespaces", {"namespace": ["air"]})
         made.post("v1/namespaces/air/register", {"name": "flights", "metadata-location": f"file://{first}"})
         made.commit({"action": "upgrade-format-version", "format-version": 3})
@@ -80,14 +83,25 @@ def table(tmp_path: Path) -> Iterator[RestTable]:
 
 
 def settings_of(table: RestTable) -> Settings:
-    given: Any = {"prod": {"type": "rest", "uri": table.uri}}
+    given: Any = {
+        "prod": {"type": "rest", "uri": table.uri},
+        "rest_backend": {"type": "sql", "uri": f"sqlite:///{table.database}"},
+    }
     return tuned(catalogs=given, watch=(NAME,), watch_seconds=0.1, watch_idle_seconds=0.1)
+
+
+def follower_of(table: RestTable, entry: str) -> tuple[Catalog, CatalogFollower]:
+    settings = settings_of(table)
+    name = TableName.of(entry)
+    assert name is not None
+    catalog = catalogs(settings)[name.catalog]
+    return catalog, CatalogFollower(name, catalog, Buckets(settings), lambda _: True)
 
 
 async def test_a_commit_in_a_rest_catalog_is_reported_and_an_idle_look_is_one_request(
     table: RestTable,
 ) -> None:
-    """The table has format 3. Version 7 is the gate's. Two commits between two looks are both reported."""
+    """The table has format 3. Version 7 is the gate's. The server's SQL catalog shows the same commits."""
     published: list[WriterEventUnion] = []
 
     async def publish(events: list[WriterEventUnion]) -> None:
@@ -96,6 +110,8 @@ async def test_a_commit_in_a_rest_catalog_is_reported_and_an_idle_look_is_one_re
     def completed() -> list[str | None]:
         return [each.version for each in published if isinstance(each, CommitCompleted)]
 
+    sql, by_sql = follower_of(table, "rest_backend:air.flights")
+    assert not (await by_sql.look()).seen
     running = Watcher(settings_of(table), (NAME,), publish)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(running.run)
@@ -110,16 +126,16 @@ async def test_a_commit_in_a_rest_catalog_is_reported_and_an_idle_look_is_one_re
 
     assert completed() == expected
     assert {each.table for each in published} == {table.location}
+    seen = (await by_sql.look()).seen
+    assert [each.version for each in seen if isinstance(each, ObservedCommit)] == expected
+    assert by_sql.uri == table.location
+    await sql.close()
     await idle_looks(table)
 
 
 async def idle_looks(table: RestTable) -> None:
     """The requests of an idle look, and its CPU time, which is printed."""
-    settings = settings_of(table)
-    name = TableName.of(NAME)
-    assert name is not None
-    catalog = catalogs(settings)["prod"]
-    follower = CatalogFollower(name, catalog, Buckets(settings), lambda _: True)
+    catalog, follower = follower_of(table, NAME)
     await follower.look()
     looks = 200
     requests, cpu = catalog.requests, time.process_time()
