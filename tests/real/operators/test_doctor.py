@@ -198,7 +198,7 @@ def test_the_command_exits_with_0_when_nothing_is_a_problem(
     values: dict[str, Any], topic_prefix: str
 ) -> None:
     """Before the first agent."""
-    done = _run({**values, "topic_prefix": topic_prefix, "group": topic_prefix})
+    done = _run({**values, "topic_prefix": topic_prefix})
 
     assert (done.returncode, done.stderr) == (0, "")
     assert {line.split()[0] for line in done.stdout.splitlines()} == {"ok", "warning"}
