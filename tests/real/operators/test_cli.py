@@ -68,7 +68,7 @@ def test_without_topics_status_and_conflicts_advise_to_start_an_agent(
 
 async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for(scene: World) -> None:
     # The commands may take longer than a short grant lease on a busy machine.
-    async with scene.agent(validity_seconds=300.0, renew_seconds=30.0, grant_seconds=200.0):
+    async with scene.agent(validity_seconds=300.0):
         granted, waiting, queued = scene.writer("granted"), scene.writer("waiting"), scene.writer("queued")
         await granted.begin(batch_id=7, heartbeat_seconds=100)
         await granted.touch("x", "y")

@@ -68,7 +68,7 @@ async def _renew(writer: Writer) -> None:
 
 async def test_status_shows_a_withdrawn_grant_with_the_reason(scene: World) -> None:
     """Until its lease is over, it is why no other transaction is granted."""
-    async with scene.agent(grant_seconds=200, validity_seconds=600, renew_seconds=60):
+    async with scene.agent(validity_seconds=300):
         hung = scene.writer("hung")
         await hung.begin()
         await hung.obtain_grant()

@@ -57,7 +57,7 @@ async def test_the_page_shows_what_the_commands_print_live_and_after_the_agent_w
     """One writer is granted, one waits behind it, one has lost a conflict; then the agent dies, and the page stays."""
     page_settings = scene.settings(web_listen="127.0.0.1:0")
     # The requests may take longer than a short grant lease on a busy machine.
-    with scene.process(validity_seconds=300.0, renew_seconds=30.0, grant_seconds=200.0) as agent:
+    with scene.process(validity_seconds=300.0) as agent:
         await agent.ready()
         async with running_page(page_settings) as address, aiohttp.ClientSession() as session:
             browser = Browser(session, address)
