@@ -22,7 +22,7 @@ def start_agent(
     command = [str(Path(sys.executable).with_name("lakewarden")), "agent"]
     command += ["--bootstrap-servers", kafka.bootstrap_servers]
     command += ["--tables", "file:///*", "--tables", "s3://*", "--lock-root", (folder / "locks").as_uri()]
-    variables = {"TOPIC_PREFIX": topic_prefix, "GROUP": topic_prefix, "REPLICATION": "1"} | settings
+    variables = {"TOPIC_PREFIX": topic_prefix, "REPLICATION": "1"} | settings
     environment = os.environ | {f"LAKEWARDEN_{key}": value for key, value in variables.items()}
     with (folder / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)

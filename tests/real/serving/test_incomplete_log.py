@@ -73,9 +73,7 @@ async def test_an_agent_serves_writers_after_their_topic_was_created_again(
         process.kill()
     await _create_again(scene, admin)
 
-    with scene.process(
-        validity_seconds=5.0, renew_seconds=0.5, request_timeout_seconds=0.4, grant_seconds=3.0
-    ) as process:
+    with scene.process(validity_seconds=5.0) as process:
         line = await process.logged("log.incomplete")
         await process.ready()
         await _commits(scene.writer("after"))

@@ -289,7 +289,7 @@ def test_a_driver_that_is_suspended_in_its_commit_beyond_the_lease_loses_no_comm
     """Its put is on the way while its whole session is suspended, and the agent grants the version to another driver."""
     server = s3_credentials
     table = Table(server)
-    settings = {"S3_ENDPOINT": server.endpoint, "GRANT_SECONDS": "5", "CHECK_SECONDS": "0.2"}
+    settings = {"S3_ENDPOINT": server.endpoint, "VALIDITY_SECONDS": "9"}
     options: dict[str, Any] = {"kafka": kafka, "topic_prefix": topic_prefix}
     with (
         running_agent(kafka, topic_prefix, tmp_path, **settings),

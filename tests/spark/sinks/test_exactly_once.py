@@ -29,8 +29,8 @@ from tests.spark.sinks.cases import SCHEMA, SINKS, make_case
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1500)]
 
-GRANT_SECONDS = "10"
-"""How long a successor waits for the lapse of a dead driver's grant. A live driver must never stall for this time."""
+LEASE_SECONDS = "15"
+"""A successor waits for two thirds of it for the lapse of a dead driver's grant. A live driver must never stall for this time."""
 
 IN_THE_TABLE = {"published", "completed"}
 """Steps after which the batch is in the table, although Spark's checkpoint doesn't have it."""
@@ -103,7 +103,7 @@ def test_a_driver_killed_at_any_step_leaves_each_batch_once(
         return driver.returncode, stderr.decode()[-3000:]
 
     recorded: list[list[tuple[int, str, str]]] = []  # batch, step, transaction: by driver
-    with running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS=GRANT_SECONDS, CHECK_SECONDS="0.2"):
+    with running_agent(kafka, topic_prefix, tmp_path, VALIDITY_SECONDS=LEASE_SECONDS):
         for batch, step in enumerate((*steps, "none")):
             status, stderr = drive(f"{step}:{batch}" if step != "none" else step)
             assert status == (0 if step == "none" else -signal.SIGKILL), stderr
@@ -148,7 +148,7 @@ def test_a_publish_without_a_response_is_looked_up_in_the_table(
     case.fail_the_publish(monkeypatch, durable=durable)
     steps: list[GateEvent] = []
     with (
-        running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS=GRANT_SECONDS, CHECK_SECONDS="0.2"),
+        running_agent(kafka, topic_prefix, tmp_path, VALIDITY_SECONDS=LEASE_SECONDS),
         CommitGate(
             kafka.bootstrap_servers,
             topic_prefix=topic_prefix,

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1500)]
 
-GRANT_SECONDS = "5"
+LEASE_SECONDS = "9"
 
 
 @pytest.mark.parametrize("lapsed", [False, True], ids=["within-the-lease", "beyond-the-lease"])
@@ -35,9 +35,7 @@ def test_an_agent_that_is_suspended_during_the_commit_leaves_the_batch_once(
     answer, end = HudiWrite.answer, HudiWrite.end
     suspended: list[str] = []
 
-    with running_agent(
-        kafka, topic_prefix, tmp_path, GRANT_SECONDS=GRANT_SECONDS, CHECK_SECONDS="0.2"
-    ) as agent:
+    with running_agent(kafka, topic_prefix, tmp_path, VALIDITY_SECONDS=LEASE_SECONDS) as agent:
 
         def suspending(write: HudiWrite, event: str, section: str) -> str:
             said = answer(write, event, section)

@@ -117,7 +117,6 @@ class Scene:
             self.folder,
             name=name,
             S3_ENDPOINT=self._server.endpoint,
-            GRANT_SECONDS=str(GRANT_SECONDS),
             WATCH=f"s3://{self.bucket}/trips",
         )
 

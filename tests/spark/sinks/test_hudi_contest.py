@@ -66,7 +66,7 @@ def test_two_writers_of_the_same_file_groups_lose_nothing(
             raised.append(error)
 
     with (
-        running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS="20", CHECK_SECONDS="0.2"),
+        running_agent(kafka, topic_prefix, tmp_path),
         CommitGate(
             kafka.bootstrap_servers,
             topic_prefix=topic_prefix,

@@ -19,7 +19,7 @@ from tests.servers.hudi import lock_client_jars
 from tests.servers.s3 import S3Server
 from tests.spark import hudi_cut_driver, hudi_s3_driver
 from tests.spark.agents import ask, running_agent
-from tests.spark.hudi_cut_driver import CUTS, GRANT_SECONDS
+from tests.spark.hudi_cut_driver import CUTS
 from tests.spark.hudi_s3_driver import BATCHES
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1500)]
@@ -67,7 +67,7 @@ def test_batches_and_an_unmodified_writer_share_hudis_own_lock(
     arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
     arguments += ["--bucket", bucket]
 
-    with running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint, GRANT_SECONDS="20"):
+    with running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint):
         found = run_driver(hudi_s3_driver, tmp_path, arguments)
         lock = audit_of(kafka, topic_prefix, found["lock"])
 
@@ -95,9 +95,7 @@ def test_a_driver_that_is_cut_off_from_s3_in_its_commits_leaves_each_batch_once(
     arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
     arguments += ["--bucket", bucket]
 
-    with running_agent(
-        kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint, GRANT_SECONDS=str(GRANT_SECONDS)
-    ):
+    with running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint):
         found = run_driver(hudi_cut_driver, tmp_path, arguments)
         lock = audit_of(kafka, topic_prefix, f"s3://{bucket}/trips/.hoodie/.locks/table_lock.json")
 

@@ -67,7 +67,7 @@ def test_two_drivers_lose_no_row_through_the_gate(
     bucket = server.bucket()
     with (
         catalog_of(kind, bucket, tmp_path, server) as catalog,
-        running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint, GRANT_SECONDS="20"),
+        running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint),
     ):
         program = [sys.executable, str(s3_driver.__file__), "--kind", kind, "--bucket", bucket]
         program += ["--catalog", catalog, "--folder", str(tmp_path), "--topic-prefix", topic_prefix]

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.real]
 def agent(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaServer, str]]:
     """One agent for all tests here. Returns the broker and the topic prefix."""
     folder = tmp_path_factory.mktemp("queued")
-    with running_agent(kafka, folder.name, folder, CHECK_SECONDS="0.2"):
+    with running_agent(kafka, folder.name, folder):
         yield kafka, folder.name
 
 
