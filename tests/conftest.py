@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import os
 import signal
+import tempfile
 from collections import Counter
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -37,19 +40,29 @@ LONG = ("spark",)
 """The folders whose tests take longest, as they share a session."""
 NOT_RUN = {"wide": "make test-all", "matrix": "make test-matrix"}
 """The command that runs the tests with this mark. A test with both marks belongs to the last one."""
+PORT_SHARES = 64
 USED = pytest.StashKey[list[str]]()
 DESELECTED = pytest.StashKey[Counter[str]]()
 USED_BY_WORKER, DESELECTED_BY_WORKER = "servers used", "deselected"
 
 
 def pytest_configure() -> None:
-    """Each worker of pytest-xdist has free ports of its own, so that none takes a port that another one is about to use."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    workers = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
-    kafka.PORTS = kafka.PORTS[int(worker) :: int(workers)]
+    kafka.PORTS = _own_ports()
     # JVMs of tests live for minutes: what the second compiler would make faster isn't worth what it takes.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
+
+
+def _own_ports() -> range:
+    """Ports that no other process of tests on this machine takes, so that none takes one that another is about to use."""
+    for share in range(PORT_SHARES):
+        path = Path(tempfile.gettempdir(), f"lakewarden-tests-{os.getuid()}-ports-{share}")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return kafka.PORTS[share::PORT_SHARES]  # the lock ends with this process
+        os.close(lock)
+    return kafka.PORTS
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,8 +27,17 @@ import anyio.to_thread
 
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
-from lakewarden.agent.stores import ConditionalStore, LocalStore
-from lakewarden.handlers.lease.conditional import Found, IfAbsent, IfMatch, Lost, Won
+from lakewarden.agent.stores import LocalStore
+from lakewarden.handlers.lease.conditional import (
+    Condition,
+    Found,
+    IfAbsent,
+    IfMatch,
+    Lost,
+    ReadOutcome,
+    Won,
+    WriteOutcome,
+)
 from lakewarden.handlers.lease.lock_object import render
 from lakewarden.handlers.lease.machine import Confirmed, Lease, LeaseEnded, LeaseSettings, LockDenied
 from lakewarden.handlers.lease.placement import LockLocation
@@ -42,10 +51,33 @@ ACTS = {
 }
 
 
+class Store(LocalStore):
+    """A store whose client is paused only between two requests: within one, it has a lock on the file, and all others wait."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, request_timeout_seconds=REQUEST_TIMEOUT_SECONDS)
+        self._requesting = anyio.Lock()
+
+    async def read(self, uri: str) -> ReadOutcome:
+        """Read body and version."""
+        async with self._requesting:
+            return await super().read(uri)
+
+    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
+        """Write conditionally."""
+        async with self._requesting:
+            return await super().write(uri, body, condition)
+
+    async def pause(self) -> None:
+        """Suspend this process, until another one resumes it."""
+        async with self._requesting:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
 class Client:
     """One writer: it reads the table, acquires the lock, checks its own clock, and publishes."""
 
-    def __init__(self, name: str, act: str, folder: Path, store: ConditionalStore) -> None:
+    def __init__(self, name: str, act: str, folder: Path, store: Store) -> None:
         self._name, self._act, self._store = name, act, store
         self._table = folder / "table.json"
         self._lock_uri = (folder / "lock.json").as_uri()
@@ -63,10 +95,12 @@ class Client:
             base = await self._read_table()
             self._keeper.acquire(None)
             await self._acquired.wait()
+            if self._name == "A" and self._act == "before-check":
+                await self._store.pause()
             await _await_command("publish")
             if self._check():
                 if self._name == "A" and self._act != "before-check":
-                    os.kill(os.getpid(), signal.SIGSTOP)  # the worst moment for a pause
+                    await self._store.pause()  # the worst moment
                 await self._publish(base)
             else:
                 await self._after_the_lease()
@@ -75,7 +109,7 @@ class Client:
             await self._keeper.wait_released()
             tasks.cancel_scope.cancel()
 
-    async def _open(self) -> ConditionalStore:
+    async def _open(self) -> Store:
         return self._store
 
     def _on_lock_event(self, event: KeeperEvent, _relied_on: bool) -> None:  # noqa: FBT001 - the keeper's callback
@@ -163,7 +197,7 @@ async def _await_command(command: str) -> None:
 
 async def client(name: str, act: str, folder: Path) -> None:
     """Run one client."""
-    async with LocalStore(folder, request_timeout_seconds=REQUEST_TIMEOUT_SECONDS) as store:
+    async with Store(folder) as store:
         await Client(name, act, folder, store).run()
 
 
@@ -179,9 +213,7 @@ class Stage:
         with self._start("A") as a, self._start("B") as b:
             _send_command(a, "begin")
             self._expect(a, "acquired")
-            if self._act == "before-check":
-                a.send_signal(signal.SIGSTOP)
-            else:
+            if self._act != "before-check":
                 _send_command(a, "publish")
                 self._expect(a, "may-publish")
             _, status = os.waitpid(a.pid, os.WUNTRACED)
@@ -240,7 +272,7 @@ def _send_command(client: subprocess.Popen[str], command: str) -> None:
 
 
 async def _create_table(folder: Path) -> None:
-    async with LocalStore(folder, request_timeout_seconds=REQUEST_TIMEOUT_SECONDS) as store:
+    async with Store(folder) as store:
         outcome = await store.write((folder / "table.json").as_uri(), b"[]", IfAbsent())
         assert isinstance(outcome, Won), outcome
 

@@ -130,9 +130,14 @@ async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
 
 
 async def empty_panels(prometheus: Prometheus, values: Mapping[str, list[str]]) -> list[str]:
-    """The panels of the dashboard with a query that returns no series, or none with the labels of its legend."""
+    """The panels of the dashboard with a query that returns no series, or none with the labels of its legend.
+
+    No table here is late, so none has a condition.
+    """
     found: list[str] = []
     for title, query, legend in TARGETS:
+        if "lakewarden_table_condition_seconds" in query:
+            continue
         answer = await prometheus.get(f"query?query={quote(resolved(query, values, '10s'))}")
         labels = set(re.findall(r"{{(\w+)}}", legend))
         if not answer["result"] or not all(labels <= each["metric"].keys() for each in answer["result"]):
