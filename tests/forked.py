@@ -57,7 +57,7 @@ def _fork(args: list[Any], executables: Any, *more: Any) -> int:
         "variables": variables,
     }
     message = json.dumps(request).encode()
-    if own is None or len(message) > MESSAGE_BYTES or _of_python(variables) != _of_python(os.environ):
+    if own is None or len(message) > MESSAGE_BYTES or _of_python(variables) != _AT_START:
         return int(_start_python(args, executables, *more))
     libc = ctypes.CDLL(None)
     with _lock:
@@ -77,6 +77,9 @@ def _of_python(variables: Any) -> dict[str, str]:
         for name, value in variables.items()
         if name.startswith(READ_AT_START) and name != "PYTHONUNBUFFERED"
     }
+
+
+_AT_START = _of_python(os.environ)
 
 
 def _started() -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +14,17 @@ import trustme
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import TABLE_SERVICE_PRIORITY, WriterEventUnion
+from lakewarden.events import TABLE_SERVICE_PRIORITY
 from lakewarden.spark_jobs import CommitGate, DeltaSink
 from lakewarden.spark_jobs.gate import errors
 from lakewarden.spark_jobs.gate.errors import GateError
+from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import iceberg_name
 from tests.spark.harness import Harness
 from tests.unit.events.access.certificates import write_certificate
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -106,27 +109,30 @@ def test_every_block_runs_in_the_order_of_the_page(
 
 @pytest.mark.wide
 def test_the_first_jobs_of_the_page_commit(harness: Harness, spark: SparkSession, tmp_path: Path) -> None:
-    agent = harness.agent(grant_everything)
     [block] = blocks((DOCS / "first-jobs.md").read_text())
     code = "orders = " + block.partition("orders = ")[2].partition("spark.streams")[0]
     server = f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"'
     code = code.replace("/tmp/first", str(tmp_path)).replace('CommitGate("localhost:19092"', server)
     names: dict[str, Any] = {"spark": spark, "CommitGate": CommitGate, "DeltaSink": DeltaSink}
-    try:
-        exec(compile(code, "docs/first-jobs.md", "exec"), names)  # noqa: S102 - a page of this repository
-        for name in ("shop", "crm"):
 
-            def is_commit(event: WriterEventUnion, name: str = name) -> bool:
-                return event.type == "commit-completed" and event.writer.startswith(name)
+    def committed() -> set[str]:
+        lines = [
+            line
+            for file in tmp_path.glob("orders/_delta_log/*.json")
+            for line in file.read_text().splitlines()
+        ]
+        return {json.loads(line)["txn"]["appId"].partition(":")[0] for line in lines if '"txn"' in line}
 
-            agent.wait_for_events(is_commit, f"a commit of {name}")
-    finally:
-        for query in spark.streams.active:
-            query.stop()
-        if "gate" in names:
-            names["gate"].close()
-
-    assert spark.read.format("delta").load(names["orders"]).count() > 0
+    with running_agent(harness.kafka, harness.prefix, tmp_path):
+        try:
+            exec(compile(code, "docs/first-jobs.md", "exec"), names)  # noqa: S102 - a page of this repository
+            wait_until(lambda: committed() == {"shop", "crm"})
+            assert all(query.isActive for query in spark.streams.active)
+        finally:
+            for query in spark.streams.active:
+                query.stop()
+            if "gate" in names:
+                names["gate"].close()
 
 
 @pytest.fixture

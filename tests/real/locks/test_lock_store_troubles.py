@@ -5,6 +5,9 @@ With a real agent, real writers, a real Kafka, and a fault proxy in front of a r
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import anyio
 import pytest
 
@@ -15,10 +18,23 @@ from tests.servers.fault_proxy import CALM, Fault, Weather
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
-ROOMY = {
-    "validity_seconds": 60.0,
-}
+ROOMY = {"validity_seconds": 60.0, "hudi_validity_seconds": 60.0}
 """An unconfirmed lease counts as lost after 55.5 s, 4.5 s before its end. Both times suit a busy machine."""
+
+
+@asynccontextmanager
+async def alive(writer: Writer) -> AsyncIterator[None]:
+    """Heartbeats each second, which extend the grant as long as the lock's lease allows."""
+    async with anyio.create_task_group() as tasks:
+
+        async def beat() -> None:
+            while True:
+                await writer.heartbeat()
+                await anyio.sleep(1)
+
+        tasks.start_soon(beat)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_store_that_hangs_for_one_lock_delays_no_other_lock(
@@ -30,14 +46,16 @@ async def test_a_store_that_hangs_for_one_lock_delays_no_other_lock(
     await hung.begin(heartbeat_seconds=100)
     await hung.obtain_grant()
 
-    with lock_storm.proxy.hanging(lambda request: "/locks/warehouse-hung-" in request.path) as hang:
-        await hang.first.wait()
-        other = scene.writer("other", lock_storm.table("other"))
-        await other.begin()
-        await other.obtain_grant()
-        assert hang.served_while_hanging, "requests for the other lock"
-        assert scene.events(LockLost) == []
-        await _receives_abort_before_lease_end(scene, hung)
+    hanging = lock_storm.proxy.hanging(lambda request: "/locks/warehouse-hung-" in request.path)
+    async with alive(hung):
+        with hanging as hang:
+            await hang.first.wait()
+            other = scene.writer("other", lock_storm.table("other"))
+            await other.begin()
+            await other.obtain_grant()
+            assert hang.served_while_hanging, "requests for the other lock"
+            assert scene.events(LockLost) == []
+            await _receives_abort_before_lease_end(scene, hung)
     after = scene.writer("after", hung.table)
     await hung.abandon()
     await after.begin()
@@ -53,17 +71,18 @@ async def test_a_store_that_hangs_for_all_locks_delays_no_abort(
     await granted.begin(heartbeat_seconds=100)
     await granted.obtain_grant()
 
-    with lock_storm.proxy.hanging() as hang:
-        await hang.first.wait()
-        elder, younger = (scene.writer(name, lock_storm.table("two")) for name in ("elder", "younger"))
-        for writer in (elder, younger):
-            await writer.begin(heartbeat_seconds=100)
-            await writer.touch("x")
-        assert (await younger.wait_for(Abort)).reason == "conflict"
-        await elder.request_commit()
-        assert scene.events(LockLost) == []
-        await _receives_abort_before_lease_end(scene, granted)
-        assert scene.events(CommitGranted, elder.mine) == []
+    async with alive(granted):
+        with lock_storm.proxy.hanging() as hang:
+            await hang.first.wait()
+            elder, younger = (scene.writer(name, lock_storm.table("two")) for name in ("elder", "younger"))
+            for writer in (elder, younger):
+                await writer.begin(heartbeat_seconds=100)
+                await writer.touch("x")
+            assert (await younger.wait_for(Abort)).reason == "conflict"
+            await elder.request_commit()
+            assert scene.events(LockLost) == []
+            await _receives_abort_before_lease_end(scene, granted)
+            assert scene.events(CommitGranted, elder.mine) == []
     await elder.wait_for(CommitGranted)
 
 
@@ -80,10 +99,8 @@ async def _receives_abort_before_lease_end(scene: World, writer: Writer) -> None
 # A store that refuses every request for about two leases: an expired session, as the S3 client sees it. The lease is shorter than
 # the default, and so is the time of the refusals: they stand for a minute.
 
-SHORT = {
-    "validity_seconds": 12.0,
-}
-"""An unconfirmed lease counts as lost after 10.7 s. Heartbeats would extend the grant, which lapses after 8 s."""
+SHORT = {"validity_seconds": 12.0}
+"""An unconfirmed lease counts as lost after 10.7 s."""
 REFUSING = Weather(share=1.0, faults=(Fault.EXPIRED,))
 REFUSALS = 20
 """After the loss of the lease, one to two a second: with the time before it, about two leases."""
@@ -98,10 +115,10 @@ async def test_refusals_for_two_leases_end_no_transaction_that_waits(lock_storm:
     await other.begin(heartbeat_seconds=100)
     await granted.obtain_grant()
     await other.request_commit()
-    await granted.heartbeat()
 
     proxy.weather = REFUSING
-    abort = await granted.wait_for(Abort)
+    async with alive(granted):
+        abort = await granted.wait_for(Abort)
     [lost] = await scene.wait_for(LockLost)
     late = scene.writer("late", lock_storm.table("t"))
     await late.begin(heartbeat_seconds=100)

@@ -237,10 +237,10 @@ async def test_the_error_of_an_agent_without_rights_to_a_topic_names_topic_and_r
 async def test_the_error_of_an_agent_without_rights_to_its_group_names_the_group(
     guarded: Guarded, scene: World
 ) -> None:
-    await _reserve(guarded, GROUP, scene.prefix, AGENT, (DESCRIBE,))
+    await _reserve(guarded, GROUP, f"{scene.prefix}-agents", AGENT, (DESCRIBE,))
     line = await _ends_with_one_line(scene, guarded.agent(log_level="error"))
 
-    assert f"consumer group {scene.prefix}: grant it read on the group" in line
+    assert f"consumer group {scene.prefix}-agents: grant it read on the group" in line
 
 
 @pytest.mark.parametrize(("topic", "rights"), [("writers", (READ, DESCRIBE)), ("decisions", (DESCRIBE,))])

@@ -80,7 +80,7 @@ async def test_of_two_agents_with_one_instance_the_first_ends_with_an_error_that
             assert await first.ended() == 1
 
     [line] = first.log.read_text().splitlines()
-    assert "agent second has the same instance as this agent, the-one" in line
+    assert "agent second has the same group_instance_id as this agent, the-one" in line
     assert "LAKEWARDEN_GROUP_INSTANCE_ID" in line
 
 
