@@ -152,9 +152,9 @@ def command(settings: KafkaSettings, *words: str) -> str:
     prefix = settings.topic_prefix
     names = [] if prefix == DEFAULT_PREFIX else [f"LAKEWARDEN_TOPIC_PREFIX={_quoted(prefix)}"]
     options: list[str] = []
-    if words[:1] != ("lock",):
+    if words[0] != "lock":
         options += ["--bootstrap-servers", settings.bootstrap_servers]
-    if words[:1] in {(each,) for each in _OF_LOCKS} and isinstance(settings, Settings):
+    if words[0] in _OF_LOCKS and isinstance(settings, Settings):
         if settings.lock_root is not None and "--lock" not in words and words[:2] != ("lock", "probe"):
             options += ["--lock-root", settings.lock_root]
         if settings.s3_endpoint is not None:

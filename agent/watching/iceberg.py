@@ -1,4 +1,4 @@
-"""Follows one Iceberg table: of a Hadoop catalog by its files, of any other one by what the catalog says.
+"""Followers of Iceberg tables: those of a Hadoop catalog are read from their files, all others through their catalog.
 
 A foreign commit costs its list of manifests, and those that it has added; in a Hadoop catalog also the new metadata file.
 
