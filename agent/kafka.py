@@ -387,6 +387,11 @@ def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:
     return len(consumer.partitions_for_topic(topic) or ()) or None
 
 
+def is_member(consumer: AIOKafkaConsumer) -> bool:
+    """Whether the consumer is a member of its group, as far as it has heard from Kafka."""
+    return int(consumer._coordinator.generation) > 0  # noqa: SLF001 - no public way to it
+
+
 async def _await_controller(admin: AIOKafkaAdminClient) -> None:
     """Wait until the brokers name their controller. Without one, aiokafka's admin raises AttributeError."""
     client = admin._client  # noqa: SLF001 - no public way to its metadata

@@ -6,7 +6,13 @@
 - It also has what shows the next owner that the log is complete (`handlers/table/log_gaps.py`): the last event that the owner had
   read, the last decision and the last ledger entry that it had published, where the ledger began, and gaps found before.
 
-Checkpoints never move backwards within a session. The agent commits one only after all its decisions are in the log.
+Checkpoints never move backwards, whichever agent commits them. The agent commits one only after all its decisions are in the log,
+and only as the member of the group that it was when it computed it:
+
+- While a group has no members, Kafka accepts a commit of anybody. So an agent that was suspended, and has heard that it is no
+  member any more, commits nothing.
+- aiokafka repeats a commit that failed, perhaps under the membership that the agent has got meanwhile. So a revocation ends the
+  commits that run (`Checkpoints.interrupt`).
 """
 
 from __future__ import annotations
@@ -18,12 +24,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast, get_args
 
+import anyio
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata
 
 from lakewarden.agent.errors import PartitionsChangedError
+from lakewarden.agent.kafka import is_member
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.handlers.table.log_gaps import Gap, LastRecord, Problem
 from lakewarden.handlers.table.replay import Position
@@ -142,6 +150,7 @@ class Checkpoints:
         self._topic = topic
         self._partitions = partitions
         self._committed: dict[int, Checkpoint] = {}
+        self._running: set[anyio.CancelScope] = set()
 
     def is_committed(self, number: int, checkpoint: Checkpoint) -> bool:
         """Whether this checkpoint is the one that was committed last."""
@@ -162,13 +171,30 @@ class Checkpoints:
             )
             for number, checkpoint in forward.items()
         }
-        try:
-            await self._consumer.commit(offsets)
-        except CommitFailedError:
+        if not await self._commit(offsets):
             # The group has reassigned these partitions; the next owner replays a little more.
             log.info("checkpoint.rejected", partitions=sorted(forward))
             return
         self._committed.update(forward)
+
+    async def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
+        if not is_member(self._consumer):
+            return False
+        with anyio.CancelScope() as running:
+            self._running.add(running)
+            try:
+                await self._consumer.commit(offsets)
+            except CommitFailedError:
+                return False
+            finally:
+                self._running.discard(running)
+            return True
+        return False
+
+    def interrupt(self) -> None:
+        """End the commits that run: the group is about to reassign the partitions."""
+        for running in self._running:
+            running.cancel()
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget the checkpoints of partitions that this session does not own any more."""

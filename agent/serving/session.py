@@ -325,6 +325,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Pause the owners before the next ones start. Those that can't resume are released."""
         self._assigned = False
+        self._checkpoints.interrupt()
         self._lasting.mark_not_ready()
         seconds = self._settings.session_timeout_seconds * REVOKE_SHARE
         numbers = sorted(each.partition for each in revoked if each.partition in self._owners)

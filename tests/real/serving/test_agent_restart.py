@@ -340,6 +340,45 @@ async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_chan
 
 
 @pytest.mark.wide
+async def test_a_suspended_agent_that_resumes_in_an_empty_group_moves_no_checkpoint_back(scene: World) -> None:
+    """Kafka accepts a commit of anybody while a group has no members, also that of an agent that has lost its partitions."""
+    jobs = WriterJobs(scene)
+    tables = [f"s3://lake/{number}" for number in range(6)]
+
+    async def burst(table: str, batches: int) -> None:
+        await jobs.job(f"job-of-{table}", batches, random.Random(table), table)
+
+    async def bursts(batches: int) -> None:
+        async with anyio.create_task_group() as running:
+            for table in tables:
+                running.start_soon(burst, table, batches)
+
+    async with anyio.create_task_group() as consuming:
+        consuming.start_soon(jobs.consume)
+        with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended:
+            await suspended.ready()
+            await bursts(1)
+            suspended.popen.send_signal(signal.SIGSTOP)
+            with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as second:
+                await second.ready()
+                await bursts(3)
+                second.popen.send_signal(signal.SIGTERM)
+                assert await second.ended() == 0
+            before = await scene.committed()
+            suspended.popen.send_signal(signal.SIGCONT)
+            await bursts(1)
+            after = await scene.committed()
+        consuming.cancel_scope.cancel()
+    moved = {
+        partition: (offset, after[partition][0])
+        for partition, (offset, metadata) in before.items()
+        if after[partition][0] < offset or after[partition][1]["decisions"] < metadata["decisions"]
+    }
+    assert moved == {}
+    check(await _transactions(scene))
+
+
+@pytest.mark.wide
 async def test_a_late_take_over_record_of_a_former_owner_makes_the_owner_take_over_again(
     scene: World,
 ) -> None:
