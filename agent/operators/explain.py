@@ -40,7 +40,7 @@ from lakewarden.events import (
     Undecodable,
     decode,
 )
-from lakewarden.handlers.explain.timeline import Explanation, RecordRef, TransactionRef
+from lakewarden.handlers.explain.timeline import Because, Explanation, RecordRef, Step, TransactionRef
 from lakewarden.handlers.explain.transaction import Explainer
 
 MAX_CANDIDATES = 1_000
@@ -186,7 +186,7 @@ async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Expla
             if not isinstance(decision, Undecodable) and (
                 decision.table == candidate.table or decision.type == "partition-taken"
             ):
-                decisions.append((_reference("decisions", record, decision), decision))
+                decisions.append((_reference("decisions", record), decision))
     transaction = TransactionRef(candidate.transaction, candidate.writer, candidate.batch_id)
     explainer = Explainer(transaction, candidate.table, decisions, max_losses=max_losses)
     began_ms: int | None = None
@@ -199,7 +199,7 @@ async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Expla
                 continue
             if event.transaction == candidate.transaction and began_ms is None:
                 began_ms = record.timestamp
-            explainer.add(_reference("writers", record, event), event)
+            explainer.add(_reference("writers", record), event)
     if began_ms is None:
         return explainer.explanation()
     locks, reports = await _lock_steps_and_conflicts(log, candidate.table, began_ms)
@@ -227,7 +227,7 @@ async def _lock_steps_and_conflicts(
                 else:
                     step = decode(AUDIT_EVENT, value)
                     if not isinstance(step, Undecodable):
-                        locks.append((_reference("audit", record, step), step))
+                        locks.append((_reference("audit", record), step))
     return locks, reports
 
 
@@ -238,10 +238,8 @@ async def _records(log: Log, partition: TopicPartition) -> AsyncGenerator[Consum
                 yield record
 
 
-def _reference(
-    topic: Literal["writers", "decisions", "audit"], record: ConsumerRecord, event: EventBase
-) -> RecordRef:
-    return RecordRef(topic, record.offset, event.at.timestamp() * 1000, record.timestamp)
+def _reference(topic: Literal["writers", "decisions", "audit"], record: ConsumerRecord) -> RecordRef:
+    return RecordRef(topic, record.offset, record.timestamp)
 
 
 def explanation_fields(value: object) -> Any:
@@ -254,6 +252,13 @@ def explanation_fields(value: object) -> Any:
         return value.value
     if not is_dataclass(value):
         return value
-    kind = getattr(type(value), "kind", None)
     named = {each.name: explanation_fields(getattr(value, each.name)) for each in fields(value)}
-    return {"kind": kind, **named} if isinstance(kind, str) else named
+    if isinstance(value, Step):
+        return {**named.pop("event"), **named}
+    if isinstance(value, Because):
+        return {
+            name: each
+            for name, each in named.items()
+            if each is not None and each is not False and each != []
+        }
+    return named

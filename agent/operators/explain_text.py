@@ -7,14 +7,39 @@ from typing import assert_never
 
 from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.time_text import utc_time
-from lakewarden.events import ConflictEntry, Marker
-from lakewarden.handlers.explain import timeline
+from lakewarden.events import (
+    Abort,
+    AbortRequested,
+    Admitted,
+    AlreadyCommitted,
+    CommitCompleted,
+    CommitGranted,
+    CommitIntent,
+    CommitRequested,
+    ConflictEntry,
+    GrantRenewed,
+    LedgerCorrected,
+    LockAcquired,
+    LockLost,
+    LockRefused,
+    Marker,
+    MarkerCreated,
+    PartitionTaken,
+    TransactionAbandoned,
+    WriterHeartbeat,
+)
 from lakewarden.handlers.explain.timeline import (
+    Because,
     Blocker,
+    Encounter,
     EventRef,
     Explanation,
+    Heartbeats,
+    LostConflict,
     Outcome,
-    SharedPlace,
+    RecordRef,
+    RelatedTransaction,
+    Step,
     TransactionRef,
 )
 from lakewarden.handlers.table.transactions import Phase
@@ -53,7 +78,10 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
 
 def story(explanation: Explanation) -> list[tuple[str, str, str]]:
     """The steps: where the record is, when it was, and what happened."""
-    return [(_place(step), _time(explanation, step), _text(step)) for step in explanation.steps]
+    return [
+        (_place(step), _time(explanation, step), _text(step, explanation.transaction.id))
+        for step in explanation.steps
+    ]
 
 
 def candidate_lines(candidates: list[Candidate]) -> Iterator[str]:
@@ -87,7 +115,7 @@ def final_outcome(explanation: Explanation) -> str:
     return _outcome(outcome)
 
 
-def _heartbeats(heartbeats: timeline.Heartbeats) -> str:
+def _heartbeats(heartbeats: Heartbeats) -> str:
     first, last, gap_after = heartbeats.first, heartbeats.last, heartbeats.gap_after
     if not heartbeats.count or first is None or last is None:
         counted = "no heartbeats"
@@ -102,19 +130,20 @@ def _repeated(repeated: int) -> str:
     return f"; {_count(repeated, 'event')} delivered again, without effect" if repeated else ""
 
 
-def _place(step: timeline.Step) -> str:
-    record = step.record
-    first = getattr(step, "first", record)
-    until = f"-{record.offset}" if first.offset != record.offset else ""
-    return f"{record.topic}:{first.offset}{until}"
+def _place(step: Step) -> str:
+    first, last = step.first.offset, step.record.offset
+    return f"{step.record.topic}:{first}" + (f"-{last}" if first != last else "")
 
 
-def _time(explanation: Explanation, step: timeline.Step) -> str:
-    opened = next((each.record for each in explanation.steps if isinstance(each, timeline.Opened)), None)
-    if opened is None or isinstance(step, timeline.Opened):
-        return timestamp(step.record.recorded_ms)
-    first = getattr(step, "first", step.record)
-    return f"{(first.recorded_ms - opened.recorded_ms) / 1000:+.3f} s"
+def _time(explanation: Explanation, step: Step) -> str:
+    opened = next((each for each in explanation.steps if _opens(explanation, each)), step)
+    if opened is step:
+        return timestamp(step.first.recorded_ms)
+    return f"{(step.first.recorded_ms - opened.first.recorded_ms) / 1000:+.3f} s"
+
+
+def _opens(explanation: Explanation, step: Step) -> bool:
+    return isinstance(step.event, CommitIntent) and step.event.transaction == explanation.transaction.id
 
 
 def _others(explanation: Explanation) -> Iterator[str]:
@@ -141,85 +170,103 @@ def _attempts(explanation: Explanation) -> Iterator[str]:
 # -- one line for each step --------------------------------------------------------------------------------------------
 
 
-def _text(step: timeline.Step) -> str:  # noqa: C901, PLR0912 - one case for each kind of step
-    match step:
-        case timeline.Opened():
-            return _opened(step)
-        case timeline.Touched(events=events, markers=markers, new=new, partitions=partitions):
-            some_new = "" if new == markers else f", {new} of them new"
-            return f"{_count(markers, 'marker')} in {_count(events, 'event')}{some_new}: {_partitions(partitions)}"
-        case timeline.GrantRequested(markers=markers):
-            last = f", with {_count(markers, 'last marker')}" if markers else ""
+def _text(step: Step, this: str) -> str:
+    """What happened, and what the record met. Of another transaction's event, only what it met. `this`: the explained one."""
+    own = step.record.topic != "writers" or step.event.transaction == this
+    met = [_encounter(each, own=own) for each in step.because.overlaps]
+    if step.because.waits_for:
+        met.append(f"waits for its {step.because.awaited}, behind {_blockers(step.because.waits_for)}")
+    return "; ".join([_event_text(step, this), *met] if own else met)
+
+
+def _event_text(step: Step, this: str) -> str:  # noqa: C901, PLR0912 - one case for each type
+    event, because = step.event, step.because
+    if because.without_effect:
+        return _without_effect(step)
+    match event:
+        case CommitIntent():
+            return _intent(event, because)
+        case MarkerCreated():
+            markers, events = _count(because.markers or 0, "marker"), _count(step.times, "event")
+            some_new = "" if because.new == because.markers else f", {because.new} of them new"
+            return f"{markers} in {events}{some_new}: {_partitions(because.partitions)}"
+        case CommitRequested(markers=markers):
+            last = f", with {_count(len(markers), 'last marker')}" if markers else ""
             return f"requests its grant{last}"
-        case timeline.Completed(grant=grant, version=version, phase_before=phase_before):
-            named = "" if version is None else f" as version {version}"
+        case CommitCompleted(grant=grant):
             if grant is None:
-                return f"the watcher reports the commit{named}"
-            return f"the writer reports the commit{named}{_unexpected(phase_before)}"
-        case timeline.Abandoned(reason=reason):
-            return f"the writer abandons it: {reason}"
-        case timeline.AbortRequested(operator=operator, reason=reason):
-            return f"operator {operator} requests its abort: {reason}"
-        case timeline.Ignored(type=kind, events=events, phase_before=phase_before):
-            return f"{_count(events, kind)} without effect: {_standing(phase_before)}"
-        case timeline.Admitted(
-            agent=agent, waited_ms=waited, freed_by=freed_by, reserved=reserved, turn=turn
-        ):
-            after = "" if freed_by is None else f" after {_seconds(waited)} in the queue: {_ended(freed_by)}"
-            kept = (
-                f"; reserved for it, because its writer is protected: {_partitions(reserved)}"
-                if reserved
-                else ""
+                return f"the watcher reports the commit{_version(event.version)}"
+            return (
+                f"the writer reports the commit{_version(event.version)}{_unexpected(because.phase_before)}"
             )
+        case TransactionAbandoned(reason=reason):
+            return f"the writer abandons it: {reason}"
+        case AbortRequested(operator=operator, reason=reason):
+            return f"operator {operator} requests its abort: {reason}"
+        case Admitted(agent=agent, turn=turn):
+            freed_by = because.freed_by
+            waited = _seconds(because.waited_ms or 0)
+            after = "" if freed_by is None else f" after {waited} in the queue: {_ended(freed_by)}"
+            reserved = _few([_partition(each.partition) for each in event.reserved], len(event.reserved))
+            kept = f"; reserved for it, because its writer is protected: {reserved}" if reserved else ""
             place = "" if turn is None else f", turn {turn}"
             return f"admitted by agent {agent}{place}{after}{kept}"
-        case timeline.Granted():
-            return _granted(step)
-        case timeline.Renewed(times=times, lease_seconds=lease, seq=seq, lock_owner=owner):
-            often = "" if times == 1 else f" {times} times"
-            return f"grant lease renewed{often} by agent {step.agent}: {lease:.1f} s from seq {seq}{_covered(owner)}"
-        case timeline.Skipped(committed_transaction=committed, version=version):
-            named = "" if version is None else f" as version {version}"
-            return f"nothing to do: the batch is already committed, by {committed}{named}"
-        case timeline.Void(agent=agent, type=kind, reason=reason, taken_by=taken_by, taken_at=taken_at):
-            why = "" if reason is None else f" ({reason})"
-            since = "" if taken_at is None else f" at decisions:{taken_at.offset}"
-            return f"DOES NOT COUNT: {kind}{why} by agent {agent}, after agent {taken_by} had taken over the partition{since}"
-        case timeline.Aborted():
-            return _aborted(step)
-        case timeline.Waiting(awaited=awaited, blockers=blockers):
-            return f"waits for its {awaited}, behind {_blockers(blockers)}"
-        case timeline.Met():
-            return _met(step)
-        case timeline.Won(victim=victim, lost_conflict=lost_conflict, cause=cause, reason=reason):
-            why = _lost_conflict(victim, lost_conflict, cause)
-            return f"wins against {_name(victim)}, which is aborted ({reason}): {why}"
-        case timeline.TakenOver(agent=agent):
+        case CommitGranted():
+            return _granted(step.record, event, because)
+        case GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):
+            often = "" if step.times == 1 else f" {step.times} times"
+            return f"grant lease renewed{often} by agent {event.agent}: {lease:.1f} s from seq {seq}{_covered(owner)}"
+        case AlreadyCommitted(committed_transaction=committed, version=version):
+            return f"nothing to do: the batch is already committed, by {committed}{_version(version)}"
+        case Abort() if event.transaction != this:
+            victim = TransactionRef(event.transaction, event.writer)
+            why = _lost_conflict(victim, event, because.lost_conflicts[0], because)
+            return f"wins against {_name(victim)}, which is aborted ({event.reason}): {why}"
+        case Abort():
+            return _aborted(event, because)
+        case PartitionTaken(agent=agent):
             return f"agent {agent} took over the partition"
-        case timeline.LockStep():
-            return _lock(step)
+        case LockAcquired() | LockLost() | LockRefused():
+            return _lock(event, step.times)
+        case WriterHeartbeat() | LedgerCorrected():
+            raise AssertionError(f"{event.type} is no step")
         case _:
-            assert_never(step)
+            assert_never(event)
 
 
-def _opened(step: timeline.Opened) -> str:
-    scope = f", scope {_few([_marker(each) for each in step.scope], step.scope_size)}" if step.scope else ""
-    lock = f", lock {step.lock}" if step.lock else ""
-    reason = f" ({' '.join(step.admission_reason.split())})" if step.admission_reason else ""
+def _without_effect(step: Step) -> str:
+    event, because = step.event, step.because
+    if step.record.topic == "writers":
+        return f"{_count(step.times, event.type)} without effect: {_standing(because.phase_before)}"
+    why = f" ({event.reason})" if isinstance(event, Abort) else ""
+    agent = getattr(event, "agent", "")
+    since = "" if because.taken_at is None else f" at decisions:{because.taken_at.offset}"
+    taken = f"after agent {because.taken_by} had taken over the partition{since}"
+    return f"DOES NOT COUNT: {event.type}{why} by agent {agent}, {taken}"
+
+
+def _version(version: str | None) -> str:
+    return "" if version is None else f" as version {version}"
+
+
+def _intent(event: CommitIntent, because: Because) -> str:
+    scope = (
+        f", scope {_few([_marker(each) for each in event.scope], len(event.scope))}" if event.scope else ""
+    )
+    lock = f", lock {event.lock}" if event.lock else ""
+    reason = f" ({' '.join(event.admission_reason.split())})" if event.admission_reason else ""
     before = (
-        f"; open before it: {_few([_name(each) for each in step.alongside], step.open_before)}"
-        if step.open_before
+        f"; open before it: {_few([_name(each) for each in because.alongside], because.open_before)}"
+        if because.open_before
         else "; no other transaction was open"
     )
-    if step.observed:
-        return (
-            f"seen by a watcher: its writer doesn't use the gate, rule {step.conflict_rule}{scope}, "
-            f"a heartbeat every {step.heartbeat_seconds:g} s{before}"
-        )
-    return (
-        f"intent: {step.admission}{reason}, priority {step.priority}, rule {step.conflict_rule}{scope}{lock}, "
-        f"a heartbeat every {step.heartbeat_seconds:g} s{before}"
+    what = (
+        "seen by a watcher: its writer doesn't use the gate"
+        if event.observed
+        else f"intent: {event.admission}{reason}, priority {event.priority}"
     )
+    beats = f"a heartbeat every {event.heartbeat_seconds:g} s"
+    return f"{what}, rule {event.conflict_rule}{scope}{lock}, {beats}{before}"
 
 
 def _unexpected(phase_before: Phase | None) -> str:
@@ -232,16 +279,17 @@ def _unexpected(phase_before: Phase | None) -> str:
     return f", WITHOUT A GRANT: {_standing(phase_before)}"
 
 
-def _granted(step: timeline.Granted) -> str:
-    after = "" if step.freed_by is None else f": {_ended(step.freed_by)}"
+def _granted(record: RecordRef, event: CommitGranted, because: Because) -> str:
+    waited, unblocked_ms = because.waited_ms or 0, because.unblocked_ms or 0
+    after = "" if because.freed_by is None else f": {_ended(because.freed_by)}"
     unblocked = (
-        f", {_seconds(step.unblocked_ms)} of that with no transaction ahead"
-        if step.unblocked_ms >= NOTABLE_WAIT_MS
+        f", {_seconds(unblocked_ms)} of that with no transaction ahead"
+        if unblocked_ms >= NOTABLE_WAIT_MS
         else ""
     )
     return (
-        f"commit granted by agent {step.agent} {_seconds(step.waited_ms)} after its request{after}{unblocked}; grant lease "
-        f"{step.lease_seconds:.1f} s from its seq {step.seq}, fencing token {step.record.offset}{_covered(step.lock_owner)}"
+        f"commit granted by agent {event.agent} {_seconds(waited)} after its request{after}{unblocked}; grant lease "
+        f"{event.lease_seconds:.1f} s from its seq {event.seq}, fencing token {record.offset}{_covered(event.lock_owner)}"
     )
 
 
@@ -249,66 +297,63 @@ def _covered(lock_owner: str | None) -> str:
     return "" if lock_owner is None else f", under lock owner {_short(lock_owner)}"
 
 
-def _aborted(step: timeline.Aborted) -> str:
-    detail = f": {step.detail}" if step.detail else ""
-    if step.phase_before is Phase.GRANTED and step.reason == "outcome-unknown":
-        return f"GRANT LEASE EXPIRED{detail} (agent {step.agent})"
-    if step.phase_before is Phase.GRANTED:
+def _aborted(event: Abort, because: Because) -> str:
+    detail = f": {event.detail}" if event.detail else ""
+    if because.phase_before is Phase.GRANTED and event.reason == "outcome-unknown":
+        return f"GRANT LEASE EXPIRED{detail} (agent {event.agent})"
+    if because.phase_before is Phase.GRANTED:
         return (
-            f"GRANT REVOKED ({step.reason}){detail} (agent {step.agent}); "
+            f"GRANT REVOKED ({event.reason}){detail} (agent {event.agent}); "
             "it counts until its writer reports the outcome or its grant lease expires"
         )
-    if step.phase_before is Phase.ABORTED:
-        return f"abort repeated ({step.reason}) by agent {step.agent}"
-    retry = "retriable" if step.retriable else "not retriable"
-    losses = f", {_count(step.losses, 'conflict')} lost in a row" if step.losses else ""
-    head = f"ABORTED ({step.reason}) by agent {step.agent}, {retry}{losses}"
-    if not step.lost_conflicts:
-        return f"{head}{detail}{_caused(step.cause)}"
-    reasons = "; and ".join(
-        _lost_conflict(None, each, step.cause) for each in step.lost_conflicts[:MOST_NAMED]
-    )
-    more = len(step.lost_conflicts) - MOST_NAMED
+    if because.phase_before is Phase.ABORTED:
+        return f"abort repeated ({event.reason}) by agent {event.agent}"
+    retry = "retriable" if event.retriable else "not retriable"
+    losses = f", {_count(event.losses, 'conflict')} lost in a row" if event.losses else ""
+    head = f"ABORTED ({event.reason}) by agent {event.agent}, {retry}{losses}"
+    lost = because.lost_conflicts
+    if not lost:
+        cause = because.cause
+        by = "by a check, with the log read up to" if cause is None else f"caused by {cause.type} at"
+        return f"{head}{detail}; {by} writers:{event.cause_offset if cause is None else cause.record.offset}"
+    reasons = "; and ".join(_lost_conflict(None, event, each, because) for each in lost[:MOST_NAMED])
+    more = len(lost) - MOST_NAMED
     others = f"; and {_count(more, 'more winner')}" if more > 0 else ""
-    return f"{head}: {reasons}{others}{_detected(step)}"
+    return f"{head}: {reasons}{others}{_detected(because)}"
 
 
-def _detected(step: timeline.Aborted) -> str:
-    after, age = step.detected_after_ms, step.age_seconds
+def _detected(because: Because) -> str:
+    after, age = because.detected_after_ms, because.victim_age_seconds
     detected = "" if after is None else f"; detected {after:.1f} ms after the agent read the marker"
     return detected if age is None else f"{detected}, {age:.1f} s after it read the intent"
 
 
-def _lost_conflict(victim: TransactionRef | None, lost: timeline.LostConflict, cause: timeline.Cause) -> str:
+def _lost_conflict(victim: TransactionRef | None, abort: Abort, lost: LostConflict, because: Because) -> str:
     """`victim` is None if it is the explained transaction itself."""
     victim_name = "it" if victim is None else victim.writer
-    places = _few([_entry(each) for each in lost.entries], lost.places)
-    return f"{_evidence(lost, cause, victim_name, places)}; {_rule(lost, victim_name)}"
+    entries = [each for each in abort.conflicts if each.other_transaction == lost.winner.id]
+    places = _few([_entry(each) for each in entries[:MOST_NAMED]], len(entries))
+    found = because.cause or f"a check of the log up to writers:{abort.cause_offset}"
+    return f"{_evidence(lost, found, victim_name, places)}; {_rule(lost, victim_name)}"
 
 
-def _evidence(lost: timeline.LostConflict, cause: timeline.Cause, victim: str, places: str) -> str:
+def _evidence(lost: LostConflict, cause: EventRef | str, victim: str, places: str) -> str:
     """Which events brought the two to the same place; the event that led to the abort comes first."""
-    event, winner = cause.event, _name(lost.winner)
-    victim_event, winner_event = lost.victim_event, lost.winner_event
-    if event is not None and event == victim_event:
+    winner, victim_event, winner_event = _name(lost.winner), lost.victim_event, lost.winner_event
+    by_victim = "" if victim_event is None else f" with {_event(victim_event)}"
+    by_winner = "" if winner_event is None else f" with {_event(winner_event)}"
+    if cause == victim_event:
         whose = "its" if victim == "it" else f"{victim}'s"
-        before = "" if winner_event is None else f" with {_event(winner_event)}"
-        return f"{whose} {_event(event)} touched {places}, which {winner} had touched{before}"
-    if event is not None and event == winner_event:
-        before = "" if victim_event is None else f" with {_event(victim_event)}"
-        second = f"{event.type} of {winner} at writers:{event.record.offset}"
-        return f"{second} touched {places}, which {victim} had touched{before}"
-    by_victim = "" if victim_event is None else f", {victim} with {_event(victim_event)}"
-    by_winner = "" if winner_event is None else f", {winner} with {_event(winner_event)}"
-    found = (
-        f"a check of the log up to writers:{cause.offset}"
-        if event is None
-        else f"{event.writer}'s {_event(event)}"
-    )
-    return f"both touched {places}{by_victim}{by_winner}, detected with {found}"
+        return f"{whose} {_event(cause)} touched {places}, which {winner} had touched{by_winner}"
+    if cause == winner_event:
+        second = f"{cause.type} of {winner} at writers:{cause.record.offset}"
+        return f"{second} touched {places}, which {victim} had touched{by_victim}"
+    both = "".join(f", {who}{how}" for who, how in ((victim, by_victim), (winner, by_winner)) if how)
+    found = cause if isinstance(cause, str) else f"{cause.writer}'s {_event(cause)}"
+    return f"both touched {places}{both}, detected with {found}"
 
 
-def _rule(lost: timeline.LostConflict, victim: str) -> str:
+def _rule(lost: LostConflict, victim: str) -> str:
     winner = lost.winner.writer
     match lost.victim_rule:
         case "landed" if lost.winner_phase is Phase.UNKNOWN:
@@ -332,50 +377,43 @@ def _rule(lost: timeline.LostConflict, victim: str) -> str:
             assert_never(lost.victim_rule)
 
 
-def _met(step: timeline.Met) -> str:
-    places = _few([_shared(each) for each in step.shared], step.places)
-    other = f"{_name(step.other)} ({_phase(step.phase)})"
-    order = (
-        f"{other} had touched the same" if step.came_second == "mine" else f"{other} then touched the same"
-    )
+def _encounter(met: Encounter, *, own: bool) -> str:
+    places = _few([_marker(each) for each in met.shared], met.places)
+    other = f"{_name(met.other)} ({_phase(met.phase)})"
+    order = f"{other} had touched the same" if own else f"{other} then touched the same"
     judged = (
         "a conflict, but neither is aborted at this point"
-        if step.conflict
-        else f"no conflict by rule {step.rule}"
+        if met.conflict
+        else f"no conflict by rule {met.rule}"
     )
     return f"{order}: {places}; {judged}"
 
 
-def _lock(step: timeline.LockStep) -> str:
-    detail = f": {step.detail}" if step.detail else ""
-    times = "" if step.times == 1 else f", {step.times} times"
-    until = timestamp(step.valid_until)
-    match step.type:
-        case "lock-acquired":
-            adopted = "" if step.adopted is None else f", adopted from owner {_short(step.adopted)}"
-            return f"agent {step.agent} acquired the table's lock as owner {_short(step.owner)}{adopted}, until {until}"
-        case "lock-lost":
-            holder = f"; owner {_short(step.holder)} holds it now" if step.holder else ""
-            return f"agent {step.agent} LOST the table's lock{detail}{holder}"
-        case _:
-            holder = f", which owner {_short(step.holder)} holds until {until}" if step.holder else ""
-            return f"agent {step.agent} could not acquire the table's lock{holder}{times}{detail}"
+def _lock(event: LockAcquired | LockLost | LockRefused, count: int) -> str:
+    detail = f": {event.detail}" if event.detail else ""
+    times = "" if count == 1 else f", {count} times"
+    until = timestamp(event.valid_until)
+    holder = _short(event.holder) if event.holder else None
+    match event:
+        case LockAcquired(agent=agent, adopted=former):
+            adopted = "" if former is None else f", adopted from owner {_short(former)}"
+            return f"agent {agent} acquired the table's lock as owner {_short(event.owner)}{adopted}, until {until}"
+        case LockLost(agent=agent):
+            now = f"; owner {holder} holds it now" if holder else ""
+            return f"agent {agent} LOST the table's lock{detail}{now}"
+        case LockRefused(agent=agent):
+            held = f", which owner {holder} holds until {until}" if holder else ""
+            return f"agent {agent} could not acquire the table's lock{held}{times}{detail}"
 
 
 # -- parts of a line ---------------------------------------------------------------------------------------------------
-
-
-def _caused(cause: timeline.Cause) -> str:
-    if cause.event is None:
-        return f"; by a check, with the log read up to writers:{cause.offset}"
-    return f"; caused by {_event(cause.event)}"
 
 
 def _event(event: EventRef) -> str:
     return f"{event.type} at {event.record.topic}:{event.record.offset}"
 
 
-def _ended(blocker: timeline.LastBlocker) -> str:
+def _ended(blocker: RelatedTransaction) -> str:
     return f"{_name(blocker.transaction)} {_outcome(blocker.outcome)}"
 
 
@@ -385,7 +423,7 @@ def _blockers(blockers: tuple[Blocker, ...]) -> str:
 
 def _blocker(blocker: Blocker) -> str:
     name = _name(blocker.transaction)
-    places = _few([_shared(each) for each in blocker.shared], len(blocker.shared))
+    places = _few([_marker(each) for each in blocker.shared], len(blocker.shared))
     on = f" on {places}" if blocker.shared else ""
     match blocker.reason:
         case "computing":
@@ -457,12 +495,7 @@ def _marker(marker: Marker) -> str:
 
 
 def _entry(entry: ConflictEntry) -> str:
-    operations = f"{entry.operation}/{entry.other_operation}"
-    return f"{_file_group(entry.partition, entry.file_group)} ({operations})"
-
-
-def _shared(shared: SharedPlace) -> str:
-    return _file_group(shared.partition, shared.file_group)
+    return f"{_file_group(entry.partition, entry.file_group)} ({entry.operation}/{entry.other_operation})"
 
 
 def _few(names: list[str], count: int) -> str:

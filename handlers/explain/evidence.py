@@ -17,8 +17,7 @@ from lakewarden.events import (
     LockRefused,
     Marker,
 )
-from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.timeline import EventRef, RecordRef
+from lakewarden.handlers.explain.timeline import EventRef, RecordRef, Step, VictimRule, append
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
 
 
@@ -74,7 +73,7 @@ class FirstTouches:
 
 def victim_rule(
     victim: Transaction, winner: Transaction, losses: dict[str, int], max_losses: int
-) -> timeline.VictimRule:
+) -> VictimRule:
     """Why the victim lost to the winner: the first of the rules that decides, in the order of `conflicts.loser_of`."""
     if winner.phase in LANDED:
         return "landed"
@@ -93,61 +92,36 @@ def victim_rule(
     return "protected"  # The agent ran with a smaller max_losses than these settings have.
 
 
-def with_reports(steps: list[timeline.Step], reports: list[ConflictDetected]) -> list[timeline.Step]:
+def with_reports(steps: list[Step], reports: list[ConflictDetected]) -> list[Step]:
     """The steps, with the detection times. Only the agent that detected the conflict could measure them."""
     after = max((each.detected_after_ms for each in reports), default=None)
     age = max((each.victim_age_seconds for each in reports), default=None)
     return [
-        replace(step, detected_after_ms=after, age_seconds=age)
-        if isinstance(step, timeline.Aborted) and step.lost_conflicts and step.phase_before in OPEN
+        replace(step, because=replace(step.because, detected_after_ms=after, victim_age_seconds=age))
+        if step.because.lost_conflicts and step.because.phase_before in OPEN
         else step
         for step in steps
     ]
 
 
 def with_locks(
-    steps: list[timeline.Step],
+    steps: list[Step],
     locks: Iterable[tuple[RecordRef, AuditEventUnion]],
     opened: RecordRef | None,
     ended: RecordRef | None,
-) -> Iterator[timeline.Step]:
+) -> Iterator[Step]:
     """The steps, with the lock steps of the time in which the transaction was open, placed by time."""
-    remaining = deque(_lock_steps(locks, opened, ended))
-    for step in steps:
-        while remaining and remaining[0].record.recorded_ms < step.record.recorded_ms:
-            yield remaining.popleft()
-        yield step
-    yield from remaining
-
-
-def _lock_steps(
-    locks: Iterable[tuple[RecordRef, AuditEventUnion]], opened: RecordRef | None, ended: RecordRef | None
-) -> list[timeline.LockStep]:
-    found: list[timeline.LockStep] = []
+    found: list[Step] = []
     for record, event in sorted(locks, key=lambda each: each[0].recorded_ms):
         if opened is None or record.recorded_ms < opened.recorded_ms:
             continue
         if ended is not None and record.recorded_ms > ended.recorded_ms:
             break
-        if not isinstance(event, LockAcquired | LockLost | LockRefused):
-            continue
-        step = timeline.LockStep(
-            record,
-            event.type,
-            event.agent,
-            event.lock,
-            event.owner,
-            event.holder,
-            event.valid_until,
-            event.detail,
-            event.adopted if isinstance(event, LockAcquired) else None,
-        )
-        if (
-            found
-            and isinstance(event, LockRefused)
-            and (found[-1].type, found[-1].agent, found[-1].holder) == (step.type, step.agent, step.holder)
-        ):
-            found[-1] = replace(found[-1], times=found[-1].times + 1, valid_until=step.valid_until)
-        else:
-            found.append(step)
-    return found
+        if isinstance(event, LockAcquired | LockLost | LockRefused):
+            append(found, Step.of(record, event), 0)
+    remaining = deque(found)
+    for step in steps:
+        while remaining and remaining[0].first.recorded_ms < step.record.recorded_ms:
+            yield remaining.popleft()
+        yield step
+    yield from remaining

@@ -21,7 +21,6 @@ from lakewarden.events import (
     WriterEventUnion,
 )
 from lakewarden.handlers.explain.timeline import (
-    LastBlocker,
     Outcome,
     RecordRef,
     RelatedTransaction,
@@ -127,10 +126,10 @@ class Outcomes:
         known.places += places
         return known.transaction
 
-    def blocker(self, transaction: str) -> LastBlocker:
+    def blocker(self, transaction: str) -> RelatedTransaction:
         """A transaction that the explanation names, with its outcome."""
         known = self._remembered[transaction]
-        return LastBlocker(known.transaction, known.outcome)
+        return RelatedTransaction(known.transaction, known.outcome)
 
     @property
     def explained_outcome(self) -> Outcome:

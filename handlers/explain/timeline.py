@@ -1,26 +1,28 @@
-"""The explanation of one transaction, as data: a class for each kind of step, a field for each fact.
-
-The `kind` of a step that is a record of the log is the record's `type`, and a field that repeats one of the record has its name.
+"""The explanation of one transaction, as data: the records of the log that concern it, each with what led to it and what it met.
 
 - `transaction.py` builds it from the log, with the evidence of `evidence.py`.
-- `agent/operators/explain.py` prints it as JSON, under the names of these classes' fields; `docs/explain.md` describes that JSON.
+- `agent/operators/explain.py` prints it as JSON: an event's JSON, and the fields of these classes; see `docs/explain.md`.
 - `agent/operators/explain_text.py` prints it as text.
 
-Times are epoch milliseconds. They are informative: offsets define the order.
+Times in milliseconds are Kafka's, since the epoch. They are informative: offsets define the order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from lakewarden.events import (
-    Admission,
-    ConflictEntry,
-    ConflictKind,
     ConflictRule,
+    DecisionEventUnion,
+    GrantRenewed,
+    LockAcquired,
+    LockLost,
+    LockRefused,
     Marker,
-    Operation,
+    MarkerCreated,
+    PartitionTaken,
+    WriterEventUnion,
 )
 from lakewarden.handlers.table.transactions import Phase
 
@@ -33,10 +35,7 @@ class RecordRef:
 
     topic: Literal["writers", "decisions", "audit"]
     offset: int
-    at_ms: float
-    """By the clock of the process that published it."""
     recorded_ms: int
-    """Kafka's record timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +59,6 @@ class EventRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """What led to a decision: an event, or None for a timer or a periodic check; and how far the agent had read the log."""
-
-    event: EventRef | None
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPlace:
-    """A place that two transactions touched, as each of them named it: the file groups differ if one of them is `*`."""
-
-    partition: str
-    file_group: str
-    operation: Operation
-    other_file_group: str
-    other_operation: Operation
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a transaction ended, or its phase if it is open.
 
@@ -99,11 +79,11 @@ class RelatedTransaction:
 
     transaction: TransactionRef
     outcome: Outcome
-    places: int
+    places: int = 0
     """Number of places that both transactions touched, with or without a conflict. Of one event, at most 100 are counted."""
 
 
-# -- waiting -----------------------------------------------------------------------------------------------------------
+# -- reasons -----------------------------------------------------------------------------------------------------------
 
 WaitReason: TypeAlias = Literal["computing", "ahead in the queue", "granted", "publishing", "earlier turn"]
 """Why a transaction has to wait for another one. The values are part of the JSON.
@@ -118,27 +98,14 @@ WaitReason: TypeAlias = Literal["computing", "ahead in the queue", "granted", "p
 """
 
 
-Awaited: TypeAlias = Literal["admission", "grant"]
-
-
 @dataclass(frozen=True, slots=True)
 class Blocker:
     """A transaction for which another one waits."""
 
     transaction: TransactionRef
     reason: WaitReason
-    shared: tuple[SharedPlace, ...] = ()
+    shared: tuple[Marker, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class LastBlocker:
-    """The last blocker that ended before a wait was over, and how it ended."""
-
-    transaction: TransactionRef
-    outcome: Outcome
-
-
-# -- conflicts ---------------------------------------------------------------------------------------------------------
 
 VictimRule: TypeAlias = Literal["landed", "observed", "granted", "protected", "priority", "sequence"]
 """Why the agent chose the victim.
@@ -155,300 +122,132 @@ VictimRule: TypeAlias = Literal["landed", "observed", "granted", "protected", "p
 
 @dataclass(frozen=True, slots=True)
 class LostConflict:
-    """A conflict with one winner, seen from the victim. Fields are None if the log no longer has the winner."""
+    """Why an abort's victim lost to one winner. Fields are None if the log no longer has the winner."""
 
     winner: TransactionRef
     winner_phase: Phase | None
     """The phase of the winner when the victim was aborted."""
-    victim_rule: VictimRule | None
-    offsets_older: int | None
-    """By how many offsets the winner's intent is older than the victim's; negative if it is younger."""
-    conflict_rule: ConflictRule | None
-    kind: ConflictKind
-    entries: tuple[ConflictEntry, ...]
-    """The first ones of `places`."""
-    places: int
     victim_event: EventRef | None
-    """The event with which the victim first touched the place of the first entry."""
+    """The event with which the victim first touched the place that the abort's first entry names."""
     winner_event: EventRef | None
     """The event with which the winner first touched it."""
-
-
-# -- steps -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The writer opened the transaction. The offset of its intent is its place in the order."""
-
-    kind: ClassVar = "commit-intent"
-    record: RecordRef
-    batch_id: int | None
-    admission: Admission
-    priority: int
-    conflict_rule: ConflictRule
-    heartbeat_seconds: float
-    lock: str | None
-    scope: tuple[Marker, ...]
-    """The first ones of `scope_size`."""
-    scope_size: int
-    alongside: tuple[TransactionRef, ...]
-    """The table's open transactions at that moment, oldest first; the first ones of `open_before`."""
-    open_before: int
-    admission_reason: str | None = None
-    """Why the writer chose the admission, as the writer says."""
-    observed: bool = False
-    """A watcher reported the transaction; its writer knows nothing of lakewarden."""
+    victim_rule: VictimRule | None = None
+    offsets_older: int | None = None
+    """By how many offsets the winner's intent is older than the victim's; negative if it is younger."""
+    conflict_rule: ConflictRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """It waits for its admission or its grant. The step is repeated when another blocker comes before it."""
+class Encounter:
+    """The transaction and another one touched the same places, and the agent aborted neither of them at that moment."""
 
-    kind: ClassVar = "waiting"
-    record: RecordRef
-    awaited: Awaited
-    blockers: tuple[Blocker, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """The agent admitted it: its writer may compute."""
-
-    kind: ClassVar = "admitted"
-    record: RecordRef
-    agent: str
-    cause: Cause
-    waited_ms: int
-    freed_by: LastBlocker | None
-    reserved: tuple[str, ...] = ()
-    """The first partitions that the agent reserved for it, because its writer is protected."""
-    turn: int | None = None
-    """Of an `ordered` transaction: its place among those that are open at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Touched:
-    """The writer published markers. Consecutive events are one step."""
-
-    kind: ClassVar = "marker-created"
-    first: RecordRef
-    record: RecordRef
-    """The last of these events."""
-    events: int
-    markers: int
-    new: int
-    """File groups that the transaction had not touched before."""
-    partitions: tuple[str, ...]
-    """The first partitions that these markers name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """It and another transaction touched the same places, and the agent aborted neither of them at that moment."""
-
-    kind: ClassVar = "met"
-    record: RecordRef
     other: TransactionRef
     phase: Phase
     """The phase of the other one."""
-    came_second: Literal["mine", "other"]
     conflict: bool
     """Whether the two conflict by `rule`."""
     rule: ConflictRule
-    shared: tuple[SharedPlace, ...]
+    shared: tuple[Marker, ...]
+    """The first of the places, as this transaction's markers name them."""
     places: int
     """As in `RelatedTransaction`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    """The agent aborted it. An abort of a granted transaction with `outcome-unknown` is the lapse of its grant lease."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Because:
+    """What a record's own fields don't say. What doesn't apply is None, empty or false, and is not in the JSON."""
 
-    kind: ClassVar = "abort"
-    record: RecordRef
-    agent: str
-    reason: str
-    retriable: bool
-    detail: str | None
-    losses: int | None
-    phase_before: Phase | None
-    cause: Cause
-    lost_conflicts: tuple[LostConflict, ...]
+    phase_before: Phase | None = None
+    """Phase of the explained transaction, of its own events and aborts."""
+    without_effect: bool = False
+    """The transaction had ended, or its intent isn't in the log. Of a decision: another agent owned the partition already."""
+    taken_by: str | None = None
+    """That other agent, and its `partition-taken`."""
+    taken_at: RecordRef | None = None
+    cause: EventRef | None = None
+    """The event that led to a decision. None: a timer or a periodic check did."""
+    open_before: int | None = None
+    """Number of the table's transactions that were open at the intent."""
+    alongside: tuple[TransactionRef, ...] = ()
+    """The first of these, oldest first."""
+    markers: int | None = None
+    """Number of markers in the events of this step."""
+    new: int | None = None
+    """How many of their file groups the transaction had not touched before."""
+    partitions: tuple[str, ...] = ()
+    """The first partitions that these markers name."""
+    overlaps: tuple[Encounter, ...] = ()
+    """What the event touched that the other transaction had touched already."""
+    awaited: Literal["admission", "grant"] | None = None
+    """From this record on, the transaction waits for it."""
+    waits_for: tuple[Blocker, ...] = ()
+    waited_ms: int | None = None
+    """From the intent to the admission, or from the request to the grant."""
+    freed_by: RelatedTransaction | None = None
+    """The last of the transactions for which it waited, and how that ended."""
+    unblocked_ms: int | None = None
+    """The part of the wait without a blocker: for the table's lock, or for an agent."""
+    lost_conflicts: tuple[LostConflict, ...] = ()
+    """One for each winner of an abort; in an abort of another transaction, only the one that this transaction won."""
     detected_after_ms: float | None = None
-    age_seconds: float | None = None
+    victim_age_seconds: float | None = None
+    """As in the `conflict-detected` of this abort."""
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+StepEvent: TypeAlias = (
+    WriterEventUnion | DecisionEventUnion | PartitionTaken | LockAcquired | LockLost | LockRefused
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Won:
-    """The agent aborted another transaction, the victim, because of a conflict with this one."""
+class Step:
+    """A record of the log, or several consecutive ones alike: the last of them, and what is true of all."""
 
-    kind: ClassVar = "won"
     record: RecordRef
-    victim: TransactionRef
-    reason: str
-    cause: Cause
-    lost_conflict: LostConflict
-
-
-@dataclass(frozen=True, slots=True)
-class GrantRequested:
-    """The writer requested the grant."""
-
-    kind: ClassVar = "commit-requested"
-    record: RecordRef
-    seq: int
-    markers: int
-    """Number of markers in the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The agent granted the commit. `record.offset` is the fencing token."""
-
-    kind: ClassVar = "commit-granted"
-    record: RecordRef
-    agent: str
-    grant: str
-    lease_seconds: float
-    seq: int
-    lock_owner: str | None
-    cause: Cause
-    waited_ms: int
-    freed_by: LastBlocker | None
-    unblocked_ms: int
-    """The part of the wait without a blocker: it waited for the table's lock, or for an agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Renewed:
-    """The agent extended the grant lease, or another lock owner covers it now. Consecutive renewals are one step."""
-
-    kind: ClassVar = "grant-renewed"
+    event: StepEvent
+    because: Because
     first: RecordRef
-    record: RecordRef
-    agent: str
-    times: int
-    lease_seconds: float
-    seq: int
-    lock_owner: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """The writer reported that the commit is durable."""
-
-    kind: ClassVar = "commit-completed"
-    record: RecordRef
-    grant: str | None
-    """None: the transaction is observed, and has none."""
-    version: str | None
-    batch_id: int | None
-    phase_before: Phase | None
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """The agent answered that the batch is already committed."""
-
-    kind: ClassVar = "already-committed"
-    record: RecordRef
-    agent: str
-    committed_transaction: str
-    version: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """The writer ended the transaction."""
-
-    kind: ClassVar = "transaction-abandoned"
-    record: RecordRef
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AbortRequested:
-    """An operator requested its end."""
-
-    kind: ClassVar = "abort-requested"
-    record: RecordRef
-    operator: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """Events without effect, because the transaction had ended or its intent isn't in the log."""
-
-    kind: ClassVar = "ignored"
-    first: RecordRef
-    record: RecordRef
-    type: str
-    events: int
-    phase_before: Phase | None
-
-
-@dataclass(frozen=True, slots=True)
-class Void:
-    """A decision that doesn't count: another agent had taken the partition over before it was published."""
-
-    kind: ClassVar = "void"
-    record: RecordRef
-    agent: str
-    type: str
-    reason: str | None
-    taken_by: str | None
-    taken_at: RecordRef | None
-
-
-@dataclass(frozen=True, slots=True)
-class TakenOver:
-    """An agent took the partition over while the transaction was open."""
-
-    kind: ClassVar = "partition-taken"
-    record: RecordRef
-    agent: str
-
-
-@dataclass(frozen=True, slots=True)
-class LockStep:
-    """A step of the table's lock, placed among the others by time alone. `times` counts repeated refusals."""
-
-    kind: ClassVar = "lock"
-    record: RecordRef
-    type: str
-    agent: str
-    lock: str
-    owner: str
-    holder: str | None
-    valid_until: int
-    detail: str | None
-    adopted: str | None = None
-    """The owner whose live lease the agent adopted."""
     times: int = 1
 
+    @classmethod
+    def of(cls, record: RecordRef, event: StepEvent, because: Because | None = None) -> Step:
+        """The step of a single record."""
+        return cls(record, event, because or Because(), record)
 
-Step: TypeAlias = (
-    Opened
-    | Waiting
-    | Admitted
-    | Touched
-    | Met
-    | Aborted
-    | Won
-    | GrantRequested
-    | Granted
-    | Renewed
-    | Completed
-    | Skipped
-    | Abandoned
-    | AbortRequested
-    | Ignored
-    | Void
-    | TakenOver
-    | LockStep
-)
+    def joins(self, earlier: Step) -> bool:
+        """Whether it is one step with the one before it."""
+        noted, event, before = earlier.because, self.event, earlier.event
+        if noted.overlaps or noted.waits_for or event.type != before.type:
+            return False
+        if self.because.without_effect and self.record.topic == "writers":
+            return noted.without_effect and noted.phase_before is self.because.phase_before
+        match event, before:
+            case MarkerCreated(), MarkerCreated():
+                return event.transaction == before.transaction and not noted.without_effect
+            case GrantRenewed(), GrantRenewed():
+                return (event.agent, event.lock_owner) == (before.agent, before.lock_owner)
+            case LockRefused(), LockRefused():
+                return (event.agent, event.holder) == (before.agent, before.holder)
+            case _:
+                return False
+
+
+def append(steps: list[Step], step: Step, most: int) -> None:
+    """Append a step, or extend the last one. `most`: partitions that it lists."""
+    if not steps or not step.joins(steps[-1]):
+        steps.append(step)
+        return
+    last, because = steps[-1], step.because
+    if because.markers is not None:
+        because = replace(
+            because,
+            markers=because.markers + (last.because.markers or 0),
+            new=(because.new or 0) + (last.because.new or 0),
+            partitions=tuple(dict.fromkeys(last.because.partitions + because.partitions))[:most],
+        )
+    steps[-1] = replace(step, because=because, first=last.first, times=last.times + 1)
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------

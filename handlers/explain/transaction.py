@@ -5,11 +5,11 @@
   moment.
 - Steps are in the order of offsets: a decision follows the event at its `cause_offset`, as in every replay. Lock steps come from
   another topic, and an agent takes a partition over between two decisions: these are placed by Kafka's record times.
-- A wait is a step only if another event or decision came before its end. A transaction that is answered in the step that read
-  its event did not wait.
+- An event of another transaction is a step only if the transaction waits because of it, or met the other one there.
+- A transaction that is answered in the step that read its event did not wait.
 - The victim rule of an abort follows from the state before the abort, in the order of `conflicts.loser_of`. The log doesn't
   contain `max_losses`, so an abort that no other rule explains is explained by the protection of the winner.
-- A decision that doesn't count (`replay.py`) is a `Void` step, and changes nothing.
+- A decision that doesn't count (`replay.py`) is a step without effect.
 - Memory: the table's state, its decisions, and the name and outcome of a bounded number of transactions (`outcomes.py`).
 
 Times are epoch milliseconds.
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import assert_never
+from typing import Any
 
 from lakewarden.events import (
     Abort,
@@ -46,16 +46,21 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.evidence import FirstTouches, victim_rule, with_locks, with_reports
 from lakewarden.handlers.explain.outcomes import Outcomes, phase_of
 from lakewarden.handlers.explain.timeline import (
+    Because,
     Blocker,
+    Encounter,
     EventRef,
     Explanation,
+    Heartbeats,
+    LostConflict,
     RecordRef,
-    SharedPlace,
+    RelatedTransaction,
+    Step,
     TransactionRef,
+    append,
 )
 from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.table.conflicts import conflict_kind, operations_conflict, rule_for
@@ -85,12 +90,13 @@ class Explainer:
         self._max_losses = max_losses
         self._state = TableState(table, TableSettings(max_losses=max_losses))
         self._outcomes = Outcomes(transaction, self._state)
-        self._steps: list[timeline.Step] = []
+        self._steps: list[Step] = []
         self._touches = FirstTouches()
         self._causes: set[str] = set()
         self._cause_events: dict[str, EventRef] = {}
         self._seen: set[str] = set()
-        self._reading: EventRef | None = None
+        self._reading: tuple[RecordRef, WriterEventUnion] | None = None
+        self._began = 0
         self._opened: RecordRef | None = None
         self._requested: RecordRef | None = None
         self._last_event: RecordRef | None = None
@@ -114,7 +120,7 @@ class Explainer:
         counting = {each.event_id for each in self._published.all()}
         self._records = {decision.event_id: record for record, decision in known}
         self._take_overs: deque[tuple[RecordRef, PartitionTaken]] = deque()
-        void: list[tuple[int, timeline.Void]] = []
+        void: list[tuple[int, Step]] = []
         take_over: tuple[RecordRef, PartitionTaken] | None = None
         for record, decision in known:
             if isinstance(decision, PartitionTaken):
@@ -122,7 +128,10 @@ class Explainer:
                 self._take_overs.append(take_over)
             elif decision.event_id not in counting:
                 if decision.transaction == self._id:
-                    void.append((decision.cause_offset, _void(record, decision, take_over)))
+                    because = Because(without_effect=True)
+                    if take_over is not None:
+                        because = replace(because, taken_by=take_over[1].agent, taken_at=take_over[0])
+                    void.append((decision.cause_offset, Step.of(record, decision, because)))
             elif self._concerns(decision):
                 self._causes.add(decision.cause or "")
                 if isinstance(decision, Abort):
@@ -140,7 +149,8 @@ class Explainer:
     def add(self, record: RecordRef, event: WriterEventUnion) -> None:
         """Add the table's next event, and the decisions that are due with it."""
         self._add_take_overs(lambda taken: taken.recorded_ms <= record.recorded_ms)
-        self._reading = reading = EventRef(event.type, event.transaction, event.writer, record)
+        self._reading, self._began = (record, event), len(self._steps)
+        reading = EventRef(event.type, event.transaction, event.writer, record)
         if event.event_id in self._causes:
             self._cause_events.setdefault(event.event_id, reading)
         self._touches.add(reading, _markers(event))
@@ -153,15 +163,16 @@ class Explainer:
         if not ignored:
             self._outcomes.note_event(record, event)
         if own and ignored:
-            self._add_ignored(record, event, phase_before)
+            self._append(Step.of(record, event, Because(phase_before=phase_before, without_effect=True)))
         elif own:
             self._add_event(record, event, phase_before, self._marker_count() - markers_before)
-        met = list(self._met_steps(record, overlaps, own=own))
+        met = list(self._encounters(overlaps, own=own))
         at = len(self._steps)
         self._apply_due(record.offset, event.event_id)
-        # An abort names the same overlap, so that a `Met` step would repeat it.
+        # An abort names the same overlap already.
         named = {name for step in self._steps[at:] for name in _named_in(step)}
-        self._steps[at:at] = [each for each in met if each.other.id not in named]
+        if met := [each for each in met if each.other.id not in named]:
+            self._annotate(at, record, event, overlaps=tuple(met))
 
     def explanation(
         self,
@@ -180,7 +191,7 @@ class Explainer:
             outcome=outcome,
             waits_for=() if kept is None else tuple(self._blockers(kept)),
             markers=self._markers,
-            heartbeats=timeline.Heartbeats(
+            heartbeats=Heartbeats(
                 self._heartbeats, self._first_heartbeat, self._last_heartbeat, self._gap, self._gap_after
             ),
             repeated=self._repeated,
@@ -204,13 +215,16 @@ class Explainer:
             self._outcomes.note_decision(record, decision, phase_before)
         self._add_wait()
         while self._void and (up_to is None or self._void[0][0] <= up_to):
-            self._steps.append(self._void.popleft()[1])
+            self._append(self._void.popleft()[1])
 
     def _marker_count(self) -> int:
         kept = self._state.transactions.get(self._id)
         return 0 if kept is None else kept.markers
 
     # -- its own events ----------------------------------------------------------------------------------------------
+
+    def _append(self, step: Step) -> None:
+        append(self._steps, step, MOST_SHOWN)
 
     def _add_event(
         self, record: RecordRef, event: WriterEventUnion, phase_before: Phase | None, new: int
@@ -225,90 +239,48 @@ class Explainer:
             if gap > self._gap:
                 self._gap, self._gap_after = gap, self._last_event
         self._last_event = record if from_writer else self._last_event
-        if isinstance(event, CommitIntent) and phase_before is None:
-            self._add_intent(record, event)
-        elif isinstance(event, CommitCompleted):
-            batch_id = event.batch_id or self._outcomes.explained.batch_id
-            self._steps.append(timeline.Completed(record, event.grant, event.version, batch_id, phase_before))
-        elif isinstance(event, TransactionAbandoned) and (
-            phase_before in OPEN or phase_before is Phase.UNKNOWN
-        ):
-            self._steps.append(timeline.Abandoned(record, event.reason))
-        elif phase_before not in OPEN:
-            self._add_ignored(record, event, phase_before)
-        else:
-            self._add_progress(record, event, max(0, new))
-
-    def _add_intent(self, record: RecordRef, event: CommitIntent) -> None:
-        self._opened = record
-        self._markers += self._marker_count()
-        before = [each for each in self._state.open() if each.id != self._id]
-        self._steps.append(
-            timeline.Opened(
-                record,
-                event.batch_id,
-                event.admission,
-                event.priority,
-                event.conflict_rule,
-                event.heartbeat_seconds,
-                event.lock,
-                event.scope[:MOST_SHOWN],
-                len(event.scope),
-                tuple(_reference(each) for each in before[:MOST_SHOWN]),
-                len(before),
-                event.admission_reason,
-                event.observed,
-            )
-        )
-
-    def _add_progress(self, record: RecordRef, event: WriterEventUnion, new: int) -> None:
-        self._markers += new
+        because = Because(phase_before=phase_before)
         match event:
+            case CommitIntent() if phase_before is None:
+                self._opened = record
+                self._markers += self._marker_count()
+                before = [each for each in self._state.open() if each.id != self._id]
+                alongside = tuple(_reference(each) for each in before[:MOST_SHOWN])
+                because = replace(because, open_before=len(before), alongside=alongside)
+            case CommitCompleted():
+                pass
+            case TransactionAbandoned() if phase_before is Phase.UNKNOWN:
+                pass
+            case _ if phase_before not in OPEN:
+                because = replace(because, without_effect=True)
             case WriterHeartbeat():
                 self._heartbeats += 1
                 self._first_heartbeat, self._last_heartbeat = self._first_heartbeat or record, record
+                return
             case MarkerCreated(markers=markers):
-                self._add_markers(record, markers, new)
-            case AbortRequested(operator=operator, reason=reason):
-                self._steps.append(timeline.AbortRequested(record, operator, reason))
-            case CommitRequested(seq=seq, markers=markers):
+                self._markers += new
+                partitions = _partitions(markers)
+                because = replace(because, markers=len(markers), new=new, partitions=partitions)
+            case CommitRequested():
+                self._markers += new
                 if self._requested is None:
                     self._requested = record
                     self._waited_for = set()
-                self._steps.append(timeline.GrantRequested(record, seq, len(markers)))
-            case CommitIntent() | CommitCompleted() | TransactionAbandoned() | LedgerCorrected():
-                raise AssertionError(f"{event.type} is no progress")
             case _:
-                assert_never(event)
-
-    def _add_markers(self, record: RecordRef, markers: tuple[Marker, ...], new: int) -> None:
-        step = timeline.Touched(record, record, 1, len(markers), new, _partitions((), markers))
-        last = self._steps[-1] if self._steps else None
-        if isinstance(last, timeline.Touched):
-            self._steps[-1] = timeline.Touched(
-                last.first,
-                record,
-                last.events + 1,
-                last.markers + step.markers,
-                last.new + new,
-                _partitions(last.partitions, markers),
-            )
-        else:
-            self._steps.append(step)
-
-    def _add_ignored(self, record: RecordRef, event: WriterEventUnion, phase_before: Phase | None) -> None:
-        last = self._steps[-1] if self._steps else None
-        if isinstance(last, timeline.Ignored) and (last.type, last.phase_before) == (
-            event.type,
-            phase_before,
-        ):
-            self._steps[-1] = replace(last, record=record, events=last.events + 1)
-        else:
-            self._steps.append(timeline.Ignored(record, record, event.type, 1, phase_before))
+                pass
+        self._append(Step.of(record, event, because))
 
     # -- overlaps and waits ------------------------------------------------------------------------------------------
 
-    def _met_steps(self, record: RecordRef, overlaps: list[Overlap], *, own: bool) -> Iterator[timeline.Met]:
+    def _annotate(self, at: int, record: RecordRef, event: WriterEventUnion, **more: Any) -> None:
+        """Add to the step of the event that is being read, which stands before `at`; if it is none yet, it is one at `at`."""
+        for index in range(at - 1, max(0, self._began - 1) - 1, -1):
+            if (step := self._steps[index]).record == record:
+                self._steps[index] = replace(step, because=replace(step.because, **more))
+                return
+        self._steps.insert(at, Step.of(record, event, Because(**more)))
+
+    def _encounters(self, overlaps: list[Overlap], *, own: bool) -> Iterator[Encounter]:
         groups: dict[str, list[Overlap]] = {}
         for each in overlaps:
             seen = each if own else each.flipped()
@@ -322,18 +294,10 @@ class Explainer:
             reference = self._outcomes.refer_to(other.id, other.writer, places=len(group))
             if Phase.QUEUED in (this.phase, other.phase):
                 continue
-            yield timeline.Met(
-                record=record,
-                other=reference,
-                phase=other.phase,
-                came_second="mine" if own else "other",
-                conflict=any(
-                    operations_conflict(rule, each.mine.operation, each.other.operation) for each in group
-                ),
-                rule=rule,
-                shared=_shared(group),
-                places=len(group),
+            conflict = any(
+                operations_conflict(rule, each.mine.operation, each.other.operation) for each in group
             )
+            yield Encounter(reference, other.phase, conflict, rule, _shared(group), len(group))
 
     def _blockers(self, this: Transaction) -> Iterator[Blocker]:
         """The transactions for which it waits at this moment."""
@@ -343,20 +307,20 @@ class Explainer:
 
     def _add_wait(self) -> None:
         this = self._state.transactions.get(self._id)
-        reading = self._reading
-        if this is None or this.phase not in (Phase.QUEUED, Phase.WAITING) or reading is None:
+        if this is None or this.phase not in (Phase.QUEUED, Phase.WAITING) or self._reading is None:
             return
-        if reading.type == "writer-heartbeat":
+        record, event = self._reading
+        if isinstance(event, WriterHeartbeat):
             return
         blockers = tuple(self._blockers(this))
         names = {each.transaction.id for each in blockers}
         if names - self._waited_for:
             self._waited_for |= names
-            awaited: timeline.Awaited = "admission" if this.phase is Phase.QUEUED else "grant"
-            self._steps.append(timeline.Waiting(reading.record, awaited, blockers))
+            awaited = "admission" if this.phase is Phase.QUEUED else "grant"
+            self._annotate(len(self._steps), record, event, awaited=awaited, waits_for=blockers)
 
-    def _freed_by(self) -> timeline.LastBlocker | None:
-        """The blocker that ended last, of those that its `Waiting` steps name."""
+    def _freed_by(self) -> RelatedTransaction | None:
+        """The blocker that ended last, of those that its steps name."""
         ended = [
             (record.recorded_ms, each)
             for each in (self._outcomes.blocker(name) for name in self._waited_for)
@@ -370,108 +334,52 @@ class Explainer:
         while self._take_overs and is_due(self._take_overs[0][0]):
             record, taken = self._take_overs.popleft()
             if phase_of(self._state, self._id) in OPEN:
-                self._steps.append(timeline.TakenOver(record, taken.agent))
+                self._append(Step.of(record, taken))
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _cause(self, decision: DecisionEventUnion) -> timeline.Cause:
-        return timeline.Cause(self._cause_events.get(decision.cause or ""), decision.cause_offset)
-
     def _add_decision(self, record: RecordRef, decision: DecisionEventUnion) -> None:
+        because = Because(cause=self._cause_events.get(decision.cause or ""))
         if decision.transaction != self._id:
             if isinstance(decision, Abort) and decision.transaction in self._state.transactions:
-                self._add_won(record, decision)
+                entries = [each for each in decision.conflicts if each.other_transaction == self._id]
+                for lost_conflict in self._lost_conflicts(decision, entries):
+                    self._outcomes.refer_to(decision.transaction, decision.writer)
+                    because = replace(because, lost_conflicts=(lost_conflict,))
+                    self._append(Step.of(record, decision, because))
             return
-        agent, cause = decision.agent, self._cause(decision)
         match decision:
-            case Admitted(reserved=markers, turn=turn):
-                waited = _milliseconds_between(self._opened, record)
-                freed_by = self._freed_by()
+            case Admitted():
+                waited, freed_by = _milliseconds_between(self._opened, record), self._freed_by()
                 self._waited_for = set()
-                reserved = _partitions((), markers)
-                self._steps.append(timeline.Admitted(record, agent, cause, waited, freed_by, reserved, turn))
+                because = replace(because, waited_ms=waited, freed_by=freed_by)
             case CommitGranted():
-                self._add_grant(record, decision, cause)
-            case GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):
-                self._add_renewal(timeline.Renewed(record, record, agent, 1, lease, seq, owner))
-            case AlreadyCommitted(committed_transaction=committed, version=version):
-                self._steps.append(timeline.Skipped(record, agent, committed, version))
+                waited, freed_by = _milliseconds_between(self._requested, record), self._freed_by()
+                unblocked = waited
+                if freed_by is not None:
+                    unblocked = min(waited, _milliseconds_between(freed_by.outcome.record, record))
+                because = replace(because, waited_ms=waited, freed_by=freed_by, unblocked_ms=unblocked)
             case Abort():
-                self._steps.append(
-                    timeline.Aborted(
-                        record=record,
-                        agent=agent,
-                        reason=decision.reason,
-                        retriable=decision.retriable,
-                        detail=decision.detail,
-                        losses=decision.losses,
-                        phase_before=phase_of(self._state, self._id),
-                        cause=cause,
-                        lost_conflicts=tuple(self._lost_conflicts(self._id, decision.conflicts)),
-                    )
+                because = replace(
+                    because,
+                    phase_before=phase_of(self._state, self._id),
+                    lost_conflicts=tuple(self._lost_conflicts(decision, decision.conflicts)),
                 )
+            case GrantRenewed() | AlreadyCommitted():
+                pass
+        self._append(Step.of(record, decision, because))
 
-    def _add_grant(self, record: RecordRef, decision: CommitGranted, cause: timeline.Cause) -> None:
-        freed_by = self._freed_by()
-        waited = _milliseconds_between(self._requested, record)
-        unblocked = (
-            waited
-            if freed_by is None
-            else min(waited, _milliseconds_between(freed_by.outcome.record, record))
-        )
-        self._steps.append(
-            timeline.Granted(
-                record,
-                decision.agent,
-                decision.grant,
-                decision.lease_seconds,
-                decision.seq,
-                decision.lock_owner,
-                cause,
-                waited,
-                freed_by,
-                unblocked,
-            )
-        )
-
-    def _add_renewal(self, step: timeline.Renewed) -> None:
-        last = self._steps[-1] if self._steps else None
-        if isinstance(last, timeline.Renewed) and (last.agent, last.lock_owner) == (
-            step.agent,
-            step.lock_owner,
-        ):
-            step = replace(step, first=last.first, times=last.times + 1)
-            self._steps.pop()
-        self._steps.append(step)
-
-    def _add_won(self, record: RecordRef, decision: Abort) -> None:
-        entries = [each for each in decision.conflicts if each.other_transaction == self._id]
-        for lost_conflict in self._lost_conflicts(decision.transaction, entries):
-            victim = self._outcomes.refer_to(decision.transaction, decision.writer)
-            self._steps.append(
-                timeline.Won(record, victim, decision.reason, self._cause(decision), lost_conflict)
-            )
-
-    def _lost_conflicts(
-        self, victim_id: str, entries: Iterable[ConflictEntry]
-    ) -> Iterator[timeline.LostConflict]:
+    def _lost_conflicts(self, abort: Abort, entries: Iterable[ConflictEntry]) -> Iterator[LostConflict]:
         """The conflicts of an abort, one for each winner. The abort is not applied to the state yet."""
-        groups: dict[str, list[ConflictEntry]] = {}
+        firsts: dict[str, ConflictEntry] = {}
         for entry in entries:
-            groups.setdefault(entry.other_transaction, []).append(entry)
-        victim = self._state.transactions.get(victim_id)
-        for winner_id, group in groups.items():
-            first = group[0]
-            lost_conflict = timeline.LostConflict(
+            firsts.setdefault(entry.other_transaction, entry)
+        victim = self._state.transactions.get(abort.transaction)
+        for winner_id, first in firsts.items():
+            lost_conflict = LostConflict(
                 winner=self._outcomes.refer_to(winner_id, first.other_writer),
                 winner_phase=phase_of(self._state, winner_id),
-                victim_rule=None,
-                offsets_older=None,
-                conflict_rule=None,
-                kind=first.kind,
-                entries=tuple(group[:MOST_SHOWN]),
-                places=len(group),
-                victim_event=self._touches.by_victim(victim_id, first),
+                victim_event=self._touches.by_victim(abort.transaction, first),
                 winner_event=self._touches.by_winner(first),
             )
             winner = self._state.transactions.get(winner_id)
@@ -497,46 +405,23 @@ def _markers(event: WriterEventUnion) -> tuple[Marker, ...]:
             return ()
 
 
-def _partitions(known: tuple[str, ...], markers: tuple[Marker, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*known, *(each.partition for each in markers)]))[:MOST_SHOWN]
+def _partitions(markers: tuple[Marker, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.partition for each in markers))[:MOST_SHOWN]
 
 
-def _shared(overlaps: Iterable[Overlap]) -> tuple[SharedPlace, ...]:
-    found = dict.fromkeys(
-        SharedPlace(
-            each.partition,
-            each.file_group,
-            each.mine.operation,
-            each.other_file_group,
-            each.other.operation,
-        )
-        for each in overlaps
+def _shared(overlaps: Iterable[Overlap]) -> tuple[Marker, ...]:
+    found = dict.fromkeys((each.partition, each.file_group, each.mine.operation) for each in overlaps)
+    return tuple(
+        Marker.model_construct(partition=partition, file_group=file_group, operation=operation)
+        for partition, file_group, operation in list(found)[:MOST_SHOWN]
     )
-    return tuple(found)[:MOST_SHOWN]
 
 
 def _milliseconds_between(first: RecordRef | None, last: RecordRef) -> int:
     return 0 if first is None else max(0, last.recorded_ms - first.recorded_ms)
 
 
-def _named_in(step: timeline.Step) -> Iterator[str]:
-    match step:
-        case timeline.Aborted(lost_conflicts=lost_conflicts):
-            yield from (each.winner.id for each in lost_conflicts)
-        case timeline.Won(victim=victim):
-            yield victim.id
-        case _:
-            pass
-
-
-def _void(
-    record: RecordRef, decision: DecisionEventUnion, take_over: tuple[RecordRef, PartitionTaken] | None
-) -> timeline.Void:
-    return timeline.Void(
-        record,
-        decision.agent,
-        decision.type,
-        decision.reason if isinstance(decision, Abort) else None,
-        None if take_over is None else take_over[1].agent,
-        None if take_over is None else take_over[0],
-    )
+def _named_in(step: Step) -> Iterator[str]:
+    for each in step.because.lost_conflicts:
+        yield each.winner.id
+        yield step.event.transaction

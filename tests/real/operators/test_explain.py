@@ -41,7 +41,7 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
     text = await scene.answer("explain", loser.transaction)
     explanation = await _explanation(scene, loser)
 
-    aborted = next(each for each in explanation["steps"] if each["kind"] == "abort")
+    aborted = _step(explanation, "abort")["because"]
     (against,) = aborted["lost_conflicts"]
     assert against["winner"]["id"] == winner.transaction
     assert against["victim_rule"] == "sequence"
@@ -49,11 +49,11 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
         first,
         met,
     )
-    assert aborted["cause"]["event"]["record"]["offset"] == met
+    assert aborted["cause"]["record"]["offset"] == met
     assert aborted["detected_after_ms"] >= 0
     # The agent acquires the lock when it can, on a busy machine while the loser is open.
-    kinds = [each["kind"] for each in explanation["steps"] if each["kind"] != "lock"]
-    assert kinds == ["commit-intent", "admitted", "marker-created", "abort", "ignored"]
+    types = [each["type"] for each in explanation["steps"] if not each["type"].startswith("lock-")]
+    assert types == ["commit-intent", "admitted", "marker-created", "abort", "marker-created"]
     assert [each["outcome"]["version"] for each in explanation["attempts"]] == [None, "snapshot 13"]
     assert (
         f"ABORTED (conflict) by agent agent-one, retriable, 1 conflict lost in a row: its marker-created at writers:{met} "
@@ -68,11 +68,11 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
     text = await scene.answer("explain", retry.transaction)
     explanation = await _explanation(scene, retry)
 
-    waiting = next(each for each in explanation["steps"] if each["kind"] == "waiting")
-    assert [each["transaction"]["id"] for each in waiting["blockers"]] == [winner.transaction]
-    admitted = next(each for each in explanation["steps"] if each["kind"] == "admitted")
+    waiting = _step(explanation, "commit-intent")["because"]
+    assert [each["transaction"]["id"] for each in waiting["waits_for"]] == [winner.transaction]
+    admitted = _step(explanation, "admitted")["because"]
     assert admitted["freed_by"]["outcome"]["version"] == "snapshot 12"
-    granted = next(each for each in explanation["steps"] if each["kind"] == "commit-granted")
+    granted = _step(explanation, "commit-granted")
     assert granted["record"]["offset"] == _offset(scene, retry, CommitGranted)
     assert (
         f"waits for its admission, behind winner ({winner.transaction}), which is computing on day=1/a_b f"
@@ -97,7 +97,7 @@ async def test_a_lock_that_a_foreign_writer_holds_is_in_the_explanation(scene: W
     explanation = await _explanation(scene, writer)
     text = await scene.answer("explain", writer.transaction[:-2])
 
-    assert [each["type"] for each in explanation["steps"] if each["kind"] == "lock"] == [
+    assert [each["type"] for each in explanation["steps"] if each["type"].startswith("lock-")] == [
         "lock-refused",
         "lock-acquired",
     ]
@@ -167,6 +167,11 @@ def _offset(scene: World, writer: Writer, kind: type) -> int:
     (found,) = (
         each.offset for each in scene.received if isinstance(each.event, kind) and writer.mine(each.event)
     )
+    return found
+
+
+def _step(explanation: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in explanation["steps"] if each["type"] == kind)
     return found
 
 

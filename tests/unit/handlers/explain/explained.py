@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from lakewarden.agent import wire_events
 from lakewarden.events import (
@@ -10,16 +10,15 @@ from lakewarden.events import (
     ConflictDetected,
     DecisionRecord,
 )
-from lakewarden.handlers.explain.timeline import Explanation, RecordRef, TransactionRef
+from lakewarden.handlers.explain.timeline import Explanation, RecordRef, Step, TransactionRef
 from lakewarden.handlers.explain.transaction import Explainer
-from tests.unit.handlers.table.world import AT, TABLE, World
+from tests.unit.handlers.table.world import TABLE, World
 
-S = TypeVar("S")
 SECOND = 1_000
 
 
 def reference(topic: Any, offset: int, recorded_ms: int) -> RecordRef:
-    return RecordRef(topic, offset, AT.timestamp() * 1000, recorded_ms)
+    return RecordRef(topic, offset, recorded_ms)
 
 
 def published(
@@ -56,10 +55,12 @@ def explanation_of(
     return explainer.explanation(locks or (), reports)
 
 
-def one(explanation: Explanation, kind: type[S]) -> S:
-    (found,) = (each for each in explanation.steps if isinstance(each, kind))
+def one(explanation: Explanation, kind: str) -> Step:
+    """The only step of a record of this type."""
+    (found,) = (each for each in explanation.steps if each.event.type == kind)
     return found
 
 
-def kinds(explanation: Explanation) -> list[str]:
-    return [type(each).__name__ for each in explanation.steps]
+def types(explanation: Explanation) -> list[str]:
+    """The types of the records, of which those without effect have a sign."""
+    return [("-" if each.because.without_effect else "") + each.event.type for each in explanation.steps]

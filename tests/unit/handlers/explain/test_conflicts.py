@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lakewarden.handlers.explain import timeline
+from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.handlers.explain.evidence import victim_rule
 from lakewarden.handlers.table.conflicts import loser_of
 from lakewarden.handlers.table.transactions import Phase
-from tests.unit.handlers.explain.explained import explanation_of, kinds, one
+from tests.unit.handlers.explain.explained import explanation_of, one, types
 from tests.unit.handlers.table.test_conflicts import VICTIMS, a_transaction
 from tests.unit.handlers.table.world import m, world
 
@@ -21,19 +21,19 @@ def test_an_abort_names_both_events_the_place_and_the_victim_rule() -> None:
     w = world().intent("A").touch("A", m("p/e")).touch("A", m("p/f")).intent("B").touch("B", m("p/x"))
     w.touch("B", m("p/y"), m("p/f", "append"))
 
-    aborted = one(explanation_of(w, "B"), timeline.Aborted)
+    explanation = explanation_of(w, "B")
 
-    (lost,) = aborted.lost_conflicts
+    aborted = one(explanation, "abort")
+    (lost,) = aborted.because.lost_conflicts
     assert (lost.winner.id, lost.winner.writer) == ("A", "w-A")
     assert (lost.victim_rule, lost.offsets_older, lost.conflict_rule) == ("sequence", 3, "file-group")
-    assert [(e.partition, e.file_group, e.operation, e.other_operation) for e in lost.entries] == [
-        ("p", "f", "append", "merge")
-    ]
     assert lost.victim_event is not None
     assert lost.winner_event is not None
     assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (5, 2)
-    assert aborted.cause.event == lost.victim_event
-    assert (aborted.losses, aborted.phase_before, aborted.retriable) == (1, Phase.ACTIVE, True)
+    assert aborted.because.cause == lost.victim_event
+    assert aborted.because.phase_before is Phase.ACTIVE
+    text = "retriable, 1 conflict lost in a row: its marker-created at writers:5 touched p f (append/merge), which w-A (A)"
+    assert text in "\n".join(explanation_lines(explanation))
 
 
 def test_a_winner_has_a_step_for_each_victim() -> None:
@@ -42,18 +42,16 @@ def test_a_winner_has_a_step_for_each_victim() -> None:
 
     explanation = explanation_of(w, "A")
 
-    won = one(explanation, timeline.Won)
-    assert (won.victim.id, won.reason, won.lost_conflict.victim_rule) == ("B", "conflict", "sequence")
-    assert won.lost_conflict.victim_event is not None
-    assert won.lost_conflict.winner_event is not None
-    assert (won.lost_conflict.victim_event.record.offset, won.lost_conflict.winner_event.record.offset) == (
-        2,
-        3,
-    )
+    won = one(explanation, "abort")
+    (lost,) = won.because.lost_conflicts
+    assert (won.event.transaction, lost.winner.id, lost.victim_rule) == ("B", "A", "sequence")
+    assert lost.victim_event is not None
+    assert lost.winner_event is not None
+    assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (2, 3)
     assert [(each.transaction.id, each.outcome.phase) for each in explanation.others] == [
         ("B", Phase.ABORTED)
     ]
-    assert one(explanation, timeline.Abandoned).reason == "the writer failed"
+    assert "the writer abandons it: the writer failed" in "\n".join(explanation_lines(explanation))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_the_first_events_of_both_sides_are_found_for_any_names(mine: str, their
     )
     w.intent("B").touch("B", m(mine))
 
-    (lost,) = one(explanation_of(w, "B"), timeline.Aborted).lost_conflicts
+    (lost,) = one(explanation_of(w, "B"), "abort").because.lost_conflicts
 
     assert lost.victim_event is not None
     assert lost.winner_event is not None
@@ -118,14 +116,11 @@ def test_two_appends_under_deleted_file_overlap_without_a_conflict() -> None:
         .touch("B", m("p/f", "append"))
     )
 
-    met = one(explanation_of(w, "B"), timeline.Met)
-
-    assert (met.other.id, met.conflict, met.rule, met.came_second) == (
-        "A",
-        False,
-        "deleted-file",
-        "mine",
-    )
+    for this, event in (("B", 3), ("A", 3)):
+        [step] = [each for each in explanation_of(w, this).steps if each.because.overlaps]
+        [met] = step.because.overlaps
+        assert (step.record.offset, step.event.transaction) == (event, "B")
+        assert (met.other.id, met.conflict, met.rule) == ("AB".replace(this, ""), False, "deleted-file")
 
 
 def test_a_transaction_that_landed_before_is_no_overlap() -> None:
@@ -141,7 +136,7 @@ def test_a_transaction_that_landed_before_is_no_overlap() -> None:
         .touch("B", m("p/f"))
     )
 
-    assert kinds(explanation_of(w, "B")) == ["Opened", "Admitted", "Touched"]
+    assert types(explanation_of(w, "B")) == ["commit-intent", "admitted", "marker-created"]
     (other,) = explanation_of(w.touch("old", m("p/f")), "old").others[:1]
     assert (other.transaction.id, other.outcome.phase, other.places) == ("A", Phase.COMMITTED, 1)
 

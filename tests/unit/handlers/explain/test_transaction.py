@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from lakewarden.agent.operators.explain import explanation_fields
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.events import (
+    Abort,
     AuditEventUnion,
+    CommitGranted,
     ConflictDetected,
     LockLost,
     LockRefused,
     PartitionTaken,
     partition_name,
 )
-from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.timeline import Explanation, RecordRef, TransactionRef
+from lakewarden.handlers.explain.timeline import Because, Explanation, RecordRef, TransactionRef
 from lakewarden.handlers.table.transactions import OPEN, Phase
-from tests.unit.handlers.explain.explained import SECOND, explanation_of, kinds, one, published, reference
+from tests.unit.handlers.explain.explained import SECOND, explanation_of, one, published, reference, types
 from tests.unit.handlers.table.test_table_stateful import history
 from tests.unit.handlers.table.world import AT, TABLE, World, m, world
 
@@ -40,24 +41,26 @@ def test_a_commit_is_explained_from_its_intent_to_its_version() -> None:
 
     explanation = explanation_of(w, "A")
 
-    assert kinds(explanation) == [
-        "Opened",
-        "Admitted",
-        "Touched",
-        "GrantRequested",
-        "Granted",
-        "Renewed",
-        "Completed",
+    assert types(explanation) == [
+        "commit-intent",
+        "admitted",
+        "marker-created",
+        "commit-requested",
+        "commit-granted",
+        "grant-renewed",
+        "commit-completed",
     ]
     assert (explanation.outcome.phase, explanation.outcome.version) == (Phase.COMMITTED, "17")
     assert explanation.transaction == TransactionRef("A", "w-A", 4, 0)
-    touched = one(explanation, timeline.Touched)
-    assert (touched.first.offset, touched.record.offset) == (1, 2)
-    assert (touched.events, touched.markers, touched.new, touched.partitions) == (2, 3, 2, ("p",))
-    granted = one(explanation, timeline.Granted)
-    assert (granted.record.offset, granted.seq, granted.lock_owner) == (1, 2, "agent-1")
-    assert (granted.cause.event and granted.cause.event.record.offset, granted.cause.offset) == (4, 4)
-    assert one(explanation, timeline.Completed).phase_before is Phase.GRANTED
+    touched = one(explanation, "marker-created")
+    assert (touched.first.offset, touched.record.offset, touched.times) == (1, 2, 2)
+    assert (touched.because.markers, touched.because.new, touched.because.partitions) == (3, 2, ("p",))
+    granted = one(explanation, "commit-granted")
+    assert isinstance(granted.event, CommitGranted)
+    assert (granted.record.offset, granted.event.seq, granted.event.lock_owner) == (1, 2, "agent-1")
+    assert granted.because.cause is not None
+    assert (granted.because.cause.record.offset, granted.event.cause_offset) == (4, 4)
+    assert one(explanation, "commit-completed").because.phase_before is Phase.GRANTED
     assert (explanation.heartbeats.count, explanation.markers, explanation.waits_for) == (2, 2, ())
 
 
@@ -67,9 +70,10 @@ def test_a_commit_is_explained_that_is_reported_after_the_grant_lease_expired() 
 
     explanation = explanation_of(w, "A")
 
-    lapse = one(explanation, timeline.Aborted)
-    assert (lapse.reason, lapse.phase_before, lapse.cause.event) == ("outcome-unknown", Phase.GRANTED, None)
-    assert one(explanation, timeline.Completed).phase_before is Phase.UNKNOWN
+    assert abort(explanation).reason == "outcome-unknown"
+    lapse = one(explanation, "abort").because
+    assert (lapse.phase_before, lapse.cause) == (Phase.GRANTED, None)
+    assert one(explanation, "commit-completed").because.phase_before is Phase.UNKNOWN
     assert (explanation.outcome.phase, explanation.outcome.version) == (Phase.COMMITTED, "9")
 
 
@@ -82,8 +86,8 @@ def test_a_revoked_grant_stays_granted_until_its_outcome_is_known() -> None:
 
     assert (meanwhile.phase, meanwhile.reason, meanwhile.record) == (Phase.GRANTED, "lease-lost", None)
 
-    revoked = one(explanation, timeline.Aborted)
-    assert (revoked.reason, revoked.phase_before) == ("lease-lost", Phase.GRANTED)
+    assert abort(explanation).reason == "lease-lost"
+    assert one(explanation, "abort").because.phase_before is Phase.GRANTED
     assert explanation.outcome.phase is Phase.COMMITTED
 
 
@@ -94,12 +98,11 @@ def test_events_after_the_end_are_counted_and_change_nothing() -> None:
 
     explanation = explanation_of(w, "B")
 
-    assert kinds(explanation) == ["Opened", "Admitted", "Touched", "Aborted", "Ignored", "Ignored", "Aborted"]
-    late = next(each for each in explanation.steps if isinstance(each, timeline.Ignored))
-    assert (late.type, late.events, late.phase_before) == ("marker-created", 2, Phase.ABORTED)
-    again = explanation.steps[-1]
-    assert isinstance(again, timeline.Aborted)
-    assert again.phase_before is Phase.ABORTED
+    expected = "commit-intent admitted marker-created abort -marker-created -commit-requested abort"
+    assert types(explanation) == expected.split()
+    late, again = explanation.steps[4], explanation.steps[-1]
+    assert (late.times, late.because.phase_before) == (2, Phase.ABORTED)
+    assert again.because.phase_before is Phase.ABORTED
     assert explanation.markers == 1
 
 
@@ -110,7 +113,7 @@ def test_a_repeated_delivery_is_counted_as_such() -> None:
 
     explanation = explanation_of(w, "A")
 
-    assert (explanation.repeated, one(explanation, timeline.Touched).events) == (1, 1)
+    assert (explanation.repeated, one(explanation, "marker-created").times) == (1, 1)
 
 
 def test_a_decision_of_an_agent_that_had_lost_the_partition_is_void() -> None:
@@ -126,11 +129,18 @@ def test_a_decision_of_an_agent_that_had_lost_the_partition_is_void() -> None:
 
     explanation = explanation_of(w, "A", decisions)
 
-    assert kinds(explanation) == ["Opened", "Admitted", "TakenOver", "GrantRequested", "Void"]
-    void = one(explanation, timeline.Void)
-    assert (void.type, void.agent, void.taken_by) == ("commit-granted", "agent-1", "agent-2")
+    assert types(explanation) == [
+        "commit-intent",
+        "admitted",
+        "partition-taken",
+        "commit-requested",
+        "-commit-granted",
+    ]
+    void = explanation.steps[-1].because
     assert void.taken_at is not None
-    assert void.taken_at.offset == 1
+    assert (void.taken_by, void.taken_at.offset) == ("agent-2", 1)
+    text = "DOES NOT COUNT: commit-granted by agent agent-1, after agent agent-2 had taken over the partition"
+    assert text in "\n".join(explanation_lines(explanation))
     assert explanation.outcome.phase is Phase.WAITING
 
 
@@ -144,7 +154,14 @@ def test_a_take_over_is_a_step_at_its_place() -> None:
 
     explanation = explanation_of(w, "A", decisions)
 
-    assert kinds(explanation) == ["Opened", "Admitted", "Touched", "TakenOver", "GrantRequested", "Granted"]
+    assert types(explanation) == [
+        "commit-intent",
+        "admitted",
+        "marker-created",
+        "partition-taken",
+        "commit-requested",
+        "commit-granted",
+    ]
 
 
 def test_lock_steps_are_placed_by_their_time() -> None:
@@ -173,18 +190,18 @@ def test_lock_steps_are_placed_by_their_time() -> None:
 
     explanation = explanation_of(w, "A", locks=locks)
 
-    assert kinds(explanation) == [
-        "Opened",
-        "Admitted",
-        "GrantRequested",
-        "LockStep",
-        "Granted",
-        "Aborted",
-        "LockStep",
-        "Completed",
+    assert types(explanation) == [
+        "commit-intent",
+        "admitted",
+        "commit-requested",
+        "lock-refused",
+        "commit-granted",
+        "abort",
+        "lock-lost",
+        "commit-completed",
     ]
-    held = next(each for each in explanation.steps if isinstance(each, timeline.LockStep))
-    assert (held.type, held.holder, held.times) == ("lock-refused", "foreign", 2)
+    assert one(explanation, "lock-refused").times == 2
+    assert "which owner foreign holds until" in "\n".join(explanation_lines(explanation))
 
 
 def test_an_abort_has_the_detection_times_of_the_agent() -> None:
@@ -192,10 +209,12 @@ def test_an_abort_has_the_detection_times_of_the_agent() -> None:
     w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
     reports = tuple(w.of(ConflictDetected))
 
-    aborted = one(explanation_of(w, "B", reports=reports), timeline.Aborted)
+    because = one(explanation_of(w, "B", reports=reports), "abort").because
 
-    assert aborted.detected_after_ms is not None
-    assert aborted.age_seconds is not None
+    assert (because.detected_after_ms, because.victim_age_seconds) != (None, None)
+    assert ", 0.0 s after it read the intent" in "\n".join(
+        explanation_lines(explanation_of(w, "B", reports=reports))
+    )
 
 
 def test_the_attempts_of_a_batch_are_listed_with_their_outcomes() -> None:
@@ -224,8 +243,8 @@ def test_a_skipped_batch_names_the_transaction_that_committed_it() -> None:
 
     explanation = explanation_of(w, "B")
 
-    skipped = one(explanation, timeline.Skipped)
-    assert (skipped.committed_transaction, skipped.version) == ("A", "5")
+    text = "nothing to do: the batch is already committed, by A as version 5"
+    assert text in "\n".join(explanation_lines(explanation))
     assert (explanation.outcome.phase, explanation.outcome.reason) == (Phase.COMMITTED, "already-committed")
 
 
@@ -235,7 +254,7 @@ def test_a_transaction_whose_intent_was_removed_has_an_explanation() -> None:
 
     explanation = explanation_of(w, "A")
 
-    assert kinds(explanation) == ["Ignored", "Aborted"]
+    assert types(explanation) == ["-marker-created", "abort"]
     assert (explanation.outcome.phase, explanation.outcome.reason) == (Phase.ABORTED, "unknown-transaction")
     assert explanation.transaction.sequence is None
 
@@ -245,7 +264,7 @@ def test_a_commit_of_a_transaction_whose_intent_was_removed_is_a_commit() -> Non
     explanation = explanation_of(world().complete("A", version="3"), "A")
 
     assert (explanation.outcome.phase, explanation.outcome.version) == (Phase.COMMITTED, "3")
-    assert one(explanation, timeline.Completed).phase_before is None
+    assert one(explanation, "commit-completed").because.phase_before is None
 
 
 @pytest.mark.parametrize(
@@ -336,38 +355,52 @@ def test_in_random_histories_every_explanation_ends_in_the_phase_of_the_table(se
         explanation = explanation_of(w, transaction)
 
         assert explanation.outcome.phase is w.phase(transaction), transaction
-        assert [explanation_fields(explanation)["steps"][0]["kind"], kinds(explanation)[0]] == [
-            "commit-intent",
-            "Opened",
-        ]
+        assert types(explanation)[0] == "commit-intent"
         assert len(list(explanation_lines(explanation))) > len(explanation.steps)
+        decided = [each for each in explanation.steps if each.record.topic == "decisions"]
+        own = [each for each in decided if each.event.transaction == transaction]
         verdicts = [each for each in w.log if not isinstance(each, tuple) and each.transaction == transaction]
-        assert _decisions(explanation) == len(verdicts)
-        for step in explanation.steps:
-            if isinstance(step, timeline.Aborted) and step.phase_before in OPEN:
+        assert sum(each.times for each in own) == len(verdicts)
+        for step in own:
+            if step.event.type == "abort" and step.because.phase_before in OPEN:
                 assert all(
                     each.victim_rule and each.victim_event and each.winner_event
-                    for each in step.lost_conflicts
+                    for each in step.because.lost_conflicts
                 ), step
 
 
-def _decisions(explanation: Explanation) -> int:
-    """Number of decisions on the transaction itself in its explanation."""
-    one_each = timeline.Admitted | timeline.Granted | timeline.Skipped | timeline.Aborted
-    return sum(
-        each.times if isinstance(each, timeline.Renewed) else isinstance(each, one_each)
-        for each in explanation.steps
-    )
+def test_the_json_of_a_step_is_that_of_its_event_and_because() -> None:
+    """Programs that read the log read an explanation, too; what a step doesn't say is not in its JSON."""
+    w = world().intent("A").lock().request("A")
+
+    [*_, granted] = explanation_fields(explanation := explanation_of(w, "A"))["steps"]
+
+    assert granted == {
+        **explanation.steps[-1].event.model_dump(mode="json"),
+        "record": {"topic": "decisions", "offset": 1, "recorded_ms": 1_500},
+        "first": {"topic": "decisions", "offset": 1, "recorded_ms": 1_500},
+        "times": 1,
+        "because": {
+            "cause": {
+                "type": "commit-requested",
+                "transaction": "A",
+                "writer": "w-A",
+                "record": {"topic": "writers", "offset": 1, "recorded_ms": 1_000},
+            },
+            "waited_ms": 500,
+            "unblocked_ms": 500,
+        },
+    }
 
 
-def test_the_documentation_names_every_kind_of_step_with_its_json_fields() -> None:
+def test_the_documentation_names_every_field_of_because() -> None:
     """Programs read them."""
     text = (Path(__file__).parents[4] / "docs" / "explain.md").read_text(encoding="utf-8")
-    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
 
-    for kind in get_args(timeline.Step):
-        row = rows[kind.kind]
-        if kind is timeline.Opened:
-            continue  # the intent's own fields
-        for each in fields(kind):
-            assert each.name == "record" or f"`{each.name}`" in row, (kind, each.name)
+    assert [each.name for each in fields(Because) if f"| `{each.name}`" not in text] == []
+
+
+def abort(explanation: Explanation) -> Abort:
+    event = one(explanation, "abort").event
+    assert isinstance(event, Abort)
+    return event

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from lakewarden.agent.operators.explain import explanation_fields
 from lakewarden.agent.operators.explain_text import explanation_lines
-from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.table.transactions import Phase
-from tests.unit.handlers.explain.explained import SECOND, explanation_of, kinds, one
+from tests.unit.handlers.explain.explained import SECOND, explanation_of, one, types
 from tests.unit.handlers.table.world import m, world
 
 
@@ -17,15 +16,15 @@ def test_a_queued_transaction_has_its_blockers_and_the_last_of_them() -> None:
 
     explanation = explanation_of(w, "B")
 
-    first, second = (each for each in explanation.steps if isinstance(each, timeline.Waiting))
-    assert [(each.transaction.id, each.reason) for each in first.blockers] == [("A", "computing")]
-    assert [(each.transaction.id, each.reason) for each in second.blockers] == [
+    first, second = (each for each in explanation.steps if each.because.waits_for)
+    assert [(each.transaction.id, each.reason) for each in first.because.waits_for] == [("A", "computing")]
+    assert [(each.transaction.id, each.reason) for each in second.because.waits_for] == [
         ("A", "computing"),
         ("C", "ahead in the queue"),
     ]
-    assert (first.awaited, first.record.offset, second.record.offset) == ("admission", 2, 4)
-    assert [(each.partition, each.file_group) for each in first.blockers[0].shared] == [("p", "f")]
-    admitted = one(explanation, timeline.Admitted)
+    assert (first.because.awaited, first.record.offset, second.record.offset) == ("admission", 2, 4)
+    assert [(each.partition, each.file_group) for each in first.because.waits_for[0].shared] == [("p", "f")]
+    admitted = one(explanation, "admitted").because
     assert admitted.freed_by is not None
     assert (admitted.freed_by.transaction.id, admitted.freed_by.outcome.reason) == ("C", "abandoned")
     assert admitted.waited_ms == 4 * SECOND + 500
@@ -35,7 +34,7 @@ def test_a_transaction_that_is_answered_in_the_same_step_has_no_wait() -> None:
     """The older attempt of the same writer was superseded by this very intent."""
     w = world().intent("A1", m("p/f"), writer="w-A").intent("A2", m("p/f"), writer="w-A", admission="queued")
 
-    assert kinds(explanation_of(w, "A2")) == ["Opened", "Admitted"]
+    assert types(explanation_of(w, "A2")) == ["commit-intent", "admitted"]
 
 
 def test_the_reason_of_the_admission_is_in_the_text_and_in_the_json() -> None:
@@ -57,8 +56,8 @@ def test_a_wait_that_ends_with_a_timeout_is_a_step() -> None:
 
     explanation = explanation_of(w, "B")
 
-    assert kinds(explanation) == ["Opened", "Waiting", "Admitted"]
-    freed = one(explanation, timeline.Admitted).freed_by
+    assert types(explanation) == ["commit-intent", "admitted"]
+    freed = one(explanation, "admitted").because.freed_by
     assert freed is not None
     assert (freed.transaction.id, freed.outcome.reason) == ("A", "writer-lost")
 
@@ -73,10 +72,9 @@ def test_a_transaction_that_waits_for_its_grant_has_the_holder_and_the_earlier_r
     behind = [("A", "granted"), ("B", "ahead in the queue")]
     assert [(each.transaction.id, each.reason) for each in open_end.waits_for] == behind
     assert open_end.outcome.phase is Phase.WAITING
-    assert [
-        (each.transaction.id, each.reason) for each in one(explanation, timeline.Waiting).blockers
-    ] == behind
-    granted = one(explanation, timeline.Granted)
+    waits_for = one(explanation, "commit-requested").because.waits_for
+    assert [(each.transaction.id, each.reason) for each in waits_for] == behind
+    granted = one(explanation, "commit-granted").because
     assert granted.freed_by is not None
     assert granted.freed_by.transaction.id == "B"
     assert (granted.waited_ms, granted.unblocked_ms) == (2 * SECOND + 500, 500)
@@ -91,9 +89,8 @@ def test_an_ordered_transaction_has_those_with_earlier_turns_as_blockers() -> No
     explanation = explanation_of(w.complete("A").complete("B"), "B")
 
     assert [(each.transaction.id, each.reason) for each in waiting.waits_for] == [("A", "granted")]
-    (first,) = one(explanation, timeline.Waiting).blockers
+    (first,) = one(explanation, "commit-requested").because.waits_for
     assert (first.transaction.id, first.reason) == ("A", "earlier turn")
-    assert one(explanation, timeline.Admitted).turn == 1
     text = "\n".join(explanation_lines(explanation))
     assert ", turn 1" in text
     assert "whose turn is earlier and which has not ended on p" in text

@@ -22,7 +22,6 @@ from lakewarden.events import (
     decode,
     encode,
 )
-from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.table.effects import AcquireLock
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.explain.explained import explanation_of, one
@@ -251,7 +250,7 @@ def test_a_star_as_partition_covers_the_whole_table(mine: str, other: str, turne
     (entry,) = w.one(Abort).conflicts
     partition = m(other).partition
     assert (entry.partition, entry.file_group) == (partition, place_of(m(second))[1])
-    (lost,) = one(explanation_of(w, "B"), timeline.Aborted).lost_conflicts
+    (lost,) = one(explanation_of(w, "B"), "abort").because.lost_conflicts
     assert lost.victim_event is not None
     assert lost.winner_event is not None
     assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (3, 1)
