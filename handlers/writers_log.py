@@ -48,7 +48,7 @@ def precise(declared: Iterable[Marker], touched: Iterable[Marker]) -> tuple[Mark
 
 
 @dataclass(slots=True)
-class _Seen:
+class _TransactionSeen:
     """A transaction as the events show it. Numbers are places among these events."""
 
     table: str
@@ -156,10 +156,10 @@ def met(
     return False if len(known) == len(set(others)) else None
 
 
-def _transactions(events: Sequence[WriterEventUnion]) -> dict[str, _Seen]:
-    seen: dict[str, _Seen] = {}
+def _transactions(events: Sequence[WriterEventUnion]) -> dict[str, _TransactionSeen]:
+    seen: dict[str, _TransactionSeen] = {}
     for number, event in enumerate(events):
-        one = seen.setdefault(event.transaction, _Seen(event.table, event.writer))
+        one = seen.setdefault(event.transaction, _TransactionSeen(event.table, event.writer))
         one.last = number
         match event:
             case CommitIntent():

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lakewarden.agent.attempts.trace import Attempt, Outcome
+from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome
 
 WAITING = "#d5dae0"
 COMMITTING = "#1b5e3b"
 FAILED = "#6d28d9"
 COMPUTING = {
-    Outcome.COMMITTED: "#3fa66b",
-    Outcome.CONFLICT: "#e0524d",
-    Outcome.ABORTED: "#e8963e",
-    Outcome.FAILED: FAILED,
-    Outcome.SKIPPED: "#b8a9d9",
-    Outcome.RUNNING: "#5b8def",
+    AttemptOutcome.COMMITTED: "#3fa66b",
+    AttemptOutcome.CONFLICT: "#e0524d",
+    AttemptOutcome.ABORTED: "#e8963e",
+    AttemptOutcome.FAILED: FAILED,
+    AttemptOutcome.SKIPPED: "#b8a9d9",
+    AttemptOutcome.RUNNING: "#5b8def",
 }
 NAMES = {
-    Outcome.COMMITTED: "computing, then committed",
-    Outcome.CONFLICT: "computing, then aborted by a conflict",
-    Outcome.ABORTED: "computing, then aborted otherwise",
-    Outcome.FAILED: "computing, then failed",
-    Outcome.SKIPPED: "skipped: already committed",
-    Outcome.RUNNING: "still running",
+    AttemptOutcome.COMMITTED: "computing, then committed",
+    AttemptOutcome.CONFLICT: "computing, then aborted by a conflict",
+    AttemptOutcome.ABORTED: "computing, then aborted otherwise",
+    AttemptOutcome.FAILED: "computing, then failed",
+    AttemptOutcome.SKIPPED: "skipped: already committed",
+    AttemptOutcome.RUNNING: "still running",
 }
 
 WAITING_LABEL = "waiting for admission or grant"
@@ -53,7 +53,7 @@ def segments(attempt: Attempt, last: float) -> Iterator[Segment]:
         yield Segment(admitted, computed, COMPUTING[attempt.outcome], NAMES[attempt.outcome])
     if requested is not None and (ungranted := min(end, granted or end)) > requested:
         colour, label = WAITING, WAITING_LABEL
-        if granted is None and attempt.outcome is Outcome.COMMITTED:
+        if granted is None and attempt.outcome is AttemptOutcome.COMMITTED:
             colour, label = COMMITTING, "committing"  # without an agent there is no grant
         yield Segment(requested, ungranted, colour, label)
     if granted is not None and end > granted:

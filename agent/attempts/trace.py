@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AttemptStep:
     """One line of a writer's events file."""
 
     at: float
@@ -28,7 +28,7 @@ class Step:
     detail: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, line: str | bytes) -> Step:
+    def from_json(cls, line: str | bytes) -> AttemptStep:
         """Parse a line; unknown fields are ignored."""
         found = json.loads(line)
         return cls(
@@ -48,7 +48,7 @@ def short_name(writer: str) -> str:
     return writer.partition(":")[0]
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt ended, if it has."""
 
     COMMITTED = "committed"
@@ -67,13 +67,13 @@ class Attempt:
     writer: str
     batch_id: int | None
     number: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AttemptStep] = field(default_factory=list)
 
     def at(self, what: str) -> float | None:
         """The time of the first step of this kind."""
         return next((step.at for step in self.steps if step.what == what), None)
 
-    def first(self, *whats: str) -> Step | None:
+    def first(self, *whats: str) -> AttemptStep | None:
         """The first step of one of these kinds."""
         return next((step for step in self.steps if step.what in whats), None)
 
@@ -85,7 +85,7 @@ class Attempt:
     @property
     def ended(self) -> float | None:
         """The time of the last step (Spark jobs stopped, committed, abandoned, …); None while the attempt runs."""
-        if self.outcome is Outcome.RUNNING:
+        if self.outcome is AttemptOutcome.RUNNING:
             return None
         return self.steps[-1].at
 
@@ -95,19 +95,21 @@ class Attempt:
         return self.at("admitted") or self.started
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> AttemptOutcome:
         """How the attempt ended. A completed commit overrides every earlier step."""
         if self.at("completed") is not None:
-            return Outcome.COMMITTED
+            return AttemptOutcome.COMMITTED
         if self.at("already-committed") is not None:
-            return Outcome.SKIPPED
+            return AttemptOutcome.SKIPPED
         if (abort := self.first("abort")) is not None:
             return (
-                Outcome.CONFLICT if abort.detail.get("reason", "conflict") == "conflict" else Outcome.ABORTED
+                AttemptOutcome.CONFLICT
+                if abort.detail.get("reason", "conflict") == "conflict"
+                else AttemptOutcome.ABORTED
             )
         if self.at("failed") is not None:
-            return Outcome.FAILED
-        return Outcome.ABORTED if self.at("abandoned") is not None else Outcome.RUNNING
+            return AttemptOutcome.FAILED
+        return AttemptOutcome.ABORTED if self.at("abandoned") is not None else AttemptOutcome.RUNNING
 
     @property
     def winner(self) -> str | None:
@@ -117,15 +119,15 @@ class Attempt:
         return short_name(str(others[0])) if others else None
 
 
-class Trace:
+class AttemptTrace:
     """All attempts so far, in the order of their start."""
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
+    def __init__(self, steps: Iterable[AttemptStep] = ()) -> None:
         self._attempts: dict[str, Attempt] = {}
         for step in sorted(steps, key=lambda step: step.at):
             self.add(step)
 
-    def add(self, step: Step) -> Attempt | None:
+    def add(self, step: AttemptStep) -> Attempt | None:
         """Add a step; returns its attempt, or None for a step without a transaction."""
         if not step.transaction:
             return None
@@ -141,7 +143,7 @@ class Trace:
         """All attempts, in the order of their start."""
         return tuple(sorted(self._attempts.values(), key=lambda attempt: attempt.started))
 
-    def of(self, *outcomes: Outcome) -> tuple[Attempt, ...]:
+    def of(self, *outcomes: AttemptOutcome) -> tuple[Attempt, ...]:
         """The attempts with one of these outcomes."""
         return tuple(attempt for attempt in self.attempts if attempt.outcome in outcomes)
 
@@ -153,7 +155,7 @@ class StepsFile:
         self.path = path
         self._offset = 0
 
-    def read_new(self) -> Iterator[Step]:
+    def read_new(self) -> Iterator[AttemptStep]:
         """The steps written since the last call."""
         if not self.path.exists():
             return
@@ -164,4 +166,4 @@ class StepsFile:
         self._offset += complete
         for line in data[:complete].splitlines():
             if line.strip():
-                yield Step.from_json(line)
+                yield AttemptStep.from_json(line)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lakewarden.agent.locks.commands import AuditResult, LockView, ReleaseResult
+from lakewarden.agent.locks.commands import AuditResult, LockContents, ReleaseResult
 from lakewarden.agent.time_text import span, timestamp, when
-from lakewarden.handlers.explain.lock_audit import Interval, LockReport, Overlap, Position
+from lakewarden.handlers.explain.lock_audit import AuditPosition, Interval, LeaseOverlap, LockReport
 
 MOST_LINES = 20
 """Lines of each kind for one lock; `--output json` has more."""
@@ -16,7 +16,7 @@ MOST_LINES = 20
 # -- show, release -----------------------------------------------------------------------------------------------------
 
 
-def view_fields(view: LockView) -> dict[str, Any]:
+def view_fields(view: LockContents) -> dict[str, Any]:
     """The lock as one JSON object."""
     return {
         "table": view.table,
@@ -35,7 +35,7 @@ def view_fields(view: LockView) -> dict[str, Any]:
     }
 
 
-def view_lines(view: LockView) -> Iterator[str]:
+def view_lines(view: LockContents) -> Iterator[str]:
     """The lock as text."""
     yield f"table    {view.table}"
     yield f"lock     {view.lock}" + ("  (shared with Hudi's writers)" if view.shared_with_hudi else "")
@@ -55,7 +55,7 @@ def view_lines(view: LockView) -> Iterator[str]:
         yield f"also     {name}: {value!r}"
 
 
-def _state(view: LockView) -> str:
+def _state(view: LockContents) -> str:
     drift = f"{view.drift_seconds:g} s"
     match view.state:
         case "absent":
@@ -150,7 +150,7 @@ def _lock_fields(lock: LockReport) -> dict[str, Any]:
     }
 
 
-def _overlap_fields(overlap: Overlap) -> dict[str, Any]:
+def _overlap_fields(overlap: LeaseOverlap) -> dict[str, Any]:
     return {
         "since": timestamp(overlap.since),
         "until": timestamp(overlap.until),
@@ -173,7 +173,7 @@ def _interval_fields(interval: Interval) -> dict[str, Any]:
     }
 
 
-def _at(position: Position) -> dict[str, int]:
+def _at(position: AuditPosition) -> dict[str, int]:
     return {"partition": position.partition, "offset": position.offset}
 
 
@@ -239,7 +239,7 @@ def _lock_lines(lock: LockReport) -> Iterator[str]:
         yield f"  owners whose acquisition is no longer in the log, checked from their first step that is left: {names}"
 
 
-def _overlap(overlap: Overlap) -> str:
+def _overlap(overlap: LeaseOverlap) -> str:
     earlier, later = overlap.earlier, overlap.later
     return (
         f"{_owner(earlier)} and {_owner(later)} both held it from {timestamp(overlap.since)} to {timestamp(overlap.until)}, "
@@ -259,7 +259,7 @@ def _offsets(interval: Interval) -> str:
     return f"{_offset(interval.first)} to {_offset(interval.last)}"
 
 
-def _offset(position: Position) -> str:
+def _offset(position: AuditPosition) -> str:
     return f"{position.partition}:{position.offset}"
 
 

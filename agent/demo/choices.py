@@ -26,7 +26,7 @@ class Admissions(StrEnum):
         return ("optimistic", "auto") if self is Admissions.BOTH else (self.value,)
 
 
-class TableFormat(StrEnum):
+class FormatChoice(StrEnum):
     """The format of the demo's tables."""
 
     PAIMON = "paimon"
@@ -37,9 +37,9 @@ class TableFormat(StrEnum):
     @property
     def label(self) -> str:
         """The format's own name."""
-        return "Delta Lake" if self is TableFormat.DELTA else self.value.capitalize()
+        return "Delta Lake" if self is FormatChoice.DELTA else self.value.capitalize()
 
     @property
     def on_spark(self) -> bool:
         """Whether Spark creates and reads the tables. pypaimon does it for Paimon's."""
-        return self is not TableFormat.PAIMON
+        return self is not FormatChoice.PAIMON

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lakewarden.agent.demo.choices import DEFAULT_BUCKET, DEFAULT_DAYS, Admissions, DemoError, TableFormat
+from lakewarden.agent.demo.choices import DEFAULT_BUCKET, DEFAULT_DAYS, Admissions, DemoError, FormatChoice
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.variables import refuse_unknown_variables
 
@@ -36,7 +36,7 @@ def demo_command(
         ),
     ] = DEFAULT_DAYS,
     form: Annotated[
-        TableFormat,
+        FormatChoice,
         typer.Option(
             "--format",
             envvar="LAKEWARDEN_DEMO_FORMAT",
@@ -44,7 +44,7 @@ def demo_command(
             help="Format of the tables. Hudi needs PySpark 3.5; Spark downloads their jars from Maven "
             "Central.  [env: LAKEWARDEN_DEMO_FORMAT]",
         ),
-    ] = TableFormat.PAIMON,
+    ] = FormatChoice.PAIMON,
     admission: Annotated[
         Admissions,
         typer.Option(
@@ -120,13 +120,13 @@ def demo_command(
         raise typer.BadParameter("--s3-bucket needs --s3-endpoint", param_hint="--s3-bucket")
     if without_agent and admission is not Admissions.BOTH:
         raise typer.BadParameter("without an agent there is no admission", param_hint="--admission")
-    if form is not TableFormat.PAIMON:
+    if form is not FormatChoice.PAIMON:
         for given, option in ((s3_endpoint is not None, "--s3-endpoint"), (without_agent, "--without-agent")):
             if given:
                 raise typer.BadParameter(f"only with --format paimon, not {form.value}", param_hint=option)
     if primary_key:
         for given, other in (
-            (form is not TableFormat.PAIMON, f"--format {form.value}"),
+            (form is not FormatChoice.PAIMON, f"--format {form.value}"),
             (without_agent, "--without-agent"),
         ):
             if given:

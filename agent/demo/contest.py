@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.text import Text
 
-from lakewarden.agent.attempts.trace import Attempt, Outcome, Step, Trace, short_name
+from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome, AttemptStep, AttemptTrace, short_name
 from lakewarden.agent.demo.verification import TableCheck
 from lakewarden.events import ALL_FILE_GROUPS
 
@@ -22,7 +22,7 @@ class Contest:
 
     admission: str | None
     """None: without an agent."""
-    trace: Trace
+    trace: AttemptTrace
     check: TableCheck
     restarts: Mapping[str, int] = field(default_factory=dict)
     """How often the demo restarted each writer."""
@@ -37,17 +37,17 @@ class Contest:
     @property
     def conflicts(self) -> int:
         """The transactions that the agent aborted because of a conflict."""
-        return len(self.trace.of(Outcome.CONFLICT))
+        return len(self.trace.of(AttemptOutcome.CONFLICT))
 
     @property
     def wasted_seconds(self) -> float:
         """What the losers computed in vain: from the admission to the end of the Spark jobs, or to the commit request."""
-        return sum(_computed_seconds(each) for each in self.trace.of(Outcome.CONFLICT))
+        return sum(_computed_seconds(each) for each in self.trace.of(AttemptOutcome.CONFLICT))
 
     @property
     def batches(self) -> int:
         """Batches committed by both writers together."""
-        return len(self.trace.of(Outcome.COMMITTED))
+        return len(self.trace.of(AttemptOutcome.COMMITTED))
 
     @property
     def seconds(self) -> float:
@@ -65,11 +65,11 @@ class Transcript:
     """Prints a line for each step of a contest, and keeps the steps."""
 
     def __init__(self, console: Console) -> None:
-        self.trace = Trace()
+        self.trace = AttemptTrace()
         self._console = console
         self._began: float | None = None
 
-    def show(self, step: Step) -> None:
+    def show(self, step: AttemptStep) -> None:
         """Record a writer's step, and print its line if it has one."""
         attempt = self.trace.add(step)
         if (line := line_of(step, attempt)) is None:
@@ -87,7 +87,7 @@ class Transcript:
         )
 
 
-def line_of(step: Step, attempt: Attempt | None) -> tuple[str, str] | None:
+def line_of(step: AttemptStep, attempt: Attempt | None) -> tuple[str, str] | None:
     """The text of a step and its style, or None for a step that is not shown. `attempt` already contains the step."""
 
     def since(what: str) -> float:
@@ -119,7 +119,7 @@ def line_of(step: Step, attempt: Attempt | None) -> tuple[str, str] | None:
             return None
 
 
-def _abort(step: Step) -> str:
+def _abort(step: AttemptStep) -> str:
     reason = str(step.detail.get("reason", "conflict"))
     if reason != "conflict":
         return f"aborted: {reason}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from lakewarden.agent.attempts.segments import segments
-from lakewarden.agent.attempts.trace import Attempt, Outcome
+from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.flights import FEEDS
 
@@ -107,7 +107,7 @@ def _time_line(
         )
     for attempt in attempts:
         abort = attempt.first("abort")
-        if abort is not None and attempt.outcome is Outcome.CONFLICT:
+        if abort is not None and attempt.outcome is AttemptOutcome.CONFLICT:
             x, y = at(abort.at), _middle(rows.get(attempt.writer, 0))
             if (winner := rows.get(attempt.winner or "")) is not None and _middle(winner) != y:
                 towards = 1 if _middle(winner) < y else -1
@@ -123,7 +123,7 @@ def _number(attempt: Attempt, start: float, end: float, y: float) -> Iterator[st
     """The batch's number on the bar of its computation, if it fits."""
     if (
         attempt.batch_id is not None
-        and attempt.outcome is not Outcome.CONFLICT
+        and attempt.outcome is not AttemptOutcome.CONFLICT
         and end - start >= _LEAST_LABEL
     ):
         yield f'<text x="{(start + end) / 2:.1f}" y="{y + 4}" class="white">{attempt.batch_id}</text>'

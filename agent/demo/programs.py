@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakewarden.agent.demo.choices import TableFormat
+from lakewarden.agent.demo.choices import FormatChoice
 from lakewarden.agent.demo.flights import KEYS, PARTITION_KEYS
 from lakewarden.agent.demo.table import COLUMNS, TablePlace
 
@@ -72,7 +72,7 @@ class Commands:
     """The folder or bucket of the tables. A bucket also contains their locks."""
     s3_endpoint: str | None
     max_files_per_trigger: int
-    form: TableFormat = TableFormat.PAIMON
+    form: FormatChoice = FormatChoice.PAIMON
 
     def dev(self, tables: Sequence[str]) -> list[str]:
         """Kafka and the agent, for these tables only."""

@@ -20,8 +20,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.text import Text
 
-from lakewarden.agent.attempts.trace import Trace
-from lakewarden.agent.demo.choices import DEFAULT_BUCKET, Admissions, DemoError, TableFormat
+from lakewarden.agent.attempts.trace import AttemptTrace
+from lakewarden.agent.demo.choices import DEFAULT_BUCKET, Admissions, DemoError, FormatChoice
 from lakewarden.agent.demo.contest import Contest, Transcript
 from lakewarden.agent.demo.flights import FILES_PER_DAY, Feed, expected_table, load_flights, write_feeds
 from lakewarden.agent.demo.picture import draw
@@ -67,7 +67,7 @@ class DemoSettings:
     """A contest with each, one after the other. Empty: one contest without an agent."""
     s3_endpoint: str | None = None
     s3_bucket: str = DEFAULT_BUCKET
-    form: TableFormat = TableFormat.PAIMON
+    form: FormatChoice = FormatChoice.PAIMON
     primary_key: bool = False
     """Whether the tables have a primary key, and a compactor each."""
     data: Path | None = None
@@ -199,7 +199,7 @@ class Demo:
 
     def _fight(
         self, feeds: tuple[Feed, ...], commands: Commands, arena: Arena, servers: str | None
-    ) -> tuple[Trace, dict[str, int]]:
+    ) -> tuple[AttemptTrace, dict[str, int]]:
         """Run both queries until each has written its whole feed. Return their steps, and how often each was restarted."""
         compactor = None
         if self.settings.primary_key and servers is not None:

@@ -16,7 +16,7 @@ import pyarrow.fs
 import pyarrow.parquet
 from pypaimon import CatalogFactory, Schema
 
-from lakewarden.agent.demo.choices import DemoError, TableFormat
+from lakewarden.agent.demo.choices import DemoError, FormatChoice
 from lakewarden.agent.demo.flights import KEYS, PARTITION_KEYS, TABLE_SCHEMA
 from lakewarden.events import canonical_table
 
@@ -46,7 +46,7 @@ class TablePlace:
     warehouse: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
     name: str = "flights"
-    form: TableFormat = TableFormat.PAIMON
+    form: FormatChoice = FormatChoice.PAIMON
     primary_key: bool = False
     """Whether the table has a primary key. Only of Paimon."""
 
@@ -68,7 +68,7 @@ class TablePlace:
 
 
 def local_place(
-    folder: Path, form: TableFormat = TableFormat.PAIMON, *, primary_key: bool = False
+    folder: Path, form: FormatChoice = FormatChoice.PAIMON, *, primary_key: bool = False
 ) -> TablePlace:
     """A warehouse on the local disk."""
     return TablePlace(f"file://{folder.resolve()}", form=form, primary_key=primary_key)

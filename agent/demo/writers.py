@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakewarden.agent.attempts.trace import Step, StepsFile
+from lakewarden.agent.attempts.trace import AttemptStep, StepsFile
 from lakewarden.agent.demo.choices import DemoError
 from lakewarden.agent.demo.flights import Feed
 from lakewarden.agent.demo.processes import Child
@@ -50,7 +50,7 @@ class Writer:
         path = self._events / f"{self.feed.name}-{self.restarts}.jsonl"
         return self._start(self.feed, path, self.restarts), StepsFile(path)
 
-    def poll(self) -> Iterator[Step | Restarted]:
+    def poll(self) -> Iterator[AttemptStep | Restarted]:
         """The steps since the last call, and a restart if the process has failed."""
         code = None if self.done else self._child.exit_code()
         yield from self._steps.read_new()
@@ -71,13 +71,15 @@ class Writer:
 
 def follow(
     writers: Sequence[Writer], *, tick: Callable[[], None], every: float = 0.1
-) -> Iterator[Step | Restarted]:
+) -> Iterator[AttemptStep | Restarted]:
     """Yield the steps and restarts of all writers until all are done. `tick` is called between two polls."""
     last_event = time.monotonic()
     while True:
         events = [event for writer in writers for event in writer.poll()]
         # Only steps have a time. A restart comes last, because it is detected after the steps.
-        yield from sorted(events, key=lambda event: event.at if isinstance(event, Step) else float("inf"))
+        yield from sorted(
+            events, key=lambda event: event.at if isinstance(event, AttemptStep) else float("inf")
+        )
         if all(writer.done for writer in writers):
             return
         if events:

@@ -34,7 +34,7 @@ from lakewarden.events import (
     decode,
     object_uri,
 )
-from lakewarden.handlers.explain.lock_audit import Drifts, LockAudit, Position, Report
+from lakewarden.handlers.explain.lock_audit import AuditPosition, AuditReport, Drifts, LockAudit
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Condition,
@@ -84,7 +84,7 @@ class TableLock:
 
 
 @dataclass(frozen=True, slots=True)
-class LockView:
+class LockContents:
     """The contents of a lock object, as `show` reads them."""
 
     table: str
@@ -129,9 +129,9 @@ class ReleaseResult:
 class AuditResult:
     """The report on the audit log, and the records that could not be read."""
 
-    report: Report
+    report: AuditReport
     unreadable: int
-    reasons: tuple[tuple[Position, str], ...]
+    reasons: tuple[tuple[AuditPosition, str], ...]
 
 
 class Reader:
@@ -227,7 +227,7 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
 # -- show --------------------------------------------------------------------------------------------------------------
 
 
-async def show(settings: Settings, lock: TableLock) -> LockView:
+async def show(settings: Settings, lock: TableLock) -> LockContents:
     """Read the lock object."""
     async with AsyncExitStack() as stack:
         found = await Reader(settings, stack).read(lock.location.uri)
@@ -236,7 +236,7 @@ async def show(settings: Settings, lock: TableLock) -> LockView:
     record = parse(found.body) if isinstance(found, Found) else None
     held = isinstance(record, LockRecord)
     valid_until = record.valid_until if isinstance(record, LockRecord) else None
-    return LockView(
+    return LockContents(
         table=lock.table,
         lock=lock.location.uri,
         shared_with_hudi=lock.location.shared,
@@ -415,7 +415,7 @@ async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> A
     """Check the audit log up to its current end, for one table or (None) for all."""
     lock_audit = LockAudit(drifts)
     unreadable = 0
-    reasons: list[tuple[Position, str]] = []
+    reasons: list[tuple[AuditPosition, str]] = []
     key = None if table is None else table.encode()
     async with Log(settings) as log:
         spans = dict.fromkeys(await log.partitions(log.topics.audit))
@@ -424,7 +424,7 @@ async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> A
                 for record in records:
                     if key is not None and record.key != key:
                         continue
-                    position = Position(partition.partition, record.offset)
+                    position = AuditPosition(partition.partition, record.offset)
                     reason = _add_record(lock_audit, position, record)
                     unreadable += reason is not None
                     if reason is not None and len(reasons) < MAX_UNREADABLE_SHOWN:
@@ -432,7 +432,7 @@ async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> A
     return AuditResult(lock_audit.report(), unreadable, tuple(reasons))
 
 
-def _add_record(lock_audit: LockAudit, position: Position, record: ConsumerRecord) -> str | None:
+def _add_record(lock_audit: LockAudit, position: AuditPosition, record: ConsumerRecord) -> str | None:
     event = decode(AUDIT_EVENT, record.value)
     if isinstance(event, Undecodable):
         return event.reason

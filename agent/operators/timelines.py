@@ -16,7 +16,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.attempts.segments import segments
-from lakewarden.agent.attempts.trace import Attempt, Outcome, Step
+from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome, AttemptStep
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
 from lakewarden.events import (
@@ -129,7 +129,7 @@ class Timelines:
             attempt.batch_id = batch_id
         new = attempt.first(what) is None
         if new:
-            step = Step(
+            step = AttemptStep(
                 record.timestamp / 1000,
                 what,
                 event.table,
@@ -238,13 +238,13 @@ def _ticks(begin: float, end: float) -> list[float]:
 
 def _lost_to(attempt: Attempt) -> list[str]:
     abort = attempt.first("abort")
-    conflict = abort is not None and attempt.outcome is Outcome.CONFLICT
+    conflict = abort is not None and attempt.outcome is AttemptOutcome.CONFLICT
     return list(abort.detail["others"]) if abort is not None and conflict else []
 
 
 def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
     abort = attempt.first("abort")
-    conflict = abort is not None and attempt.outcome is Outcome.CONFLICT
+    conflict = abort is not None and attempt.outcome is AttemptOutcome.CONFLICT
     return {
         "transaction": attempt.transaction,
         "batch_id": attempt.batch_id,

@@ -42,7 +42,7 @@ from lakewarden.agent.stores import LocationError, StoreProbeError, StoreUnreach
 from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.instructions import Assignment
 from lakewarden.events import UndecodableRecords
-from lakewarden.handlers.group.readiness import AgentFacts, Condition, Limits, conditions
+from lakewarden.handlers.group.readiness import AgentFacts, Limits, ReadinessCondition, conditions
 
 log = structlog.get_logger()
 
@@ -90,7 +90,7 @@ class Agent:
         self.metrics.memory_limit.set(self.settings.memory_bytes)
         self.metrics.info.labels(version("lakewarden"), self.settings.agent_id).set(1)
 
-    def conditions(self) -> tuple[Condition, ...]:
+    def conditions(self) -> tuple[ReadinessCondition, ...]:
         """The conditions of readiness, with their present states."""
         facts = None if self._session is None else self._session.facts()
         if facts is None:

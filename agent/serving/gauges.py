@@ -18,7 +18,7 @@ from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.handlers.explain.condition import Facts, Open, condition
 from lakewarden.handlers.explain.waits import waits
-from lakewarden.handlers.group.readiness import Condition, is_ready
+from lakewarden.handlers.group.readiness import ReadinessCondition, is_ready
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase
 
@@ -152,7 +152,7 @@ def set_partition_gauges(metrics: AgentMetrics, found: Measured) -> None:
             metrics.lag_seconds.labels(number).set(seconds)
 
 
-def set_readiness_gauges(metrics: AgentMetrics, found: tuple[Condition, ...]) -> None:
+def set_readiness_gauges(metrics: AgentMetrics, found: tuple[ReadinessCondition, ...]) -> None:
     """Set the conditions of readiness."""
     metrics.ready.set(is_ready(found))
     for each in found:

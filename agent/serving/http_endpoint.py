@@ -25,7 +25,7 @@ from prometheus_client.exposition import choose_encoder
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.serving.agent import Agent
-from lakewarden.handlers.group.readiness import Condition, is_ready
+from lakewarden.handlers.group.readiness import ReadinessCondition, is_ready
 
 log = structlog.get_logger()
 
@@ -116,7 +116,7 @@ def _text(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text, status=status, headers={"Cache-Control": "no-store"})
 
 
-def readiness_text(found: tuple[Condition, ...]) -> str:
+def readiness_text(found: tuple[ReadinessCondition, ...]) -> str:
     """The answer of `/readyz`."""
     lines = [f"{'yes' if each.holds else 'NO ':3} {each.name}: {each.text}" for each in found]
     return "\n".join(["ready" if is_ready(found) else "not ready", *lines, ""])

@@ -74,7 +74,7 @@ class TableName:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CatalogAnswer:
     """What a catalog says of a table."""
 
     pointer: str
@@ -99,7 +99,9 @@ class Catalog(ABC):
         """How many were sent."""
         self._open = AsyncExitStack()
 
-    async def load(self, name: TableName, known: Answer | None, *, whole: bool = False) -> Answer:
+    async def load(
+        self, name: TableName, known: CatalogAnswer | None, *, whole: bool = False
+    ) -> CatalogAnswer:
         """The table; `known` itself if it has not changed since. `whole`: with all snapshots."""
         return await self._bounded(
             lambda: self._load(name, known, whole=whole),
@@ -131,7 +133,7 @@ class Catalog(ABC):
         """What is to be computed before the first request. No timeout includes it."""
 
     @abstractmethod
-    async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer: ...
+    async def _load(self, name: TableName, known: CatalogAnswer | None, *, whole: bool) -> CatalogAnswer: ...
 
     @abstractmethod
     async def _tables(self, namespace: tuple[str, ...]) -> list[str]: ...
@@ -160,7 +162,7 @@ class RestCatalog(Catalog):
         self._renewing = anyio.Lock()
         self._signer: Any = None
 
-    async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer:
+    async def _load(self, name: TableName, known: CatalogAnswer | None, *, whole: bool) -> CatalogAnswer:
         path = f"{await self._namespace(name.namespace)}/tables/{quote(name.table, safe='')}"
         condition = {"If-None-Match": known.etag} if known is not None and known.etag else {}
         status, headers, body = await self._get(path, {"snapshots": "all" if whole else "refs"}, condition)
@@ -173,7 +175,7 @@ class RestCatalog(Catalog):
         pointer = str(fields.get("metadata-location") or hash(body))
         if known is not None and pointer == known.pointer and not whole:
             return known
-        return Answer(pointer, metadata, whole, headers.get("ETag"), hash(body))
+        return CatalogAnswer(pointer, metadata, whole, headers.get("ETag"), hash(body))
 
     async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
         path = f"{await self._namespace(namespace)}/tables"
@@ -414,12 +416,12 @@ class SqlCatalog(Catalog):
         self._mark = "?"
         self._thread = anyio.CapacityLimiter(1)
 
-    async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer:  # noqa: ARG002 - the file has all
+    async def _load(self, name: TableName, known: CatalogAnswer | None, *, whole: bool) -> CatalogAnswer:  # noqa: ARG002 - the file has all
         rows = await self._select(".".join(name.namespace), name.table)
         if not rows:
             raise AbsentFileError("there is no such table")
         pointer = str(rows[0]["metadata_location"])
-        return known if known is not None and known.pointer == pointer else Answer(pointer)
+        return known if known is not None and known.pointer == pointer else CatalogAnswer(pointer)
 
     async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
         return [str(each["table_name"]) for each in await self._select(".".join(namespace))]
@@ -518,12 +520,12 @@ class GlueCatalog(Catalog):
             except (BotoCoreError, ValueError) as error:
                 raise UnreadableTableError(shorten(str(error))) from error
 
-    async def _load(self, name: TableName, known: Answer | None, *, whole: bool) -> Answer:  # noqa: ARG002 - the file has all
+    async def _load(self, name: TableName, known: CatalogAnswer | None, *, whole: bool) -> CatalogAnswer:  # noqa: ARG002 - the file has all
         found = await self._ask("get_table", DatabaseName=".".join(name.namespace), Name=name.table)
         pointer = found.get("Table", {}).get("Parameters", {}).get("metadata_location")
         if pointer is None:
             raise UnreadableTableError("it is no Iceberg table: its parameter metadata_location is absent")
-        return known if known is not None and known.pointer == pointer else Answer(pointer)
+        return known if known is not None and known.pointer == pointer else CatalogAnswer(pointer)
 
     async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
         tables: list[str] = []

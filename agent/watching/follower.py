@@ -32,7 +32,7 @@ class Look:
     """Files that could not be read, and why. They are read again."""
 
 
-class Follower(Protocol):
+class TableFollower(Protocol):
     """Follows one table. It raises `UnreadableTableError`, or the errors of the format's own rules."""
 
     format: str

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.delta import DeltaFollower
 from lakewarden.agent.watching.files import TableFiles, UnreadableTableError
-from lakewarden.agent.watching.follower import Follower
+from lakewarden.agent.watching.follower import TableFollower
 from lakewarden.agent.watching.hudi import HudiFollower
 from lakewarden.agent.watching.iceberg import IcebergFollower
 from lakewarden.agent.watching.paimon import PaimonFollower
@@ -26,7 +26,7 @@ def format_of(folders: Collection[str]) -> str | None:
     return next((form for form, needed in FOLDERS.items() if needed <= set(folders)), None)
 
 
-async def follow(uri: str, files: TableFiles, settings: Settings) -> Follower:
+async def follow(uri: str, files: TableFiles, settings: Settings) -> TableFollower:
     """Look which format the table has, and return its follower. Raises `UnreadableTableError` if it is no table."""
     match format_of(await files.folders("")):
         case "hudi":

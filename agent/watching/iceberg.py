@@ -25,14 +25,14 @@ import structlog
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.watching.catalogs import Answer, Catalog, TableName
+from lakewarden.agent.watching.catalogs import Catalog, CatalogAnswer, TableName
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import ACTIVE_SECONDS, MAX_COMMITS, RECHECK_SECONDS, Look
 from lakewarden.agent.watching.numbered import NumberedFollower
 from lakewarden.events import canonical_table
 from lakewarden.handlers.iceberg.metadata import (
     METADATA_FOLDER,
-    Snapshot,
+    IcebergSnapshot,
     TableMetadata,
     foreign_snapshot,
     has_other_catalog,
@@ -56,7 +56,7 @@ class IcebergFollower(NumberedFollower):
     def __init__(self, uri: str, files: TableFiles) -> None:
         super().__init__(uri, files)
         self._gzipped = False
-        self._newest_snapshot: Snapshot | None = None
+        self._newest_snapshot: IcebergSnapshot | None = None
 
     def _path(self, number: int) -> str:
         return version_path(number, gzipped=self._gzipped)
@@ -106,8 +106,8 @@ class CatalogFollower:
         self.began = False
         """Whether its position is known. Without, another agent's watcher has the table, or no look has succeeded."""
         self._uuid: str | None = None
-        self._answer: Answer | None = None
-        self._newest: Snapshot | None = None
+        self._answer: CatalogAnswer | None = None
+        self._newest: IcebergSnapshot | None = None
         self._stuck: tuple[int, float] | None = None
         """The snapshot that can't be read, and since when."""
         self._is_cut = False
@@ -141,7 +141,7 @@ class CatalogFollower:
     def _forget(self) -> None:
         self.began, self._answer, self._newest, self._stuck = False, None, None, None
 
-    async def _metadata(self, answer: Answer) -> TableMetadata:
+    async def _metadata(self, answer: CatalogAnswer) -> TableMetadata:
         if answer.metadata is not None:
             return metadata_of(answer.metadata)
         folder, _, name = answer.pointer.rpartition("/")
@@ -168,7 +168,7 @@ class CatalogFollower:
             self._forget()
         self.uri, self.files, self._uuid = uri, files, metadata.uuid
 
-    def _begin(self, answer: Answer, metadata: TableMetadata) -> None:
+    def _begin(self, answer: CatalogAnswer, metadata: TableMetadata) -> None:
         self.began, self._answer, self._newest = True, answer, metadata.newest
         newest = None if metadata.newest is None else metadata.newest.id
         log.info("watch.table", table=self.uri, format=self.format, name=str(self._name), commit=newest)
@@ -185,7 +185,7 @@ class CatalogFollower:
         self._is_cut = True
 
     async def _read(
-        self, answer: Answer, metadata: TableMetadata, snapshots: list[Snapshot], now: float
+        self, answer: CatalogAnswer, metadata: TableMetadata, snapshots: list[IcebergSnapshot], now: float
     ) -> Look:
         assert self.files is not None
         found: list[ObservedCommit] = []
@@ -205,7 +205,7 @@ class CatalogFollower:
             self._answer, self._stuck = answer, None
         return Look(now - self._changed_at < ACTIVE_SECONDS, found, complete=is_complete)
 
-    def _leave_behind(self, snapshot: Snapshot, newest: Snapshot, now: float) -> bool:
+    def _leave_behind(self, snapshot: IcebergSnapshot, newest: IcebergSnapshot, now: float) -> bool:
         """Whether the watcher goes on without a snapshot that can't be read."""
         if self._stuck is None or self._stuck[0] != snapshot.id:
             self._stuck = snapshot.id, now
@@ -221,7 +221,9 @@ class CatalogFollower:
         return True
 
 
-async def _commit(snapshot: Snapshot, metadata: TableMetadata, files: TableFiles) -> ObservedCommit | None:
+async def _commit(
+    snapshot: IcebergSnapshot, metadata: TableMetadata, files: TableFiles
+) -> ObservedCommit | None:
     """What is to be reported of a snapshot, if it is foreign and has changed a file."""
     if snapshot.is_gates:
         return None

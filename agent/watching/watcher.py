@@ -37,7 +37,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.catalogs import TableName, catalogs
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
-from lakewarden.agent.watching.follower import Follower, Look
+from lakewarden.agent.watching.follower import Look, TableFollower
 from lakewarden.agent.watching.formats import follow, format_of
 from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.agent.watching.reports import reports
@@ -68,7 +68,7 @@ class _Table:
     """Its URI, or its name in a catalog."""
     uri: str
     """Until the catalog has answered, its name there."""
-    follow: Callable[[], Awaitable[Follower]]
+    follow: Callable[[], Awaitable[TableFollower]]
     rounds: anyio.CapacityLimiter
     files: TableFiles | None = None
     glob: str | None = None
@@ -78,7 +78,7 @@ class _Table:
     is_dropped: bool = False
     is_refused: bool = False
     """Whether it was logged that the agents don't serve it."""
-    watched: Follower | None = None
+    watched: TableFollower | None = None
     looked_at: float | None = None
     """When the last look began that succeeded."""
     trouble: str | None = None
@@ -156,7 +156,7 @@ class Watcher:
     def _start_named(self, tasks: TaskGroup, name: TableName, glob: str | None = None) -> None:
         key, catalog = str(name), self._catalogs[name.catalog]
 
-        async def make() -> Follower:
+        async def make() -> TableFollower:
             return CatalogFollower(name, catalog, self._buckets, self._is_own)
 
         if key not in self.tables:

@@ -71,7 +71,7 @@ EndedBy = Literal["released", "lost", "lease"]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class AuditPosition:
     """The place of an event in the audit topic."""
 
     partition: int
@@ -99,14 +99,14 @@ class Interval:
     since: float
     until: float
     ended_by: EndedBy
-    first: Position
+    first: AuditPosition
     """The event with which it begins."""
-    last: Position
+    last: AuditPosition
     """The event that defines its end: a release, a loss, or the last confirmation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class LeaseOverlap:
     """Two owners at once. `earlier` began first."""
 
     earlier: Interval
@@ -129,7 +129,7 @@ class Loss:
     at: float
     why: str | None
     holder: str | None
-    position: Position
+    position: AuditPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class PermanentRefusal:
     times: int
     agent: str
     at: float
-    position: Position
+    position: AuditPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +160,10 @@ class LockReport:
     """Requests that all agents sent to the store for all of the above."""
     longest: Interval | None
     violations: int
-    overlaps: tuple[Overlap, ...]
+    overlaps: tuple[LeaseOverlap, ...]
     """The first violations, at most `MOST_SHOWN`."""
     within_drift: int
-    closest: Overlap | None
+    closest: LeaseOverlap | None
     """The longest overlap within the drift."""
     losses: tuple[Loss, ...]
     permanent_refusals: tuple[PermanentRefusal, ...]
@@ -172,7 +172,7 @@ class LockReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """The result for all locks."""
 
     events: int
@@ -191,9 +191,9 @@ class _Hold:
 
     agent: str
     since: float
-    first: Position
+    first: AuditPosition
     confirmed: float
-    last: Position
+    last: AuditPosition
     valid_until: float
     acquired: bool
     adopted: str | None = None
@@ -204,7 +204,7 @@ class _End:
     by: EndedBy
     at: float
     relied_until: float
-    position: Position
+    position: AuditPosition
 
 
 @dataclass(slots=True)
@@ -272,7 +272,7 @@ class _Lock:
     permanent_refusals: dict[str, PermanentRefusal] = field(default_factory=dict)
 
 
-def check(events: Iterable[tuple[Position, AuditEventUnion]], drifts: Drifts) -> Report:
+def check(events: Iterable[tuple[AuditPosition, AuditEventUnion]], drifts: Drifts) -> AuditReport:
     """Check a whole log. Events of one partition must be in their order."""
     audit = LockAudit(drifts)
     for position, event in events:
@@ -290,7 +290,7 @@ class LockAudit:
         self._events = 0
         self._duplicates = 0
 
-    def add(self, position: Position, event: AuditEventUnion) -> None:
+    def add(self, position: AuditPosition, event: AuditEventUnion) -> None:
         """Add the next event of a partition."""
         lock = self._locks.setdefault(event.lock, _Lock())
         if self._is_duplicate(lock, position, event):
@@ -326,12 +326,12 @@ class LockAudit:
             case _:
                 assert_never(event)
 
-    def report(self) -> Report:
+    def report(self) -> AuditReport:
         """The result for the events so far."""
         locks = tuple(_report(uri, lock, self._drifts.of(uri)) for uri, lock in sorted(self._locks.items()))
-        return Report(self._events, self._duplicates, locks)
+        return AuditReport(self._events, self._duplicates, locks)
 
-    def _is_duplicate(self, lock: _Lock, position: Position, event: AuditEventUnion) -> bool:
+    def _is_duplicate(self, lock: _Lock, position: AuditPosition, event: AuditEventUnion) -> bool:
         if isinstance(event, LockRenewed):
             known = lock.owners.get(event.owner)
             return known is not None and event.valid_until <= known.confirmed_until.get(position.partition, 0)
@@ -350,14 +350,14 @@ def _owner(lock: _Lock, event: LockEvent) -> _Owner:
 
 
 def _begin_hold(
-    owner: _Owner, position: Position, event: LockAcquired | LockRenewed, *, adopted: str | None = None
+    owner: _Owner, position: AuditPosition, event: LockAcquired | LockRenewed, *, adopted: str | None = None
 ) -> None:
     at, acquired = _at(event), isinstance(event, LockAcquired)
     owner.holds.append(_Hold(event.agent, at, position, at, position, event.valid_until, acquired, adopted))
     _confirm(owner, position, event)
 
 
-def _add_renewal(owner: _Owner, position: Position, event: LockRenewed, drift: float) -> None:
+def _add_renewal(owner: _Owner, position: AuditPosition, event: LockRenewed, drift: float) -> None:
     hold = owner.holds[-1] if owner.holds else None
     if hold is None or not _continues(owner, hold, position, _at(event) + drift):
         _begin_hold(owner, position, event)
@@ -367,25 +367,25 @@ def _add_renewal(owner: _Owner, position: Position, event: LockRenewed, drift: f
     _confirm(owner, position, event)
 
 
-def _confirm(owner: _Owner, position: Position, event: LockAcquired | LockRenewed) -> None:
+def _confirm(owner: _Owner, position: AuditPosition, event: LockAcquired | LockRenewed) -> None:
     until = owner.confirmed_until
     until[position.partition] = max(until.get(position.partition, 0), event.valid_until)
 
 
-def _continues(owner: _Owner, hold: _Hold, position: Position, at_latest: float) -> bool:
+def _continues(owner: _Owner, hold: _Hold, position: AuditPosition, at_latest: float) -> bool:
     if hold.last.partition != position.partition or at_latest > hold.valid_until:
         return False
     return not owner.ended_after(hold)
 
 
-def _add_loss(lock: _Lock, position: Position, event: LockLost) -> None:
+def _add_loss(lock: _Lock, position: AuditPosition, event: LockLost) -> None:
     owner, at = _owner(lock, event), _at(event)
     owner.add_end(_End("lost", at, at, position))
     if len(lock.losses) < MOST_SHOWN:
         lock.losses.append(Loss(event.owner, event.agent, at, event.detail, event.holder, position))
 
 
-def _add_refusal(lock: _Lock, position: Position, event: LockRefused) -> None:
+def _add_refusal(lock: _Lock, position: AuditPosition, event: LockRefused) -> None:
     if event.holder is not None:
         return
     why = event.detail or "no reason given"
@@ -397,9 +397,9 @@ def _add_refusal(lock: _Lock, position: Position, event: LockRefused) -> None:
 
 def _report(uri: str, lock: _Lock, drift: float) -> LockReport:
     intervals = sorted(_intervals(lock, drift), key=lambda each: each.since)
-    overlaps: list[Overlap] = []
+    overlaps: list[LeaseOverlap] = []
     violations = within = 0
-    closest: Overlap | None = None
+    closest: LeaseOverlap | None = None
     for overlap in _overlaps(intervals):
         if overlap.length > drift:
             violations += 1
@@ -490,7 +490,7 @@ def _interval(name: str, hold: _Hold, ends: Iterator[_End], drift: float, fenced
     return Interval(name, hold.agent, hold.since, max(hold.since, until), by, hold.first, last)
 
 
-def _overlaps(intervals: list[Interval]) -> Iterator[Overlap]:
+def _overlaps(intervals: list[Interval]) -> Iterator[LeaseOverlap]:
     """The overlaps of intervals that are sorted by their beginnings."""
     running: list[Interval] = []
     for interval in intervals:
@@ -498,5 +498,5 @@ def _overlaps(intervals: list[Interval]) -> Iterator[Overlap]:
         for each in running:
             until = min(each.until, interval.until)
             if each.owner != interval.owner and until > interval.since:
-                yield Overlap(each, interval, interval.since, until)
+                yield LeaseOverlap(each, interval, interval.since, until)
         running.append(interval)

@@ -89,7 +89,7 @@ class AgentFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class ReadinessCondition:
     """One condition, and its state as a sentence."""
 
     name: ConditionName
@@ -111,7 +111,7 @@ class Limits:
         object.__setattr__(self, "with_check", self.seconds + CHECK_INTERVALS * self.check_seconds)
 
 
-def conditions(facts: AgentFacts, limits: Limits) -> tuple[Condition, ...]:
+def conditions(facts: AgentFacts, limits: Limits) -> tuple[ReadinessCondition, ...]:
     """All conditions, in the order of the table at the top of the file. The agent is ready if each holds."""
     return (
         _assigned(facts),
@@ -122,58 +122,60 @@ def conditions(facts: AgentFacts, limits: Limits) -> tuple[Condition, ...]:
     )
 
 
-def is_ready(found: tuple[Condition, ...]) -> bool:
+def is_ready(found: tuple[ReadinessCondition, ...]) -> bool:
     """Whether each condition holds."""
     return all(each.holds for each in found)
 
 
-def _assigned(facts: AgentFacts) -> Condition:
+def _assigned(facts: AgentFacts) -> ReadinessCondition:
     if facts.problem is not None:
-        return Condition(
+        return ReadinessCondition(
             "assigned", holds=False, text=f"the agent has no session with Kafka: {facts.problem}"
         )
     if not facts.assigned:
-        return Condition(
+        return ReadinessCondition(
             "assigned", holds=False, text="the consumer group has not assigned partitions to this agent yet"
         )
     if facts.unowned:
         names = _named([str(each) for each in facts.unowned])
         text = f"no agent of the group owns {_count(len(facts.unowned))}: {names}; the topic may have been deleted"
-        return Condition("assigned", holds=False, text=text)
+        return ReadinessCondition("assigned", holds=False, text=text)
     if not facts.partitions:
-        return Condition(
+        return ReadinessCondition(
             "assigned",
             holds=True,
             text="the consumer group has no partition left for this agent, which is a spare one",
         )
-    return Condition(
+    return ReadinessCondition(
         "assigned",
         holds=True,
         text=f"the consumer group has assigned {_count(len(facts.partitions))} to this agent",
     )
 
 
-def _live(facts: AgentFacts) -> Condition:
+def _live(facts: AgentFacts) -> ReadinessCondition:
     if not facts.assigned:
-        return Condition("live", holds=False, text="no partition is assigned, so the agent decides nothing")
+        return ReadinessCondition(
+            "live", holds=False, text="no partition is assigned, so the agent decides nothing"
+        )
     others = [f"{each.number} ({each.phase})" for each in facts.partitions if each.phase != "live"]
     if others:
-        return Condition(
+        return ReadinessCondition(
             "live", holds=False, text=f"the agent doesn't decide in {_count(len(others))}: {_named(others)}"
         )
-    return Condition("live", holds=True, text="the agent decides in each of its partitions")
+    return ReadinessCondition("live", holds=True, text="the agent decides in each of its partitions")
 
 
-def _caught_up(facts: AgentFacts, limit: float) -> Condition:
+def _caught_up(facts: AgentFacts, limit: float) -> ReadinessCondition:
     if not facts.assigned:
-        return Condition(
+        return ReadinessCondition(
             "caught-up", holds=False, text="no partition is assigned, so the agent reads nothing"
         )
     if not facts.partitions:
-        return Condition("caught-up", holds=True, text="there is nothing to read")
+        return ReadinessCondition("caught-up", holds=True, text="there is nothing to read")
     unknown = [str(each.number) for each in facts.partitions if each.reached_at is None]
     if unknown:
-        return Condition(
+        return ReadinessCondition(
             "caught-up",
             holds=False,
             text=f"the agent has not read {_count(len(unknown))} to the log's end yet: {_named(unknown)}",
@@ -182,35 +184,39 @@ def _caught_up(facts: AgentFacts, limit: float) -> Condition:
     late = [each for each in facts.partitions if behind[each] > limit]
     if late:
         names = [f"{each.number} ({behind[each]:.0f} s, {each.unread} records unread)" for each in late]
-        return Condition(
+        return ReadinessCondition(
             "caught-up",
             holds=False,
             text=f"the agent is more than {limit:g} s behind in {_count(len(late))}: {_named(names)}",
         )
     oldest = max(behind.values())
-    return Condition(
+    return ReadinessCondition(
         "caught-up", holds=True, text=f"the agent has read everything that was in the log {oldest:.1f} s ago"
     )
 
 
-def _acknowledged(facts: AgentFacts, limit: float) -> Condition:
+def _acknowledged(facts: AgentFacts, limit: float) -> ReadinessCondition:
     if facts.queued_at is None:
-        return Condition("acknowledged", holds=True, text="Kafka has acknowledged every record of this agent")
+        return ReadinessCondition(
+            "acknowledged", holds=True, text="Kafka has acknowledged every record of this agent"
+        )
     age = facts.now - facts.queued_at
     text = f"the oldest record that Kafka has not acknowledged was queued {age:.1f} s ago"
     if age > limit:
-        return Condition("acknowledged", holds=False, text=f"{text}, which is more than {limit:g} s")
-    return Condition("acknowledged", holds=True, text=text)
+        return ReadinessCondition("acknowledged", holds=False, text=f"{text}, which is more than {limit:g} s")
+    return ReadinessCondition("acknowledged", holds=True, text=text)
 
 
-def _checked(facts: AgentFacts, limit: float) -> Condition:
+def _checked(facts: AgentFacts, limit: float) -> ReadinessCondition:
     if facts.checked_at is None:
-        return Condition("checked", holds=False, text="there was no periodic check in this session yet")
+        return ReadinessCondition(
+            "checked", holds=False, text="there was no periodic check in this session yet"
+        )
     age = facts.now - facts.checked_at
     text = f"the last periodic check ended {age:.1f} s ago"
     if age > limit:
-        return Condition("checked", holds=False, text=f"{text}, which is more than {limit:g} s")
-    return Condition("checked", holds=True, text=text)
+        return ReadinessCondition("checked", holds=False, text=f"{text}, which is more than {limit:g} s")
+    return ReadinessCondition("checked", holds=True, text=text)
 
 
 def _count(number: int) -> str:

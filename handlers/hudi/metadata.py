@@ -36,7 +36,7 @@ _OVERWRITES = frozenset({"INSERT_OVERWRITE", "INSERT_OVERWRITE_TABLE"})
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
+class InstantMetadata:
     """What a file of the timeline says about its instant."""
 
     operation: str | None
@@ -47,7 +47,7 @@ class Metadata:
     """The extra metadata of a commit, where a writer can put its own entries."""
 
 
-def read_metadata(body: bytes) -> Metadata:
+def read_metadata(body: bytes) -> InstantMetadata:
     """What a commit's metadata or a table service's plan says. Raises `UnreadableHudi` if the bytes are neither."""
     record = _decode(body)
     try:
@@ -57,13 +57,13 @@ def read_metadata(body: bytes) -> Metadata:
             markers = [
                 touched(each["partitionPath"] or "", each["fileId"], "delete") for each in _clustered(record)
             ]
-            return Metadata(
+            return InstantMetadata(
                 record.get("operationType"), each_once(markers), record.get("extraMetadata") or {}
             )
         if "operations" in record:
             operations = record["operations"] or []
             markers = [touched(each["partitionPath"] or "", each["fileId"], "merge") for each in operations]
-            return Metadata("COMPACT", each_once(markers), record.get("extraMetadata") or {})
+            return InstantMetadata("COMPACT", each_once(markers), record.get("extraMetadata") or {})
     except UnreadableHudi:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -71,7 +71,7 @@ def read_metadata(body: bytes) -> Metadata:
     raise UnreadableHudi(f"neither a commit's metadata nor a plan; it has the fields {sorted(record)!r:.200}")
 
 
-def _commit(record: dict[str, Any]) -> Metadata:
+def _commit(record: dict[str, Any]) -> InstantMetadata:
     markers: list[Marker] = []
     overwrites = record.get("operationType") in _OVERWRITES
     for partition, stats in (record["partitionToWriteStats"] or {}).items():
@@ -90,7 +90,7 @@ def _commit(record: dict[str, Any]) -> Metadata:
     for partition, file_groups in (record.get("partitionToReplaceFileIds") or {}).items():
         markers += [touched(partition, each, "delete") for each in file_groups]
     extra = {key: value for key, value in (record.get("extraMetadata") or {}).items() if value is not None}
-    return Metadata(record.get("operationType"), each_once(markers), extra)
+    return InstantMetadata(record.get("operationType"), each_once(markers), extra)
 
 
 def _clustered(record: dict[str, Any]) -> Iterator[Mapping[str, Any]]:

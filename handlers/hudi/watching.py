@@ -42,7 +42,7 @@ from lakewarden.handlers.hudi.markers import (
     parse_marker,
     read_markers_file,
 )
-from lakewarden.handlers.hudi.metadata import Metadata, read_metadata
+from lakewarden.handlers.hudi.metadata import InstantMetadata, read_metadata
 from lakewarden.handlers.hudi.properties import HudiTable, read_properties
 from lakewarden.handlers.hudi.timeline import (
     HEARTBEAT_FOLDER,
@@ -138,7 +138,7 @@ class _Pending:
     known: dict[tuple[str, str], Marker] = field(default_factory=dict)
     """What it touches."""
     unreported: list[Marker] = field(default_factory=list)
-    completed: Metadata | None = None
+    completed: InstantMetadata | None = None
     """What its completed file says."""
 
     def touch(self, markers: Iterable[Marker]) -> None:

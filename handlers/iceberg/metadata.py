@@ -66,7 +66,7 @@ def has_other_catalog(paths: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class SpecField:
     """A field of a partition spec."""
 
     name: str
@@ -76,7 +76,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class IcebergSnapshot:
     """A snapshot of the main branch."""
 
     id: int
@@ -93,9 +93,9 @@ class Snapshot:
 class TableMetadata:
     """What a metadata file says that matters here."""
 
-    snapshots: tuple[Snapshot, ...]
+    snapshots: tuple[IcebergSnapshot, ...]
     """Of the main branch, the newest first, as far as they have not expired."""
-    specs: Mapping[int, tuple[Field, ...]]
+    specs: Mapping[int, tuple[SpecField, ...]]
     appends_invalidate: bool
     """Whether Iceberg refuses a MERGE for rows that were appended to its partitions meanwhile."""
     location: str
@@ -104,7 +104,7 @@ class TableMetadata:
     listed: frozenset[int] = frozenset()
     """The snapshots of all branches."""
 
-    def since(self, known: Snapshot | None) -> tuple[list[Snapshot], bool]:
+    def since(self, known: IcebergSnapshot | None) -> tuple[list[IcebergSnapshot], bool]:
         """Return the snapshots after this one, the oldest first, and whether that is certainly all of them.
 
         | the newest snapshot | returned | all of them |
@@ -124,7 +124,7 @@ class TableMetadata:
         return newer[::-1], not is_cut and (known is None or known.id in self.listed)
 
     @property
-    def newest(self) -> Snapshot | None:
+    def newest(self) -> IcebergSnapshot | None:
         """The newest snapshot, or None."""
         return self.snapshots[0] if self.snapshots else None
 
@@ -194,7 +194,7 @@ def manifests_of(body: bytes, snapshot: int) -> list[Manifest]:
 
 
 def foreign_snapshot(
-    snapshot: Snapshot, manifests: Iterable[tuple[int, bytes]], metadata: TableMetadata
+    snapshot: IcebergSnapshot, manifests: Iterable[tuple[int, bytes]], metadata: TableMetadata
 ) -> ObservedCommit | None:
     """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file. `manifests` have their specs.
 
@@ -217,7 +217,7 @@ def foreign_snapshot(
     return observed_commit(str(snapshot.id), files) if files else None
 
 
-def _entries(body: bytes, spec: tuple[Field, ...] | None, snapshot: int) -> Iterator[tuple[Place, bool]]:
+def _entries(body: bytes, spec: tuple[SpecField, ...] | None, snapshot: int) -> Iterator[tuple[Place, bool]]:
     """Yield each file, and whether it refutes rewrites."""
     if spec is None:
         raise UnreadableCommit("a manifest has a partition spec that the table's metadata lacks")
@@ -238,7 +238,7 @@ def _entries(body: bytes, spec: tuple[Field, ...] | None, snapshot: int) -> Iter
         raise UnreadableCommit(f"an entry of a manifest can't be read: {error!r}") from error
 
 
-def _spelled(value: Any, field: Field) -> str:
+def _spelled(value: Any, field: SpecField) -> str:
     if value is None:
         return "null"
     if field.transform == "day":
@@ -266,7 +266,7 @@ def _text(value: Any, kind: str) -> str:
             return str(value)
 
 
-def _main_branch(fields: Mapping[str, Any]) -> Iterator[Snapshot]:
+def _main_branch(fields: Mapping[str, Any]) -> Iterator[IcebergSnapshot]:
     found = {each["snapshot-id"]: each for each in fields.get("snapshots") or ()}
     number = fields.get("current-snapshot-id")
     while number in found:
@@ -274,7 +274,7 @@ def _main_branch(fields: Mapping[str, Any]) -> Iterator[Snapshot]:
         summary = each.get("summary") or {}
         if "manifest-list" not in each:
             raise UnreadableCommit("a snapshot has no list of manifests, as in tables of before 2019")
-        yield Snapshot(
+        yield IcebergSnapshot(
             int(each["snapshot-id"]),
             str(summary.get("operation")),
             str(each["manifest-list"]),
@@ -289,11 +289,11 @@ def _specs(fields: Mapping[str, Any]) -> list[Any]:
     return fields.get("partition-specs") or [{"spec-id": 0, "fields": fields.get("partition-spec") or []}]
 
 
-def _fields(spec: Mapping[str, Any], types: Mapping[int, str]) -> Iterator[Field]:
+def _fields(spec: Mapping[str, Any], types: Mapping[int, str]) -> Iterator[SpecField]:
     for each in spec["fields"]:
         name, transform = str(each["name"]), str(each["transform"])
         keeps = transform.startswith(("identity", "truncate"))
-        yield Field(name, transform, types[each["source-id"]] if keeps else "")
+        yield SpecField(name, transform, types[each["source-id"]] if keeps else "")
 
 
 def _types(schema: Any) -> Iterator[tuple[int, str]]:

@@ -76,7 +76,7 @@ def find(writer: str, batch: int, snapshots: Iterable[SnapshotFacts]) -> Committ
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class PublishAttempt:
     """A writer was about to publish `batch`, when `after` was the newest snapshot."""
 
     batch: int
@@ -84,7 +84,7 @@ class Attempt:
 
 
 def resolve(
-    writer: str, batch: int, attempt: Attempt | None, snapshots: Iterable[SnapshotFacts]
+    writer: str, batch: int, attempt: PublishAttempt | None, snapshots: Iterable[SnapshotFacts]
 ) -> Committed | NotCommitted | Undecided:
     """Return whether an undecided batch is committed, from the writer's last attempt and the snapshots since."""
     if attempt is None or attempt.batch < batch:

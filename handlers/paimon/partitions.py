@@ -52,7 +52,7 @@ _LAST_YEAR_DAYS: Final = 2_932_897
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionColumn:
+class PaimonPartitionColumn:
     """A partition column, and its type without nullability: `DECIMAL(10, 2)`."""
 
     name: str
@@ -78,7 +78,7 @@ class PartitionColumn:
 class PartitionSpelling:
     """The partition columns of a table, and the options that decide how their values are spelled."""
 
-    columns: tuple[PartitionColumn, ...]
+    columns: tuple[PaimonPartitionColumn, ...]
     null: str = PAIMON_NULL
     legacy: bool = True
 
@@ -87,7 +87,7 @@ class PartitionSpelling:
         """`columns` are names and types, as the table's schema has them."""
         return cls(
             tuple(
-                PartitionColumn(name, kind.upper().removesuffix(" NOT NULL").strip())
+                PaimonPartitionColumn(name, kind.upper().removesuffix(" NOT NULL").strip())
                 for name, kind in columns
             ),
             options.get("partition.default-name", PAIMON_NULL),
@@ -134,7 +134,7 @@ class PartitionSpelling:
         except (struct.error, IndexError) as error:
             raise ValueError(f"a partition's row ends too early: {error}") from error
 
-    def _component(self, column: PartitionColumn, value: Any) -> str:
+    def _component(self, column: PaimonPartitionColumn, value: Any) -> str:
         if value is None:
             return self.null
         match column.base:
@@ -174,7 +174,7 @@ class PartitionSpelling:
         return f"{text}.{shown}" if shown else text
 
 
-def _value(row: bytes, number: int, count: int, column: PartitionColumn) -> Any:
+def _value(row: bytes, number: int, count: int, column: PaimonPartitionColumn) -> Any:
     bit = number + 8
     if row[bit // 8] & (1 << bit % 8):
         return None

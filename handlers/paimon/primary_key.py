@@ -93,74 +93,78 @@ class PrimaryKeyTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class UnsupportedTable:
     """Why a table can't be written, and what to do."""
 
     reason: str
     remedy: str
 
 
-_Rule: TypeAlias = tuple[Callable[[PrimaryKeyTable], object], Refusal]
+_Rule: TypeAlias = tuple[Callable[[PrimaryKeyTable], object], UnsupportedTable]
 
 _RULES: Final[tuple[_Rule, ...]] = (
     (
         lambda table: table.options.get("bucket") == "-2",
-        Refusal("the rows of a postpone-bucket table are invisible until a compaction", "use a fixed bucket"),
+        UnsupportedTable(
+            "the rows of a postpone-bucket table are invisible until a compaction", "use a fixed bucket"
+        ),
     ),
     (
         lambda table: not set(table.partition_keys) <= set(table.primary_key),
-        Refusal(
+        UnsupportedTable(
             "its primary key lacks partition columns, so a key may move between partitions, which needs a global index",
             "add the partition columns to the primary key",
         ),
     ),
     (
         lambda table: table.options.get("bucket-function.type", "default") != "default",
-        Refusal("pypaimon computes only the default bucket function", "use bucket-function.type=default"),
+        UnsupportedTable(
+            "pypaimon computes only the default bucket function", "use bucket-function.type=default"
+        ),
     ),
     (
         lambda table: table.engine not in ENGINES,
-        Refusal(
+        UnsupportedTable(
             "of its merge engine, pypaimon's rows are invisible until a compaction, or it is not known",
             f"use one of {', '.join(sorted(ENGINES))}",
         ),
     ),
     (
         lambda table: table.is_set("deletion-vectors.enabled"),
-        Refusal(
+        UnsupportedTable(
             "with deletion vectors, pypaimon's rows are invisible until a compaction",
             "use deletion-vectors.enabled=false",
         ),
     ),
     (
         lambda table: any(name.endswith(".sequence-group") for name in table.options),
-        Refusal(
+        UnsupportedTable(
             "pypaimon can't merge sequence groups", "use sequence.field for the whole row, or separate tables"
         ),
     ),
     (
         lambda table: any("remove-record-on-" in name and table.is_set(name) for name in table.options),
-        Refusal(
+        UnsupportedTable(
             "pypaimon can't merge deletes into this merge engine", "remove the remove-record-on-… option"
         ),
     ),
     (
         lambda table: table.deletes and table.engine != "deduplicate",
-        Refusal(
+        UnsupportedTable(
             "pypaimon can't merge deletes into this merge engine",
             "use merge-engine=deduplicate, or no rowkind.field",
         ),
     ),
     (
         lambda table: table.options.get("changelog-producer") == "input",
-        Refusal(
+        UnsupportedTable(
             "its changelog would have rows of batches in an order that was never checked",
             "use changelog-producer=none, lookup or full-compaction",
         ),
     ),
     (
         lambda table: table.is_set("data-file.thin-mode") or table.is_set("sequence.snapshot-ordering"),
-        Refusal(
+        UnsupportedTable(
             "pypaimon doesn't write this layout of files",
             "remove data-file.thin-mode and sequence.snapshot-ordering",
         ),
@@ -169,7 +173,7 @@ _RULES: Final[tuple[_Rule, ...]] = (
 """The first rule that applies is the answer."""
 
 
-def refusal(table: PrimaryKeyTable) -> Refusal | None:
+def refusal(table: PrimaryKeyTable) -> UnsupportedTable | None:
     """Return why upserts into this table are refused, or None."""
     return next((answer for applies, answer in _RULES if applies(table)), None)
 

@@ -3,20 +3,20 @@
 A state that isn't final names the next action; `step` takes its answer and returns the next state.
 
     state          action                                           answers
-    Put            check the grant, then put the snapshot if absent  Written, NotWritten, Refused
+    PutSnapshot    check the grant, then put the snapshot if absent  Written, NotWritten, PutRefused
     ReadBack       read the snapshot                                Own, Foreign, Missing, Unreadable
     LookAtBase     look whether snapshot N-1 exists                 Present, Missing, Unreadable
     Trace          list the snapshots, read the next one            Contains, Excludes, Undecided, Unreadable
     Withdraw       remove the snapshot                              Removed, Unreadable
     WriteHint      write LATEST if it is lower                      HintWritten
-    LookAgain      look at the snapshot's version                   Own, Foreign, Missing, Unreadable
+    Recheck        look at the snapshot's version                   Own, Foreign, Missing, Unreadable
 
     final state    meaning
     Published      the snapshot is in the table
     Taken          another snapshot has this id, and this one is not in the table
     Withdrawn      the id had expired before the put; the snapshot was removed
     Failed         the store refused the put, and no earlier put is open: nothing is or can come in the table
-    Unknown        the snapshot may be in the table, or may come there
+    Unresolved     the snapshot may be in the table, or may come there
 
 - A put without a success may still take effect (`in_doubt`). It is resolved only by the snapshot that is there afterwards.
 - A put is repeated only if the snapshot is absent: of several puts of one id, the store accepts one.
@@ -51,7 +51,7 @@ class NotWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PutRefused:
     """The store rejected this put before it acted."""
 
     why: str
@@ -116,7 +116,7 @@ class Unreadable:
 Answer: TypeAlias = (
     Written
     | NotWritten
-    | Refused
+    | PutRefused
     | Own
     | Foreign
     | Present
@@ -133,7 +133,7 @@ Answer: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PutSnapshot:
     """`in_doubt`: an earlier put of this snapshot may still take effect."""
 
     tries: int = 1
@@ -180,7 +180,7 @@ class WriteHint:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAgain:
+class Recheck:
     """The snapshot is published, unless it has been replaced."""
 
     version: str
@@ -215,15 +215,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class Unresolved:
     """The outcome must be looked up."""
 
     why: str
 
 
-Retriable: TypeAlias = ReadBack | LookAtBase | Trace | Withdraw | LookAgain
-Active: TypeAlias = Put | Retriable | WriteHint
-Final_: TypeAlias = Published | Taken | Withdrawn | Failed | Unknown
+Retriable: TypeAlias = ReadBack | LookAtBase | Trace | Withdraw | Recheck
+Active: TypeAlias = PutSnapshot | Retriable | WriteHint
+Final_: TypeAlias = Published | Taken | Withdrawn | Failed | Unresolved
 State: TypeAlias = Active | Final_
 
 
@@ -234,18 +234,18 @@ class IllegalAnswerError(Exception):
 def step(state: Active, answer: Answer) -> State:  # noqa: C901, PLR0912 - the table of the module
     """Return the state after `answer`."""
     match state, answer:
-        case Put(), Written(version):
+        case PutSnapshot(), Written(version):
             return LookAtBase(version)
-        case Put(tries), NotWritten(why):
+        case PutSnapshot(tries), NotWritten(why):
             return ReadBack(tries, why)
-        case Put(in_doubt=in_doubt), Refused(why):
-            return Unknown(why) if in_doubt else Failed(why)
+        case PutSnapshot(in_doubt=in_doubt), PutRefused(why):
+            return Unresolved(why) if in_doubt else Failed(why)
         case ReadBack(), Own(version):
             return LookAtBase(version)
         case ReadBack(), Foreign(user):
             return Taken(user)
         case ReadBack(puts, why), Missing():
-            return Put(puts + 1, in_doubt=True) if puts < MAX_TRIES else Unknown(why)
+            return PutSnapshot(puts + 1, in_doubt=True) if puts < MAX_TRIES else Unresolved(why)
         case LookAtBase(version), Present():
             return WriteHint(version)
         case LookAtBase(version), Missing():
@@ -255,21 +255,21 @@ def step(state: Active, answer: Answer) -> State:  # noqa: C901, PLR0912 - the t
         case Trace(), Excludes():
             return Withdraw()
         case Trace(), Undecided():
-            return Unknown("the base snapshot expired during the publish, and this one too")
+            return Unresolved("the base snapshot expired during the publish, and this one too")
         case Withdraw(), Removed():
             return Withdrawn()
         case WriteHint(version), HintWritten():
-            return LookAgain(version)
-        case LookAgain(
+            return Recheck(version)
+        case Recheck(
             version
         ), Own() | Missing():  # a missing one has expired: many newer ones are built on it
             return Published(version)
-        case LookAgain(), Foreign(user):
+        case Recheck(), Foreign(user):
             return Taken(user, replaced=True)
-        case LookAgain(version, tries), Unreadable() if tries >= MAX_TRIES:
+        case Recheck(version, tries), Unreadable() if tries >= MAX_TRIES:
             return Published(version)
-        case ((ReadBack() | LookAtBase() | Trace() | Withdraw() | LookAgain()), Unreadable(why)):
-            return replace(state, tries=state.tries + 1) if state.tries < MAX_TRIES else Unknown(why)
+        case ((ReadBack() | LookAtBase() | Trace() | Withdraw() | Recheck()), Unreadable(why)):
+            return replace(state, tries=state.tries + 1) if state.tries < MAX_TRIES else Unresolved(why)
         case _:
             raise IllegalAnswerError(f"{answer} doesn't answer {state}")
 

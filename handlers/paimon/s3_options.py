@@ -16,7 +16,7 @@ _PREFIXES: Final = ("s3.", "s3a.", "fs.s3.", "fs.s3a.")
 
 
 @dataclass(frozen=True, slots=True)
-class S3Options:
+class PaimonS3Options:
     """None: not given. The endpoint is a URL."""
 
     endpoint: str | None
@@ -27,7 +27,7 @@ class S3Options:
     path_style: bool
 
 
-def s3_options(options: Mapping[str, str], environment: Mapping[str, str]) -> S3Options:
+def s3_options(options: Mapping[str, str], environment: Mapping[str, str]) -> PaimonS3Options:
     """Return what the options say, or else the environment."""
     endpoint = _option(options, "endpoint", "fs.s3.endpoint") or _first(
         environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
@@ -53,7 +53,7 @@ def s3_options(options: Mapping[str, str], environment: Mapping[str, str]) -> S3
     region = _option(options, "region", "fs.s3.region") or _first(
         environment, "AWS_REGION", "AWS_DEFAULT_REGION"
     )
-    return S3Options(endpoint, region, *keys, path_style=path_style.lower() == "true")
+    return PaimonS3Options(endpoint, region, *keys, path_style=path_style.lower() == "true")
 
 
 def java_options(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

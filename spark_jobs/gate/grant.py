@@ -18,7 +18,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 
-class Outcome(Enum):
+class PublishOutcome(Enum):
     """What is known about a publish. An unknown outcome is never reported as one of the others."""
 
     UNKNOWN = auto()
@@ -48,7 +48,7 @@ class Grant:
         self.grant = grant
         self.token = token
         self.version: str | None = None
-        self.outcome = Outcome.UNKNOWN
+        self.outcome = PublishOutcome.UNKNOWN
         self._check = check
         self._completed = completed
         self._failed = failed
@@ -65,20 +65,20 @@ class Grant:
     def published(self, version: str | None) -> None:
         """Report that the commit is in the table, in `version`. A second report changes nothing."""
         with self._lock:
-            if self.outcome is Outcome.PUBLISHED:
+            if self.outcome is PublishOutcome.PUBLISHED:
                 return
-            self.outcome, self.version = Outcome.PUBLISHED, version
+            self.outcome, self.version = PublishOutcome.PUBLISHED, version
         self._completed(self)
 
     def not_published(self) -> None:
         """Declare that nothing reached the table and nothing still can. The transaction ends as abandoned."""
         with self._lock:
-            if self.outcome is Outcome.PUBLISHED:
+            if self.outcome is PublishOutcome.PUBLISHED:
                 raise RuntimeError(
                     f"the commit is reported as published in version {self.version}, and that can't be withdrawn; "
                     f"call not_published() only if nothing can be in the table; grant={self.grant}"
                 )
-            self.outcome = Outcome.NOT_PUBLISHED
+            self.outcome = PublishOutcome.NOT_PUBLISHED
 
     def unknown(self, error: Exception) -> None:
         """Report that the publish raised `error`. Return if the batch is in the table; it is then reported as published.

@@ -39,7 +39,7 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.gate.grant_deadline import SendTimes
 
 
-class Phase(Enum):
+class GatePhase(Enum):
     """How far the transaction is."""
 
     OPENING = auto()
@@ -81,7 +81,7 @@ class ExpiredLease:
     """Since its deadline. None if it has no deadline."""
 
 
-class Progress:
+class GateProgress:
     """The state of one transaction; the module has the rules."""
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Progress:
 
     def __init__(self, table: str, writer: str, margin_seconds: float) -> None:
         self._names = (table, writer)
-        self.phase = Phase.OPENING
+        self.phase = GatePhase.OPENING
         self.send_times = SendTimes(margin_seconds)
         self.abort: Abort | None = None
         self.admitted_by: int | None = None
@@ -114,26 +114,26 @@ class Progress:
 
     def apply(self, decision: DecisionEventUnion, offset: int) -> Change:
         """Apply a decision on this transaction's id, which was read at `offset` of `decisions`."""
-        if self.phase is Phase.ENDED or not self._concerns(decision):
+        if self.phase is GatePhase.ENDED or not self._concerns(decision):
             return Change.NONE
         match decision:
             case Admitted():
-                if self.phase is not Phase.OPENING:
+                if self.phase is not GatePhase.OPENING:
                     return Change.NONE
-                self.phase = Phase.COMPUTING
+                self.phase = GatePhase.COMPUTING
                 self.admitted_by, self.turn = decision.cause_offset, decision.turn
                 self.edition = decision.edition
                 return Change.ANSWER
             case AlreadyCommitted():
-                if self.phase is not Phase.OPENING:
+                if self.phase is not GatePhase.OPENING:
                     return Change.NONE
                 self.committed = decision
-                self.phase = Phase.ENDED
+                self.phase = GatePhase.ENDED
                 return Change.ANSWER
             case Abort():
                 return self._apply_abort(decision)
             case CommitGranted():
-                if self.phase is not Phase.REQUESTED or self.lease is not None or self.abort is not None:
+                if self.phase is not GatePhase.REQUESTED or self.lease is not None or self.abort is not None:
                     return Change.NONE
                 deadline = self.send_times.deadline(decision.seq, decision.lease_seconds)
                 self.lease = GrantLease(
@@ -153,7 +153,7 @@ class Progress:
         return decision.table == table and (unread or decision.writer == writer)
 
     def _apply_abort(self, abort: Abort) -> Change:
-        if self.phase is Phase.PUBLISHING:
+        if self.phase is GatePhase.PUBLISHING:
             if self.late_abort is not None:
                 return Change.NONE
             self.late_abort = abort
@@ -174,22 +174,22 @@ class Progress:
 
     def request(self) -> None:
         """Record that the writer requests its grant: once, from the body."""
-        if self.phase is not Phase.COMPUTING:
+        if self.phase is not GatePhase.COMPUTING:
             raise RuntimeError(
                 f"call commit() once, inside the transaction; its phase is {self.phase.name.lower()}"
             )
-        self.phase = Phase.REQUESTED
+        self.phase = GatePhase.REQUESTED
 
     def begin_publish(self, now: float) -> GrantLease | ExpiredLease | Abort:
         """Begin the publish, if nothing forbids it. It has begun only if the result is a `GrantLease`."""
         if self.abort is not None:
             return self.abort
-        assert self.phase is Phase.REQUESTED, self.phase
+        assert self.phase is GatePhase.REQUESTED, self.phase
         assert self.lease is not None
         expired = self._expired(self.lease, now)
         if expired is not None:
             return expired
-        self.phase = Phase.PUBLISHING
+        self.phase = GatePhase.PUBLISHING
         return self.lease
 
     def check_lease(self, now: float) -> GrantLease | ExpiredLease | Abort:
@@ -207,4 +207,4 @@ class Progress:
 
     def end(self) -> None:
         """End the transaction. Decisions that arrive later change nothing."""
-        self.phase = Phase.ENDED
+        self.phase = GatePhase.ENDED

@@ -52,7 +52,7 @@ def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: 
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class OverdueWait:
     """A wait that took too long: whose, for which writers, and what its driver has open meanwhile (`facts` of each).
 
     `ahead` is empty if the driver has nothing else open, or if those writers have just ended, perhaps by their own timeout.
@@ -78,14 +78,14 @@ class Wait:
         )
 
 
-def not_admitted(timeout: float, wait: Wait, errors: ConnectionErrors, facts: str) -> GrantTimeout:
+def not_admitted(timeout: float, wait: OverdueWait, errors: ConnectionErrors, facts: str) -> GrantTimeout:
     """The transaction is queued, and its turn didn't come."""
     unknown = "" if wait.ahead else ": the transactions ahead have not ended, or no agent runs"
     what = f"not admitted within {timeout:g} s{errors.hint}{unknown}"
     return wait.timeout(what, "see `lakewarden status`, then restart the query", facts)
 
 
-def not_granted(timeout: float, wait: Wait, errors: ConnectionErrors, facts: str) -> GrantTimeout:
+def not_granted(timeout: float, wait: OverdueWait, errors: ConnectionErrors, facts: str) -> GrantTimeout:
     """Everything is staged, and the grant didn't come."""
     advice = "`lakewarden status` shows the transactions ahead; then restart the query"
     return wait.timeout(f"no grant within {timeout:g} s{errors.hint}; nothing was committed", advice, facts)

@@ -3,7 +3,7 @@
 Other modules have the rules of the states (`progress.py`), of the grant lease (`grant_deadline.py`) and of what is published
 (`event_publisher.py`). This module adds threads and waiting:
 
-- *One condition guards `Progress`.* Decisions arrive in the channel's thread, and the body runs in the caller's. Applying a
+- *One condition guards `GateProgress`.* Decisions arrive in the channel's thread, and the body runs in the caller's. Applying a
   decision notifies the condition. Every wait has a timeout.
 - *An abort runs its callbacks in a thread of its own, at once.* The body may be waiting for a Spark job, and the channel's
   thread serves other transactions.
@@ -48,7 +48,7 @@ from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, BaseChanged, Com
 from lakewarden.spark_jobs.gate.event_publisher import EventPublisher, Intent, Timing
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from lakewarden.spark_jobs.gate.footprint import as_marker, published_markers
-from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.markers import whole_partitions
 from lakewarden.spark_jobs.gate.observer import (
@@ -61,7 +61,7 @@ from lakewarden.spark_jobs.gate.observer import (
     notify,
     reason_of,
 )
-from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GrantLease, Phase, Progress
+from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GatePhase, GateProgress, GrantLease
 
 MAX_TOUCHED = 50_000
 """Markers kept one by one for a retry's scope. If there are more, only their partitions are kept."""
@@ -109,7 +109,7 @@ class Transaction:
         self._clock = clock
         self._observer = observer
         self._changed = threading.Condition()
-        self._progress = Progress(intent.table, intent.writer, timing.margin_seconds)
+        self._progress = GateProgress(intent.table, intent.writer, timing.margin_seconds)
         self._publisher = EventPublisher(channel, intent, self.id, timing, self._next_seq)
         self._callbacks = AbortCallbacks(self.id)
         self._discards: list[Callable[[], object]] = []
@@ -159,7 +159,7 @@ class Transaction:
     @property
     def discardable(self) -> bool:
         """Whether nothing that this transaction staged is, or can still come, in the table: it may be removed."""
-        return self._found or self._grant is None or self._grant.outcome is Outcome.NOT_PUBLISHED
+        return self._found or self._grant is None or self._grant.outcome is PublishOutcome.NOT_PUBLISHED
 
     def recognise(self, committed: CommitLookup) -> None:
         """Look up whether the table has this batch: now, under the grant, and after a publish that failed.
@@ -264,7 +264,7 @@ class Transaction:
         self.notify("granted", token=lease.token, lease_seconds=lease.lease_seconds)
         self._require_new(grant)
         with self._changed:
-            if self._progress.phase is Phase.ENDED:
+            if self._progress.phase is GatePhase.ENDED:
                 raise refusals.ended(self.facts)
             self._grant = grant
         return grant
@@ -272,8 +272,8 @@ class Transaction:
     def _require_uncommitted(self) -> None:
         """Raise `GateError` if the body has committed, or the transaction has ended; `CommitAborted` if it was aborted."""
         self.check()
-        if self._progress.phase is not Phase.COMPUTING:
-            published = self._grant is not None and self._grant.outcome is Outcome.PUBLISHED
+        if self._progress.phase is not GatePhase.COMPUTING:
+            published = self._grant is not None and self._grant.outcome is PublishOutcome.PUBLISHED
             raise refusals.committed_twice(self.facts, published=published)
 
     @contextmanager
@@ -290,7 +290,7 @@ class Transaction:
             if self._found_in_table(grant, error):
                 return
             raise
-        if grant.outcome is Outcome.UNKNOWN:
+        if grant.outcome is PublishOutcome.UNKNOWN:
             grant.published(grant.version)
 
     def footprint(self, timeout: float) -> tuple[Marker, ...]:
@@ -361,18 +361,18 @@ class Transaction:
     @property
     def ended(self) -> bool:
         """Whether decisions change nothing any more."""
-        return self._progress.phase is Phase.ENDED
+        return self._progress.phase is GatePhase.ENDED
 
     @property
     def admitted(self) -> bool:
         """Whether it is open, and waits for its admission no more."""
-        return self._progress.phase not in (Phase.OPENING, Phase.ENDED)
+        return self._progress.phase not in (GatePhase.OPENING, GatePhase.ENDED)
 
     @property
     def has_grant(self) -> bool:
         """Whether it has requested its grant, and not reported the outcome."""
-        requested = self._progress.phase in (Phase.REQUESTED, Phase.PUBLISHING)
-        return requested and (self._grant is None or self._grant.outcome is Outcome.UNKNOWN)
+        requested = self._progress.phase in (GatePhase.REQUESTED, GatePhase.PUBLISHING)
+        return requested and (self._grant is None or self._grant.outcome is PublishOutcome.UNKNOWN)
 
     def nest_in(self, outer: Sequence[Transaction]) -> None:
         """Enter that this transaction is opened in the bodies of these. Raise `GateError` if one could wait for the other.
@@ -400,7 +400,7 @@ class Transaction:
             sequence=self._intent_offset,
             reason=intent.reason,
         )
-        self._publisher.start_heartbeats(until=lambda: self._progress.phase is Phase.ENDED)
+        self._publisher.start_heartbeats(until=lambda: self._progress.phase is GatePhase.ENDED)
         self._await_admission()
 
     def interrupt(self) -> None:
@@ -424,10 +424,10 @@ class Transaction:
             self._progress.end()
         # A callback may have received its grant meanwhile. From here on none does.
         error = self._settled(error)
-        outcome = self._grant.outcome if self._grant is not None else Outcome.NOT_PUBLISHED
-        if outcome is Outcome.UNKNOWN:
+        outcome = self._grant.outcome if self._grant is not None else PublishOutcome.NOT_PUBLISHED
+        if outcome is PublishOutcome.UNKNOWN:
             self.notify("failed", outcome="unknown", error=reason_of(error))
-        elif outcome is Outcome.NOT_PUBLISHED and not agent_knows and self._intent_offset is not None:
+        elif outcome is PublishOutcome.NOT_PUBLISHED and not agent_knows and self._intent_offset is not None:
             self._publisher.publish_abandoned(reason_of(error))
             self.notify("abandoned", reason=reason_of(error))
         self._channel.unsubscribe(self.id)
@@ -438,7 +438,7 @@ class Transaction:
     def _settled(self, error: BaseException | None) -> BaseException | None:
         """Return the body's error, after the outcome of a publish that it didn't report was looked up."""
         grant = self._grant
-        if grant is None or grant.outcome is not Outcome.UNKNOWN:
+        if grant is None or grant.outcome is not PublishOutcome.UNKNOWN:
             return error
         if error is not None and (self._looked_up or not isinstance(error, Exception)):
             return error
@@ -490,7 +490,7 @@ class Transaction:
                 transaction=committed.committed_transaction,
                 version=committed.version,
             )
-        if phase is not Phase.OPENING:
+        if phase is not GatePhase.OPENING:
             self.notify("admitted", **({} if self.turn is None else {"turn": self.turn}))
             return
         if interrupted:
@@ -554,11 +554,13 @@ class Transaction:
             return ()
         return rule(events, self.id)
 
-    def _wait_for(self, rule: Callable[[Sequence[WriterEventUnion], str], tuple[str, ...]]) -> refusals.Wait:
+    def _wait_for(
+        self, rule: Callable[[Sequence[WriterEventUnion], str], tuple[str, ...]]
+    ) -> refusals.OverdueWait:
         """For which writers this one waits, if any of this driver's other transactions may keep them waiting."""
         others = [each for each in self._beside.values() if each is not self]
         holding = tuple(each.facts for each in others if each.admitted)
-        return refusals.Wait(
+        return refusals.OverdueWait(
             self.table, self.intent.writer, self._writers_of(rule) if holding else (), holding
         )
 
@@ -568,7 +570,9 @@ class Transaction:
     def _is_answered(self) -> bool:
         """Whether the wait for the admission is over."""
         return (
-            self._progress.phase is not Phase.OPENING or self._progress.abort is not None or self._interrupted
+            self._progress.phase is not GatePhase.OPENING
+            or self._progress.abort is not None
+            or self._interrupted
         )
 
     def _next_seq(self) -> int:
@@ -600,7 +604,7 @@ class Transaction:
     def _is_decided(self) -> bool:
         """Whether the wait for the grant is over."""
         progress = self._progress
-        ended = progress.phase is Phase.ENDED or self._interrupted
+        ended = progress.phase is GatePhase.ENDED or self._interrupted
         return ended or progress.lease is not None or progress.abort is not None
 
     def _report_turn(self, seconds: float, timeout: float) -> None:
@@ -660,9 +664,9 @@ class Transaction:
 
         If that stays unknown, raise `OutcomeUnknown`, unless `error` is one of the gate's own.
         """
-        if isinstance(error, BaseChanged) and grant.outcome is Outcome.UNKNOWN:
+        if isinstance(error, BaseChanged) and grant.outcome is PublishOutcome.UNKNOWN:
             grant.not_published()
-        if grant.outcome is not Outcome.UNKNOWN:
+        if grant.outcome is not PublishOutcome.UNKNOWN:
             return False
         self._looked_up = True
         version = self._version_if_readable()

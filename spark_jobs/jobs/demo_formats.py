@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class NewTable:
     """What a new table has."""
 
     columns: str
@@ -79,7 +79,7 @@ class DemoFormat(ABC):
         """The settings of the session."""
 
     @abstractmethod
-    def create(self, spark: SparkSession, table: str, layout: Layout) -> None:
+    def create(self, spark: SparkSession, table: str, layout: NewTable) -> None:
         """Create the table in its first state."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Delta(DemoFormat):
         # Of the jobs that compute a table's state: 50 tasks by default.
         return session_settings("delta") | {"spark.databricks.delta.snapshotPartitions": "2"}
 
-    def create(self, spark: SparkSession, table: str, layout: Layout) -> None:
+    def create(self, spark: SparkSession, table: str, layout: NewTable) -> None:
         _create(spark, f"delta.`{table}`", "delta", layout)
 
     def read(self, spark: SparkSession, table: str) -> DataFrame:
@@ -126,7 +126,7 @@ class Iceberg(DemoFormat):
             f"spark.sql.catalog.{ICEBERG_CATALOG}.warehouse": table.rsplit("/", 2)[0],
         }
 
-    def create(self, spark: SparkSession, table: str, layout: Layout) -> None:
+    def create(self, spark: SparkSession, table: str, layout: NewTable) -> None:
         _create(spark, iceberg_name(table), "iceberg", layout)
 
     def read(self, spark: SparkSession, table: str) -> DataFrame:
@@ -145,7 +145,7 @@ class Hudi(DemoFormat):
     def settings(self, _table: str, /) -> dict[str, str]:
         return {"spark.serializer": "org.apache.spark.serializer.KryoSerializer"}
 
-    def create(self, spark: SparkSession, table: str, layout: Layout) -> None:
+    def create(self, spark: SparkSession, table: str, layout: NewTable) -> None:
         keys = spark.read.parquet(layout.rows).select(*layout.keys)
         fields = spark.createDataFrame([], layout.columns).schema
         rows = _with_all_columns(keys, fields)
@@ -242,6 +242,6 @@ def _with_all_columns(rows: DataFrame, fields: Iterable[StructField]) -> DataFra
     )
 
 
-def _create(spark: SparkSession, name: str, form: str, layout: Layout) -> None:
+def _create(spark: SparkSession, name: str, form: str, layout: NewTable) -> None:
     partitions = ", ".join(layout.partition_by)
     spark.sql(f"CREATE TABLE {name} ({layout.columns}) USING {form} PARTITIONED BY ({partitions})")

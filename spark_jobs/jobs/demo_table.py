@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
-from lakewarden.spark_jobs.jobs.demo_formats import ON_SPARK, Layout
+from lakewarden.spark_jobs.jobs.demo_formats import ON_SPARK, NewTable
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number, table in enumerate(options.table):
         if options.action == "create":
             names = options.partition_by.split(","), options.keys.split(",")
-            form.create(spark, table, Layout(options.columns, *names, options.rows))
+            form.create(spark, table, NewTable(options.columns, *names, options.rows))
         else:
             form.read(spark, table).write.parquet(f"{options.output}/{number}")
     spark.stop()

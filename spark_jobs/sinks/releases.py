@@ -161,7 +161,7 @@ FORMATS: Final = {"delta": DELTA, "iceberg": ICEBERG, "hudi": HUDI}
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class FormatVersion:
     """A release of a table format in a Spark session."""
 
     version: str

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakewarden.agent.attempts.trace import Step
+from lakewarden.agent.attempts.trace import AttemptStep
 
 TABLE = "file:///lake/demo.db/flights"
 BEGAN = 1_700_000_000.0
 
 
-def step(at: float, what: str, transaction: str, writer: str, batch: int = 0, **detail: Any) -> Step:
+def step(at: float, what: str, transaction: str, writer: str, batch: int = 0, **detail: Any) -> AttemptStep:
     """A writer's step, `at` seconds after the start of the run."""
-    return Step(BEGAN + at, what, TABLE, writer, transaction, batch, 0, detail)
+    return AttemptStep(BEGAN + at, what, TABLE, writer, transaction, batch, 0, detail)
 
 
-def committed(transaction: str, writer: str, began: float, computed: float, batch: int = 0) -> list[Step]:
+def committed(
+    transaction: str, writer: str, began: float, computed: float, batch: int = 0
+) -> list[AttemptStep]:
     """An attempt that is admitted immediately, computes, waits half a second for its grant, and commits."""
     requested = began + computed
     return [
@@ -27,7 +29,7 @@ def committed(transaction: str, writer: str, began: float, computed: float, batc
     ]
 
 
-def lost(transaction: str, began: float, aborted: float, stopped: float) -> list[Step]:
+def lost(transaction: str, began: float, aborted: float, stopped: float) -> list[AttemptStep]:
     """An attempt of `arrivals` that receives an abort and stops a little later."""
     detail: dict[str, Any] = {
         "reason": "conflict",

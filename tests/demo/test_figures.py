@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lakewarden.agent.attempts.trace import Trace
+from lakewarden.agent.attempts.trace import AttemptTrace
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.report import Report
 from lakewarden.agent.demo.verification import TableCheck
@@ -17,8 +17,8 @@ CLEAN = TableCheck(10, 10, 0, 0, 0)
 
 
 @pytest.fixture
-def trace() -> Trace:
-    return Trace(
+def trace() -> AttemptTrace:
+    return AttemptTrace(
         [
             *committed("d0", "departures", 0, 10),
             *committed("d1", "departures", 19, 10),
@@ -31,14 +31,14 @@ def trace() -> Trace:
     )
 
 
-def test_computed_in_vain_is_the_time_until_the_jobs_of_the_losers_stopped(trace: Trace) -> None:
+def test_computed_in_vain_is_the_time_until_the_jobs_of_the_losers_stopped(trace: AttemptTrace) -> None:
     assert Contest("auto", trace, CLEAN).wasted_seconds == pytest.approx(8.5)
 
 
 def test_time_in_the_queue_or_while_it_waited_for_its_grant_is_not_computed_in_vain() -> None:
     queued = [step(0, "intent", "a", "arrivals"), *lost("a", 5, 12, 12.5)[1:]]
 
-    contest = Contest("auto", Trace([*queued, step(11, "requested", "a", "arrivals")]), CLEAN)
+    contest = Contest("auto", AttemptTrace([*queued, step(11, "requested", "a", "arrivals")]), CLEAN)
 
     assert contest.wasted_seconds == pytest.approx(6.0)
 
@@ -53,13 +53,13 @@ def report(contest: Contest, *more: Contest) -> Report:
 
 
 @pytest.fixture
-def optimistic(trace: Trace) -> Contest:
+def optimistic(trace: AttemptTrace) -> Contest:
     return Contest("optimistic", trace, CLEAN, {"departures": 0, "arrivals": 1})
 
 
 @pytest.fixture
 def auto() -> Contest:
-    return Contest("auto", Trace(committed("d0", "departures", 0, 10)), CLEAN)
+    return Contest("auto", AttemptTrace(committed("d0", "departures", 0, 10)), CLEAN)
 
 
 def printed(report: Report) -> str:
@@ -135,7 +135,7 @@ def test_rows_lost_in_one_of_the_contests_are_not_hidden_by_the_other(
 def test_the_text_report_without_an_agent_states_how_many_rows_of_which_feed_were_lost() -> None:
     check = TableCheck(10, 9, 1, 0, 3, {"departures": 0, "arrivals": 3})
 
-    text = printed(report(Contest(None, Trace(), check)))
+    text = printed(report(Contest(None, AttemptTrace(), check)))
 
     assert "3 with wrong values from arrivals" in text
     assert "4 of 10 rows are lost or damaged." in text

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from xml.etree import ElementTree as ET
 
 from lakewarden.agent.attempts.segments import COMMITTING, COMPUTING, WAITING, segments
-from lakewarden.agent.attempts.trace import Outcome, Step, Trace
+from lakewarden.agent.attempts.trace import AttemptOutcome, AttemptStep, AttemptTrace
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.picture import caption, draw, title
 from lakewarden.agent.demo.verification import TableCheck
@@ -13,33 +13,37 @@ from tests.demo.scripted import BEGAN, committed, lost, step
 
 
 def test_an_attempt_is_drawn_in_its_phases() -> None:
-    attempt = Trace(committed("d0", "departures", 0, 10)).attempts[0]
+    attempt = AttemptTrace(committed("d0", "departures", 0, 10)).attempts[0]
 
     drawn = [(part.begin - BEGAN, part.end - BEGAN, part.colour) for part in segments(attempt, BEGAN + 20)]
 
-    assert drawn == [(0, 10, COMPUTING[Outcome.COMMITTED]), (10, 10.5, WAITING), (10.5, 11, COMMITTING)]
+    assert drawn == [
+        (0, 10, COMPUTING[AttemptOutcome.COMMITTED]),
+        (10, 10.5, WAITING),
+        (10.5, 11, COMMITTING),
+    ]
 
 
 def test_a_losing_attempt_is_drawn_until_its_jobs_have_stopped() -> None:
-    attempt = Trace(lost("a0", 1, 3, 4)).attempts[0]
+    attempt = AttemptTrace(lost("a0", 1, 3, 4)).attempts[0]
 
     assert [(part.end - BEGAN, part.colour) for part in segments(attempt, BEGAN + 20)] == [
-        (4, COMPUTING[Outcome.CONFLICT])
+        (4, COMPUTING[AttemptOutcome.CONFLICT])
     ]
 
 
 def test_a_commit_without_an_agent_is_drawn_as_a_commit() -> None:
     steps = [step(0, "intent", "d", "departures"), step(4, "requested", "d", "departures")]
-    attempt = Trace([*steps, step(5, "completed", "d", "departures")]).attempts[0]
+    attempt = AttemptTrace([*steps, step(5, "completed", "d", "departures")]).attempts[0]
 
     assert [part.colour for part in segments(attempt, BEGAN + 5)] == [
-        COMPUTING[Outcome.COMMITTED],
+        COMPUTING[AttemptOutcome.COMMITTED],
         COMMITTING,
     ]
 
 
 def test_a_running_attempt_is_drawn_to_the_end_of_the_picture() -> None:
-    attempt = Trace([step(0, "intent", "d", "departures")]).attempts[0]
+    attempt = AttemptTrace([step(0, "intent", "d", "departures")]).attempts[0]
 
     assert [part.end - BEGAN for part in segments(attempt, BEGAN + 9)] == [9]
 
@@ -54,14 +58,14 @@ def test_each_time_line_shows_its_own_contest() -> None:
     for each in drawn.iter("{http://www.w3.org/2000/svg}rect"):
         if each.get("height") == "50.0":
             found[float(each.get("x", 0)) > 780].add(each.get("fill"))
-    green, red = COMPUTING[Outcome.COMMITTED], COMPUTING[Outcome.CONFLICT]
+    green, red = COMPUTING[AttemptOutcome.COMMITTED], COMPUTING[AttemptOutcome.CONFLICT]
     assert found == {False: {green, WAITING, COMMITTING, red}, True: {green, WAITING, COMMITTING}}
     texts = {each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {title([optimistic, auto]), caption(optimistic), caption(auto), "departures", "10 s", "0"} <= texts
 
 
-def contest(admission: str | None, steps: Iterable[Step] = (), *, missing: int = 0) -> Contest:
-    return Contest(admission, Trace(steps), TableCheck(10, 10 - missing, missing, 0, 0))
+def contest(admission: str | None, steps: Iterable[AttemptStep] = (), *, missing: int = 0) -> Contest:
+    return Contest(admission, AttemptTrace(steps), TableCheck(10, 10 - missing, missing, 0, 0))
 
 
 def test_the_captions_name_the_figures_of_each_contest() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lakewarden.agent.demo.choices import DemoError, TableFormat
+from lakewarden.agent.demo.choices import DemoError, FormatChoice
 from lakewarden.agent.demo.programs import Arena, Commands, Programs, environment
 from lakewarden.agent.demo.run import DemoSettings, run_demo
 from lakewarden.agent.demo.table import TablePlace
@@ -69,8 +69,8 @@ def test_the_command_lines_of_a_run(tmp_path: Path) -> None:
 
 def test_the_command_lines_of_a_run_on_tables_that_spark_creates(tmp_path: Path) -> None:
     programs = Programs(writer=("writer",), table=("table",))
-    commands = Commands(programs, tmp_path, "file:///w", None, 3, TableFormat.DELTA)
-    places = [TablePlace("file:///w", name=name, form=TableFormat.DELTA) for name in ("one", "two")]
+    commands = Commands(programs, tmp_path, "file:///w", None, 3, FormatChoice.DELTA)
+    places = [TablePlace("file:///w", name=name, form=FormatChoice.DELTA) for name in ("one", "two")]
     arena = Arena("auto", places[1], tmp_path / "auto")
 
     tables = "table --format delta --table file:///w/demo/one --table file:///w/demo/two"
@@ -103,7 +103,7 @@ def test_a_table_that_spark_cant_create_ends_the_demo_with_its_programs_last_lin
         "-c",
         "import sys; sys.exit('the demo of Hudi needs PySpark 3.5, and this environment has 4.0.1')",
     )
-    chosen = replace(settings(tmp_path), form=TableFormat.HUDI, programs=Programs(table=failing))
+    chosen = replace(settings(tmp_path), form=FormatChoice.HUDI, programs=Programs(table=failing))
 
     with pytest.raises(
         DemoError, match=r"create-tables failed: the demo of Hudi needs PySpark 3\.5, .*; logs: "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.agent.attempts.trace import Outcome, Step, StepsFile, Trace
+from lakewarden.agent.attempts.trace import AttemptOutcome, AttemptStep, AttemptTrace, StepsFile
 from lakewarden.agent.demo.contest import line_of, overlaps
 from tests.demo.scripted import BEGAN, committed, lost, step
 
@@ -13,31 +13,31 @@ from tests.demo.scripted import BEGAN, committed, lost, step
 @pytest.mark.parametrize(
     "steps, outcome",
     [
-        (["intent", "admitted", "requested", "granted", "completed"], Outcome.COMMITTED),
-        (["intent", "admitted", "requested", "granted", "abort", "completed"], Outcome.COMMITTED),
-        (["intent", "already-committed"], Outcome.SKIPPED),
-        (["intent", "admitted", "abort", "jobs-stopped"], Outcome.CONFLICT),
-        (["intent", "admitted", "failed"], Outcome.FAILED),
-        (["intent", "admitted", "abandoned"], Outcome.ABORTED),
-        (["intent", "admitted", "markers"], Outcome.RUNNING),
+        (["intent", "admitted", "requested", "granted", "completed"], AttemptOutcome.COMMITTED),
+        (["intent", "admitted", "requested", "granted", "abort", "completed"], AttemptOutcome.COMMITTED),
+        (["intent", "already-committed"], AttemptOutcome.SKIPPED),
+        (["intent", "admitted", "abort", "jobs-stopped"], AttemptOutcome.CONFLICT),
+        (["intent", "admitted", "failed"], AttemptOutcome.FAILED),
+        (["intent", "admitted", "abandoned"], AttemptOutcome.ABORTED),
+        (["intent", "admitted", "markers"], AttemptOutcome.RUNNING),
     ],
 )
-def test_the_outcome_of_an_attempt_follows_from_its_steps(steps: list[str], outcome: Outcome) -> None:
-    trace = Trace(step(at, what, "t", "arrivals") for at, what in enumerate(steps))
+def test_the_outcome_of_an_attempt_follows_from_its_steps(steps: list[str], outcome: AttemptOutcome) -> None:
+    trace = AttemptTrace(step(at, what, "t", "arrivals") for at, what in enumerate(steps))
 
     assert [attempt.outcome for attempt in trace.attempts] == [outcome]
 
 
 def test_an_abort_for_another_reason_is_not_a_conflict() -> None:
-    trace = Trace(
+    trace = AttemptTrace(
         [step(0, "intent", "t", "arrivals"), step(1, "abort", "t", "arrivals", reason="lease-lost")]
     )
 
-    assert trace.attempts[0].outcome is Outcome.ABORTED
+    assert trace.attempts[0].outcome is AttemptOutcome.ABORTED
 
 
 def test_steps_of_two_writers_are_ordered_by_time() -> None:
-    trace = Trace([*lost("a0", 1, 3, 4), *committed("d0", "departures", 0, 5)])
+    trace = AttemptTrace([*lost("a0", 1, 3, 4), *committed("d0", "departures", 0, 5)])
 
     assert [attempt.writer for attempt in trace.attempts] == ["departures", "arrivals"]
     assert trace.attempts[1].winner == "departures"
@@ -53,12 +53,12 @@ def test_a_line_is_read_when_its_newline_is_written(tmp_path: Path) -> None:
     path.write_text(line[:10])
     assert list(steps.read_new()) == []
     path.write_text(line + "\n")
-    assert list(steps.read_new()) == [Step(1.5, "intent", "", "w", "t", None, 0)]
+    assert list(steps.read_new()) == [AttemptStep(1.5, "intent", "", "w", "t", None, 0)]
     assert list(steps.read_new()) == []
 
 
 def test_the_line_of_a_conflict_names_the_other_writer_and_the_partition() -> None:
-    trace = Trace()
+    trace = AttemptTrace()
     lines = [line_of(each, trace.add(each)) for each in lost("a0", 1, 3, 3.25)]
 
     assert [line[0] for line in lines if line] == [
@@ -73,7 +73,7 @@ def test_the_lines_of_a_queued_attempt_say_how_long_it_was_queued() -> None:
         step(0, "intent", "t", "arrivals", admission="queued"),
         step(4.4, "admitted", "t", "arrivals"),
     ]
-    trace = Trace()
+    trace = AttemptTrace()
 
     lines = [line_of(each, trace.add(each)) for each in steps]
 
@@ -89,7 +89,7 @@ def test_many_overlaps_are_shortened() -> None:
 
 
 def test_a_running_attempt_has_no_end() -> None:
-    attempt = Trace([step(2, "intent", "t", "w")]).attempts[0]
+    attempt = AttemptTrace([step(2, "intent", "t", "w")]).attempts[0]
 
     assert attempt.ended is None
     assert attempt.started == BEGAN + 2

@@ -291,7 +291,7 @@ class TableLog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _CommitSeen:
     file: CommitFile
     last_batch: int | None
 
@@ -303,7 +303,7 @@ class LastBatches:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _CommitSeen] = {}
 
     def last_batch(self, log: TableLog, writer: str) -> int | None:
         """Return the writer's last batch in the table, or None."""
@@ -320,7 +320,7 @@ class LastBatches:
         if version < SHORT_LOG:
             files = log.commits(0)
             if files and files[0].version == 0:
-                return self._read(log, writer, files[1:], _Seen(files[0], log.look(0, writer).batch))
+                return self._read(log, writer, files[1:], _CommitSeen(files[0], log.look(0, writer).batch))
         found = snapshot.transactions().get(writer)
         last = int(found.get()) if found.isDefined() else None
         if last is not None and any(
@@ -330,13 +330,13 @@ class LastBatches:
         files = log.commits(version)
         if not files or files[0].version != version:
             return last
-        return self._read(log, writer, files[1:], _Seen(files[0], last))
+        return self._read(log, writer, files[1:], _CommitSeen(files[0], last))
 
-    def _read(self, log: TableLog, writer: str, files: list[CommitFile], seen: _Seen) -> int | None:
+    def _read(self, log: TableLog, writer: str, files: list[CommitFile], seen: _CommitSeen) -> int | None:
         for file in files:
             commit = log.look(file.version, writer)
             last = seen.last_batch if commit.batch is None else commit.batch
-            seen = _Seen(file, _newest(log, writer, last) if commit.rewinds else last)
+            seen = _CommitSeen(file, _newest(log, writer, last) if commit.rewinds else last)
         self._seen[writer] = seen
         return seen.last_batch
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, UnsupportedSpark
-from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog
 from lakewarden.spark_jobs.sinks.delta.release import OBSERVER
@@ -249,16 +249,16 @@ class CommitObserver:
                 "Delta didn't call its observer, so the statement may have committed without a grant: compare the table's "
                 f"history (DESCRIBE HISTORY) before you restart; set PYSPARK_PIN_THREAD to true; {self._facts()}"
             )
-        if self.grant is not None and self.grant.outcome is Outcome.UNKNOWN:
+        if self.grant is not None and self.grant.outcome is PublishOutcome.UNKNOWN:
             self._settle_failed(RuntimeError("Delta didn't report its commit to the observer"))
 
     def _settle_failed(self, error: Exception) -> None:
         """Return if the commit is in the table, else raise."""
         grant, own = self.grant, self._errors.first
         cause = own if isinstance(own, Exception) else error
-        if grant is None or grant.outcome is Outcome.NOT_PUBLISHED:
+        if grant is None or grant.outcome is PublishOutcome.NOT_PUBLISHED:
             raise cause from (None if cause is error else error)
-        if grant.outcome is Outcome.PUBLISHED:
+        if grant.outcome is PublishOutcome.PUBLISHED:
             log.warning("delta.failed-after-commit", **self._names(), error=java_text(cause))
             return
         version = self._committed_version()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lakewarden.spark_jobs.sinks.java import java_class, threads_are_pinned
-from lakewarden.spark_jobs.sinks.releases import DELTA, Release
+from lakewarden.spark_jobs.sinks.releases import DELTA, FormatVersion
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +21,7 @@ _STATIC = 8
 """Of `java.lang.reflect.Modifier`. Scala adds static methods, those of the companion object."""
 
 
-def require_release(spark: SparkSession, *, untried: bool) -> Release:
+def require_release(spark: SparkSession, *, untried: bool) -> FormatVersion:
     """Return the session's release of Delta. Raise `UnsupportedSpark` if it is missing, or unknown and not `untried`."""
     try:
         version = str(java_class(spark, "io.delta.package$").getField("MODULE$").get(None).VERSION())
@@ -30,10 +30,12 @@ def require_release(spark: SparkSession, *, untried: bool) -> Release:
     DELTA.require(version, spark.version, untried=untried)
     differing = DELTA.differing(_methods(spark))
     if differing:
-        return Release(version, f"Delta Lake {version} has another {OBSERVER}: {', '.join(differing)} differ")
+        return FormatVersion(
+            version, f"Delta Lake {version} has another {OBSERVER}: {', '.join(differing)} differ"
+        )
     if not threads_are_pinned():
-        return Release(version, "PySpark doesn't pin its threads: PYSPARK_PIN_THREAD is not true")
-    return Release(version, None)
+        return FormatVersion(version, "PySpark doesn't pin its threads: PYSPARK_PIN_THREAD is not true")
+    return FormatVersion(version, None)
 
 
 def _methods(spark: SparkSession) -> set[str]:

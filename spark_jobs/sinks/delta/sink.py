@@ -44,7 +44,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
     merge_markers,
     quoted,
 )
-from lakewarden.spark_jobs.sinks.releases import Release
+from lakewarden.spark_jobs.sinks.releases import FormatVersion
 from lakewarden.spark_jobs.sinks.spark_sink import SparkSink
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.sinks.upsert import (
@@ -84,7 +84,7 @@ class DeltaSink(SparkSink[Metadata]):
     def _find(self, table: str) -> None:
         self._location = table if is_location(table) else location_of(table)
         self._uri = canonical_table(self._location)
-        self._release: Release | None = None
+        self._release: FormatVersion | None = None
         self._fence: Fence | None = None
         self._warned_of_gap = False
         self._last_batches = LastBatches()

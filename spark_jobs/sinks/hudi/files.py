@@ -27,7 +27,7 @@ from lakewarden.spark_jobs.sinks.hudi.options import EXTRA_METADATA, SQL_EXTRA_M
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CompletedInstant:
     """A completed instant that a sink wrote."""
 
     instant: str
@@ -46,8 +46,8 @@ class HudiFiles:
         self._root = self.uri.partition("://")[2]
         if filesystem is None:
             self._fs, self._root = _opened(self.uri)
-        self._commits: dict[str, Commit | None] = {}
-        self._archived: dict[str, list[Commit]] = {}
+        self._commits: dict[str, CompletedInstant | None] = {}
+        self._archived: dict[str, list[CompletedInstant]] = {}
 
     def properties(self) -> dict[str, str]:
         """Return what `hoodie.properties` says; nothing, if there is no table yet."""
@@ -145,7 +145,7 @@ class HudiFiles:
     def _instants(self, table: HudiTable) -> list[Instant]:
         return instants((path for path, _ in self._list(table.timeline)), table.layout)
 
-    def _newest_first(self, table: HudiTable) -> Iterator[Commit]:
+    def _newest_first(self, table: HudiTable) -> Iterator[CompletedInstant]:
         completed = [each for each in self._instants(table) if each.state == "completed" and each.writes]
         present = {file.name for each in completed if (file := each.file("completed")) is not None}
         self._commits = {name: commit for name, commit in self._commits.items() if name in present}
@@ -162,7 +162,7 @@ class HudiFiles:
                 yield commit
         yield from self._archive(table.archive)
 
-    def _commit_in(self, name: str, time: str, body: bytes) -> Commit | None:
+    def _commit_in(self, name: str, time: str, body: bytes) -> CompletedInstant | None:
         try:
             return _commit(time, read_metadata(body).extra)
         except UnreadableHudi as error:
@@ -171,7 +171,7 @@ class HudiFiles:
                 f"restore it to a savepoint, with Hudi's command line, then restart; table={self.uri}"
             ) from error
 
-    def _archive(self, folder: str) -> Iterator[Commit]:
+    def _archive(self, folder: str) -> Iterator[CompletedInstant]:
         """Yield the commits of the archive, the newest first."""
         version = self._read(f"{folder}_version_")
         if version is None:
@@ -186,7 +186,7 @@ class HudiFiles:
                 self._archived[name] = self._archived_in(folder + name)
             yield from self._archived[name]
 
-    def _archived_in(self, path: str) -> list[Commit]:
+    def _archived_in(self, path: str) -> list[CompletedInstant]:
         import pyarrow.parquet as pq
 
         columns = ["instantTime", "completionTime", "metadata"]
@@ -253,7 +253,7 @@ def _newest_of_file(name: str) -> str:
     return name.split("_")[1]
 
 
-def _archived_commit(instant: str, metadata: bytes | None) -> Commit | None:
+def _archived_commit(instant: str, metadata: bytes | None) -> CompletedInstant | None:
     """Return the commit in a row of the archive. Rows of cleans and rollbacks have metadata of another kind."""
     # The key of a commit by SQL contains the other one.
     if not metadata or EXTRA_METADATA.encode() not in metadata:
@@ -261,9 +261,9 @@ def _archived_commit(instant: str, metadata: bytes | None) -> Commit | None:
     return _commit(instant, read_metadata(metadata).extra)
 
 
-def _commit(instant: str, extra: Any) -> Commit | None:
+def _commit(instant: str, extra: Any) -> CompletedInstant | None:
     entry = extra.get(EXTRA_METADATA) or extra.get(SQL_EXTRA_METADATA)
     if entry is None:
         return None
     fields = json.loads(entry)
-    return Commit(instant, fields["writer"], fields["batch"], fields["transaction"])
+    return CompletedInstant(instant, fields["writer"], fields["batch"], fields["transaction"])

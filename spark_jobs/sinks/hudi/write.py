@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.events import Marker
 from lakewarden.handlers.hudi.timeline import taken_for_committed
 from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateError
-from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
@@ -253,7 +253,7 @@ class HudiWrite:
     def settle(self, error: BaseException) -> None:
         """After a write that raised: report what is known of its commit (rule 5)."""
         grant = self._grant
-        if grant is None or grant.outcome is not Outcome.UNKNOWN:
+        if grant is None or grant.outcome is not PublishOutcome.UNKNOWN:
             return
         if not self._locked:
             grant.not_published()

@@ -97,12 +97,12 @@ def with_properties(spark: SparkSession, properties: Mapping[str, str], write: C
         call = java_type(spark, "org.apache.iceberg.spark.CommitMetadata").withCommitProperties
         call(
             java_map(spark, properties),
-            _Call(errors.keep(write)),
+            _JavaCallable(errors.keep(write)),
             java_class(spark, "java.lang.RuntimeException"),
         )
 
 
-class _Call:
+class _JavaCallable:
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
 

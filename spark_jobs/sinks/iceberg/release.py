@@ -18,7 +18,7 @@ from lakewarden.spark_jobs.sinks.java import (
     java_text,
     threads_are_pinned,
 )
-from lakewarden.spark_jobs.sinks.releases import ICEBERG, Release
+from lakewarden.spark_jobs.sinks.releases import ICEBERG, FormatVersion
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ VERSION = 1
 _EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
-def require_release(spark: SparkSession, *, untried: bool) -> Release:
+def require_release(spark: SparkSession, *, untried: bool) -> FormatVersion:
     """Return the session's release of Iceberg. Raise `UnsupportedSpark` if it is missing, or unknown and not `untried`.
 
     It also raises it if neither staged statements nor whole ones would be labelled.
@@ -57,7 +57,7 @@ def require_release(spark: SparkSession, *, untried: bool) -> Release:
             f"{unhooked}, and PySpark doesn't pin its threads: Iceberg labels the commit of a whole statement by its thread, and "
             "the sink finds a committed batch by its label; start the job without PYSPARK_PIN_THREAD, or with true"
         )
-    return Release(version, unhooked)
+    return FormatVersion(version, unhooked)
 
 
 def _obstacle(spark: SparkSession, version: str) -> str | None:

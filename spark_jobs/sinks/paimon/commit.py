@@ -36,21 +36,21 @@ from lakewarden.handlers.paimon.publish import (
     Failed,
     Foreign,
     HintWritten,
-    LookAgain,
     LookAtBase,
     Missing,
     Own,
     Present,
     Published,
-    Put,
+    PutSnapshot,
     ReadBack,
+    Recheck,
     Removed,
     State,
     Taken,
     Trace,
     Undecided,
-    Unknown,
     Unreadable,
+    Unresolved,
     Withdraw,
     Withdrawn,
     WriteHint,
@@ -152,14 +152,14 @@ class FencedCommit:
             COMMITTED: property_of(self.store, number, self._name),
         }
         unanswered_before, self.unanswered = self.unanswered, True
-        state: State = Put()
+        state: State = PutSnapshot()
         while isinstance(state, Active):
             if not isinstance(state, WriteHint) and state.tries > 1:
                 time.sleep(PAUSE_SECONDS)
-            if isinstance(state, Put):
+            if isinstance(state, PutSnapshot):
                 self._require_grant(unanswered=unanswered_before or state.in_doubt)
             state = step(state, self._answer(state, snapshot))
-        self.unanswered = unanswered_before or isinstance(state, Unknown)
+        self.unanswered = unanswered_before or isinstance(state, Unresolved)
         where = f"table={self._table.table_path} writer={self._name.user} snapshot={number}"
         match state:
             case Published(version):
@@ -184,7 +184,7 @@ class FencedCommit:
                 raise CommitRefused(
                     OSError(f"the store refused the snapshot, and nothing was published: {why}; {where}")
                 )
-            case Unknown(why):
+            case Unresolved(why):
                 raise CommitRefused(
                     OSError(f"it is unknown whether the snapshot is in the table: {why}; {where}")
                 )
@@ -206,7 +206,7 @@ class FencedCommit:
         name = _name_of(snapshot.id)
         try:
             match state:
-                case Put():
+                case PutSnapshot():
                     return self.store.put_if_absent(name, self._body(snapshot))
                 case ReadBack():
                     return self._owner(self.store.read(name))
@@ -220,7 +220,7 @@ class FencedCommit:
                 case WriteHint():
                     self._raise_hint(int(snapshot.id))
                     return HintWritten()
-                case LookAgain(version):
+                case Recheck(version):
                     found = self.store.version(name)
                     return Own(version) if found == version else self._owner(self.store.read(name))
                 case _:

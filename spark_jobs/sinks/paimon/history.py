@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.paimon.history import (
-    Attempt,
     Committed,
     LastBatch,
     NotCommitted,
+    PublishAttempt,
     SnapshotFacts,
     Undecided,
     carried,
@@ -132,16 +132,16 @@ def announce_attempt(table: Any, name: CommitName) -> None:
         store.replace(key, json.dumps({"batch": name.identifier, "after": newest}).encode(), seen)
 
 
-def _attempt_of(store: FolderStore, writer: str) -> Attempt | None:
+def _attempt_of(store: FolderStore, writer: str) -> PublishAttempt | None:
     key = _object_name(writer)
     found = store.read(key)
     return None if found is None else _decoded(key, found)
 
 
-def _decoded(key: str, found: StoredObject) -> Attempt:
+def _decoded(key: str, found: StoredObject) -> PublishAttempt:
     try:
         fields = json.loads(found.body)
-        return Attempt(int(fields["batch"]), int(fields["after"]))
+        return PublishAttempt(int(fields["batch"]), int(fields["after"]))
     except (ValueError, KeyError, TypeError) as error:
         raise OSError(f"{ATTEMPTS}/{key} can't be read: {error!r}") from error
 

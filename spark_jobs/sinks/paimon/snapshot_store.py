@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from lakewarden.handlers.paimon.publish import NotWritten, Refused, Written
+from lakewarden.handlers.paimon.publish import NotWritten, PutRefused, Written
 from lakewarden.handlers.paimon.s3_options import s3_options
 
 HINT: Final = "LATEST"
@@ -48,7 +48,7 @@ class FolderStore(Protocol):
     fenced: bool
     """Whether the store refuses a put of an object that exists, however late the put arrives."""
 
-    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | Refused:
+    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | PutRefused:
         """Create the object."""
         ...
 
@@ -100,7 +100,7 @@ class LinkedSnapshots:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | Refused:
+    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | PutRefused:
         """Link a finished file to the name."""
         target = self._folder / name
         try:
@@ -110,11 +110,11 @@ class LinkedSnapshots:
                     os.link(temporary, target)
                 except OSError as error:
                     if error.errno in _NO_LINKS:
-                        return Refused(f"the file system makes no hard link: {error}")
+                        return PutRefused(f"the file system makes no hard link: {error}")
                     return NotWritten(str(error))
                 return Written(_version_of(temporary))
         except OSError as error:
-            return Refused(str(error))
+            return PutRefused(str(error))
 
     def read(self, name: str) -> StoredObject | None:
         """Read the file."""
@@ -179,7 +179,7 @@ class ObjectSnapshots:
         self._prefix = prefix.strip("/")
         self._compares_etags = compares_etags
 
-    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | Refused:
+    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | PutRefused:
         """Send one conditional PUT."""
         import obstore
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
@@ -187,7 +187,7 @@ class ObjectSnapshots:
         try:
             done = obstore.put(self._client, self._key(name), body, mode="create", use_multipart=False)
         except (PermissionDeniedError, UnauthenticatedError, FileNotFoundError, NotImplementedError) as error:
-            return Refused(_text(error))
+            return PutRefused(_text(error))
         except (BaseError, OSError) as error:  # 412 and 409 are here, too
             return NotWritten(_text(error))
         return Written(done["e_tag"]) if done["e_tag"] else NotWritten("the answer has no ETag")
@@ -261,7 +261,7 @@ class UnfencedSnapshots:
         self._io = file_io
         self._folder = folder
 
-    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | Refused:
+    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | PutRefused:
         """Look, write a temporary file, and rename it."""
         path = f"{self._folder}/{name}"
         try:

@@ -99,7 +99,7 @@ def _check_the_audit(audit: Iterable[ConsumerRecord]) -> None:
     for record in audit:
         event = decode(AUDIT_EVENT, record.value)
         assert not isinstance(event, Undecodable), event
-        events.append((lock_audit.Position(record.partition, record.offset), event))
+        events.append((lock_audit.AuditPosition(record.partition, record.offset), event))
     drifts = lock_audit.Drifts(TIGHT["drift_seconds"] * 1000, TIGHT["drift_seconds"] * 2000)
     report = lock_audit.check(events, drifts)
     assert [overlap for lock in report.locks for overlap in lock.overlaps] == []

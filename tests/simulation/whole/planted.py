@@ -50,7 +50,7 @@ from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Closed, Phase, Touch, Transaction
 from lakewarden.spark_jobs.gate.grant_deadline import SendTimes
-from lakewarden.spark_jobs.gate.progress import Progress
+from lakewarden.spark_jobs.gate.progress import GateProgress
 from tests.simulation.batch import Bugs, Patch
 from tests.simulation.whole import writers
 from tests.simulation.whole.processes import current_process
@@ -101,7 +101,7 @@ def _unfenced_publish() -> list[Patch]:
 @BUGS.plant("deadline not checked", "no commit without grant")
 def _deadline_not_checked() -> list[Patch]:
     """A writer checks its lease right before it publishes."""
-    return [(Progress, "_expired", staticmethod(lambda *_: None))]
+    return [(GateProgress, "_expired", staticmethod(lambda *_: None))]
 
 
 @BUGS.plant("lease counted from the grant", "deadline within grant")
@@ -314,7 +314,7 @@ def _any_grant_completes() -> list[Patch]:
 @BUGS.plant("decisions of other tables believed", "no commit without grant", addition="strangers")
 def _decisions_of_other_tables_believed() -> list[Patch]:
     """A decision counts only for its own table and writer."""
-    return [(Progress, "_concerns", lambda *_: True)]
+    return [(GateProgress, "_concerns", lambda *_: True)]
 
 
 @BUGS.plant("grants extended for ever", "a hung body owns no table", addition="hangs")

@@ -52,7 +52,7 @@ from lakewarden.events import (
     encode,
 )
 from lakewarden.spark_jobs.gate import progress
-from lakewarden.spark_jobs.gate.progress import GrantLease, Phase, Progress
+from lakewarden.spark_jobs.gate.progress import GatePhase, GateProgress, GrantLease
 from tests.simulation.faults import FaultInjector
 from tests.simulation.node import Node
 from tests.simulation.whole.clients import SimConsumer, SimProducer
@@ -329,7 +329,7 @@ class Attempt:
         self._node = driver.process.node
         self._timing = driver.timing
         self._oracles = driver.oracles
-        self._progress = Progress(self.job.table.uri, self.job.writer, driver.timing.margin)
+        self._progress = GateProgress(self.job.table.uri, self.job.writer, driver.timing.margin)
         self._changed = anyio.Event()
         self._order = anyio.Lock()
         self._intent_offset: int | None = None
@@ -393,18 +393,18 @@ class Attempt:
         queued = self._plan.admission == "queued"
         timeout = self._timing.queue_timeout if queued else self._timing.admission_timeout
         await self._until(
-            lambda: self._progress.phase is not Phase.OPENING or self._progress.abort is not None, timeout
+            lambda: self._progress.phase is not GatePhase.OPENING or self._progress.abort is not None, timeout
         )
         self._raise_if_aborted()
         if self._progress.committed is not None:
             return
-        if self._progress.phase is Phase.OPENING:
+        if self._progress.phase is GatePhase.OPENING:
             raise DriverFailed("the intent was not answered")
 
     async def _beat(self) -> None:
         while True:
             await anyio.sleep(self._timing.heartbeat)
-            if self._progress.phase is Phase.ENDED:
+            if self._progress.phase is GatePhase.ENDED:
                 return
             try:
                 with anyio.move_on_after(self._timing.send_timeout):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from lakewarden.spark_jobs.jobs.demo_formats import ICEBERG_CATALOG, ON_SPARK, Layout
+from lakewarden.spark_jobs.jobs.demo_formats import ICEBERG_CATALOG, ON_SPARK, NewTable
 from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG
 from tests.spark.harness import Harness
@@ -37,7 +37,7 @@ def test_each_query_writes_its_own_columns_of_every_row(
     second = spark.createDataFrame(arrivals, "month int, day int, flight_id int, arr_delay int")
     first.write.parquet(str(tmp_path / "departures"))
 
-    form.create(spark, table, Layout(COLUMNS, KEYS[:2], KEYS, str(tmp_path / "departures")))
+    form.create(spark, table, NewTable(COLUMNS, KEYS[:2], KEYS, str(tmp_path / "departures")))
     gate, sink = harness.gate(), form.sink(table, KEYS)
     for writer, rows in (("departures", first), ("arrivals", second)):
         gate.foreach_batch(sink, writer=writer)(form.stream(spark, table, rows), 0)

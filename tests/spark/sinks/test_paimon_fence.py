@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 from pypaimon import CatalogFactory, Schema
 
-from lakewarden.handlers.paimon.publish import CommitName, NotWritten, Refused, Written
+from lakewarden.handlers.paimon.publish import CommitName, NotWritten, PutRefused, Written
 from lakewarden.spark_jobs import BaseChanged, LeaseLost
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     FencedCommit,
@@ -179,7 +179,7 @@ def test_a_put_whose_answer_is_lost_is_read_back(flights: Flights, monkeypatch: 
     kind = type(flights.store)
     put, calls = kind.put_if_absent, []
 
-    def unanswered(store: Any, name: str, body: bytes) -> Written | NotWritten | Refused:
+    def unanswered(store: Any, name: str, body: bytes) -> Written | NotWritten | PutRefused:
         calls.append(name)
         put(store, name, body)
         return NotWritten("connection reset")
@@ -196,7 +196,7 @@ def test_a_put_that_never_arrived_is_repeated(flights: Flights, monkeypatch: pyt
     kind = type(flights.store)
     put, lost = kind.put_if_absent, [True]
 
-    def first_lost(store: Any, name: str, body: bytes) -> Written | NotWritten | Refused:
+    def first_lost(store: Any, name: str, body: bytes) -> Written | NotWritten | PutRefused:
         return NotWritten("connection reset") if lost and lost.pop() else put(store, name, body)
 
     monkeypatch.setattr(kind, "put_if_absent", first_lost)
@@ -237,7 +237,7 @@ def test_a_lost_lease_before_the_put_publishes_nothing(flights: Flights) -> None
 
 @pytest.mark.wide
 def test_a_refused_put_publishes_nothing(flights: Flights, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(flights.store), "put_if_absent", lambda *_: Refused("403 AccessDenied"))
+    monkeypatch.setattr(type(flights.store), "put_if_absent", lambda *_: PutRefused("403 AccessDenied"))
 
     with pytest.raises(NothingPublished, match=r"nothing was published: 403 AccessDenied; table=.* writer=a"):
         flights.commit("a", 1)

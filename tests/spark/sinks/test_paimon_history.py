@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lakewarden.handlers.paimon.publish import Refused
+from lakewarden.handlers.paimon.publish import PutRefused
 from lakewarden.spark_jobs import OutcomeUnknown, PaimonSink
 from lakewarden.spark_jobs.sinks.paimon.commit import NothingPublished
 from lakewarden.spark_jobs.sinks.paimon.history import ATTEMPTS
@@ -130,7 +130,7 @@ def test_a_first_publish_that_failed_is_known_not_to_be_committed(
     """Otherwise the retry of a new writer's first batch would stop the query."""
     flights.commit("b", 0)
     with monkeypatch.context() as patched:
-        patched.setattr(LinkedSnapshots, "put_if_absent", lambda *_: Refused("403"))
+        patched.setattr(LinkedSnapshots, "put_if_absent", lambda *_: PutRefused("403"))
         with pytest.raises(NothingPublished):
             flights.commit("a", 1, identifier=7)
     flights.commit("b", 1, identifier=2)

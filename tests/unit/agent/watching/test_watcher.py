@@ -16,7 +16,7 @@ from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import watcher as watcher_module
 from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles, UnreadableTableError
-from lakewarden.agent.watching.follower import Follower
+from lakewarden.agent.watching.follower import TableFollower
 from lakewarden.agent.watching.formats import follow
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import (
@@ -297,7 +297,7 @@ async def test_a_table_that_fails_unexpectedly_is_begun_again_and_disturbs_no_ot
     shutil.copytree(table.root, table.root.with_name("trips2"))
     broken = True
 
-    async def follow_or_fail(uri: str, files: TableFiles, settings: Settings) -> Follower:
+    async def follow_or_fail(uri: str, files: TableFiles, settings: Settings) -> TableFollower:
         if uri == table.uri and broken:
             raise KeyError("fileId")
         return await follow(uri, files, settings)

@@ -6,16 +6,16 @@ from dataclasses import fields
 from typing import Any
 
 from lakewarden.agent.cli import lock_text
-from lakewarden.agent.locks.commands import AuditResult, LockView
+from lakewarden.agent.locks.commands import AuditResult, LockContents
 from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView
 from lakewarden.handlers.explain.lock_audit import (
+    AuditPosition,
+    AuditReport,
     Interval,
+    LeaseOverlap,
     LockReport,
     Loss,
-    Overlap,
     PermanentRefusal,
-    Position,
-    Report,
 )
 
 
@@ -37,7 +37,7 @@ def names(kind: Any) -> str:
 
 def test_the_names_of_lock_show_are_fixed() -> None:
     """Absent fields are null, never left out."""
-    absent = LockView(
+    absent = LockContents(
         table="s3://lake/t",
         lock="s3://lake/locks/t.json",
         shared_with_hudi=False,
@@ -61,15 +61,15 @@ def test_the_names_of_lock_show_are_fixed() -> None:
 
 def test_the_names_of_lock_audit_are_fixed() -> None:
     """Of the result, of each lock, and of what a lock lists."""
-    at = Position(0, 0)
+    at = AuditPosition(0, 0)
     interval = Interval("o", "a", 0.0, 1.0, "lease", at, at)
-    overlap = Overlap(interval, interval, 0.0, 1.0)
+    overlap = LeaseOverlap(interval, interval, 0.0, 1.0)
     loss, refusal = Loss("o", "a", 0.0, None, None, at), PermanentRefusal("forbidden", 1, "a", 0.0, at)
     lock = LockReport(
         "l", (), 500.0, 1, 1, 1, 1, 1, 1, interval, 1, (overlap,), 1, overlap, (loss,), (refusal,), ()
     )
 
-    printed = lock_text.audit_fields(AuditResult(Report(1, 0, (lock,)), 1, ((at, "not JSON"),)))
+    printed = lock_text.audit_fields(AuditResult(AuditReport(1, 0, (lock,)), 1, ((at, "not JSON"),)))
 
     assert " ".join(printed) == ("proven events duplicates unreadable unreadable_records violations locks")
     [lock_fields] = printed["locks"]

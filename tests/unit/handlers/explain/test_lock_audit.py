@@ -22,13 +22,13 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.explain.lock_audit import (
     MOST_SHOWN,
+    AuditPosition,
+    AuditReport,
     Drifts,
     Interval,
+    LeaseOverlap,
     LockAudit,
     LockReport,
-    Overlap,
-    Position,
-    Report,
     check,
 )
 from lakewarden.handlers.lease.placement import HUDI_LOCK
@@ -43,7 +43,7 @@ EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
 EPOCH_MS = EPOCH.timestamp() * 1000
 
 SomeEvent = TypeVar("SomeEvent", bound=LockEvent)
-Log = list[tuple[Position, AuditEventUnion]]
+Log = list[tuple[AuditPosition, AuditEventUnion]]
 
 
 def event(kind: type[SomeEvent], at: float, owner: str, agent: str = "a", **fields: Any) -> SomeEvent:
@@ -65,14 +65,14 @@ def event(kind: type[SomeEvent], at: float, owner: str, agent: str = "a", **fiel
 
 def log(*events: AuditEventUnion, partition: int = 0) -> Log:
     """A log of one partition with these events."""
-    return [(Position(partition, offset), each) for offset, each in enumerate(events)]
+    return [(AuditPosition(partition, offset), each) for offset, each in enumerate(events)]
 
 
 def checked(*events: AuditEventUnion) -> LockReport:
     return only(check(log(*events), Drifts()))
 
 
-def only(report: Report) -> LockReport:
+def only(report: AuditReport) -> LockReport:
     [lock] = report.locks
     return lock
 
@@ -81,7 +81,7 @@ def span(interval: Interval) -> tuple[float, float]:
     return interval.since - EPOCH_MS, interval.until - EPOCH_MS
 
 
-def overlapping(overlap: Overlap) -> tuple[str, str, float, float]:
+def overlapping(overlap: LeaseOverlap) -> tuple[str, str, float, float]:
     return (
         overlap.earlier.owner,
         overlap.later.owner,
@@ -103,7 +103,7 @@ def test_a_hold_runs_from_its_confirmation_to_the_request_for_its_release() -> N
     assert lock.longest is not None
     assert span(lock.longest) == (1_000, 6_500)
     assert lock.longest.ended_by == "released"
-    assert (lock.longest.first, lock.longest.last) == (Position(0, 0), Position(0, 2))
+    assert (lock.longest.first, lock.longest.last) == (AuditPosition(0, 0), AuditPosition(0, 2))
 
 
 def test_a_release_that_took_long_does_not_undo_a_confirmation() -> None:
@@ -123,7 +123,7 @@ def test_a_crash_ends_with_the_lease_of_the_last_confirmation_less_the_drift() -
 
     assert lock.longest is not None
     assert span(lock.longest) == (0, 3_000 + VALIDITY - DRIFT)
-    assert (lock.longest.ended_by, lock.longest.last) == ("lease", Position(0, 1))
+    assert (lock.longest.ended_by, lock.longest.last) == ("lease", AuditPosition(0, 1))
 
 
 def test_events_that_a_suspended_holder_publishes_after_its_lease_extend_nothing() -> None:
@@ -208,7 +208,7 @@ def test_an_overlap_has_both_owners_its_time_and_its_events() -> None:
     assert overlapping(overlap) == ("x", "y", 5_000, 7_000)
     assert overlap.length == 2_000
     assert (overlap.earlier.agent, overlap.later.agent) == ("a", "b")
-    assert (overlap.earlier.last, overlap.later.first) == (Position(0, 2), Position(0, 1))
+    assert (overlap.earlier.last, overlap.later.first) == (AuditPosition(0, 2), AuditPosition(0, 1))
 
 
 @pytest.mark.parametrize(("too_early", "violations"), [(DRIFT, 0), (DRIFT + 1, 1)])
@@ -428,16 +428,16 @@ def test_permanent_refusals_are_listed_once_for_each_reason_with_their_number() 
         (why, 2, "b"),
         ("forbidden", 1, "a"),
     ]
-    assert lock.permanent_refusals[0].position == Position(0, 2)
+    assert lock.permanent_refusals[0].position == AuditPosition(0, 2)
 
 
 def test_a_report_covers_the_events_so_far() -> None:
     audit = LockAudit(Drifts())
-    assert audit.report() == Report(0, 0, ())
-    audit.add(Position(0, 0), event(LockAcquired, 0, "x"))
+    assert audit.report() == AuditReport(0, 0, ())
+    audit.add(AuditPosition(0, 0), event(LockAcquired, 0, "x"))
     assert audit.report().violations == 0
 
-    audit.add(Position(0, 1), event(LockAcquired, 1_000, "y", agent="b"))
+    audit.add(AuditPosition(0, 1), event(LockAcquired, 1_000, "y", agent="b"))
 
     assert audit.report().violations == 1
 
@@ -576,11 +576,11 @@ def test_a_second_owner_is_always_found(data: st.DataObject) -> None:
 def test_ten_thousand_renewals_are_one_interval_and_need_no_memory() -> None:
     """A month of one lock has almost a million renewals."""
     audit = LockAudit(Drifts())
-    audit.add(Position(0, 0), event(LockAcquired, 0, "x"))
-    audit.add(Position(0, 1), event(LockRenewed, RENEW, "x"))
+    audit.add(AuditPosition(0, 0), event(LockAcquired, 0, "x"))
+    audit.add(AuditPosition(0, 1), event(LockRenewed, RENEW, "x"))
     size = len(pickle.dumps(audit))
     for number in range(2, 10_001):
-        audit.add(Position(0, number), event(LockRenewed, number * RENEW, "x"))
+        audit.add(AuditPosition(0, number), event(LockRenewed, number * RENEW, "x"))
 
     [lock] = audit.report().locks
 

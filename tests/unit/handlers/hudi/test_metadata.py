@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakewarden.handlers.hudi.errors import UnreadableHudi
-from lakewarden.handlers.hudi.metadata import Metadata, read_metadata
+from lakewarden.handlers.hudi.metadata import InstantMetadata, read_metadata
 from tests.recorded_hudi import recorded
 
 FIRST, SECOND = "a1079540-5309-48af-8815-49d4dc51cc56-0", "3a5185c7-b28a-4e0c-aaeb-b156e59295e7-0"
@@ -105,7 +105,7 @@ def test_the_metadata_of_table_version_6_is_json() -> None:
 def test_a_commit_without_files_touches_nothing() -> None:
     body = _avro({"partitionToWriteStats": None, "extraMetadata": {"a": "b", "c": None}})
 
-    assert read_metadata(body) == Metadata(None, (), {"a": "b"})
+    assert read_metadata(body) == InstantMetadata(None, (), {"a": "b"})
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_no_bytes_raise_another_error(damage: bytes | int) -> None:
         return
 
 
-def _touched(metadata: Metadata) -> list[tuple[str, str, str]]:
+def _touched(metadata: InstantMetadata) -> list[tuple[str, str, str]]:
     return [(each.partition, each.file_group, each.operation) for each in metadata.touched]
 
 

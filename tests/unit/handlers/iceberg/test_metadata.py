@@ -14,8 +14,8 @@ import pytest
 
 from lakewarden.events import Operation
 from lakewarden.handlers.iceberg.metadata import (
-    Field,
-    Snapshot,
+    IcebergSnapshot,
+    SpecField,
     TableMetadata,
     foreign_snapshot,
     has_other_catalog,
@@ -51,7 +51,7 @@ def footprint(number: int, **changes: Any) -> Footprint | None:
     return dict(Counter((each.partition.rpartition("=")[0], each.operation) for each in found.markers))
 
 
-SNAPSHOTS = tuple(Snapshot(number, "append", "m", is_gates=False) for number in (3, 2, 1))
+SNAPSHOTS = tuple(IcebergSnapshot(number, "append", "m", is_gates=False) for number in (3, 2, 1))
 BUCKETS = {name: path.rpartition("=")[0] for name, path in (("monday", MONDAY), ("null", NULL))}
 
 
@@ -130,7 +130,9 @@ def test_a_delete_file_refutes_rewrites_of_its_partition_and_an_existing_file_no
     ]
     body = io.BytesIO()
     fastavro.writer(body, schema, entries)
-    metadata = TableMetadata((), {0: (Field("m", "month"),)}, appends_invalidate=True, location="s3://b/t")
+    metadata = TableMetadata(
+        (), {0: (SpecField("m", "month"),)}, appends_invalidate=True, location="s3://b/t"
+    )
 
     found = foreign_snapshot(SNAPSHOTS[0], [(0, body.getvalue())], metadata)
 
@@ -154,7 +156,10 @@ def test_the_isolation_level_is_the_tables_property() -> None:
 
 def branch(*chain: tuple[int, int | None], listed: tuple[int, ...] = ()) -> TableMetadata:
     """Metadata whose main branch has these snapshots with their parents, and that lists others, too."""
-    snapshots = tuple(Snapshot(each, "append", "m", False, (each, 0), parent) for each, parent in chain)  # noqa: FBT003
+    snapshots = tuple(
+        IcebergSnapshot(each, "append", "m", is_gates=False, age=(each, 0), parent=parent)
+        for each, parent in chain
+    )
     known = frozenset((*(each for each, _ in chain), *listed))
     return TableMetadata(snapshots, {}, appends_invalidate=True, location="/t", listed=known)
 
@@ -185,7 +190,7 @@ WHOLE = ((3, 2), (2, 1), (1, None))
 def test_snapshots_since_a_known_one(
     *, metadata: TableMetadata, known: int | None, expected: list[int], is_all: bool
 ) -> None:
-    before = None if known is None else Snapshot(known, "append", "m", is_gates=False, age=(known, 0))
+    before = None if known is None else IcebergSnapshot(known, "append", "m", is_gates=False, age=(known, 0))
 
     found, whole = metadata.since(before)
 

@@ -6,11 +6,11 @@ import pytest
 
 from lakewarden.handlers.paimon.history import (
     MAX_WRITERS,
-    Attempt,
     Batches,
     Committed,
     LastBatch,
     NotCommitted,
+    PublishAttempt,
     SnapshotFacts,
     Undecided,
     carried,
@@ -74,18 +74,26 @@ def test_a_batch_is_found_by_the_first_snapshot_that_answers(
     ("attempt", "snapshots", "answer"),
     [
         pytest.param(None, [foreign(9)], NotCommitted(), id="no attempt"),
-        pytest.param(Attempt(2, 5), [foreign(9)], NotCommitted(), id="an attempt of an earlier batch"),
-        pytest.param(Attempt(4, 5), [foreign(9)], Undecided(), id="an attempt of a later batch"),
-        pytest.param(Attempt(3, 8), [foreign(9), foreign(8)], NotCommitted(), id="all snapshots since"),
-        pytest.param(Attempt(3, 8), [foreign(9)], NotCommitted(), id="all snapshots since, the base expired"),
-        pytest.param(Attempt(3, 8), [foreign(8)], NotCommitted(), id="no snapshot since"),
-        pytest.param(Attempt(3, 0), [], NotCommitted(), id="an empty table"),
-        pytest.param(Attempt(3, 7), [foreign(9)], Undecided(), id="one since has expired"),
-        pytest.param(Attempt(3, 7), [foreign(9), gate(8, "w", 3)], Committed(8, exact=True), id="its own"),
+        pytest.param(PublishAttempt(2, 5), [foreign(9)], NotCommitted(), id="an attempt of an earlier batch"),
+        pytest.param(PublishAttempt(4, 5), [foreign(9)], Undecided(), id="an attempt of a later batch"),
+        pytest.param(
+            PublishAttempt(3, 8), [foreign(9), foreign(8)], NotCommitted(), id="all snapshots since"
+        ),
+        pytest.param(
+            PublishAttempt(3, 8), [foreign(9)], NotCommitted(), id="all snapshots since, the base expired"
+        ),
+        pytest.param(PublishAttempt(3, 8), [foreign(8)], NotCommitted(), id="no snapshot since"),
+        pytest.param(PublishAttempt(3, 0), [], NotCommitted(), id="an empty table"),
+        pytest.param(PublishAttempt(3, 7), [foreign(9)], Undecided(), id="one since has expired"),
+        pytest.param(
+            PublishAttempt(3, 7), [foreign(9), gate(8, "w", 3)], Committed(8, exact=True), id="its own"
+        ),
     ],
 )
 def test_an_undecided_batch_is_resolved_by_the_last_attempt_and_the_snapshots_since(
-    attempt: Attempt | None, snapshots: list[SnapshotFacts], answer: Committed | NotCommitted | Undecided
+    attempt: PublishAttempt | None,
+    snapshots: list[SnapshotFacts],
+    answer: Committed | NotCommitted | Undecided,
 ) -> None:
     """A failed first publish of a new writer leaves an attempt, and the retry must find out that nothing came of it."""
     assert resolve("w", 3, attempt, snapshots) == answer

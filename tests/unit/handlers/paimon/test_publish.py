@@ -14,23 +14,23 @@ from lakewarden.handlers.paimon.publish import (
     Foreign,
     HintWritten,
     IllegalAnswerError,
-    LookAgain,
     LookAtBase,
     Missing,
     NotWritten,
     Own,
     Present,
     Published,
-    Put,
+    PutRefused,
+    PutSnapshot,
     ReadBack,
-    Refused,
+    Recheck,
     Removed,
     State,
     Taken,
     Trace,
     Undecided,
-    Unknown,
     Unreadable,
+    Unresolved,
     Withdraw,
     Withdrawn,
     WriteHint,
@@ -40,20 +40,20 @@ from lakewarden.handlers.paimon.publish import (
 )
 
 ACTIVE: list[Active] = [
-    Put(),
-    Put(2, in_doubt=True),
+    PutSnapshot(),
+    PutSnapshot(2, in_doubt=True),
     ReadBack(1, "no answer"),
     LookAtBase("v"),
     Trace("v"),
     Withdraw(),
     WriteHint("v"),
-    LookAgain("v"),
+    Recheck("v"),
 ]
 
 ANSWERS: list[Answer] = [
     Written("v"),
     NotWritten("no answer"),
-    Refused("forbidden"),
+    PutRefused("forbidden"),
     Own("v"),
     Foreign("java"),
     Present(),
@@ -67,30 +67,30 @@ ANSWERS: list[Answer] = [
 ]
 
 LEGAL: dict[tuple[Active, Answer], State] = {
-    (Put(), Written("v")): LookAtBase("v"),
-    (Put(), NotWritten("no answer")): ReadBack(1, "no answer"),
-    (Put(), Refused("forbidden")): Failed("forbidden"),
-    (Put(2, in_doubt=True), Written("v")): LookAtBase("v"),
-    (Put(2, in_doubt=True), NotWritten("no answer")): ReadBack(2, "no answer"),
-    (Put(2, in_doubt=True), Refused("forbidden")): Unknown("forbidden"),
+    (PutSnapshot(), Written("v")): LookAtBase("v"),
+    (PutSnapshot(), NotWritten("no answer")): ReadBack(1, "no answer"),
+    (PutSnapshot(), PutRefused("forbidden")): Failed("forbidden"),
+    (PutSnapshot(2, in_doubt=True), Written("v")): LookAtBase("v"),
+    (PutSnapshot(2, in_doubt=True), NotWritten("no answer")): ReadBack(2, "no answer"),
+    (PutSnapshot(2, in_doubt=True), PutRefused("forbidden")): Unresolved("forbidden"),
     (ReadBack(1, "no answer"), Own("v")): LookAtBase("v"),
     (ReadBack(1, "no answer"), Foreign("java")): Taken("java"),
-    (ReadBack(1, "no answer"), Missing()): Put(2, in_doubt=True),
+    (ReadBack(1, "no answer"), Missing()): PutSnapshot(2, in_doubt=True),
     (ReadBack(1, "no answer"), Unreadable("timeout")): ReadBack(1, "no answer", 2),
     (LookAtBase("v"), Present()): WriteHint("v"),
     (LookAtBase("v"), Missing()): Trace("v"),
     (LookAtBase("v"), Unreadable("timeout")): LookAtBase("v", 2),
     (Trace("v"), Contains()): WriteHint("v"),
     (Trace("v"), Excludes()): Withdraw(),
-    (Trace("v"), Undecided()): Unknown("the base snapshot expired during the publish, and this one too"),
+    (Trace("v"), Undecided()): Unresolved("the base snapshot expired during the publish, and this one too"),
     (Trace("v"), Unreadable("timeout")): Trace("v", 2),
     (Withdraw(), Removed()): Withdrawn(),
     (Withdraw(), Unreadable("timeout")): Withdraw(2),
-    (WriteHint("v"), HintWritten()): LookAgain("v"),
-    (LookAgain("v"), Own("v")): Published("v"),
-    (LookAgain("v"), Foreign("java")): Taken("java", replaced=True),
-    (LookAgain("v"), Missing()): Published("v"),
-    (LookAgain("v"), Unreadable("timeout")): LookAgain("v", 2),
+    (WriteHint("v"), HintWritten()): Recheck("v"),
+    (Recheck("v"), Own("v")): Published("v"),
+    (Recheck("v"), Foreign("java")): Taken("java", replaced=True),
+    (Recheck("v"), Missing()): Published("v"),
+    (Recheck("v"), Unreadable("timeout")): Recheck("v", 2),
 }
 
 
@@ -115,23 +115,23 @@ def test_a_put_is_repeated_only_while_the_snapshot_is_absent_and_then_stays_unkn
     """No answer ever comes, and a late one may still arrive."""
     lost = (NotWritten("timeout"), Missing())
 
-    assert after(Put(), *lost) == Put(2, in_doubt=True)
-    assert after(Put(), *lost * MAX_TRIES) == Unknown("timeout")
+    assert after(PutSnapshot(), *lost) == PutSnapshot(2, in_doubt=True)
+    assert after(PutSnapshot(), *lost * MAX_TRIES) == Unresolved("timeout")
 
 
 def test_a_refusal_after_a_put_without_answer_proves_nothing() -> None:
     """The credentials expired between two puts, and the first one may still take effect."""
-    assert after(Put(), NotWritten("timeout"), Missing(), Refused("403")) == Unknown("403")
+    assert after(PutSnapshot(), NotWritten("timeout"), Missing(), PutRefused("403")) == Unresolved("403")
 
 
 @pytest.mark.parametrize("state", [ReadBack(1, "lost"), LookAtBase("v"), Trace("v"), Withdraw()], ids=str)
 def test_a_question_without_an_answer_leaves_the_outcome_unknown(state: Active) -> None:
-    assert after(state, *[Unreadable("timeout")] * MAX_TRIES) == Unknown("timeout")
+    assert after(state, *[Unreadable("timeout")] * MAX_TRIES) == Unresolved("timeout")
 
 
 def test_a_missing_answer_to_the_last_look_leaves_the_commit_published() -> None:
     """The look only detects a replacement. It can't make a published commit doubtful."""
-    assert after(LookAgain("v"), *[Unreadable("timeout")] * MAX_TRIES) == Published("v")
+    assert after(Recheck("v"), *[Unreadable("timeout")] * MAX_TRIES) == Published("v")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.handlers.paimon.s3_options import S3Options, java_options, s3_options
+from lakewarden.handlers.paimon.s3_options import PaimonS3Options, java_options, s3_options
 
 KEYS = {"s3.access-key": "key", "s3.secret-key": "secret"}
 
@@ -27,13 +27,13 @@ def test_each_spelling_is_known(prefix: str, joint: str) -> None:
         f"{prefix}region": "us-east-1",
         f"{prefix}endpoint": "minio:9000",
     }
-    assert s3_options(options, {}) == S3Options(
+    assert s3_options(options, {}) == PaimonS3Options(
         "https://minio:9000", "us-east-1", "key", "secret", "token", path_style=False
     )
 
 
 def test_variables_fill_in_what_the_options_lack() -> None:
-    assert s3_options({}, VARIABLES) == S3Options(
+    assert s3_options({}, VARIABLES) == PaimonS3Options(
         "http://minio:9000", "eu-west-1", "its key", "its secret", "its token", path_style=False
     )
     assert s3_options({"s3.endpoint": "http://other"}, VARIABLES).endpoint == "http://other"

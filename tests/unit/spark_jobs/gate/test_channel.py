@@ -28,7 +28,7 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate import channel as channel_module
 from lakewarden.spark_jobs.gate.channel import MAX_TERM_SEARCH, Channel
-from lakewarden.spark_jobs.gate.refusals import ConnectionErrors, Wait, not_granted
+from lakewarden.spark_jobs.gate.refusals import ConnectionErrors, OverdueWait, not_granted
 from tests.unit.events.building import AT, made
 
 TABLE = "s3://lake/t"
@@ -363,6 +363,8 @@ def test_a_replaced_agent_is_not_believed_and_the_term_is_searched_once(scene: S
 
 
 def test_the_error_of_a_timeout_names_why_decisions_could_not_be_read() -> None:
-    error = not_granted(600.0, Wait("t", "w", (), ()), ConnectionErrors(None, "no token today"), "table=t")
+    error = not_granted(
+        600.0, OverdueWait("t", "w", (), ()), ConnectionErrors(None, "no token today"), "table=t"
+    )
 
     assert "this writer can't read decisions (no token today): check the brokers" in str(error)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from lakewarden.spark_jobs.gate.errors import BaseChanged
-from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 
 
 class Reports:
@@ -35,7 +35,7 @@ def test_a_commit_is_reported_once_by_whatever_thread() -> None:
         thread.join()
 
     assert reports.versions == ["7"]
-    assert reports.grant.outcome is Outcome.PUBLISHED
+    assert reports.grant.outcome is PublishOutcome.PUBLISHED
 
 
 def test_a_reported_commit_cannot_be_withdrawn() -> None:
@@ -45,7 +45,7 @@ def test_a_reported_commit_cannot_be_withdrawn() -> None:
     with pytest.raises(RuntimeError, match="reported as published in version 7, and that can't be withdrawn"):
         reports.grant.not_published()
 
-    assert reports.grant.outcome is Outcome.PUBLISHED
+    assert reports.grant.outcome is PublishOutcome.PUBLISHED
 
 
 def test_a_commit_that_turns_out_to_be_there_counts_after_all() -> None:

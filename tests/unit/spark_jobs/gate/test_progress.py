@@ -23,7 +23,7 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.grant_deadline import MAX_SEND_TIMES, SendTimes
 from lakewarden.spark_jobs.gate.markers import as_scope
-from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GrantLease, Phase, Progress
+from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GatePhase, GateProgress, GrantLease
 
 COMMON: dict[str, Any] = {
     "table": "file:///lake/t",
@@ -52,8 +52,8 @@ def renewed(seq: int, lease: float = 20.0, grant: str = "g") -> GrantRenewed:
     return GrantRenewed(**common(), grant=grant, lease_seconds=lease, seq=seq)
 
 
-def requested(*, sent_at: float = 100.0) -> tuple[Progress, int]:
-    progress = Progress("file:///lake/t", "w", margin_seconds=1.0)
+def requested(*, sent_at: float = 100.0) -> tuple[GateProgress, int]:
+    progress = GateProgress("file:///lake/t", "w", margin_seconds=1.0)
     progress.apply(ADMITTED, 0)
     progress.request()
     return progress, progress.send_times.next_seq(sent_at)
@@ -74,7 +74,7 @@ def test_a_grant_expires_at_its_deadline() -> None:
     progress.apply(granted(seq), 77)
 
     assert progress.begin_publish(119.5) == ExpiredLease(GrantLease("g", 77, seq, 20.0, 119.0), 0.5)
-    assert progress.phase is Phase.REQUESTED
+    assert progress.phase is GatePhase.REQUESTED
 
 
 def test_a_grant_for_an_unknown_seq_gives_no_lease() -> None:
@@ -144,7 +144,7 @@ def test_an_abort_for_a_record_whose_writer_the_agent_could_not_read_ends_the_tr
 
 
 def test_a_grant_counts_only_while_the_writer_waits_for_it() -> None:
-    early = Progress("file:///lake/t", "w", 1.0)
+    early = GateProgress("file:///lake/t", "w", 1.0)
     early.apply(ADMITTED, 0)
     assert early.apply(granted(early.send_times.next_seq(1.0)), 1) is Change.NONE
 
@@ -154,9 +154,9 @@ def test_a_grant_counts_only_while_the_writer_waits_for_it() -> None:
 
 
 def test_already_committed_ends_the_transaction() -> None:
-    progress = Progress("file:///lake/t", "w", 1.0)
+    progress = GateProgress("file:///lake/t", "w", 1.0)
     assert progress.apply(COMMITTED, 0) is Change.ANSWER
-    assert progress.phase is Phase.ENDED
+    assert progress.phase is GatePhase.ENDED
     assert progress.apply(ADMITTED, 1) is Change.NONE
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lakewarden.spark_jobs import BaseChanged, LeaseLost, OutcomeUnknown
-from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.sinks.delta import observer
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
@@ -164,7 +164,7 @@ def test_a_conflict_with_a_foreign_commit_means_that_nothing_was_published() -> 
     with pytest.raises(BaseChanged, match="files were added to day=1"):
         world.end(Conflict())
 
-    assert world.grant.outcome is Outcome.NOT_PUBLISHED
+    assert world.grant.outcome is PublishOutcome.NOT_PUBLISHED
 
 
 def test_a_conflict_of_the_commit_with_itself_is_a_published_commit() -> None:
@@ -173,7 +173,7 @@ def test_a_conflict_of_the_commit_with_itself_is_a_published_commit() -> None:
 
     world.end(Conflict())
 
-    assert world.grant.outcome is Outcome.PUBLISHED
+    assert world.grant.outcome is PublishOutcome.PUBLISHED
     assert world.reports == ["4"]
 
 
@@ -184,7 +184,7 @@ def test_what_the_log_does_not_show_is_unknown(error: Exception, readable: bool)
     with pytest.raises(OutcomeUnknown):
         world.end(error)
 
-    assert world.grant.outcome is Outcome.UNKNOWN
+    assert world.grant.outcome is PublishOutcome.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_what_is_found_under_the_grant_before_the_commit_is_raised_as_itself(
 
     with pytest.raises(error, match=text):
         world.end(failed)
-    assert world.grant.outcome is Outcome.NOT_PUBLISHED
+    assert world.grant.outcome is PublishOutcome.NOT_PUBLISHED
 
 
 def test_what_fails_after_the_commit_does_not_fail_the_batch() -> None:
