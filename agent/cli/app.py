@@ -163,12 +163,12 @@ def dev(
             min=0,
             max=65535,
             metavar="P",
-            help="Port of the embedded Kafka; 0: any free port.",
+            help="Port of the embedded Kafka; default: that of the last start, or any free port.",
         ),
     ] = 0,
     web_port: Annotated[
         int,
-        typer.Option("--web-port", min=0, max=65535, metavar="P", help="Port of the page; 0: any free port."),
+        typer.Option("--web-port", min=0, max=65535, metavar="P", help="Port of the page; likewise."),
     ] = 0,
     tables: Tables = None,
     lock_root: Annotated[
@@ -180,16 +180,22 @@ def dev(
         ),
     ] = None,
     s3_endpoint: S3Endpoint = None,
+    output: OutputFormat = Output.TEXT,
 ) -> None:
     """Run Kafka, the agent and the page on this machine, for development, until SIGTERM or Ctrl-C.
 
     The command needs a JDK 17 or newer, but no Docker. It downloads Kafka the first time. The agent serves the tables below
-    DIR. When Kafka and the agent are ready, the command prints one line of JSON on stdout, with the address of the page
-    (`lakewarden web`); logs go to stderr.
+    DIR. When Kafka and the agent are ready, the command prints the addresses on stdout, with --output json as one line.
+    Warnings go to stderr; with `lakewarden --verbose dev`, --output json or LAKEWARDEN_LOG_LEVEL, what the agent does, too.
     """
     # The real settings need Kafka's address; these only configure the logs.
     settings = Settings.load(tables=("file:///dev/*",))
-    configure_logging(settings.log_level, stream=sys.stderr)
+    quiet = (
+        output is Output.TEXT
+        and "LAKEWARDEN_VERBOSE" not in os.environ
+        and "log_level" not in settings.model_fields_set
+    )
+    configure_logging("warning" if quiet else settings.log_level, stream=sys.stderr)
     run(
         lambda: run_dev(
             data.resolve(),
@@ -198,6 +204,7 @@ def dev(
             tables=tuple(tables or ()),
             lock_root=lock_root,
             s3_endpoint=s3_endpoint,
+            output=output,
         )
     )
 

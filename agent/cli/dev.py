@@ -1,23 +1,29 @@
 """`lakewarden dev`: Kafka, the agent and the page for development, with all data in one folder.
 
-Kafka's data and the locks are in `<data>/.lakewarden`, so that the next start uses the same topics, offsets and locks. When
-Kafka and the agent are ready, one line of JSON is printed on stdout; logs and progress go to stderr.
+Kafka's data, the locks and the ports are in `<data>/.lakewarden`, so that the next start has the same topics, offsets, locks and
+addresses. When Kafka and the agent are ready, what a person needs is printed on stdout, or one line of JSON; logs and progress
+go to stderr.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shlex
+import socket
 import sys
 from pathlib import Path
 
-from lakewarden.agent.cli.output import print_json, print_line
+from lakewarden.agent.cli.options import Output
+from lakewarden.agent.cli.output import print_json, print_line, print_lines
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, JdkMissing, KafkaStartError, KafkaUnavailable
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import Settings
 
 HIDDEN = ".lakewarden"
+PORTS = "ports.json"
 
 
 async def run_dev(
@@ -28,6 +34,7 @@ async def run_dev(
     tables: tuple[str, ...],
     lock_root: str | None,
     s3_endpoint: str | None,
+    output: Output,
 ) -> None:
     """Serve until SIGINT or SIGTERM. `data` is an absolute path without symbolic links."""
     # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
@@ -39,8 +46,11 @@ async def run_dev(
     root = checked.lock_root or hidden.as_uri()
     served = (f"file://{data}/*", *checked.tables)
     _create_folder(hidden)
+    ports = _last_ports(hidden / PORTS)
     kafka = EmbeddedKafka(
-        hidden / "kafka", port=kafka_port, on_progress=lambda text: print_line(text, err=True)
+        hidden / "kafka",
+        port=kafka_port or _if_free(ports.get("kafka")),
+        on_progress=lambda text: print_line(text, err=True),
     )
     try:
         async with kafka:
@@ -51,17 +61,70 @@ async def run_dev(
                 s3_endpoint=s3_endpoint,
                 replication=1,
             )
+            if "http_listen" not in settings.model_fields_set:
+                # Another agent of this machine may have the default port.
+                host, port = settings.http_address or (None, 0)
+                settings = settings.model_copy(update={"http_listen": f"{host}:{_if_free(port)}"})
+            web_port = web_port or _if_free(ports.get("page"))
             page = settings.model_copy(update={"web_listen": f"127.0.0.1:{web_port}"})
             async with running_page(page) as address:
-                ready = {
-                    "ready": True,
-                    "bootstrap_servers": kafka.bootstrap_servers,
-                    "lock_root": settings.lock_root,
-                    "web": address,
-                }
-                await serve_until_signal(settings, lambda: print_json(ready), log_to=sys.stderr)
+                _keep_ports(hidden / PORTS, kafka=kafka.bootstrap_servers, page=address)
+
+                def on_ready() -> None:
+                    if output is Output.JSON:
+                        print_json(
+                            {
+                                "ready": True,
+                                "bootstrap_servers": kafka.bootstrap_servers,
+                                "lock_root": settings.lock_root,
+                                "web": address,
+                            }
+                        )
+                    else:
+                        print_lines(_introduction(data, kafka.bootstrap_servers, address, checked.tables))
+                        sys.stdout.flush()
+
+                await serve_until_signal(settings, on_ready, log_to=sys.stderr)
     except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
         raise AgentError(str(error)) from error
+
+
+def _introduction(data: Path, bootstrap_servers: str, page: str, others: tuple[str, ...]) -> list[str]:
+    return [
+        "ready; Ctrl-C stops it, and the next start has the same data and addresses",
+        f"  Kafka   {bootstrap_servers}, as in CommitGate({bootstrap_servers!r})",
+        f"  page    {page}",
+        f"  tables  {', '.join((f'below {data}', *others))}; others by --tables 'file:///other/folder/*'",
+        "  for the commands, in another shell:",
+        f"    export LAKEWARDEN_BOOTSTRAP_SERVERS={bootstrap_servers}",
+        f"    {shlex.quote(sys.argv[0])} status",
+    ]
+
+
+def _last_ports(file: Path) -> dict[str, int]:
+    """The ports of the last start. Empty if it isn't known."""
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {name: port for name, port in known.items() if isinstance(port, int) and 0 < port < 65536}
+
+
+def _keep_ports(file: Path, **addresses: str) -> None:
+    file.write_text(
+        json.dumps({name: int(each.rstrip("/").rpartition(":")[2]) for name, each in addresses.items()})
+    )
+
+
+def _if_free(port: int | None) -> int:
+    """The port, or 0 (any free one) if it is unknown or in use."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port or 0))
+        except OSError:
+            return 0
+    return port or 0
 
 
 def _create_folder(folder: Path) -> None:

@@ -260,11 +260,11 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(
     assert json.loads(aborted)["transaction"] == winner.transaction
 
 
-async def test_dev_prints_one_line_ends_its_processes_and_keeps_its_state(tmp_path: Path) -> None:
+async def test_dev_ends_its_processes_and_keeps_its_state_and_addresses(tmp_path: Path) -> None:
     data = tmp_path / "my data"
     table = f"file://{data}/t"
     first = "first-transaction"
-    with _started("dev", "--data", str(data)) as dev:
+    with _started("dev", "--data", str(data), "--output", "json") as dev:
         ready = json.loads(await _line(dev))
         assert set(ready) == {"ready", "bootstrap_servers", "lock_root", "web"}
         assert ready["ready"] is True
@@ -287,7 +287,11 @@ async def test_dev_prints_one_line_ends_its_processes_and_keeps_its_state(tmp_pa
     assert alive == []
 
     with _started("dev", "--data", str(data)) as dev:
-        ready = json.loads(await _line(dev))
+        assert (await _line(dev)).startswith("ready; ")
+        printed = "".join([await _line(dev) for _ in range(6)])
+        assert ready["bootstrap_servers"] in printed
+        assert ready["web"] in printed
+        assert f"below {data}" in printed
         await _until_shown(ready, table, first)
 
 
