@@ -23,7 +23,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY, Marker
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.errors import (
     AgentUnreachable,
@@ -37,6 +36,7 @@ from lakewarden.spark_jobs.gate.errors import (
     OutcomeUnknown,
     UnsupportedSpark,
 )
+from lakewarden.spark_jobs.gate.scope import BatchScope
 
 if TYPE_CHECKING:
     from lakewarden.spark_jobs.commit_gate import CommitGate
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.sinks.iceberg.sink import IcebergSink
     from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
     from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
-    from lakewarden.spark_jobs.streaming.table_names import table_uri
+    from lakewarden.spark_jobs.streaming.batches import table_uri
 
 __all__ = [
     "TABLE_SERVICE_PRIORITY",
@@ -97,7 +97,7 @@ _MODULES = {
     "PartitionPaths": "sinks.partition_paths",
     "Sink": "sinks.contract",
     "Transaction": "gate.transaction",
-    "table_uri": "streaming.table_names",
+    "table_uri": "streaming.batches",
 }
 
 # A library writes nothing until its program configures logging. Without a handler, Python prints warnings to stderr.

@@ -36,9 +36,8 @@ from lakewarden.agent.stores import (
     open_store,
     probe,
 )
-from lakewarden.agent.stores.limited import LimitedStore
 from lakewarden.agent.stores.locations import parse_location
-from lakewarden.agent.stores.metered import MeteredStore, OnRequest
+from lakewarden.agent.stores.wrapped import LimitedStore, MeteredStore, OnRequest
 from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers.lease import machine as lease

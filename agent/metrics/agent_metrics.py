@@ -26,7 +26,6 @@ from lakewarden.agent.errors import (
     SuspendedError,
     TaskEndedError,
 )
-from lakewarden.agent.metrics.table_labels import TableLabels
 from lakewarden.handlers.explain.condition import NAMES as CONDITIONS
 
 DEFAULT_TABLES = 100
@@ -277,3 +276,28 @@ def _reason(problem: Exception | None) -> str:
 
 def _name_of(error: type[AgentError]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", error.__name__.removesuffix("Error")).lower()
+
+
+OTHER = "other"
+"""Not the URI of a table: it has no scheme."""
+
+
+class TableLabels:
+    """Gives the first `limit` tables that something is counted of a value of their own, until the process ends."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def of(self, uri: str) -> str:
+        """The label's value of a table."""
+        if uri in self._known:
+            return uri
+        if len(self._known) >= self._limit:
+            return OTHER
+        self._known.add(uri)
+        return uri
+
+    def known(self, uri: str) -> str:
+        """The same for a name in a refused event, which gets no value of its own: there may be no such table."""
+        return uri if uri in self._known else OTHER

@@ -34,9 +34,9 @@ from obstore.store import AzureStore, GCSStore
 
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.locations import LocationError, parse_location, scheme_of
-from lakewarden.agent.stores.obstore_errors import error_text
 from lakewarden.agent.stores.port import (
     MAX_OBJECT_BYTES,
+    error_text,
     require_probe_key,
     require_timeout,
     shorten,

@@ -74,3 +74,8 @@ def shorten(why: str, limit: int = MAX_WHY_CHARACTERS) -> str:
     line = " ".join(why.split())
     end = limit // 2
     return line if len(line) <= limit else f"{line[: limit - end - 1]}…{line[-end:]}"
+
+
+def error_text(error: BaseException) -> str:
+    """The text of an error of obstore without what it adds for its own developers."""
+    return str(error).partition("\n\nDebug source:\n")[0]

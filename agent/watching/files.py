@@ -20,8 +20,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.locations import parse_location
-from lakewarden.agent.stores.obstore_errors import error_text
-from lakewarden.agent.stores.port import shorten
+from lakewarden.agent.stores.port import error_text, shorten
 from lakewarden.agent.stores.region import DEFAULT_REGION, s3_region
 from lakewarden.events import object_uri
 from lakewarden.handlers.observations import File

@@ -89,7 +89,6 @@ from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.ledger import Kind, LedgerEntries, batch_of, losses_entry
 from lakewarden.handlers.table.liveness import CaughtUp, abort_overdue, abort_silent_writers
 from lakewarden.handlers.table.memory import abort_over_budget
-from lakewarden.handlers.table.operators import abort_as_requested
 from lakewarden.handlers.table.state import MAX_CLOSED, LockView, TableSettings, TableState, UnknownRequest
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
@@ -417,3 +416,29 @@ def _decide_outstanding(context: StepContext) -> None:
         losses, lost_on = state.losses.get(writer, 0), state.lost_on.get(writer, ())
         context.effects.append(losses_entry(state.uri, writer, losses, lost_on, lost_last))
     state.unrecorded_losses.clear()
+
+
+def abort_as_requested(context: StepContext) -> None:
+    """Answer the requests of operators to end a transaction that are not answered yet (docs/decisions/0020).
+
+    - `abort-requested` of an open transaction that is not granted: the agent aborts it (`operator`).
+    - `abort-requested` of a granted one: the agent publishes `lease-lost`. Its writer may be publishing, so the grant is not
+      extended, and nothing else is granted before its lease is over.
+    - `abort-requested` of one that has ended: nothing follows.
+    - `ledger-corrected`: a transaction that computes a batch which is committed now is aborted (`superseded`), as after a late
+      completion (`admission.py`).
+
+    All of these aborts are retriable: the request frees the table, and the job may compute again behind the others.
+
+    The request is a fact of the transaction (`facts.py`). So one that was read and not answered is answered after the replay.
+    """
+    for transaction in context.state.open():
+        request, grant = transaction.abort_request, transaction.grant
+        if request is None or (grant is not None and grant.revoked):
+            continue
+        context.abort(
+            transaction,
+            "operator" if grant is None else "lease-lost",
+            detail=f"requested by operator {request.operator!r}: {request.reason}",
+            cause=request.event_id,
+        )

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from lakewarden.events import UNSTAMPED, Abort, CommitGranted, CommitIntent, DecisionEvent
 from lakewarden.handlers.table.effects import Effect
 from lakewarden.handlers.table.machine import EventRead, Input
 from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.transactions import OPEN, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +81,26 @@ def aborts_of_stop(state: TableState, failed: FailedStep, offset: int, detail: s
             )
         )
     return found
+
+
+def answer_to_refused(
+    state: TableState | None, transaction: str, writer: str | None, *, stopped: bool
+) -> Literal["abort", "abort once", "nothing"]:
+    """How the agent answers an event that it refuses. `state` and `stopped`: of its table.
+
+    | its transaction | answer |
+    | --- | --- |
+    | has ended | none: it has its answer, also if the table has been stopped since |
+    | is unknown, or its table is stopped | `abort(not-allowed)`, once |
+    | is granted | none: a granted transaction is never aborted for it. If the event was its completion, its grant lapses |
+    | is open | `abort(not-allowed)`, because part of what it touches is unknown |
+    | is open, and of another writer | none: the event is not of this transaction |
+    """
+    if state is not None and transaction in state.closed:
+        return "nothing"
+    found = None if state is None or stopped else state.transactions.get(transaction)
+    if found is None:
+        return "abort once"
+    if found.phase not in OPEN - {Phase.GRANTED} or found.writer != writer:
+        return "nothing"
+    return "abort"

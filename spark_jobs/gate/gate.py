@@ -56,8 +56,8 @@ from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
 from lakewarden.spark_jobs.gate.kafka import SEND_TIMEOUT_SECONDS
 from lakewarden.spark_jobs.gate.kafka_options import KafkaSettings
-from lakewarden.spark_jobs.gate.markers import as_scope
 from lakewarden.spark_jobs.gate.observer import Observer
+from lakewarden.spark_jobs.gate.scope import as_scope
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
 

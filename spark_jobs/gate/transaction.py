@@ -31,7 +31,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation, WriterEventUnion, event_chunks
+from lakewarden.events import (
+    Abort,
+    CommitRequested,
+    DecisionEventUnion,
+    Marker,
+    MarkerCreated,
+    Operation,
+    WriterEventUnion,
+    event_chunks,
+)
 from lakewarden.handlers.writers_log import (
     met,
     waited_for,
@@ -40,17 +49,14 @@ from lakewarden.handlers.writers_log import (
     writers_granted_before,
 )
 from lakewarden.spark_jobs.gate import refusals
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.callbacks import AbortCallbacks
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, BaseChanged, CommitAborted, GateError
 from lakewarden.spark_jobs.gate.event_publisher import EventPublisher, Intent, Timing
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from lakewarden.spark_jobs.gate.footprint import as_marker, published_markers
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.gate.markers import whole_partitions
 from lakewarden.spark_jobs.gate.observer import (
     MAX_LISTED,
     GateEvent,
@@ -62,6 +68,7 @@ from lakewarden.spark_jobs.gate.observer import (
     reason_of,
 )
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GatePhase, GateProgress, GrantLease
+from lakewarden.spark_jobs.gate.scope import BatchScope, whole_partitions
 
 MAX_TOUCHED = 50_000
 """Markers kept one by one for a retry's scope. If there are more, only their partitions are kept."""
@@ -300,18 +307,31 @@ class Transaction:
         """
         abort = self._progress.abort or self._progress.late_abort
         named = abort.conflicts if abort else ()
-        known = dict.fromkeys((*self._touched, *map(as_marker, named)))
-        if self._intent_offset is not None:
-            published = published_markers(
-                self._channel,
-                self.table,
-                self.intent.writer,
-                self.id,
-                since=self._intent_offset,
-                timeout=timeout,
-            )
-            known.update(dict.fromkeys(published))
+        known = dict.fromkeys(self._touched)
+        known |= dict.fromkeys(
+            Marker(partition=each.partition, file_group=each.file_group, operation=each.operation)
+            for each in named
+        )
+        known |= dict.fromkeys(self._published_markers(timeout))
         return tuple(known)
+
+    def _published_markers(self, timeout: float) -> Iterator[Marker]:
+        """Read those of executors, and of tasks whose job was cancelled. If Kafka doesn't answer, log it, and yield none."""
+        if self._intent_offset is None:
+            return
+        mine = (self.table, self.intent.writer, self.id)
+        try:
+            events = self._channel.read_back(self.table, self._intent_offset, timeout)
+        except GateError as error:
+            log.warning("gate.footprint-incomplete", table=self.table, transaction=self.id, error=str(error))
+            return
+        for event in events:
+            if isinstance(event, MarkerCreated | CommitRequested) and mine == (
+                event.table,
+                event.writer,
+                event.transaction,
+            ):
+                yield from event.markers
 
     @property
     def sequence(self) -> int | None:

@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from lakewarden.events import ConflictRule
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
 if TYPE_CHECKING:

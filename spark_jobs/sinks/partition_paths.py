@@ -47,7 +47,7 @@ from lakewarden.handlers.partition_spelling import (
     moment,
     number_text,
 )
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
+from lakewarden.spark_jobs.gate.scope import BatchScope
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker
 from lakewarden.handlers.partition_spelling import moment
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
+from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 
 if TYPE_CHECKING:

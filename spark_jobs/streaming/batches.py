@@ -27,8 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
+from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker, canonical_table
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import (
     AlreadyCommitted,
@@ -39,13 +38,14 @@ from lakewarden.spark_jobs.gate.errors import (
 )
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.sinks.partitions import computed_once
+from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
-from lakewarden.spark_jobs.streaming.spark_support import context_of, query_of
-from lakewarden.spark_jobs.streaming.table_names import table_uri
+from lakewarden.spark_jobs.streaming.spark_support import context_of, query_of, require_spark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -322,3 +322,16 @@ def wire_name(writer: str, batch: DataFrame) -> str:
     """Return `<writer>:<query id>` for a batch of a streaming query, and `writer` if no query runs."""
     query = query_of(batch)
     return f"{writer}:{query}" if query else writer
+
+
+def table_uri(table: str) -> str:
+    """Return the canonical URI of a table: from its URI, its absolute path, or its name in a catalog of the Spark session.
+
+    The protocol knows tables by their location, so that writers with different catalogs, or with none, exclude each other.
+
+    Raises `ValueError` if there is no such table, or if its catalog doesn't give a location.
+    """
+    if not is_location(table):
+        require_spark(f"the table name {table!r}, which is no URI and no absolute path,")
+        table = location_of(table)
+    return canonical_table(table)

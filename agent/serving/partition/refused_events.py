@@ -5,7 +5,7 @@
   producer of its event has another partitioner.
 
 A refused event goes to the dead letters. If its transaction can be decoded, the owner publishes one `abort(not-allowed)`, unless
-the transaction has its answer, or is granted (`handlers/table/refused_events.py`). An open transaction is closed by it.
+the transaction has its answer, or is granted (`handlers/table/stopping.py`). An open transaction is closed by it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lakewarden.agent.serving.partition.own_records import MAX_REASON, OwnRecord
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.events import Undecodable
 from lakewarden.handlers.table.machine import Tick, replay_decision
-from lakewarden.handlers.table.refused_events import answer_to_refused
 from lakewarden.handlers.table.replay import Subject
+from lakewarden.handlers.table.stopping import answer_to_refused
 
 log = structlog.get_logger()
 

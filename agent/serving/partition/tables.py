@@ -36,13 +36,13 @@ from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LedgerEventUnion
 from lakewarden.events.access import partition_of
-from lakewarden.handlers.table.deferred_inputs import DeferredInputs
 from lakewarden.handlers.table.effects import AcquireLock, Effect, ReleaseLock
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.ledger import Kind, Ledger, LedgerEntries
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import (
     Input,
+    LockFailed,
     LockInput,
     OverBudget,
     Tick,
@@ -314,3 +314,33 @@ class Tables:
         else:
             drop_index(self.states[uri])
             self.note_memory(uri)
+
+
+class DeferredInputs:
+    """What happens to the locks of a paused owner, until it resumes (`handlers/group/ownership.py`): the inputs, in their order.
+
+    One that follows an input of the same kind of the same table replaces it: of several renewals in a row, the last one has the
+    lease in force.
+    """
+
+    def __init__(self) -> None:
+        self._inputs: list[tuple[str, LockInput]] = []
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def add(self, uri: str, input_: LockInput) -> None:
+        """Keep an input of a table."""
+        of_table = [number for number, (other, _) in enumerate(self._inputs) if other == uri]
+        if of_table and _kind(self._inputs[of_table[-1]][1]) == _kind(input_):
+            del self._inputs[of_table[-1]]
+        self._inputs.append((uri, input_))
+
+    def take(self) -> list[tuple[str, LockInput]]:
+        """Return the inputs in their order, and forget them."""
+        inputs, self._inputs = self._inputs, []
+        return inputs
+
+
+def _kind(input_: LockInput) -> str:
+    return input_.failure if isinstance(input_, LockFailed) else type(input_).__name__

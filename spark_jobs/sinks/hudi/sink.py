@@ -40,8 +40,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import canonical_table
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
+from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import (

@@ -44,10 +44,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, Operation
 from lakewarden.handlers.paimon.primary_key import first_sequence_number, missing_columns
 from lakewarden.handlers.paimon.publish import CommitName
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced, GateError
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import folding, naming_values
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.merge import latest, merge

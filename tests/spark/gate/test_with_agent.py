@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from lakewarden.spark_jobs.streaming.table_names import table_uri
+from lakewarden.spark_jobs.streaming.batches import table_uri
 from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import S3Server
 from tests.spark.agents import running_agent

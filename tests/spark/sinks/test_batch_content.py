@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
+from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks import partitions
 from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,

@@ -8,7 +8,7 @@ import pytest
 
 from lakewarden.events import Abort, AlreadyCommitted, BatchCommitted, CommitGranted
 from lakewarden.handlers.table.effects import Warn
-from lakewarden.handlers.table.refused_events import answer_to_refused
+from lakewarden.handlers.table.stopping import answer_to_refused
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.world import World, batch_entry, decided, facts, m, world
 

@@ -22,8 +22,8 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.grant_deadline import MAX_SEND_TIMES, SendTimes
-from lakewarden.spark_jobs.gate.markers import as_scope
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GatePhase, GateProgress, GrantLease
+from lakewarden.spark_jobs.gate.scope import as_scope
 
 COMMON: dict[str, Any] = {
     "table": "file:///lake/t",
