@@ -21,23 +21,21 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, assert_never
 from urllib.parse import urlsplit
 
 import anyio
 import anyio.lowlevel
 import obstore
-import structlog
-from anyio import AsyncContextManagerMixin
 from obstore.exceptions import BaseError, GenericError
 from obstore.store import AzureStore, GCSStore
 
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
-from lakewarden.agent.stores.locations import LocationError, parse_location, scheme_of
+from lakewarden.agent.stores.locations import Location, LocationError, scheme_of
 from lakewarden.agent.stores.port import (
     MAX_OBJECT_BYTES,
+    LocatingStore,
     error_text,
-    require_probe_key,
     require_timeout,
     shorten,
     too_long,
@@ -53,9 +51,7 @@ from lakewarden.handlers.lease.conditional import (
 
 if TYPE_CHECKING:
     from obstore import PutMode
-    from obstore.store import ClientConfig, RetryConfig
-
-log = structlog.get_logger(__name__)
+    from obstore.store import ClientConfig, GCSConfig, RetryConfig
 
 _Client: TypeAlias = GCSStore | AzureStore
 
@@ -107,7 +103,7 @@ _AZURE: Final = _Cloud(
 _CLOUDS: Final = {"gs": _GOOGLE, "az": _AZURE, "abfs": _AZURE}
 
 
-class CloudStore(AsyncContextManagerMixin):
+class CloudStore(LocatingStore[str]):
     """The bucket or container of `uri`. Credentials come from the cloud's standard chain."""
 
     def __init__(self, uri: str, *, request_timeout_seconds: float, endpoint: str | None = None) -> None:
@@ -132,36 +128,17 @@ class CloudStore(AsyncContextManagerMixin):
         finally:
             self._client = None
 
-    async def read(self, uri: str) -> ReadOutcome:
-        """Send one GET."""
-        key = self._locate(uri)
-        if isinstance(key, Refused):
-            return key
+    async def _read(self, key: str) -> ReadOutcome:
         return classify_read(await self._request(lambda store: self._get(store, key)))
 
-    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """Send one PUT under the condition."""
-        key = self._locate(uri)
-        if isinstance(key, Refused):
-            return key
-        if len(body) > MAX_OBJECT_BYTES:
-            return Refused(too_long(len(body)))
+    async def _write(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
         return classify_write(
             await self._request(lambda store: self._put(store, key, body, condition)), condition
         )
 
-    async def delete(self, uri: str) -> None:
-        """Delete a probe's key; log a warning if that fails."""
-        require_probe_key(uri)
-        key = self._locate(uri)
-        if isinstance(key, Refused):
-            why = key.why
-        else:
-            answer = await self._request(lambda store: _remove(store, key))
-            if answer.status == 200:
-                return
-            why = answer.summary
-        log.warning("store.probe_key_left_behind", uri=uri, why=why)
+    async def _remove(self, key: str) -> str | None:
+        answer = await self._request(lambda store: _remove(store, key))
+        return None if answer.status == 200 else answer.summary
 
     def _connect(self) -> _Client:
         endpoint = self._endpoint
@@ -171,22 +148,7 @@ class CloudStore(AsyncContextManagerMixin):
             # Half the timeout, so that the error distinguishes an unreachable endpoint from a slow one.
             "connect_timeout": timedelta(seconds=self._timeout / 2),
         }
-        # A hidden retry would get a 412 for the write of its own first attempt.
-        retry: RetryConfig = {"max_retries": 0}
-        if self._cloud is _GOOGLE:
-            return GCSStore(
-                self._authority,
-                config={"base_url": endpoint} if endpoint else {},
-                client_options=options,
-                retry_config=retry,
-            )
-        return AzureStore.from_url(
-            f"{self._scheme}://{self._authority}",
-            # An emulator is used as an ordinary endpoint: `use_emulator` would allow HTTP for every endpoint.
-            config={"use_emulator": False, "endpoint": endpoint} if endpoint else {"use_emulator": False},
-            client_options=options,
-            retry_config=retry,
-        )
+        return cloud_client(self._scheme, self._authority, endpoint, options)
 
     async def _request(self, request: Callable[[_Client], Awaitable[Answer]]) -> Answer:
         if self._client is None:
@@ -256,17 +218,29 @@ class CloudStore(AsyncContextManagerMixin):
             return Answer(status, message=text, fault="not the store" if status == 404 else None)
         return Answer(status, _S3_CODES.get(code[1], code[1]), f"{code[1]}: {text}")
 
-    def _locate(self, uri: str) -> str | Refused:
-        try:
-            location = parse_location(uri)
-        except LocationError as error:
-            return Refused(str(error), unusable=True)
+    def _key_of(self, location: Location, uri: str) -> str | Refused:
         if (location.scheme, location.authority) != (self._scheme, self._authority):
             return Refused(
                 f"the object is not in the open store {self._scheme}://{self._authority}: uri={uri!r}",
                 unusable=True,
             )
         return location.key
+
+
+def cloud_client(scheme: str, authority: str, endpoint: str | None, options: ClientConfig) -> _Client:
+    """The client of a bucket (`gs`) or a container (`az`, `abfs`). It repeats no request.
+
+    A hidden retry would get a 412 for the write of its own first attempt.
+    """
+    once: RetryConfig = {"max_retries": 0}
+    if scheme == "gs":
+        google: GCSConfig = {"base_url": endpoint} if endpoint else {}
+        return GCSStore(authority, config=google, client_options=options, retry_config=once)
+    # An emulator is used as an ordinary endpoint: `use_emulator` would allow HTTP for every endpoint.
+    config: Any = {"use_emulator": False, **({"endpoint": endpoint} if endpoint else {})}
+    return AzureStore.from_url(
+        f"{scheme}://{authority}", config=config, client_options=options, retry_config=once
+    )
 
 
 async def _remove(client: _Client, key: str) -> Answer:

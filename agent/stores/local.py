@@ -20,13 +20,12 @@ from typing import Final, Self, TypeVar
 
 import anyio
 import anyio.to_thread
-import structlog
-from anyio import AsyncContextManagerMixin, CapacityLimiter
+from anyio import CapacityLimiter
 
 from lakewarden.agent.stores import disk
 from lakewarden.agent.stores.disk import Busy, ObjectPath
-from lakewarden.agent.stores.locations import LocationError, parse_location
-from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, require_probe_key, require_timeout, too_long
+from lakewarden.agent.stores.locations import Location
+from lakewarden.agent.stores.port import LocatingStore, require_timeout
 from lakewarden.handlers.lease.conditional import (
     Condition,
     ReadOutcome,
@@ -35,8 +34,6 @@ from lakewarden.handlers.lease.conditional import (
     Unknown,
     WriteOutcome,
 )
-
-log = structlog.get_logger(__name__)
 
 _MAX_THREADS: Final = 16
 """Limit for one store. Threads on a hanging disk accumulate, and without a limit the process would run out of memory."""
@@ -53,7 +50,7 @@ class _NoThreadFree:
     """All threads are in disk operations. Nothing was done."""
 
 
-class LocalStore(AsyncContextManagerMixin):
+class LocalStore(LocatingStore[ObjectPath]):
     """Objects below one root folder. Every other path is refused, however it is spelled."""
 
     def __init__(self, root: str | os.PathLike[str], *, request_timeout_seconds: float) -> None:
@@ -76,31 +73,16 @@ class LocalStore(AsyncContextManagerMixin):
         finally:
             self._threads = None
 
-    async def read(self, uri: str) -> ReadOutcome:
-        """Read body and version."""
-        path = self._locate(uri)
-        if isinstance(path, Refused):
-            return path
-        return await self._retry_while_busy(partial(disk.read, path))
+    async def _read(self, key: ObjectPath) -> ReadOutcome:
+        return await self._retry_while_busy(partial(disk.read, key))
 
-    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """Compare and swap. A write that exceeds the timeout may still be applied, as on any store: it is unknown."""
-        path = self._locate(uri)
-        if isinstance(path, Refused):
-            return path
-        if len(body) > MAX_OBJECT_BYTES:
-            return Refused(too_long(len(body)))
-        return await self._retry_while_busy(partial(disk.swap, path, body, condition))
+    async def _write(self, key: ObjectPath, body: bytes, condition: Condition) -> WriteOutcome:
+        # A write that exceeds the timeout may still be applied, as on any store: it is unknown.
+        return await self._retry_while_busy(partial(disk.swap, key, body, condition))
 
-    async def delete(self, uri: str) -> None:
-        """Delete a probe's key; log a warning if that fails."""
-        require_probe_key(uri)
-        path = self._locate(uri)
-        failure = (
-            path if isinstance(path, Refused) else await self._retry_while_busy(partial(disk.remove, path))
-        )
-        if failure is not None:
-            log.warning("store.probe_key_left_behind", uri=uri, why=failure.why)
+    async def _remove(self, key: ObjectPath) -> str | None:
+        failure = await self._retry_while_busy(partial(disk.remove, key))
+        return None if failure is None else failure.why
 
     async def _retry_while_busy(
         self, operation: Callable[[], _Result | Busy]
@@ -140,11 +122,7 @@ class LocalStore(AsyncContextManagerMixin):
 
         return await anyio.to_thread.run_sync(run_with_slot, abandon_on_cancel=True, limiter=self._threads)
 
-    def _locate(self, uri: str) -> ObjectPath | Refused:
-        try:
-            location = parse_location(uri)
-        except LocationError as error:
-            return Refused(str(error), unusable=True)
+    def _key_of(self, location: Location, uri: str) -> ObjectPath | Refused:
         if location.scheme != "file" or location.authority not in {"", "localhost"}:
             return Refused(
                 f"a local object's URI has the form file:///absolute/path: uri={uri!r}", unusable=True

@@ -21,10 +21,9 @@ from typing import Literal, Protocol, Self, TypeAlias, TypeVar, assert_never
 
 import anyio
 import anyio.lowlevel
-from anyio import AsyncContextManagerMixin
 
-from lakewarden.agent.stores.locations import LocationError, parse_location
-from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, require_probe_key, require_timeout, too_long
+from lakewarden.agent.stores.locations import Location
+from lakewarden.agent.stores.port import LocatingStore, require_timeout
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Condition,
@@ -122,7 +121,7 @@ class _DelayedRequest:
     act: Callable[[], object] = field(compare=False)
 
 
-class MemoryStore(AsyncContextManagerMixin):
+class MemoryStore(LocatingStore[str]):
     """A client for objects under any scheme. Clients with the same `objects` share them, as two agents share a bucket."""
 
     def __init__(
@@ -147,30 +146,20 @@ class MemoryStore(AsyncContextManagerMixin):
         finally:
             self._is_open = False
 
-    async def read(self, uri: str) -> ReadOutcome:
-        """Read body and version."""
-        key = _locate(uri)
-        if isinstance(key, Refused):
-            return key
+    def _key_of(self, location: Location, uri: str) -> str:  # noqa: ARG002 - as in the interface
+        return f"{location.scheme}://{location.authority}/{location.key}"
+
+    async def _read(self, key: str) -> ReadOutcome:
         return await self._request(Request("read", key), lambda: self._objects.get(key))
 
-    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """Compare and swap, without an await in between."""
-        key = _locate(uri)
-        if isinstance(key, Refused):
-            return key
-        if len(body) > MAX_OBJECT_BYTES:
-            return Refused(too_long(len(body)))
+    async def _write(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
+        # Compare and swap, without an await in between.
         return await self._request(
             Request("write", key, body, condition), lambda: self._put(key, body, condition)
         )
 
-    async def delete(self, uri: str) -> None:
-        """Delete a probe's key."""
-        require_probe_key(uri)
-        key = _locate(uri)
-        if isinstance(key, str):
-            await self._request(Request("delete", key), lambda: self._objects.remove(key))
+    async def _remove(self, key: str) -> None:
+        await self._request(Request("delete", key), lambda: self._objects.remove(key))
 
     async def _request(self, request: Request, act: Callable[[], _Outcome]) -> _Outcome | Fault:
         if not self._is_open:
@@ -201,12 +190,3 @@ class MemoryStore(AsyncContextManagerMixin):
 
     def _put(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
         return self._objects.put(key, body, condition)
-
-
-def _locate(uri: str) -> str | Refused:
-    """The canonical key of an object, or the refusal that a real store would return."""
-    try:
-        location = parse_location(uri)
-    except LocationError as error:
-        return Refused(str(error), unusable=True)
-    return f"{location.scheme}://{location.authority}/{location.key}"

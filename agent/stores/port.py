@@ -7,10 +7,19 @@ cancellation, which passes through, and a programming error (a negative timeout,
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Generic, Protocol, Self, TypeVar
 
-from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
+import structlog
+from anyio import AsyncContextManagerMixin
+
+from lakewarden.agent.stores.locations import Location, LocationError, parse_location
+from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, Refused, WriteOutcome
+
+log = structlog.get_logger(__name__)
+
+Key = TypeVar("Key")
 
 MAX_OBJECT_BYTES: Final = 1024 * 1024
 """Longest object that is read or written. A lock object has less than 200 bytes, so a longer object is not a lock. Reading it
@@ -47,6 +56,49 @@ class ConditionalStore(Protocol):
         exc_tb: TracebackType | None,
         /,
     ) -> bool | None: ...
+
+
+class LocatingStore(AsyncContextManagerMixin, Generic[Key]):
+    """What all stores do before a request: they refuse what names none of their objects, and what is too long."""
+
+    @abstractmethod
+    def _key_of(self, location: Location, uri: str) -> Key | Refused:
+        """What names the object in this store, or why it is none."""
+
+    @abstractmethod
+    async def _read(self, key: Key) -> ReadOutcome: ...
+
+    @abstractmethod
+    async def _write(self, key: Key, body: bytes, condition: Condition) -> WriteOutcome: ...
+
+    @abstractmethod
+    async def _remove(self, key: Key) -> str | None:
+        """Delete a probe's key. Return why that failed, if it did."""
+
+    async def read(self, uri: str) -> ReadOutcome:
+        key = self._locate(uri)
+        return key if isinstance(key, Refused) else await self._read(key)
+
+    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
+        key = self._locate(uri)
+        if isinstance(key, Refused):
+            return key
+        if len(body) > MAX_OBJECT_BYTES:
+            return Refused(too_long(len(body)))
+        return await self._write(key, body, condition)
+
+    async def delete(self, uri: str) -> None:
+        require_probe_key(uri)
+        key = self._locate(uri)
+        why = key.why if isinstance(key, Refused) else await self._remove(key)
+        if why is not None:
+            log.warning("store.probe_key_left_behind", uri=uri, why=why)
+
+    def _locate(self, uri: str) -> Key | Refused:
+        try:
+            return self._key_of(parse_location(uri), uri)
+        except LocationError as error:
+            return Refused(str(error), unusable=True)
 
 
 def require_timeout(seconds: float) -> float:

@@ -21,18 +21,16 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
-import structlog
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
-from anyio import AsyncContextManagerMixin
 from botocore import exceptions as boto
 
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
-from lakewarden.agent.stores.locations import Location, LocationError, parse_location
+from lakewarden.agent.stores.locations import Location
 from lakewarden.agent.stores.port import (
     MAX_OBJECT_BYTES,
-    require_probe_key,
+    LocatingStore,
     require_timeout,
     too_long,
 )
@@ -46,8 +44,6 @@ from lakewarden.handlers.lease.conditional import (
     Refused,
     WriteOutcome,
 )
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -71,7 +67,7 @@ _CONFIGURATION_ERRORS: Final = (
 """Raised before anything is sent, and raised again until the configuration changes. The errors of *fetching* credentials are
 not among them, because the next try may succeed."""
 
-_NO_CREDENTIALS: Final = (
+NO_CREDENTIALS: Final = (
     "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in AWS_PROFILE, "
     "or run with an IAM role"
 )
@@ -123,7 +119,7 @@ class S3Options:
         return encryption | ({"SSEKMSKeyId": self.kms_key} if self.kms_key else {})
 
 
-class S3Store(AsyncContextManagerMixin):
+class S3Store(LocatingStore[Location]):
     """Objects `s3://bucket/key` (or `s3a://`), in any bucket that the credentials give access to."""
 
     def __init__(self, options: S3Options | None = None, *, request_timeout_seconds: float) -> None:
@@ -144,37 +140,23 @@ class S3Store(AsyncContextManagerMixin):
             finally:
                 self._stack = self._client = None
 
-    async def read(self, uri: str) -> ReadOutcome:
-        """Send one GET."""
-        location = _locate(uri)
-        if isinstance(location, Refused):
-            return location
-        return classify_read(await self._request(lambda client: _get(client, location, self._of_requests)))
+    def _key_of(self, location: Location, uri: str) -> Location | Refused:
+        if location.scheme != "s3" or not _BUCKET.fullmatch(location.authority):
+            return Refused(f"an S3 object's URI has the form s3://bucket/key: uri={uri!r}", unusable=True)
+        return location
 
-    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """Send one PUT with `If-None-Match: *` or `If-Match: <etag>`."""
-        location = _locate(uri)
-        if isinstance(location, Refused):
-            return location
-        if len(body) > MAX_OBJECT_BYTES:
-            return Refused(too_long(len(body)))
+    async def _read(self, key: Location) -> ReadOutcome:
+        return classify_read(await self._request(lambda client: _get(client, key, self._of_requests)))
+
+    async def _write(self, key: Location, body: bytes, condition: Condition) -> WriteOutcome:
         return classify_write(
-            await self._request(lambda client: _put(client, location, body, condition, self._of_writes)),
+            await self._request(lambda client: _put(client, key, body, condition, self._of_writes)),
             condition,
         )
 
-    async def delete(self, uri: str) -> None:
-        """Delete a probe's key; log a warning if that fails."""
-        require_probe_key(uri)
-        location = _locate(uri)
-        if isinstance(location, Refused):
-            why = location.why
-        else:
-            answer = await self._request(lambda client: _remove(client, location, self._of_requests))
-            if 200 <= answer.status < 300:
-                return
-            why = answer.summary
-        log.warning("store.probe_key_left_behind", uri=uri, why=why)
+    async def _remove(self, key: Location) -> str | None:
+        answer = await self._request(lambda client: _remove(client, key, self._of_requests))
+        return None if 200 <= answer.status < 300 else answer.summary
 
     async def _request(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
         stack = self._stack
@@ -211,7 +193,7 @@ class S3Store(AsyncContextManagerMixin):
         session = AioSession(profile=options.profile)
         try:
             if await session.get_credentials() is None:
-                return _not_sent(_NO_CREDENTIALS)
+                return _not_sent(NO_CREDENTIALS)
             region = s3_region(options.region, session)
             making = session.create_client(
                 "s3",
@@ -312,16 +294,6 @@ def _disable_expect_and_redirects(params: dict[str, Any], context: dict[str, Any
     """
     params["headers"].pop("Expect", None)
     context.setdefault("s3_redirect", {})["redirected"] = True
-
-
-def _locate(uri: str) -> Location | Refused:
-    try:
-        location = parse_location(uri)
-    except LocationError as error:
-        return Refused(str(error), unusable=True)
-    if location.scheme != "s3" or not _BUCKET.fullmatch(location.authority):
-        return Refused(f"an S3 object's URI has the form s3://bucket/key: uri={uri!r}", unusable=True)
-    return location
 
 
 def _headers(result: Mapping[str, Any]) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores.cloud import cloud_client
 from lakewarden.agent.stores.locations import parse_location
 from lakewarden.agent.stores.port import error_text, shorten
 from lakewarden.agent.stores.region import DEFAULT_REGION, s3_region
@@ -26,7 +27,7 @@ from lakewarden.events import object_uri
 from lakewarden.handlers.observations import File
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig, S3Credential
+    from obstore.store import ClientConfig, S3Credential
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Of one file that is read. A commit of 100,000 files has metadata of about 60 MB."""
@@ -141,12 +142,12 @@ class Buckets:
         store = self._stores.get(bucket)
         if store is None:
             try:
-                store = self._stores[bucket] = self._connect(location.scheme, location.authority, bucket)
+                store = self._stores[bucket] = self._connect(location.scheme, location.authority)
             except (BaseError, ValueError) as error:
                 raise UnreadableTableError(_why(error)) from error
         return TableFiles(store, location.key + "/", TIMEOUT_SECONDS)
 
-    def _connect(self, scheme: str, authority: str, bucket: str) -> _Store:
+    def _connect(self, scheme: str, authority: str) -> _Store:
         settings = self._settings
         endpoints = {
             "s3": settings.s3_endpoint,
@@ -159,26 +160,21 @@ class Buckets:
             "allow_http": endpoint is not None and endpoint.startswith("http://"),
             "timeout": timedelta(seconds=TIMEOUT_SECONDS),
         }
-        retry: RetryConfig = {"max_retries": 0}
         match scheme:
             case "file":
                 return LocalStore()
             case "s3":
-                return self._s3(authority, options, retry)
-            case "gs":
-                config: Any = {"base_url": endpoint} if endpoint else {}
-                return GCSStore(authority, config=config, client_options=options, retry_config=retry)
-            case "az" | "abfs":
-                config = {"use_emulator": False, **({"endpoint": endpoint} if endpoint else {})}
-                return AzureStore.from_url(bucket, config=config, client_options=options, retry_config=retry)
+                return self._s3(authority, options)
+            case "gs" | "az" | "abfs":
+                return cloud_client(scheme, authority, endpoint, options)
             case _:
                 raise ValueError(f"tables of {scheme}:// can't be watched; use file, s3, gs, az or abfs")
 
-    def _s3(self, bucket: str, options: ClientConfig, retry: RetryConfig) -> S3Store:
+    def _s3(self, bucket: str, options: ClientConfig) -> S3Store:
         # Imported here because it takes half a second, which tables elsewhere don't need.
         from aiobotocore.session import AioSession
 
-        from lakewarden.agent.stores.s3 import S3Options
+        from lakewarden.agent.stores.s3 import NO_CREDENTIALS, S3Options
 
         session = AioSession()
         given = S3Options.of(self._settings)
@@ -188,10 +184,7 @@ class Buckets:
         async def credentials() -> S3Credential:
             found = await session.get_credentials()
             if found is None:
-                raise UnreadableTableError(
-                    "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in "
-                    "AWS_PROFILE, or run with an IAM role"
-                )
+                raise UnreadableTableError(NO_CREDENTIALS)
             frozen = await found.get_frozen_credentials()
             made: S3Credential = {
                 "access_key_id": frozen.access_key,
@@ -212,7 +205,7 @@ class Buckets:
             bucket,
             config=config,
             client_options=options,
-            retry_config=retry,
+            retry_config={"max_retries": 0},
             credential_provider=credentials,
         )
 
