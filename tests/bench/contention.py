@@ -8,7 +8,6 @@ contenders hold the lock at once.
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -86,17 +85,12 @@ async def measure(
         ]
         log.listeners.extend(party.observe for party in parties)
         await stack.enter_async_context(keeping(*parties))
-        contest.began, busy = time.perf_counter(), _cpu_seconds()
+        contest.began, busy = time.perf_counter(), time.thread_time()
         async with anyio.create_task_group() as tasks:
             for number, party in enumerate(parties):
                 tasks.start_soon(contest.contend, number, party)
             await anyio.sleep(seconds)
             contest.over = True
-            took, busy = time.perf_counter() - contest.began, _cpu_seconds() - busy
+            took, busy = time.perf_counter() - contest.began, time.thread_time() - busy
             requests = sum(store.requests for store in stores)
     return {**figures_of(contest.spans, took, requests), "cpu_share": round(busy / took, 2)}
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime

@@ -11,7 +11,7 @@ from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.settings import Settings
 from tests.bench import contention, hudi_lock, locks, lost_answers
 from tests.bench.figures import over_runs
-from tests.bench.store_proxy import StoreProxy
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
 REMOTE_DELAY_SECONDS = 0.015
@@ -84,7 +84,7 @@ def _contention(
     progress(f"{contention.CONTENDERS} contenders")
     runs = range(size.contention_runs)
     direct = over_runs([contend(None) for _ in runs])
-    with StoreProxy(server.endpoint, delay_seconds=REMOTE_DELAY_SECONDS) as proxy:
+    with Proxy(server.endpoint, delay_seconds=REMOTE_DELAY_SECONDS) as proxy:
         delayed = over_runs([contend(proxy.endpoint) for _ in runs])
     return {
         "contention": direct,

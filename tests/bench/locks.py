@@ -21,7 +21,7 @@ from lakewarden.events import AuditEventUnion, LockReleased
 from lakewarden.handlers.lease import machine as lease
 from tests.bench.figures import over_runs, summary
 from tests.bench.lock_parties import AuditLog, Party, audit_log, keeping, s3_store
-from tests.bench.store_proxy import StoreProxy
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
 OPERATIONS = ("acquire", "renew", "release")
@@ -46,7 +46,7 @@ async def measure_operations(server: S3Server, *, rounds: int, repetitions: int)
                 await _round(party)  # creates the object
                 times = [await _round(party) for _ in range(rounds)]
         runs.append({name: summary([each[name] * 1e3 for each in times]) for name in OPERATIONS})
-    with StoreProxy(server.endpoint) as proxy:
+    with Proxy(server.endpoint) as proxy:
         requests = await _count(server, proxy, f"s3://{bucket}/locks/counted.json")
     for name in OPERATIONS:
         report[name] = {"ms": over_runs([run[name] for run in runs]), "requests": requests[name]}
@@ -71,7 +71,7 @@ async def _round(party: Party) -> dict[str, float]:
     }
 
 
-async def _count(server: S3Server, proxy: StoreProxy, uri: str) -> dict[str, float]:
+async def _count(server: S3Server, proxy: Proxy, uri: str) -> dict[str, float]:
     """The requests of each operation that arrived at the proxy: the mean of some rounds."""
     counts = dict.fromkeys(OPERATIONS, 0)
     async with s3_store(server, uri, proxy.endpoint) as store:
@@ -84,16 +84,16 @@ async def _count(server: S3Server, proxy: StoreProxy, uri: str) -> dict[str, flo
     return {name: count / COUNTED_ROUNDS for name, count in counts.items()}
 
 
-async def _counted_round(party: Party, proxy: StoreProxy) -> dict[str, int]:
-    totals = [proxy.requests().total()]
+async def _counted_round(party: Party, proxy: Proxy) -> dict[str, int]:
+    totals = [proxy.requests.total()]
     party.keeper.acquire(None)
     await party.acquired()
-    totals.append(proxy.requests().total())
+    totals.append(proxy.requests.total())
     await party.wait_for(lease.Confirmed, "renewed")
-    totals.append(proxy.requests().total())
+    totals.append(proxy.requests.total())
     party.keeper.release()
     await party.wait_for(lease.Released)
-    totals.append(proxy.requests().total())
+    totals.append(proxy.requests.total())
     counts = [after - before for before, after in itertools.pairwise(totals)]
     return dict(zip(OPERATIONS, counts, strict=True))
 

@@ -26,7 +26,7 @@ import anyio
 from lakewarden.handlers.lease import machine as lease
 from tests.bench import hudi_lock
 from tests.bench.lock_parties import Party, keeping, s3_store
-from tests.servers.cut_proxy import Cut, CutProxy
+from tests.servers.proxy import Cut, Proxy
 from tests.servers.s3 import S3Server
 
 LEASE_SECONDS = 10
@@ -57,7 +57,7 @@ def _over_trials(trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 async def _lose(server: S3Server, operation: str) -> float:
     uri = f"s3://{server.bucket()}/locks/lost.json"
-    with CutProxy(server.endpoint) as proxy:
+    with Proxy(server.endpoint) as proxy:
         async with AsyncExitStack() as stack:
             store = await stack.enter_async_context(s3_store(server, uri, proxy.endpoint))
             other_store = await stack.enter_async_context(s3_store(server, uri))
@@ -89,7 +89,7 @@ async def _lose(server: S3Server, operation: str) -> float:
 
 
 def _lose_of_hudi(server: S3Server, operation: str) -> dict[str, Any]:
-    with CutProxy(server.endpoint) as proxy:
+    with Proxy(server.endpoint) as proxy:
         found = hudi_lock.run(
             f"lost-{operation}",
             server,
@@ -108,5 +108,5 @@ def _lose_of_hudi(server: S3Server, operation: str) -> dict[str, Any]:
     }
 
 
-def _arming(proxy: CutProxy) -> Callable[[], None]:
+def _arming(proxy: Proxy) -> Callable[[], None]:
     return lambda: proxy.arm(ANSWER)

@@ -33,8 +33,8 @@ from tests.contract.clouds import (
     call_until_received,
     error,
 )
-from tests.servers.fault_proxy import fault_proxy
 from tests.servers.faulty_http import Reply, faulty_server
+from tests.servers.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("cloud_credentials")
 
@@ -134,23 +134,23 @@ async def test_a_write_that_timed_out_may_be_applied_later_but_never_against_its
 ) -> None:
     """The proxy delays all writes beyond their timeout, then forwards half. Meanwhile every other key is written."""
     keys = [f"{real.uri}/{number}.json" for number in range(20)]
-    async with (
-        fault_proxy(real.server, seed=1, request_timeout_seconds=0.2) as proxy,
-        real.open(proxy.endpoint, 0.2) as slow,
-        real.open() as store,
-    ):
-        timed_out = []
-        with proxy.hanging() as hang:
-            for number, key in enumerate(keys, start=1):
-                while len(hang.caught) < number:
-                    timed_out.append(await slow.write(key, b"late", ABSENT))
-            before = [await store.read(key) for key in keys]
-            meanwhile = [await store.write(key, b"meanwhile", ABSENT) for key in keys[::2]]
-        applied = set[bytes]()
-        while not applied:
-            found = [await store.read(key) for key in keys[1::2]]
-            applied = {each.body for each in found if isinstance(each, Found)}
-        kept = [await store.read(key) for key in keys[::2]]
+    with Proxy(real.server, seed=1, keep_alive=False) as proxy:
+        async with (
+            real.open(proxy.endpoint, 0.2) as slow,
+            real.open() as store,
+        ):
+            timed_out = []
+            with proxy.hanging() as hang:
+                for number, key in enumerate(keys, start=1):
+                    while len(hang.caught) < number:
+                        timed_out.append(await slow.write(key, b"late", ABSENT))
+                before = [await store.read(key) for key in keys]
+                meanwhile = [await store.write(key, b"meanwhile", ABSENT) for key in keys[::2]]
+            applied = set[bytes]()
+            while not applied:
+                found = [await store.read(key) for key in keys[1::2]]
+                applied = {each.body for each in found if isinstance(each, Found)}
+            kept = [await store.read(key) for key in keys[::2]]
 
     assert all(isinstance(outcome, Unknown) for outcome in timed_out), timed_out
     assert before == [Absent()] * len(keys)

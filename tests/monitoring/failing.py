@@ -40,7 +40,7 @@ from tests.real.writers import (
     markers,
     world,
 )
-from tests.servers.fault_proxy import FaultProxy, fault_proxy
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 
@@ -79,7 +79,7 @@ class Failing:
     """The agents, the writers and the recording of one failure."""
 
     scene: World
-    proxy: FaultProxy
+    proxy: Proxy
     bucket: str
     wanted: Selectors
     """The series that are kept."""
@@ -430,9 +430,8 @@ async def failing(
     `patience_seconds`: of the writers. `settings`: of the agents.
     """
     bucket = s3.bucket()
-    async with (
-        fault_proxy(s3.endpoint, seed=1, request_timeout_seconds=1.0) as proxy,
-        world(
+    with Proxy(s3.endpoint, seed=1, keep_alive=False) as proxy:
+        async with world(
             bootstrap_servers,
             prefix,
             root,
@@ -440,11 +439,10 @@ async def failing(
             tables=(f"s3://{bucket}/*",),
             lock_places=(f"s3://{bucket}/*=>default",),
             s3_endpoint=proxy.endpoint,
-        ) as scene,
-    ):
-        made = Failing(scene, proxy, bucket, wanted, recording, patience_seconds)
-        try:
-            yield made
-        finally:
-            for agent in made.agents.values():
-                agent.kill()
+        ) as scene:
+            made = Failing(scene, proxy, bucket, wanted, recording, patience_seconds)
+            try:
+                yield made
+            finally:
+                for agent in made.agents.values():
+                    agent.kill()

@@ -28,7 +28,7 @@ from tests.monitoring.recording import Recording, selectors_of
 from tests.monitoring.test_recorded_alerts import alerts_on, check_alerts
 from tests.real.serving.test_undecodable_decisions import FROM_A_LATER_VERSION
 from tests.real.writers import AGENT_PROGRAM, PATIENCE_SECONDS, QUICK
-from tests.servers.fault_proxy import CALM, Fault, Weather
+from tests.servers.proxy import CALM, Fault, Weather
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 

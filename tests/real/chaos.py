@@ -24,7 +24,7 @@ from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.events import CommitGranted, LockAcquired, LockEvent, LockRenewed
 from lakewarden.handlers.lease.placement import HUDI_LOCK
 from tests.real.writers import AgentProcess, World, world
-from tests.servers.fault_proxy import FaultProxy, fault_proxy
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 
@@ -114,7 +114,7 @@ class Chaos:
     """All processes, and the faults so far."""
 
     scene: World
-    proxy: FaultProxy
+    proxy: Proxy
     bucket: str
     seed: int
     faults: Counter[str] = field(default_factory=Counter)
@@ -290,9 +290,10 @@ async def chaos(
 ) -> AsyncGenerator[Chaos]:
     """A world with tables in one bucket behind the proxy. No process runs yet; all are killed at the end."""
     bucket = s3.bucket()
-    async with (
-        fault_proxy(s3.endpoint, seed=seed, request_timeout_seconds=TIGHT["validity_seconds"] / 15) as proxy,
-        world(
+    with Proxy(
+        s3.endpoint, seed=seed, timeout_seconds=TIGHT["validity_seconds"] / 15, keep_alive=False
+    ) as proxy:
+        async with world(
             bootstrap_servers,
             prefix,
             root,
@@ -300,13 +301,12 @@ async def chaos(
             tables=(f"s3://{bucket}/warehouse/*",),
             lock_places=(f"s3://{bucket}/warehouse/hudi=>hudi",),
             s3_endpoint=proxy.endpoint,
-        ) as scene,
-    ):
-        made = Chaos(scene, proxy, bucket, seed)
-        try:
-            yield made
-        finally:
-            for witness in (*made.writers.values(), *made.holders):
-                witness.kill()
-            for agent in made.agents.values():
-                agent.kill()
+        ) as scene:
+            made = Chaos(scene, proxy, bucket, seed)
+            try:
+                yield made
+            finally:
+                for witness in (*made.writers.values(), *made.holders):
+                    witness.kill()
+                for agent in made.agents.values():
+                    agent.kill()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs import CommitGate, HudiSink
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
-from tests.servers.cut_proxy import Cut, CutProxy
+from tests.servers.proxy import Cut, Proxy
 from tests.spark.hudi_s3 import LOCK, PLAIN, filesystem_on_s3, session_on_s3
 from tests.spark.sinks.cases import HUDI_OPTIONS
 
@@ -48,7 +48,7 @@ def rows(spark: SparkSession, flight: int) -> DataFrame:
     return spark.createDataFrame([(1, flight)], "month int, flight long")
 
 
-def cut_commits(proxy: CutProxy) -> list[str]:
+def cut_commits(proxy: Proxy) -> list[str]:
     """Cut the network in the first commit of each batch. Return the transactions of these commits, as they come."""
     cut: list[str] = []
     batches: set[int] = set()
@@ -88,7 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     table = f"s3a://{options.bucket}/trips"
     died: list[str] = []
-    with CutProxy(os.environ["AWS_ENDPOINT_URL_S3"]) as proxy:
+    with Proxy(os.environ["AWS_ENDPOINT_URL_S3"]) as proxy:
         spark = session_on_s3("hudi-cut", options.jars, proxy.endpoint)
         rows(spark, 0).write.format("hudi").options(**PLAIN).mode("append").save(table)
         sink = HudiSink(table, options=HUDI_OPTIONS | LOCK, filesystem=filesystem_on_s3(proxy.endpoint))

@@ -22,8 +22,8 @@ from tests.bench.agent_process import AgentProcess
 from tests.bench.peers.driver import STEPS
 from tests.bench.peers.tables import Store
 from tests.bench.peers.workload import Workload
-from tests.bench.store_proxy import StoreProxy
 from tests.servers.hudi import lock_client_jars
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ def _print_last(report: Sequence[dict[str, Any]]) -> None:
 def _on_store(run: _Run, servers: str, folder: Path, server: S3Server) -> list[dict[str, Any]]:
     """Run with a table in a bucket of its own. Driver and agent have a proxy each, which counts their requests."""
     bucket = server.bucket()
-    with StoreProxy(server.endpoint) as driver, StoreProxy(server.endpoint) as agent:
+    with Proxy(server.endpoint) as driver, Proxy(server.endpoint) as agent:
         objects = None if server.objects is None else str(server.objects)
         store = Store(driver.endpoint, bucket, ",".join(lock_client_jars(folder)), objects)
         settings = {"tables": f"s3://{bucket}/*", "s3_endpoint": agent.endpoint}
@@ -127,20 +127,20 @@ class _Surroundings:
     """Of the driver."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the driver, besides this process's own."""
-    proxies: Mapping[str, StoreProxy] = field(default_factory=dict)
+    proxies: Mapping[str, Proxy] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Counted:
     """The proxies, and what they have counted when the measured run began and when it had ended."""
 
-    proxies: Mapping[str, StoreProxy] = field(default_factory=dict)
+    proxies: Mapping[str, Proxy] = field(default_factory=dict)
     counts: list[dict[str, Counter[str]]] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
 
     def note(self) -> None:
         """Note the numbers of now."""
-        self.counts.append({name: proxy.requests() for name, proxy in self.proxies.items()})
+        self.counts.append({name: proxy.requests.copy() for name, proxy in self.proxies.items()})
         self.cpu_seconds.append(sum(proxy.cpu_seconds() for proxy in self.proxies.values()))
 
     def figures(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pypaimon import CatalogFactory, Schema
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.spark_jobs.jobs.demo_formats import catalog_options
 from tests.bench.agent_process import AgentProcess
-from tests.bench.store_proxy import StoreProxy
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
 POLL_SECONDS = 0.05
@@ -65,10 +65,10 @@ def measure(sizes: Commits, server: S3Server, servers: str, folder: Path) -> lis
             lock_root=f"s3://{bucket}/locks",
             s3_endpoint=server.endpoint,
         )
-        with agent, StoreProxy(server.endpoint) as proxy:
+        with agent, Proxy(server.endpoint) as proxy:
             run = _Run(way, table, sizes, place, proxy.endpoint, servers, prefix)
             figures = run.measure(sizes.stopped_seconds if stopped else None)
-            requests = proxy.requests().total()
+            requests = proxy.requests.total()
         rows = _rows_in(server, bucket)
         done = len(figures["seconds"])
         report.append(

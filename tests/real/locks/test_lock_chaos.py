@@ -16,7 +16,7 @@ from lakewarden.events import AUDIT_EVENT, Undecodable, decode
 from lakewarden.handlers.explain import lock_audit
 from tests.real import evidence, promises
 from tests.real.chaos import TIGHT, Chaos
-from tests.servers.fault_proxy import CALM, CHANCE_FAULTS, Fault, Weather
+from tests.servers.proxy import CALM, CHANCE_FAULTS, Fault, Weather
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1_800)]
 STORMY = Weather(share=0.12, burst=0.35)
@@ -34,7 +34,7 @@ async def test_a_minute_of_faults_causes_no_two_holders_and_every_loss_is_publis
         await _run_faults(lock_storm)
 
     print(
-        f"injected: {dict(lock_storm.proxy.injected)} of {lock_storm.proxy.requests}; done: {dict(lock_storm.faults)}"
+        f"injected: {dict(lock_storm.proxy.injected)} of {lock_storm.proxy.requests.total()}; done: {dict(lock_storm.faults)}"
     )
     assert all(lock_storm.proxy.injected[fault] for fault in (*CHANCE_FAULTS, Fault.HANG))
     for name in TABLES:

@@ -14,7 +14,8 @@ import pytest
 from lakewarden.events import Abort, CommitGranted, LockLost
 from tests.real.chaos import PATIENCE_SECONDS, Chaos
 from tests.real.writers import World, Writer
-from tests.servers.fault_proxy import CALM, Fault, Weather
+from tests.servers.proxy import CALM, Fault, Weather
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
@@ -49,11 +50,11 @@ async def test_a_store_that_hangs_for_one_lock_delays_no_other_lock(
     hanging = lock_storm.proxy.hanging(lambda request: "/locks/warehouse-hung-" in request.path)
     async with alive(hung):
         with hanging as hang:
-            await hang.first.wait()
+            await until(lambda: bool(hang.caught))
             other = scene.writer("other", lock_storm.table("other"))
             await other.begin()
             await other.obtain_grant()
-            assert hang.served_while_hanging, "requests for the other lock"
+            assert hang.served_meanwhile, "requests for the other lock"
             assert scene.events(LockLost) == []
             await _receives_abort_before_lease_end(scene, hung)
     after = scene.writer("after", hung.table)
@@ -73,7 +74,7 @@ async def test_a_store_that_hangs_for_all_locks_delays_no_abort(
 
     async with alive(granted):
         with lock_storm.proxy.hanging() as hang:
-            await hang.first.wait()
+            await until(lambda: bool(hang.caught))
             elder, younger = (scene.writer(name, lock_storm.table("two")) for name in ("elder", "younger"))
             for writer in (elder, younger):
                 await writer.begin(heartbeat_seconds=100)

@@ -26,7 +26,7 @@ from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
 from tests.real.writers import QUICK, World, Writer, world
-from tests.servers.fault_proxy import FaultProxy, fault_proxy
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 
@@ -53,7 +53,7 @@ class Pair:
     scene: World
     server: S3Server
     bucket: str
-    proxies: dict[str, FaultProxy]
+    proxies: dict[str, Proxy]
     writers: int = 0
     received: Counter[tuple[type[LockEvent], str]] = field(default_factory=Counter)
 
@@ -83,7 +83,7 @@ class Pair:
 
     def requests(self, event: LockEvent) -> int:
         """The number of requests that the agent of this event has sent so far."""
-        return self.proxies[event.agent].requests
+        return self.proxies[event.agent].requests.total()
 
     def put(self, record: LockRecord) -> None:
         """Write the lock object as another program does."""
@@ -127,15 +127,13 @@ async def pair(
         )
         proxies = {}
         for name in ("one", "other"):
-            proxies[name] = await stack.enter_async_context(
-                in_own_task(fault_proxy(s3_credentials.endpoint, seed=0, request_timeout_seconds=1.0))
-            )
+            proxies[name] = stack.enter_context(Proxy(s3_credentials.endpoint, keep_alive=False))
         async with in_own_task(_both(scene, proxies)):
             yield Pair(scene, s3_credentials, bucket, proxies)
 
 
 @asynccontextmanager
-async def _both(scene: World, proxies: dict[str, FaultProxy]) -> AsyncIterator[None]:
+async def _both(scene: World, proxies: dict[str, Proxy]) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         agents: list[Agent] = []
         for name, proxy in proxies.items():

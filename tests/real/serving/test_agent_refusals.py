@@ -36,7 +36,7 @@ from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, markers, world
-from tests.servers.fault_proxy import fault_proxy
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.real]
@@ -362,20 +362,20 @@ async def test_an_agent_waits_for_a_store_that_does_not_answer_at_its_start(
 ) -> None:
     bucket = s3_credentials.bucket()
     values = {"tables": (f"s3://{bucket}/warehouse/*",), "lock_root": f"s3://{bucket}/locks"}
-    async with (
-        fault_proxy(s3_credentials.endpoint, seed=0, request_timeout_seconds=1.0) as proxy,
-        world(kafka.bootstrap_servers, topic_prefix, tmp_path, **values, s3_endpoint=proxy.endpoint) as scene,
-    ):
-        with ExitStack() as store_down, scene.process() as process:
-            store_down.enter_context(proxy.hanging())
-            waiting = await process.logged("store.waiting", count=2)
-            assert not any(line["event"] == "agent.ready" for line in process.lines())
+    with Proxy(s3_credentials.endpoint, keep_alive=False) as proxy:
+        async with world(
+            kafka.bootstrap_servers, topic_prefix, tmp_path, **values, s3_endpoint=proxy.endpoint
+        ) as scene:
+            with ExitStack() as store_down, scene.process() as process:
+                store_down.enter_context(proxy.hanging())
+                waiting = await process.logged("store.waiting", count=2)
+                assert not any(line["event"] == "agent.ready" for line in process.lines())
 
-            store_down.close()
-            await process.ready()
-            writer = scene.writer("w", f"s3://{bucket}/warehouse/t")
-            await writer.begin(heartbeat_seconds=100)
-            await writer.obtain_grant()
+                store_down.close()
+                await process.ready()
+                writer = scene.writer("w", f"s3://{bucket}/warehouse/t")
+                await writer.begin(heartbeat_seconds=100)
+                await writer.obtain_grant()
 
     assert waiting["store"] == f"s3://{bucket}/locks"
     assert "could not be reached" in waiting["problem"]

@@ -22,7 +22,7 @@ from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, TEST_CLIENT_ID, World, world
-from tests.servers.cut_proxy import CutProxy
+from tests.servers.proxy import Proxy
 from tests.waiting import until
 
 pytestmark = [pytest.mark.real]
@@ -133,7 +133,7 @@ async def test_a_transaction_after_a_pause_costs_a_reconnect(
         now = time.monotonic()
         return any(now - each.used_at > drop_seconds for each in proxy.connections)
 
-    with CutProxy(f"kafka://{kafka.bootstrap_servers}", drop_idle_seconds=drop_seconds) as proxy:
+    with Proxy(f"kafka://{kafka.bootstrap_servers}", drop_idle_seconds=drop_seconds) as proxy:
         brokers = f"127.0.0.1:{proxy.port}"
         gate = CommitGate(
             brokers,

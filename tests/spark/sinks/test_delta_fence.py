@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.locks.posix_session import posix_session_members
 from lakewarden.spark_jobs.sinks.delta.fence import LOG_STORE
 from tests.kafka_fixture import KafkaServer
-from tests.servers.cut_proxy import Cut, CutProxy, Refusal
 from tests.servers.java_classes import HADOOP_VERSION, s3a_jars
+from tests.servers.proxy import Cut, Proxy, Refusal, Request
 from tests.servers.s3 import S3Server
 from tests.spark import delta_s3_driver
 from tests.spark.agents import running_agent
@@ -109,6 +109,9 @@ class Table:
         """The request that puts a commit."""
         return re.compile(rb"PUT /%b/%b[ ?]" % (self.bucket.encode(), _key(version).encode()))
 
+    def puts(self, version: int) -> Callable[[Request], bool]:
+        return lambda request: self.put_of(version).match(request.head) is not None
+
     def conditional_puts(self, status: int, times: int) -> Refusal:
         """Puts of files that must not exist, and the answer to the first ones."""
         head = re.compile(rb"(?is)put /%b/.*if-none-match" % self.bucket.encode())
@@ -150,14 +153,14 @@ def _key(version: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def proxy(s3_server: S3Server) -> Iterator[CutProxy]:
-    with CutProxy(s3_server.endpoint) as proxy:
+def proxy(s3_server: S3Server) -> Iterator[Proxy]:
+    with Proxy(s3_server.endpoint) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
 def driver(
-    kafka: KafkaServer, s3_server: S3Server, proxy: CutProxy, tmp_path_factory: pytest.TempPathFactory
+    kafka: KafkaServer, s3_server: S3Server, proxy: Proxy, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Driver]:
     """One driver for the tests of this module, and an agent that grants every commit. Between it and S3 is the proxy."""
     prefix = f"delta-fence-{uuid.uuid4().hex[:8]}"
@@ -186,7 +189,7 @@ def write(driver: Driver, table: Table, batch: int, flights: Sequence[int], **wh
 
 @pytest.mark.parametrize("conflict", [False, True], ids=["append", "conflict"])
 def test_a_put_that_comes_late_does_not_replace_the_commit_of_another_driver(
-    *, driver: Driver, proxy: CutProxy, s3_server: S3Server, conflict: bool
+    *, driver: Driver, proxy: Proxy, s3_server: S3Server, conflict: bool
 ) -> None:
     """The other one commits after this driver has looked whether the version is free. Delta's check decides what follows.
 
@@ -197,11 +200,11 @@ def test_a_put_that_comes_late_does_not_replace_the_commit_of_another_driver(
     mode = "upsert" if conflict else "append"
     write(driver, table, 0, [1], mode=mode)
 
-    with proxy.holding(table.put_of(2)) as hold:
+    with proxy.holding(table.puts(2)) as hold:
         asked = driver.ask("write", **append(table, 1, [2], mode=mode))
-        wait_until(hold.reached.is_set)
+        wait_until(lambda: bool(hold.caught))
         other = table.commit_as_a_stranger(2, *([table.file_of(1)] if conflict else []))
-        hold.released.set()
+        hold.release()
         written = driver.answer(asked)
 
     assert written["warnings"] == []
@@ -212,9 +215,7 @@ def test_a_put_that_comes_late_does_not_replace_the_commit_of_another_driver(
     assert set(written["log_stores"]) == {LOG_STORE}
 
 
-def test_a_put_whose_answer_is_lost_is_recognised(
-    driver: Driver, proxy: CutProxy, s3_server: S3Server
-) -> None:
+def test_a_put_whose_answer_is_lost_is_recognised(driver: Driver, proxy: Proxy, s3_server: S3Server) -> None:
     table = Table(s3_server)
     driver.do("create", table=table.uri)
     proxy.arm(Cut(table.put_of(1), answered=True, seconds=0.5))
@@ -229,7 +230,7 @@ def test_a_put_whose_answer_is_lost_is_recognised(
 
 @pytest.mark.parametrize("status", [409, 503])
 def test_a_put_that_is_refused_for_the_moment_is_repeated(
-    *, driver: Driver, proxy: CutProxy, s3_server: S3Server, status: int
+    *, driver: Driver, proxy: Proxy, s3_server: S3Server, status: int
 ) -> None:
     table = Table(s3_server)
     driver.do("create", table=table.uri)
@@ -252,7 +253,7 @@ def test_a_log_store_that_the_user_has_chosen_stays(driver: Driver, s3_server: S
 
 
 def test_a_store_without_conditional_puts_gets_the_commit_without_condition_and_a_warning(
-    driver: Driver, proxy: CutProxy, s3_server: S3Server
+    driver: Driver, proxy: Proxy, s3_server: S3Server
 ) -> None:
     table = Table(s3_server)
     driver.do("create", table=table.uri)
@@ -293,19 +294,19 @@ def test_a_driver_that_is_suspended_in_its_commit_beyond_the_lease_loses_no_comm
     options: dict[str, Any] = {"kafka": kafka, "topic_prefix": topic_prefix}
     with (
         running_agent(kafka, topic_prefix, tmp_path, **settings),
-        CutProxy(server.endpoint) as proxy,
+        Proxy(server.endpoint) as proxy,
         contextlib.closing(Driver(tmp_path, "other", endpoint=server.endpoint, **options)) as other,
         contextlib.closing(Driver(tmp_path, "suspended", endpoint=proxy.endpoint, **options)) as suspended,
     ):
         other.do("create", table=table.uri)
         write(suspended, table, 0, [1], mode=mode)
-        with proxy.holding(table.put_of(2)) as hold:
+        with proxy.holding(table.puts(2)) as hold:
             asked = suspended.ask("write", **append(table, 1, [2], mode=mode))
-            wait_until(hold.reached.is_set, START_SECONDS)
+            wait_until(lambda: bool(hold.caught), START_SECONDS)
             suspended.signal(signal.SIGSTOP)
             granted = write(other, table, 0, [3], mode=mode, writer="other")
             commit = table.commit(2)
-            hold.released.set()
+            hold.release()
             suspended.signal(signal.SIGCONT)
             suspended.answer(asked)
 

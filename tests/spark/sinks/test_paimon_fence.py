@@ -33,8 +33,8 @@ from lakewarden.spark_jobs.sinks.paimon.commit import (
 from lakewarden.spark_jobs.sinks.paimon.history import numbers_of
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import HINT, FolderStore, snapshot_store
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
-from tests.bench.store_proxy import StoreProxy
 from tests.servers.gcs import GcsServer
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.real]
@@ -438,18 +438,18 @@ def test_a_snapshot_that_is_replaced_during_the_publish_is_committed_again_at_on
 def test_a_commit_on_s3_takes_few_requests(s3_server: S3Server) -> None:
     """One file is staged, and published as the sink does: 37 requests. The same by pypaimon alone takes 74."""
     options = options_of(s3_server)
-    with StoreProxy(s3_server.endpoint) as proxy:
+    with Proxy(s3_server.endpoint) as proxy:
         through = options | {"s3.endpoint": proxy.endpoint}
         flights = new_flights(f"s3://{s3_server.bucket()}/lake", through)
         table = flights.address.open()
         flights.commit("a", 0, identifier=0)
         counts = []
         for batch in (1, 2):
-            before = proxy.requests().total()
+            before = proxy.requests.total()
             messages = flights.stage("a", batch, identifier=batch, table=table)
             name = CommitName("a", batch, f"a-{batch}")
             publish(table, messages, name=name, token=1, check=lambda: None)
-            counts.append(proxy.requests().total() - before)
+            counts.append(proxy.requests.total() - before)
         assert flights.hint() == 3
 
     assert max(counts) <= 40, counts
