@@ -143,7 +143,7 @@ def measure_restart(
         with AgentProcess(bootstrap_servers, topics, folder / f"restart-{number}") as agent:
             busy = agent.cpu_seconds()
             time.sleep(SETTLE_SECONDS)
-            live = next(line for line in agent.log_lines if line["event"] == "partitions.live")
+            live = next(line for line in agent.lines() if line["event"] == "partitions.live")
             runs.append(
                 {
                     "ready_seconds": agent.ready_seconds,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from playwright.async_api import Page, Request, ViewportSize, async_playwright, expect
 
 from tests.browser.chromium import find_chromium
-from tests.real.writers import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS
 
 PATIENCE_MS = PATIENCE_SECONDS * 1000
 PHONE: ViewportSize = {"width": 360, "height": 740}

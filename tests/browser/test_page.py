@@ -16,7 +16,8 @@ from lakewarden.agent.web.foreground import running_page
 from lakewarden.events import Abort
 from tests.browser.browsing import fits_a_phone, opened
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.real.writers import World, world
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 

@@ -45,6 +45,7 @@ from tests.kafka_fixture import read_to_end
 from tests.real import writers
 from tests.real.writers import World, markers, world
 from tests.servers.s3 import S3Server, running_s3_server
+from tests.waiting import PATIENCE_SECONDS
 
 TOPICS = Topics()
 BUCKET = "lake"
@@ -166,7 +167,7 @@ async def commit_and_repeat(scene: World) -> None:
     await first.touch("fg-0017", "fg-0018", partition="dt=2026-11-21")
     await first.heartbeat()
     grant = await first.granted()
-    with anyio.fail_after(writers.PATIENCE_SECONDS):
+    with anyio.fail_after(PATIENCE_SECONDS):
         while not scene.events(GrantRenewed):
             await anyio.sleep(5)  # a heartbeat extends the lease as far as the renewed lock reaches
             await first.heartbeat()

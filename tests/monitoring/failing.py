@@ -30,19 +30,11 @@ from lakewarden.events import Abort, CommitGranted, CommitRequested
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.monitoring.recording import Recording, Selectors
-from tests.real.writers import (
-    AGENT_PROGRAM,
-    PATIENCE_SECONDS,
-    AgentProcess,
-    World,
-    Writer,
-    environment,
-    markers,
-    world,
-)
+from tests.processes import AGENT_PROGRAM, AgentProcess, environment
+from tests.real.writers import World, Writer, markers, world
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 BEFORE_SCRAPES = 20
 SCRAPE_SECONDS = 1.0

@@ -26,11 +26,12 @@ from tests.monitoring.expected_alerts import EXPECTED
 from tests.monitoring.failing import LAG, Failing, failing
 from tests.monitoring.recording import Recording, selectors_of
 from tests.monitoring.test_recorded_alerts import alerts_on, check_alerts
+from tests.processes import AGENT_PROGRAM
 from tests.real.serving.test_undecodable_decisions import FROM_A_LATER_VERSION
-from tests.real.writers import AGENT_PROGRAM, PATIENCE_SECONDS, QUICK
+from tests.real.writers import QUICK
 from tests.servers.proxy import CALM, Fault, Weather
 from tests.servers.s3 import S3Server
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1200)]
 

@@ -24,7 +24,8 @@ from tests.kafka_fixture import KafkaServer
 from tests.monitoring.dashboard import TARGETS, Variable, resolved, variables
 from tests.monitoring.prometheus import server
 from tests.monitoring.test_alerts import ALERTS, DEPLOY
-from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.real.writers import World, world
+from tests.waiting import PATIENCE_SECONDS
 
 
 class Prometheus:

@@ -23,7 +23,8 @@ import psutil
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.events import CommitGranted, LockAcquired, LockEvent, LockRenewed
 from lakewarden.handlers.lease.placement import HUDI_LOCK
-from tests.real.writers import AgentProcess, World, world
+from tests.processes import AgentProcess
+from tests.real.writers import World, world
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 from tests.waiting import until

@@ -20,9 +20,10 @@ import anyio
 import psutil
 from aiokafka import TopicPartition
 
+from tests.processes import AgentProcess
 from tests.real.chaos import EvidenceProcess
 from tests.real.storm_writers import WRITERS
-from tests.real.writers import AgentProcess, World, world
+from tests.real.writers import World, world
 from tests.waiting import until
 
 PARTITIONS = 12

@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
-from tests.real.writers import PATIENCE_SECONDS, environment
+from tests.processes import environment
 from tests.servers.s3 import S3Server
+from tests.waiting import PATIENCE_SECONDS
 
 COMMAND = [sys.executable, "-m", "lakewarden.agent", "lock"]
 QUICK = {

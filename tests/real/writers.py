@@ -6,9 +6,7 @@ The writers implement the protocol with the events package and aiokafka. They do
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -19,14 +17,12 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
-import psutil
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.variables import ENV_PREFIX
 from lakewarden.events import (
     EVENT,
     Abort,
@@ -49,11 +45,10 @@ from lakewarden.events import (
 )
 from lakewarden.events.access import stop_client
 from tests.kafka_fixture import committed_offsets, read_to_end
+from tests.processes import AgentProcess, run_command
 from tests.tuned import tuned
+from tests.waiting import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 120.0
-"""A time limit that ends a test which hangs. No test measures time with it; a busy machine may use most of it."""
-AGENT_PROGRAM = "lakewarden.agent"
 QUICK: dict[str, Any] = {
     "partitions": 2,
     "replication": 1,
@@ -307,57 +302,6 @@ class Writer:
         return bool(event.transaction == self.transaction)
 
 
-class AgentProcess:
-    """A process of `lakewarden agent`. `program`: the module that runs as `lakewarden`."""
-
-    def __init__(self, values: dict[str, Any], log: Path, program: str = AGENT_PROGRAM) -> None:
-        self.log = log
-        with log.open("wb") as out:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", program, "agent"],
-                env=environment(values),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )
-
-    def lines(self) -> list[dict[str, Any]]:
-        """The lines that it has logged so far."""
-        text = self.log.read_text().splitlines()
-        return [json.loads(line) if line.startswith("{") else {"event": line} for line in text]
-
-    async def logged(
-        self, event: str, *, count: int = 1, patience: float = PATIENCE_SECONDS
-    ) -> dict[str, Any]:
-        """Wait until it has logged the event `count` times. Return the last line."""
-        with anyio.move_on_after(patience):
-            while len(found := [line for line in self.lines() if line["event"] == event]) < count:
-                if self.popen.poll() is not None:
-                    break
-                await anyio.sleep(0.05)
-            else:
-                return found[-1]
-        raise AssertionError(f"the agent never logged {event}:\n{self.log.read_text()}")
-
-    async def ready(self, *, patience: float = PATIENCE_SECONDS) -> None:
-        """Wait until it is ready."""
-        await self.logged("agent.ready", patience=patience)
-
-    async def ended(self, *, patience: float = PATIENCE_SECONDS) -> int:
-        """Wait until it has ended. Return the exit status."""
-        with anyio.fail_after(patience):
-            while self.popen.poll() is None:
-                await anyio.sleep(0.02)
-        assert self.popen.returncode is not None
-        return int(self.popen.returncode)
-
-    def kill(self) -> None:
-        """Kill it, if it still runs."""
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait()
-
-
 @asynccontextmanager
 async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: Any) -> AsyncIterator[World]:
     """A world whose topics exist. Its consumer reads them from their beginnings."""
@@ -389,35 +333,6 @@ async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: An
 def markers(*file_groups: str, operation: Operation = "merge", partition: str = "p") -> tuple[Marker, ...]:
     """Markers in one partition."""
     return tuple(Marker(partition=partition, file_group=each, operation=operation) for each in file_groups)
-
-
-def run_command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """Run `lakewarden` as a process with these settings, and no others of the product."""
-    return subprocess.run(
-        [sys.executable, "-m", AGENT_PROGRAM, *arguments],
-        env=environment(settings),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-
-
-def environment(values: dict[str, Any]) -> dict[str, str]:
-    """The environment of a child process: this one's without settings of the product, and with these."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    settings = {
-        f"{ENV_PREFIX}{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
-        for name, value in values.items()
-        if value is not None
-    }
-    return {**inherited, **settings, "PYTHONUNBUFFERED": "1"}
-
-
-def descendants(pid: int) -> list[psutil.Process]:
-    """All processes that a process has started."""
-    return psutil.Process(pid).children(recursive=True)
 
 
 def _read(record: ConsumerRecord) -> AnyEvent:

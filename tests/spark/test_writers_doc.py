@@ -18,7 +18,7 @@ from lakewarden.events import TABLE_SERVICE_PRIORITY
 from lakewarden.spark_jobs import CommitGate, DeltaSink
 from lakewarden.spark_jobs.gate import errors
 from lakewarden.spark_jobs.gate.errors import GateError
-from tests.spark.agents import running_agent
+from tests.processes import running_agent
 from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import iceberg_name

@@ -34,11 +34,12 @@ from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+from tests.processes import environment
+from tests.real.writers import World, world
 from tests.servers.hudi import HudiWriters, hudi_class_path
 from tests.servers.program import NoServerError
 from tests.servers.s3 import S3Server
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 

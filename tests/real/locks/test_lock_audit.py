@@ -18,8 +18,9 @@ from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LockAcquired, LockEvent, LockLost, LockRefused, LockReleased, encode
 from tests.kafka_fixture import KafkaServer
+from tests.processes import environment
 from tests.real.lock_places import NOWHERE, Place, failed, run
-from tests.real.writers import environment, world
+from tests.real.writers import world
 
 pytestmark = [pytest.mark.real]
 

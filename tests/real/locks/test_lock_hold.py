@@ -9,8 +9,7 @@ import pytest
 
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
 from tests.real.lock_places import NOWHERE, ROOMY, Place, failed, held, runs, shown
-from tests.real.writers import PATIENCE_SECONDS
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.real]
 

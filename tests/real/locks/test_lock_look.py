@@ -12,8 +12,8 @@ import pytest
 
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.placement import HUDI_LOCK
+from tests.processes import environment
 from tests.real.lock_places import NOWHERE, QUICK, ROOMY, Place, failed, held, run, shown
-from tests.real.writers import environment
 from tests.servers.faulty_http import Reply, faulty_server
 
 pytestmark = [pytest.mark.real]

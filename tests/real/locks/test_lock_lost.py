@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from tests.real.lock_places import Place, held, runs
-from tests.real.writers import PATIENCE_SECONDS
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.real]
 

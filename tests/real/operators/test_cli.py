@@ -27,7 +27,9 @@ from lakewarden.agent.cli.app import app
 from lakewarden.agent.name_text import visible, visible_cell
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, environment, markers, run_command
+from tests.processes import environment, run_command
+from tests.real.writers import World, markers
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 

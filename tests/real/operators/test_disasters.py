@@ -14,7 +14,9 @@ import pytest
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.events import AlreadyCommitted, CommitGranted
 from tests.kafka_fixture import TAKES_KAFKA_AWAY
-from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+from tests.processes import environment
+from tests.real.writers import World, world
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, *TAKES_KAFKA_AWAY]
 

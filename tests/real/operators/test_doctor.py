@@ -24,9 +24,11 @@ from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events.access.batches import readable_codecs
 from lakewarden.handlers.setup.findings import Finding
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, QUICK, environment, world
+from tests.processes import environment
+from tests.real.writers import QUICK, world
 from tests.servers.faulty_http import Reply, faulty_server
 from tests.servers.s3 import S3Server
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 

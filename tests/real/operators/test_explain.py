@@ -12,7 +12,8 @@ import pytest
 from lakewarden.events import Abort, Admitted, CommitGranted, LockRefused
 from lakewarden.handlers.lease.lock_object import LockRecord, render
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import World, Writer, markers, run_command
+from tests.processes import run_command
+from tests.real.writers import World, Writer, markers
 
 pytestmark = [pytest.mark.real]
 

@@ -19,7 +19,8 @@ from lakewarden.agent.web.foreground import running_page
 from lakewarden.agent.web.history import HOURS
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.real.writers import World, world
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 

@@ -13,8 +13,8 @@ from lakewarden.agent.errors import PartitionsChangedError
 from lakewarden.agent.serving import session
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.events import Abort, LockAcquired
-from tests.real.writers import PATIENCE_SECONDS, World
-from tests.waiting import until
+from tests.real.writers import World
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = [pytest.mark.real]
 

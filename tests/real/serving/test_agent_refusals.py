@@ -35,9 +35,10 @@ from lakewarden.events import (
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, Writer, markers, world
+from tests.real.writers import World, Writer, markers, world
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 

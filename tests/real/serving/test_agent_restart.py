@@ -34,8 +34,9 @@ from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from tests.all_states import all_states
 from tests.kafka_fixture import KafkaServer
 from tests.real.promises import Id, TransactionLog, check, transactions
-from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
+from tests.real.writers import World, Writer, world
 from tests.servers.s3 import S3Server
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 

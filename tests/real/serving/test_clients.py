@@ -21,9 +21,9 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, TEST_CLIENT_ID, World, world
+from tests.real.writers import TEST_CLIENT_ID, World, world
 from tests.servers.proxy import Proxy
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = [pytest.mark.real]
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-import psutil
 import pytest
 import pytest_asyncio
 
 from lakewarden.events import Abort, Admitted, CommitIntent, encode
 from lakewarden.handlers.table.state import TableSettings
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import AgentProcess, World, Writer, world
+from tests.real.writers import World, Writer, world
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
@@ -69,7 +68,7 @@ class Neighbour:
 async def test_too_many_markers_abort_only_their_own_transaction(scene: World) -> None:
     with scene.process() as agent:
         await agent.ready()
-        before = _memory(agent)
+        before = agent.memory_mb()
         flooding, other = scene.writer("flooding"), scene.writer("other")
         for each in (flooding, other):
             await each.begin(heartbeat_seconds=100)
@@ -80,7 +79,7 @@ async def test_too_many_markers_abort_only_their_own_transaction(scene: World) -
             tasks.cancel_scope.cancel()
         abort = await flooding.wait_for(Abort)
         await other.obtain_grant()
-        peak = _memory(agent, peak=True)
+        peak = agent.memory_mb(peak=True)
 
     during = [offset for offset in neighbour.granted_at if began < offset < ended]
     print(f"{len(during)} grants of the neighbour during the flood; {before:.0f} MB, at most {peak:.0f} MB")
@@ -94,14 +93,14 @@ async def test_too_many_markers_abort_only_their_own_transaction(scene: World) -
 async def test_too_many_transactions_fill_only_their_own_table(scene: World) -> None:
     with scene.process() as agent:
         await agent.ready()
-        before = _memory(agent)
+        before = agent.memory_mb()
         neighbour = Neighbour(scene)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(neighbour.run)
             began, ended = await _crowd(scene, neighbour)
             tasks.cancel_scope.cancel()
         refused = await scene.wait_for(Abort, count=CROWD - MAX_OPEN)
-        peak = _memory(agent, peak=True)
+        peak = agent.memory_mb(peak=True)
 
     admitted = scene.events(Admitted, lambda each: each.table == scene.table)
     during = [offset for offset in neighbour.granted_at if began < offset < ended]
@@ -175,11 +174,3 @@ def _markers(writer: Writer, numbers: range) -> bytes:
         ],
     }
     return json.dumps(event, separators=(",", ":")).encode()
-
-
-def _memory(agent: AgentProcess, *, peak: bool = False) -> float:
-    """Resident memory in MB (10⁶ bytes), now or, where the system reports it, its maximum."""
-    if peak and (status := Path(f"/proc/{agent.popen.pid}/status")).exists():
-        [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-        return int(line.split()[1]) * 1024 / 1e6
-    return float(psutil.Process(agent.popen.pid).memory_info().rss / 1e6)

@@ -21,7 +21,9 @@ from lakewarden.agent.health_check import DEFAULT
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, AgentProcess, world
+from tests.processes import AgentProcess
+from tests.real.writers import world
+from tests.waiting import PATIENCE_SECONDS
 
 ON_LOOPBACK = {"http_listen": "127.0.0.1:0"}
 

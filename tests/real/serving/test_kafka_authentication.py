@@ -32,10 +32,11 @@ from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
+from tests.processes import AgentProcess, environment
+from tests.real.writers import World, world
 from tests.unit.events.access.certificates import write_certificate
 from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 

@@ -40,9 +40,11 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from tests.processes import AgentProcess, environment
 from tests.real.lock_places import Place
 from tests.real.watching.scene import HudiScene
-from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
+from tests.real.writers import World, world
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 

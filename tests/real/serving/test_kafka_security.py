@@ -28,7 +28,9 @@ from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
-from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, world
+from tests.processes import AgentProcess
+from tests.real.writers import World, world
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 

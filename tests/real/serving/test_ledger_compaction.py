@@ -22,7 +22,8 @@ from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
 from lakewarden.events import AlreadyCommitted
 from tests.kafka_fixture import KafkaServer, committed_offsets, read_to_end
-from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.real.writers import World, world
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 

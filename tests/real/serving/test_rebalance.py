@@ -18,7 +18,8 @@ from lakewarden.events import (
     partition_name,
 )
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
+from tests.real.writers import World, Writer, world
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 

@@ -16,9 +16,9 @@ from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import WRITER_EVENT, WriterEvent, decode
 from tests.real.lock_places import Place
-from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.real.writers import World, world
 from tests.recorded_hudi import recorded
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig

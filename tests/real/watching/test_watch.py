@@ -23,9 +23,10 @@ from lakewarden.events import (
     MarkerCreated,
 )
 from tests.kafka_fixture import KafkaServer
+from tests.processes import environment
 from tests.real.lock_places import Place
 from tests.real.watching.scene import FIRST, OBSERVED, TIME, HudiScene, hudi_scene
-from tests.real.writers import PATIENCE_SECONDS, environment
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 

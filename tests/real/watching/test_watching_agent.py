@@ -13,10 +13,10 @@ import pytest_asyncio
 from lakewarden.events import Abort, CommitCompleted, CommitIntent
 from lakewarden.events.access import partition_of
 from tests.kafka_fixture import KafkaServer
+from tests.processes import AgentProcess
 from tests.real.lock_places import Place, runs
 from tests.real.watching.scene import FIRST, OBSERVED, HudiScene, hudi_scene
-from tests.real.writers import PATIENCE_SECONDS, AgentProcess
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = [pytest.mark.real]
 

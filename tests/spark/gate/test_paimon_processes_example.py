@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.kafka_fixture import KafkaServer
+from tests.processes import running_agent
 from tests.servers.s3 import S3Server
-from tests.spark.agents import running_agent
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 

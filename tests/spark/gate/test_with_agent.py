@@ -16,8 +16,8 @@ from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.streaming.batches import table_uri
 from tests.kafka_fixture import KafkaServer
+from tests.processes import running_agent
 from tests.servers.s3 import S3Server
-from tests.spark.agents import running_agent
 from tests.spark.conftest import SCHEMA, MakeTable, rows_of, snapshots_of
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.waiting import wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kafka_fixture import KafkaServer
-from tests.spark.agents import running_agent
+from tests.processes import running_agent
 from tests.spark.plain_python import plain_environment
 
 pytestmark = pytest.mark.real

@@ -20,11 +20,11 @@ from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.locks.posix_session import posix_session_members
 from lakewarden.spark_jobs.sinks.delta.fence import LOG_STORE
 from tests.kafka_fixture import KafkaServer
+from tests.processes import running_agent
 from tests.servers.java_classes import HADOOP_VERSION, s3a_jars
 from tests.servers.proxy import Cut, Proxy, Refusal, Request
 from tests.servers.s3 import S3Server
 from tests.spark import delta_s3_driver
-from tests.spark.agents import running_agent
 from tests.spark.delta_s3_driver import OWN_LOG_STORE
 from tests.spark.fake_agent import fake_agent, grant_everything
 from tests.waiting import wait_until

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from lakewarden.agent.locks.posix_session import signal_posix_session
 from lakewarden.spark_jobs import CommitGate, GateEvent
 from tests.kafka_fixture import KafkaServer
+from tests.processes import running_agent
 from tests.spark import mortal_driver
-from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable
 from tests.spark.mortal_driver import STEPS
 from tests.spark.sinks.cases import SCHEMA, SINKS, make_case

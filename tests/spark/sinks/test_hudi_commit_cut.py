@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from lakewarden.spark_jobs import CommitGate, LeaseLost
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from tests.kafka_fixture import KafkaServer
-from tests.spark.agents import running_agent
+from tests.processes import running_agent
 from tests.spark.sinks.cases import HudiCase, batch_of
 from tests.waiting import wait_until
 
@@ -41,14 +41,14 @@ def test_an_agent_that_is_suspended_during_the_commit_leaves_the_batch_once(
             said = answer(write, event, section)
             if event == "locked" and not suspended:
                 suspended.append(write._txn.id)
-                agent.send_signal(signal.SIGSTOP)
+                agent.popen.send_signal(signal.SIGSTOP)
                 if lapsed:
                     wait_until(lambda: not has_lease(write))
             return said
 
         def resuming(write: HudiWrite) -> None:
             end(write)
-            agent.send_signal(signal.SIGCONT)
+            agent.popen.send_signal(signal.SIGCONT)
 
         monkeypatch.setattr(HudiWrite, "answer", suspending)
         monkeypatch.setattr(HudiWrite, "end", resuming)

@@ -27,10 +27,10 @@ import pytest
 from lakewarden.agent.embedded.bound_child import bound
 from tests.bench.peers.workload import Workload
 from tests.kafka_fixture import KafkaServer
+from tests.processes import ask, start_agent
 from tests.servers.hudi import lock_client_jars
 from tests.servers.s3 import S3Server
 from tests.spark import hudi_contender
-from tests.spark.agents import ask, start_agent
 
 SECONDS = float(os.environ.get("LAKEWARDEN_TEST_CONTENTION_SECONDS", "") or 600)
 END_SECONDS = 900.0
@@ -118,7 +118,7 @@ class Scene:
             name=name,
             S3_ENDPOINT=self._server.endpoint,
             WATCH=f"s3://{self.bucket}/trips",
-        )
+        ).popen
 
     def contender(self, role: str, name: str, number: int = 0) -> subprocess.Popen[bytes]:
         program = [

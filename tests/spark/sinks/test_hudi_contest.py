@@ -16,7 +16,7 @@ from lakewarden.spark_jobs import CommitGate, GateEvent, HudiSink
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from tests.kafka_fixture import KafkaServer
-from tests.spark.agents import running_agent
+from tests.processes import running_agent
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.sinks.cases import HUDI_OPTIONS
 

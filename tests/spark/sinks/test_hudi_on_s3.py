@@ -15,10 +15,10 @@ import pytest
 
 from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
+from tests.processes import ask, running_agent
 from tests.servers.hudi import lock_client_jars
 from tests.servers.s3 import S3Server
 from tests.spark import hudi_cut_driver, hudi_s3_driver
-from tests.spark.agents import ask, running_agent
 from tests.spark.hudi_cut_driver import CUTS
 from tests.spark.hudi_s3_driver import BATCHES
 

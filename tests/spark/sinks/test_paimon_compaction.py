@@ -33,7 +33,7 @@ from lakewarden.spark_jobs.sinks.paimon.java_table import JavaTable
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.kafka_fixture import KafkaServer
-from tests.spark.agents import running_agent
+from tests.processes import running_agent
 from tests.spark.conftest import MakeTable, data_files_of, index_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness

@@ -16,7 +16,7 @@ from lakewarden.spark_jobs import CommitGate, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.kafka_fixture import KafkaServer
-from tests.spark.agents import running_agent
+from tests.processes import running_agent
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness

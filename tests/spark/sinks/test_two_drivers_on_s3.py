@@ -16,10 +16,10 @@ import pytest
 
 from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
+from tests.processes import running_agent
 from tests.servers.iceberg_rest import running_nessie, running_rest_catalog
 from tests.servers.s3 import S3Server
 from tests.spark import s3_driver
-from tests.spark.agents import running_agent
 from tests.spark.s3_driver import NUMBER, WRITERS, s3_file_io
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1800)]

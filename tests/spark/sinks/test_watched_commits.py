@@ -22,8 +22,8 @@ from lakewarden.spark_jobs import CommitAborted, CommitGate, DeltaSink, IcebergS
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink
 from tests.kafka_fixture import KafkaServer
+from tests.processes import running_agent
 from tests.servers.iceberg_rest import running_rest_catalog
-from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.formats import iceberg_name

@@ -13,7 +13,7 @@ from lakewarden.events import Marker
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer
-from tests.spark.agents import running_agent
+from tests.processes import running_agent
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, admitted, grant_everything
 from tests.spark.harness import Harness

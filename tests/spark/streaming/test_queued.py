@@ -20,7 +20,7 @@ from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
 from lakewarden.spark_jobs import TABLE_SERVICE_PRIORITY, CommitAborted, CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer
-from tests.spark.agents import running_agent
+from tests.processes import running_agent
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.waiting import wait_until
