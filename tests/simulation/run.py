@@ -32,7 +32,7 @@ def run(seed: int) -> Outcome:
         world.dispose()
 
 
-def stream(seed: int, what: str) -> Random:
+def stream(seed: int | str, what: str) -> Random:
     """Return the random stream of one part of the run. Drawing more from one stream changes no other.
 
     The names of streams are part of what a seed means: renaming one needs a new `VERSION`.

@@ -2,68 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from concurrent.futures import Executor, Future
-
-import pytest
+from typing import ClassVar
 
 from tests.simulation import oracles
-from tests.simulation.planted import BUGS
-from tests.simulation.required import (
-    require_bug_found,
-    require_every_oracle_has_a_bug,
-    require_no_violation,
-    require_planted_bugs_removed,
-    require_reproducible_in_another_process,
-)
+from tests.simulation.required import SimulationTests
 from tests.simulation.run import run, stream
 from tests.simulation.scenario import draw
 from tests.simulation.simulated import SIMULATION
 from tests.simulation.timeline import format_line
 
 SEEDS = 500
-SEEDS_A_TEST = 100
-SEEDS_A_BUG = 400
-"""Seeds per planted bug. Most bugs are found within 20."""
 
 
-def test_seeds_that_failed_once_pass(pool: Executor) -> None:
-    require_no_violation(SIMULATION, SIMULATION.failed_seeds(), pool)
-
-
-FIRST_SEEDS = [
-    pytest.param(0, marks=pytest.mark.unit),
-    *(pytest.param(first, marks=pytest.mark.wide) for first in range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)),
-]
-"""The first seed of each test; `make unit` and `make test` run the first test."""
-
-
-@pytest.mark.parametrize("first", FIRST_SEEDS)
-def test_no_oracle_is_violated(first: int, pool: Executor) -> None:
-    require_no_violation(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
-
-
-@pytest.fixture(scope="module")
-def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
-    return {bug: SIMULATION.hunt(bug, range(SEEDS_A_BUG), pool) for bug in BUGS}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found_by_its_oracle(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
-    require_bug_found(SIMULATION, bug, hunts[bug].result())
-
-
-def test_every_oracle_has_a_planted_bug() -> None:
-    require_every_oracle_has_a_bug(SIMULATION, oracles.__doc__, "tests/simulation/")
-
-
-def test_planted_bugs_are_removed_afterwards() -> None:
-    require_planted_bugs_removed(SIMULATION)
-
-
-def test_a_seed_gives_the_same_run_in_another_process() -> None:
-    require_reproducible_in_another_process(SIMULATION, 8)
+class TestSimulation(SimulationTests):
+    simulation = SIMULATION
+    oracles: ClassVar = oracles
+    seeds = SEEDS
+    seeds_a_test = 100
+    seeds_a_bug = 400
+    reproduced = 8
 
 
 def test_the_scenarios_contain_every_kind_of_fault() -> None:

@@ -196,6 +196,10 @@ class SimConsumer:
         self._refreshing: asyncio.Task[None] | None = None
         self._client = _Connections(lambda: self._tasks)
 
+    @property
+    def _coordinator(self) -> Any:
+        return SimpleNamespace(generation=self._generation)
+
     # -- start and stop --------------------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str], listener: Any) -> None:

@@ -24,6 +24,7 @@ from tests.simulation.network import Network
 from tests.simulation.node import BusyLoopError, Node
 from tests.simulation.oracles import Assumed
 from tests.simulation.run import OLD_SHARE
+from tests.simulation.run import stream as lock_stream
 from tests.simulation.store import ObjectStore, Wire
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.additions import scenario_of
@@ -89,11 +90,8 @@ def run(seed: int) -> CountedOutcome:
 
 
 def stream(seed: int, what: str) -> Random:
-    """Return the random stream of one part of the run. Drawing more from one stream changes no other.
-
-    The names of streams are part of what a seed means: renaming one needs a new `VERSION`.
-    """
-    return Random(f"whole/{seed}/{what}")
+    """Return the random stream of one part of the run, as in the lock's simulation."""
+    return lock_stream(f"whole/{seed}", what)
 
 
 class World:

@@ -60,26 +60,41 @@ FORBIDDEN = "gs://elsewhere/t"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Strangers:
-    """Publishes forged events about the transactions whose records it sees."""
+class Injector:
+    """Publishes records to `writers` after some of those that it sees."""
 
     def __init__(
-        self,
-        timeline: Timeline,
-        broker: Broker,
-        random: Random,
-        *,
-        chance: float,
-        until: float,
-        partition_of: Callable[[str], int],
-        locks: Mapping[str, str | None],
+        self, timeline: Timeline, broker: Broker, random: Random, *, chance: float, until: float = math.inf
     ) -> None:
-        """`chance`: for each record. `until`: no forged event is published later. `locks`: by table of the writers."""
+        """`chance`: for each event that it may follow. `until`: nothing is published later."""
         self._timeline = timeline
         self._broker = broker
         self._random = random
         self._chance = chance
         self._until = until
+        self._count = 0
+
+    def _publish(self, partition: int, table: str, value: bytes, delay: float = 0.0) -> None:
+        where = TopicPartition(TOPICS.writers, partition)
+
+        def publish() -> None:
+            self._broker.append(where, table.encode(), value)
+
+        self._timeline.after(delay, publish)
+
+
+class Strangers(Injector):
+    """Publishes forged events about the transactions whose records it sees."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        partition_of: Callable[[str], int],
+        locks: Mapping[str, str | None],
+        **options: Any,
+    ) -> None:
+        """`locks`: by table of the writers."""
+        super().__init__(*arguments, **options)
         self._partition_of = partition_of
         self._locks = locks
         self._grants: dict[str, str] = {}
@@ -90,7 +105,6 @@ class Strangers:
         """Those whose intents are in the log."""
         self._own: dict[int, str] = {}
         """By partition: a table of the strangers."""
-        self._count = 0
 
     def on_record(self, record: Record) -> None:
         """A record was written to a log."""
@@ -107,15 +121,15 @@ class Strangers:
             self._grants[event.transaction] = event.grant
         if isinstance(event, CommitRequested) and event.transaction in self._open_elsewhere:
             request = self._build(CommitRequested, self._names_elsewhere(event), seq=event.seq)
-            self._timeline.after(0.0, lambda: self._publish(record.partition, [request]))
+            self._timeline.after(0.0, lambda: self._publish_all(record.partition, [request]))
         if self._random.random() >= self._chance:
             return
         delay = 0.0 if self._random.random() < 0.5 else self._random.expovariate(1 / 2.0)
         if self._timeline.now + delay < self._until:
             records = self._forge(event)
-            self._timeline.after(delay, lambda: self._publish(record.partition, records))
+            self._timeline.after(delay, lambda: self._publish_all(record.partition, records))
 
-    def _publish(self, partition: int, records: list[tuple[str, bytes]]) -> None:
+    def _publish_all(self, partition: int, records: list[tuple[str, bytes]]) -> None:
         for table, value in records:
             event = decode(WRITER_EVENT, value)
             if table in self._own.values() and not isinstance(event, Undecodable):
@@ -178,29 +192,6 @@ class Strangers:
             self._own.setdefault(self._partition_of(table), table)
             number += 1
         return self._own[partition]
-
-
-class Injector:
-    """Publishes records to `writers` after some of those that it sees."""
-
-    def __init__(
-        self, timeline: Timeline, broker: Broker, random: Random, *, chance: float, until: float = math.inf
-    ) -> None:
-        """`chance`: for each event that it may follow. `until`: nothing is published later."""
-        self._timeline = timeline
-        self._broker = broker
-        self._random = random
-        self._chance = chance
-        self._until = until
-        self._count = 0
-
-    def _publish(self, partition: int, table: str, value: bytes, delay: float = 0.0) -> None:
-        where = TopicPartition(TOPICS.writers, partition)
-
-        def publish() -> None:
-            self._broker.append(where, table.encode(), value)
-
-        self._timeline.after(delay, publish)
 
 
 class UsedIds(Injector):

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from functools import partial
+from typing import ClassVar
 
 import pytest
 
-from tests.simulation.required import (
-    require_bug_found,
-    require_every_oracle_has_a_bug,
-    require_no_violation,
-    require_planted_bugs_removed,
-    require_reproducible_in_another_process,
-)
+from tests.simulation.required import SimulationTests
 from tests.simulation.timeline import format_line
 from tests.simulation.whole import oracles
 from tests.simulation.whole.additions import (
@@ -31,68 +25,37 @@ from tests.simulation.whole.additions import (
     scenario_of,
 )
 from tests.simulation.whole.drawing import SHARES, draw
-from tests.simulation.whole.planted import BUGS
 from tests.simulation.whole.run import run, stream
 from tests.simulation.whole.scenario import Additions
 from tests.simulation.whole.simulated import SIMULATION
 
 SEEDS = 240
-SEEDS_A_TEST = 40
-SEEDS_A_BUG = 300
-"""Seeds per planted bug, of which only those that may reveal it are run. Most bugs are found within five."""
-RARELY_REVEALED = {
-    "decisions of other tables believed": [375],
-    "offsets of a deleted topic believed": [1678],
-    "requests in a replay not answered": [239],
-    "the named lock obeyed": [481],
-}
-"""Seeds that reveal a bug, where none of the first ones does. They are run first."""
 
 
-@pytest.mark.wide
-def test_seeds_that_failed_once_pass(pool: Executor) -> None:
-    require_no_violation(SIMULATION, SIMULATION.failed_seeds(), pool)
-
-
-FIRST_SEEDS = [
-    pytest.param(0, marks=pytest.mark.unit),
-    *(pytest.param(first, marks=pytest.mark.wide) for first in range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)),
-]
-"""The first seed of each test; `make unit` and `make test` run the first test."""
-
-
-@pytest.mark.parametrize("first", FIRST_SEEDS)
-def test_no_oracle_is_violated(first: int, pool: Executor) -> None:
-    results = require_no_violation(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
-
-    assert sum(result.counts["commits"] for result in results) > SEEDS_A_TEST, (
-        "a run without commits proves nothing"
-    )
-
-
-@pytest.fixture(scope="module")
-def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
-    return {
-        bug: SIMULATION.hunt(bug, [*RARELY_REVEALED.get(bug, ()), *range(SEEDS_A_BUG)], pool) for bug in BUGS
+class TestWhole(SimulationTests):
+    simulation = SIMULATION
+    oracles: ClassVar = oracles
+    seeds = SEEDS
+    seeds_a_test = 40
+    seeds_a_bug = 300
+    rarely_revealed: ClassVar = {
+        "decisions of other tables believed": [375],
+        "offsets of a deleted topic believed": [1678],
+        "requests in a replay not answered": [239],
+        "the named lock obeyed": [481],
     }
+    reproduced = 5
 
+    @pytest.mark.wide
+    def test_seeds_that_failed_once_pass(self, pool: Executor) -> None:
+        super().test_seeds_that_failed_once_pass(pool)
 
-@pytest.mark.wide
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found_by_its_oracle(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
-    require_bug_found(SIMULATION, bug, hunts[bug].result())
+    def test_no_oracle_is_violated(self, first: int, pool: Executor) -> None:
+        results = self.run_without_violation(range(first, first + self.seeds_a_test), pool)
 
-
-def test_every_oracle_has_a_planted_bug() -> None:
-    require_every_oracle_has_a_bug(SIMULATION, oracles.__doc__, "tests/simulation/whole/")
-
-
-def test_planted_bugs_are_removed_afterwards() -> None:
-    require_planted_bugs_removed(SIMULATION)
-
-
-def test_a_seed_gives_the_same_run_in_another_process() -> None:
-    require_reproducible_in_another_process(SIMULATION, 5)
+        assert sum(result.counts["commits"] for result in results) > self.seeds_a_test, (
+            "a run without commits proves nothing"
+        )
 
 
 def test_the_scenarios_contain_every_kind_of_fault() -> None:
