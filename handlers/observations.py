@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lakewarden.events import Marker, Operation
+from lakewarden.events.base import MAX_ORIGIN
 from lakewarden.events.tables import MAX_PATH
 
 INVALIDATES: Final[Operation] = "delete"
@@ -49,6 +50,33 @@ class ChangedFile:
 
 Place: TypeAlias = tuple[str, str]
 """Partition and name of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Who made a commit, as far as the format says it. Writers choose these texts; each is cut at `MAX_ORIGIN`."""
+
+    engine: str | None = None
+    """With its version."""
+    user: str | None = None
+    job: str | None = None
+    """A job, a streaming query, or the user of Paimon's commits."""
+    application: str | None = None
+    """Id of the Spark application."""
+
+    @classmethod
+    def of(cls, *, engine: Any = None, user: Any = None, job: Any = None, application: Any = None) -> Maker:
+        """Return it from values that may be of any type."""
+        found = (str(each)[:MAX_ORIGIN] if each else None for each in (engine, user, job, application))
+        return cls(*found)
+
+    @property
+    def name(self) -> str | None:
+        """The most exact name of the writer, or None if only its engine is known."""
+        return self.job or self.application or self.user
+
+
+UNKNOWN_MAKER: Final = Maker()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,13 @@ from lakewarden.agent.cli.options import (
     show_help_without_command,
 )
 from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
-from lakewarden.agent.cli.overview import agents_command, losses_command, refused_command, status_command
+from lakewarden.agent.cli.overview import (
+    agents_command,
+    assess_command,
+    losses_command,
+    refused_command,
+    status_command,
+)
 from lakewarden.agent.cli.requests import abort_command, ledger_app
 from lakewarden.agent.cli.web import web_command
 from lakewarden.agent.demo.command import demo_command
@@ -75,6 +81,9 @@ app.command(name="status", short_help="Print what is wrong, and each table's loc
 app.command(name="losses", short_help="Print what conflicts have cost, by table, partition and writers.")(
     losses_command
 )
+app.command(
+    name="assess", short_help="Print what writers cost each other today, from a table's own history."
+)(assess_command)
 app.command(name="refused", short_help="Print the events that agents refused, with the reason.")(
     refused_command
 )

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.name_text import typed, visible
+from lakewarden.agent.settings import catalog_entry
 from lakewarden.events import canonical_table
 from lakewarden.events.base import MAX_NAME, Name
 
@@ -75,6 +76,11 @@ def table_uri(text: str) -> str:
         return canonical_table(typed(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def watched_table(text: str) -> str:
+    """The table that a word names by its URI, or by its catalog."""
+    return typed(text) if catalog_entry(typed(text)) is not None else table_uri(text)
 
 
 OnlyTable = Annotated[

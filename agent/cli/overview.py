@@ -1,10 +1,12 @@
-"""The commands `lakewarden status`, `losses`, `refused` and `agents`: their options and output."""
+"""The commands `lakewarden status`, `losses`, `assess`, `refused` and `agents`: their options and output."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,17 +17,22 @@ from lakewarden.agent.cli.options import (
     OnlyTable,
     Output,
     OutputFormat,
+    S3Endpoint,
     Verbose,
     run,
+    watched_table,
 )
 from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_tree
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.agents import agent_lines, agents
+from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
 from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.operators.losses import loss_lines, losses
 from lakewarden.agent.operators.refused import refused, refused_lines
 from lakewarden.agent.operators.status_text import status_summary, status_tree
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.watching.past import past
+from lakewarden.handlers.assessment import assess
 
 
 def status_command(
@@ -68,6 +75,43 @@ def losses_command(
     settings = _settings(bootstrap_servers, config)
     report = run(lambda: losses(settings, hours, table))
     _print(output, report, loss_lines(report))
+
+
+def assess_command(
+    tables: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE...", help="URI of a table, or catalog:namespace.table.", parser=watched_table
+        ),
+    ],
+    *,
+    days: Annotated[
+        float,
+        typer.Option("--days", metavar="N", min=0.01, max=3650, help="History before the newest commit."),
+    ] = 7.0,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE", dir_okay=False, help="Also write a picture, as SVG."),
+    ] = None,
+    output: OutputFormat = Output.TEXT,
+    s3_endpoint: S3Endpoint = None,
+    config: Config = None,
+) -> None:
+    """Print what a table's writers cost each other today, from the table's own history: overlaps, losses, and what would change.
+
+    It needs no Kafka and no agent. It reads commits and lists data files, and writes nothing. See docs/assess.md.
+    """
+    settings = Settings.load(config, s3_endpoint=s3_endpoint)
+    configure_logging("warning", stream=sys.stderr)
+    histories = [run(partial(past, table, settings, days=days)) for table in tables]
+    found = [assess(each) for each in histories]
+    if output is Output.JSON:
+        print_json([assessment_fields(each) for each in found])
+    else:
+        for number, each in enumerate(found):
+            print_lines([*([""] if number else []), *assessment_lines(each)])
+    if svg is not None:
+        svg.write_text(picture(histories), encoding="utf-8")
 
 
 def refused_command(

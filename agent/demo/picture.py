@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from lakewarden.agent.attempts.segments import segments
@@ -49,23 +49,33 @@ def draw(contests: Sequence[Contest]) -> str:
     seconds = max(1.0, *(contest.seconds for contest in contests))
     panel = (_WIDTH - _LEFT - _GAP * len(contests)) / len(contests)
     height = _TOP + len(FEEDS) * _ROW + 90
-    parts = [f'<text x="14" y="32" style="font-size:19px;font-weight:bold">{escape(title(contests))}</text>']
+    parts: list[str] = []
     for index, feed in enumerate(FEEDS):
         parts.append(f'<text x="{_LEFT - 10}" y="{_middle(index) + 5}" text-anchor="end">{feed}</text>')
     shown: dict[str, str] = {}
     for number, contest in enumerate(contests):
         parts += _time_line(contest, _LEFT + number * (panel + _GAP), panel, seconds, shown)
-    x = 14.0
-    for label, colour in shown.items():
-        parts.append(f'<rect x="{x}" y="{height - 32}" width="14" height="11" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 21}" y="{height - 22}">{escape(label)}</text>')
-        x = round(x + 50 + 7.3 * len(label), 1)
+    return document(_WIDTH, height, title(contests), [*parts, *key(shown, height - 32)])
+
+
+def document(width: float, height: float, what: str, parts: Sequence[str]) -> str:
+    """An SVG with its title and these parts."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img">'
-        f'<title>{escape(title(contests))}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
+        f'<title>{escape(what)}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="14" y="32" style="font-size:19px;font-weight:bold">{escape(what)}</text>\n'
         + "\n".join(parts)
         + "</svg>\n"
     )
+
+
+def key(shown: Mapping[str, str], y: float) -> Iterator[str]:
+    """What the colours mean, by label."""
+    x = 14.0
+    for label, colour in shown.items():
+        yield f'<rect x="{x}" y="{y}" width="14" height="11" fill="{colour}"/>'
+        yield f'<text x="{x + 21}" y="{y + 10}">{escape(label)}</text>'
+        x = round(x + 50 + 7.3 * len(label), 1)
 
 
 def _middle(row: int) -> float:

@@ -61,24 +61,26 @@ class DeltaFollower(NumberedFollower):
             newest = self._newest(await self._listed(0))
         if newest is None:
             raise UnreadableTableError(f"{LOG_FOLDER} has no commit and no checkpoint")
-        self._layout = await self._find_layout(newest)
+        self._layout = await find_layout(self._files, newest)
         return newest
 
-    async def _find_layout(self, newest: int) -> PartitionLayout:
+
+async def find_layout(files: TableFiles, version: int) -> PartitionLayout:
+    """Find the table's layout as of a version. Raises `UnreadableTableError`."""
+    try:
+        found = read_checksum(await files.read(checksum_path(version)))
+        if found is not None:
+            return found
+    except AbsentFileError:
+        pass
+    for each in range(version, max(-1, version - MAX_COMMITS_BACK), -1):
         try:
-            found = read_checksum(await self._files.read(checksum_path(newest)))
-            if found is not None:
-                return found
+            found = layout_of(actions_of(await files.read(commit_path(each))))
         except AbsentFileError:
-            pass
-        for version in range(newest, max(-1, newest - MAX_COMMITS_BACK), -1):
-            try:
-                found = layout_of(actions_of(await self._files.read(commit_path(version))))
-            except AbsentFileError:
-                continue
-            if found is not None:
-                return found
-        raise UnreadableTableError(
-            "the table's metadata is in a Parquet checkpoint only, which the watcher doesn't read; a commit with a checksum file "
-            "(Delta Lake on Spark writes one), or the next ALTER TABLE, makes it readable"
-        )
+            continue
+        if found is not None:
+            return found
+    raise UnreadableTableError(
+        "the table's metadata is in a Parquet checkpoint only, which the watcher doesn't read; a commit with a checksum file "
+        "(Delta Lake on Spark writes one), or the next ALTER TABLE, makes it readable"
+    )

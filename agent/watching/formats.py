@@ -28,17 +28,21 @@ def format_of(folders: Collection[str]) -> str | None:
 
 async def follow(uri: str, files: TableFiles, settings: Settings) -> TableFollower:
     """Look which format the table has, and return its follower. Raises `UnreadableTableError` if it is no table."""
-    match format_of(await files.folders("")):
+    match await known_format(files):
         case "hudi":
             return HudiFollower(uri, files, settings.watch_grace_seconds)
         case "delta":
             return DeltaFollower(uri, files)
         case "paimon":
             return PaimonFollower(uri, files)
-        case "iceberg":
-            return IcebergFollower(uri, files)
         case _:
-            known = "; ".join(f"{form}: {', '.join(sorted(needed))}" for form, needed in FOLDERS.items())
-            raise UnreadableTableError(
-                f"there is no table of a known format; its folders ({known}) are absent"
-            )
+            return IcebergFollower(uri, files)
+
+
+async def known_format(files: TableFiles) -> str:
+    """Return the format of a table. Raises `UnreadableTableError` if it is no table."""
+    found = format_of(await files.folders(""))
+    if found is None:
+        known = "; ".join(f"{form}: {', '.join(sorted(needed))}" for form, needed in FOLDERS.items())
+        raise UnreadableTableError(f"there is no table of a known format; its folders ({known}) are absent")
+    return found

@@ -69,15 +69,7 @@ class IcebergFollower(NumberedFollower):
         return None if found is None else found[0]
 
     async def _start(self) -> int:
-        listed = await self._listed(0)
-        found = newest_version(listed)
-        if found is None and has_other_catalog(listed):
-            raise UnreadableTableError(
-                "only the table's catalog knows which of its metadata files is committed; name it by its catalog "
-                "(catalog:namespace.table), as docs/watch.md says"
-            )
-        if found is None:
-            raise UnreadableTableError(f"{METADATA_FOLDER} has no metadata file")
+        found = await _newest_version(self._files)
         number, self._gzipped = found
         self._newest_snapshot = read_metadata(await self._files.read(self._path(number))).newest
         return number
@@ -142,21 +134,10 @@ class CatalogFollower:
         self.began, self._answer, self._newest, self._stuck = False, None, None, None
 
     async def _metadata(self, answer: CatalogAnswer) -> TableMetadata:
-        if answer.metadata is not None:
-            return metadata_of(answer.metadata)
-        folder, _, name = answer.pointer.rpartition("/")
-        return read_metadata(await self._files_of(folder).read(name))
-
-    def _files_of(self, location: str) -> TableFiles:
-        try:
-            return self._buckets.table(canonical_table(location))
-        except UnreadableTableError:
-            raise
-        except (AgentError, ValueError) as error:
-            raise UnreadableTableError(f"the table's location can't be watched: {error}") from error
+        return await metadata_in(answer, self._buckets)
 
     def _locate(self, metadata: TableMetadata) -> None:
-        files = self._files_of(metadata.location)
+        files = _files_of(metadata.location, self._buckets)
         uri = canonical_table(metadata.location)
         if self.began and (uri, metadata.uuid) != (self.uri, self._uuid):
             log.warning(
@@ -227,9 +208,51 @@ async def _commit(
     """What is to be reported of a snapshot, if it is foreign and has changed a file."""
     if snapshot.is_gates:
         return None
+    return foreign_snapshot(snapshot, await manifests_read(snapshot, metadata, files), metadata)
+
+
+async def manifests_read(
+    snapshot: IcebergSnapshot, metadata: TableMetadata, files: TableFiles
+) -> list[tuple[int, bytes]]:
+    """Read the manifests of a snapshot's own changes. Each comes with its partition spec."""
     listed = await files.read(relative_path(snapshot.manifests, metadata.location))
-    manifests = [
+    return [
         (each.spec, await files.read(relative_path(each.path, metadata.location)))
         for each in manifests_of(listed, snapshot.id)
     ]
-    return foreign_snapshot(snapshot, manifests, metadata)
+
+
+async def metadata_in(answer: CatalogAnswer, buckets: Buckets) -> TableMetadata:
+    """Return the metadata that a catalog has answered with, or read the file that it names."""
+    if answer.metadata is not None:
+        return metadata_of(answer.metadata)
+    folder, _, name = answer.pointer.rpartition("/")
+    return read_metadata(await _files_of(folder, buckets).read(name))
+
+
+async def newest_metadata(files: TableFiles) -> TableMetadata:
+    """Read the newest metadata of a table of a Hadoop catalog."""
+    number, gzipped = await _newest_version(files)
+    return read_metadata(await files.read(version_path(number, gzipped=gzipped)))
+
+
+async def _newest_version(files: TableFiles) -> tuple[int, bool]:
+    listed = await files.folder(METADATA_FOLDER)
+    found = newest_version(listed)
+    if found is None and has_other_catalog(listed):
+        raise UnreadableTableError(
+            "only the table's catalog knows which of its metadata files is committed; name it by its catalog "
+            "(catalog:namespace.table), as docs/watch.md says"
+        )
+    if found is None:
+        raise UnreadableTableError(f"{METADATA_FOLDER} has no metadata file")
+    return found
+
+
+def _files_of(location: str, buckets: Buckets) -> TableFiles:
+    try:
+        return buckets.table(canonical_table(location))
+    except UnreadableTableError:
+        raise
+    except (AgentError, ValueError) as error:
+        raise UnreadableTableError(f"the table's location can't be watched: {error}") from error

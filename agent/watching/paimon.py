@@ -55,12 +55,7 @@ class PaimonFollower(NumberedFollower):
         snapshot = read_snapshot(body)
         if snapshot.is_gates:
             return []
-        layout = self._layouts.get(snapshot.schema)
-        if layout is None:
-            layout = read_schema(await self._files.read(schema_path(snapshot.schema)))
-            self._layouts[snapshot.schema] = layout
-        lists = manifests_of(await self._files.read(snapshot.changes))
-        manifests = [await self._files.read(each) for each in lists]
+        layout, manifests = await changes_read(self._files, snapshot, self._layouts)
         vectors = set() if layout.has_primary_key else await self._changed_vectors(number, snapshot, layout)
         found = foreign_snapshot(number, manifests, layout, vectors)
         return [] if found is None else [found]
@@ -77,3 +72,14 @@ class PaimonFollower(NumberedFollower):
         except AbsentFileError:
             return set()
         return changed_vectors(old, deletion_vectors(await self._files.read(snapshot.indexes), layout))
+
+
+async def changes_read(
+    files: TableFiles, snapshot: Snapshot, layouts: dict[int, TableLayout]
+) -> tuple[TableLayout, list[bytes]]:
+    """Read the manifests of a snapshot's own changes, and the table's layout, unless `layouts` has it."""
+    layout = layouts.get(snapshot.schema)
+    if layout is None:
+        layout = layouts[snapshot.schema] = read_schema(await files.read(schema_path(snapshot.schema)))
+    lists = manifests_of(await files.read(snapshot.changes))
+    return layout, [await files.read(each) for each in lists]

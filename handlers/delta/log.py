@@ -16,9 +16,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
+from lakewarden.events.base import MAX_ORIGIN
+from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.observations import (
+    Maker,
     ObservedCommit,
     Place,
     UnreadableCommit,
@@ -99,6 +103,13 @@ def layout_of(actions: Iterable[tuple[str, dict[str, Any]]]) -> PartitionLayout 
     return layout
 
 
+def layout_of_values(actions: Iterable[tuple[str, dict[str, Any]]]) -> PartitionLayout:
+    """Return a layout from the files of a commit alone: physical names by alphabet, values as they are written."""
+    files = [action for kind, action in actions if kind in ("add", "remove")]
+    names = sorted({str(name) for each in files for name in _values(each)})
+    return PartitionLayout(tuple((each, each, "string") for each in names))
+
+
 def read_checksum(body: bytes) -> PartitionLayout | None:
     """Return the layout in a checksum file, or None if it has none. Raises `UnreadableCommit` for an unknown protocol."""
     try:
@@ -141,7 +152,7 @@ def foreign_commit(
     | any other `add` | `create` | the `remove` says it already, or nothing is refused |
     """
     actions = list(actions)
-    info: dict[str, Any] = next((action for kind, action in actions if kind == "commitInfo"), {})
+    info = _info(actions)
     if went_through_the_gate(info):
         return None
     removed: list[Place] = []
@@ -161,6 +172,60 @@ def foreign_commit(
         *changed_files((), rearranged, additions_refute=False),
     ]
     return observed_commit(str(version), files) if files else None
+
+
+def past_commit(
+    version: int, actions: Iterable[tuple[str, dict[str, Any]]], layout: PartitionLayout
+) -> tuple[PastCommit, list[DataFile]] | None:
+    """Return what a commit's history says, and the files that it has added, or None if it has changed no file."""
+    actions = list(actions)
+    info = _info(actions)
+    added = [each for kind, each in actions if kind == "add"]
+    removed = [each for kind, each in actions if kind == "remove"]
+    ended = _milliseconds(info.get("inCommitTimestamp")) or _milliseconds(info.get("timestamp"))
+    if ended is None or not (added or removed):
+        return None
+    metrics = info.get("operationMetrics")
+    took = _milliseconds(metrics.get("executionTimeMs")) if isinstance(metrics, dict) else None
+    began = min((at for each in added if (at := _milliseconds(each.get("modificationTime")))), default=None)
+    base, maker = info.get("readVersion"), _maker(info, actions)
+    found = PastCommit(
+        str(version),
+        ended,
+        maker.name or maker.engine or "(unknown)",
+        str(info.get("operation") or "(unknown)")[:MAX_ORIGIN],
+        frozenset(layout.path(_values(each)) for each in (*added, *removed)),
+        frozenset(layout.path(_values(each)) for each in removed),
+        ended - took if took else None if began is None else min(began, ended),
+        bool(took),
+        version,
+        base if isinstance(base, int) else version - 1,
+        sum(size for each in added if isinstance(size := each.get("size"), int)),
+        all(each.get("dataChange") is False for each in (*added, *removed)),
+        went_through_the_gate(info),
+    )
+    return found, [DataFile(unquote(str(each.get("path"))), layout.path(_values(each))) for each in added]
+
+
+def _info(actions: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    return next((action for kind, action in actions if kind == "commitInfo"), {})
+
+
+def _maker(info: Mapping[str, Any], actions: Iterable[tuple[str, dict[str, Any]]]) -> Maker:
+    """Open Delta Lake writes the engine; Databricks adds the user and the job; a streaming query and `txnAppId` add a `txn`."""
+    job = info.get("job")
+    job = (job.get("jobName") or job.get("jobId")) if isinstance(job, dict) else None
+    query = next((action.get("appId") for kind, action in actions if kind == "txn"), None)
+    engine = info.get("engineInfo") or info.get("clientVersion")
+    return Maker.of(engine=engine, user=info.get("userName"), job=job or query)
+
+
+def _milliseconds(value: Any) -> float | None:
+    """Return seconds of a number of milliseconds, which metrics have as text."""
+    try:
+        return int(value) / 1000
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def went_through_the_gate(info: Mapping[str, Any]) -> bool:

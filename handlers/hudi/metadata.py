@@ -49,7 +49,7 @@ class InstantMetadata:
 
 def read_metadata(body: bytes) -> InstantMetadata:
     """What a commit's metadata or a table service's plan says. Raises `UnreadableHudi` if the bytes are neither."""
-    record = _decode(body)
+    record = decode(body)
     try:
         if "partitionToWriteStats" in record:
             return _commit(record)
@@ -100,8 +100,8 @@ def _clustered(record: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from group.get("slices") or []
 
 
-def _decode(body: bytes) -> dict[str, Any]:
-    """The record in the bytes, Avro or JSON."""
+def decode(body: bytes) -> dict[str, Any]:
+    """The record in the bytes, Avro or JSON. Raises `UnreadableHudi`."""
     if not body:
         raise UnreadableHudi("the file is empty")
     try:

@@ -21,6 +21,7 @@ Rules:
 from __future__ import annotations
 
 import re
+from calendar import timegm
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -41,6 +42,8 @@ _NAME = re.compile(
 )
 _COMPLETES_AS = {"compaction": "commit", "logcompaction": "deltacommit", "clustering": "replacecommit"}
 _WRITES = frozenset({"commit", "deltacommit", "replacecommit"})
+_FIELDS = ((0, 4), (4, 2), (6, 2), (8, 2), (10, 2), (12, 2), (14, 3))
+"""Where year, month, day, hour, minute, second and milliseconds are in an instant's time, and how long."""
 _ORDER: dict[State, int] = {"requested": 0, "inflight": 1, "completed": 2}
 
 
@@ -133,6 +136,15 @@ def instants(names: Iterable[str], layout: Layout) -> list[Instant]:
         Instant(time, tuple(sorted(files.values(), key=lambda file: _ORDER[file.state])))
         for (time, _), files in sorted(found.items())
     ]
+
+
+def seconds_of(time: str) -> float | None:
+    """The seconds of an instant's time since 1970, in the time zone of the table's writers; None: it is no time."""
+    fields = [int(time[at : at + size] or 0) for at, size in _FIELDS] if time.isdecimal() else [0]
+    try:
+        return timegm(tuple(fields[:6])) + fields[6] / 1000
+    except (ValueError, IndexError, OverflowError):
+        return None
 
 
 def taken_for_committed(found: Iterable[Instant], completing: str | None = None) -> list[Instant]:

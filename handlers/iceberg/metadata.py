@@ -15,16 +15,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from lakewarden.events.inflate import inflate_gzip
+from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.avro_blocks import MAX_BYTES
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.observations import (
+    Maker,
     ObservedCommit,
     Place,
     UnreadableCommit,
@@ -87,6 +89,7 @@ class IcebergSnapshot:
     age: tuple[int, int] = (0, 0)
     """Sequence number and time in milliseconds: higher than that of each older snapshot of the table."""
     parent: int | None = None
+    summary: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +170,14 @@ def _unreadable(error: Exception) -> UnreadableCommit:
 
 def relative_path(path: str, location: str) -> str:
     """Return the path of a file below the table's root. Raises `UnreadableCommit` if it is elsewhere."""
-    found, root = _plain(path), _plain(location).rstrip("/") + "/"
-    if not found.startswith(root):
+    if not is_below(path, location):
         raise UnreadableCommit(f"a file of the table's metadata is outside of its location: {path}")
-    return found.removeprefix(root)
+    return _plain(path).removeprefix(_plain(location).rstrip("/") + "/")
+
+
+def is_below(path: str, location: str) -> bool:
+    """Return whether a file is below the table's root."""
+    return _plain(path).startswith(_plain(location).rstrip("/") + "/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +217,60 @@ def foreign_snapshot(
     entries = [
         entry for spec, body in manifests for entry in _entries(body, metadata.specs.get(spec), snapshot.id)
     ]
-    refuting = [place for place, refutes in entries if refutes]
-    added = [place for place, refutes in entries if not refutes]
+    refuting = [each.place for each in entries if each.refutes]
+    added = [each.place for each in entries if not each.refutes]
     appends_refute = metadata.appends_invalidate and snapshot.operation != "replace"
     files = list(changed_files(refuting, added, additions_refute=appends_refute))
     return observed_commit(str(snapshot.id), files) if files else None
 
 
-def _entries(body: bytes, spec: tuple[SpecField, ...] | None, snapshot: int) -> Iterator[tuple[Place, bool]]:
-    """Yield each file, and whether it refutes rewrites."""
+def past_snapshot(
+    snapshot: IcebergSnapshot, manifests: Iterable[tuple[int, bytes]], metadata: TableMetadata
+) -> tuple[PastCommit, list[DataFile]]:
+    """Return what a snapshot's history says, and the files that it has added."""
+    entries = [
+        entry for spec, body in manifests for entry in _entries(body, metadata.specs.get(spec), snapshot.id)
+    ]
+    added, maker = [each for each in entries if not each.is_deleted], maker_of(snapshot.summary)
+    found = PastCommit(
+        str(snapshot.id),
+        snapshot.age[1] / 1000,
+        maker.name or maker.engine or "(unknown)",
+        snapshot.operation,
+        frozenset(each.place[0] for each in entries),
+        frozenset(each.place[0] for each in entries if each.refutes),
+        size=sum(each.size for each in added),
+        is_service=snapshot.operation == "replace",
+        is_gates=snapshot.is_gates,
+    )
+    inside = [each for each in added if is_below(each.path, metadata.location)]
+    return found, [DataFile(relative_path(each.path, metadata.location), each.place[0]) for each in inside]
+
+
+def maker_of(summary: Mapping[str, str]) -> Maker:
+    """Return who made a snapshot: Iceberg's writers on Spark and Flink, and Trino, name themselves in its summary."""
+    engine = " ".join(str(summary[each]) for each in ("engine-name", "engine-version") if each in summary)
+    jobs = ("lakewarden.writer", "spark.sql.streaming.queryId", "flink.job-id", "trino_query_id")
+    return Maker.of(
+        engine=engine,
+        job=next((summary[each] for each in jobs if each in summary), None),
+        application=summary.get("spark.app.id") or summary.get("app-id"),
+    )
+
+
+class _ManifestEntry(NamedTuple):
+    """A file that a snapshot has added or deleted."""
+
+    place: Place
+    refutes: bool
+    """Whether it refutes rewrites."""
+    is_deleted: bool
+    path: str
+    size: int
+
+
+def _entries(body: bytes, spec: tuple[SpecField, ...] | None, snapshot: int) -> Iterator[_ManifestEntry]:
+    """Yield each file."""
     if spec is None:
         raise UnreadableCommit("a manifest has a partition spec that the table's metadata lacks")
     try:
@@ -232,8 +284,10 @@ def _entries(body: bytes, spec: tuple[SpecField, ...] | None, snapshot: int) -> 
                 for field, value in zip(spec, values, strict=True)
                 if field.transform != "void"
             )
-            refutes = each["status"] == _DELETED or bool(file.get("content"))
-            yield (path, str(file["file_path"]).rpartition("/")[2]), refutes
+            is_deleted, found = each["status"] == _DELETED, str(file["file_path"])
+            refutes = is_deleted or bool(file.get("content"))
+            size = int(file.get("file_size_in_bytes") or 0)
+            yield _ManifestEntry((path, found.rpartition("/")[2]), refutes, is_deleted, found, size)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableCommit(f"an entry of a manifest can't be read: {error!r}") from error
 
@@ -281,6 +335,7 @@ def _main_branch(fields: Mapping[str, Any]) -> Iterator[IcebergSnapshot]:
             TRANSACTION in summary,
             (int(each.get("sequence-number") or 0), int(each.get("timestamp-ms") or 0)),
             each.get("parent-snapshot-id"),
+            summary,
         )
         number = each.get("parent-snapshot-id")
 

@@ -16,11 +16,14 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.observations import (
+    UNKNOWN_MAKER,
+    Maker,
     ObservedCommit,
     Place,
     UnreadableCommit,
@@ -67,6 +70,10 @@ class Snapshot:
     is_gates: bool
     indexes: str | None = None
     """Path of the list of all index files, which have the deletion vectors. None: there is none."""
+    made_by: Maker = UNKNOWN_MAKER
+    kind: str = "(unknown)"
+    ended: float = 0.0
+    """Seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,9 @@ def read_snapshot(body: bytes) -> Snapshot:
             changes,
             TRANSACTION in properties,
             MANIFEST_FOLDER + indexes if indexes else None,
+            Maker.of(engine=fields.get("writerVersion"), job=fields.get("commitUser")),
+            str(fields.get("commitKind") or "(unknown)"),
+            int(fields.get("timeMillis") or 0) / 1000,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableCommit(f"the snapshot lacks what each has: {error!r}") from error
@@ -158,23 +168,54 @@ def foreign_snapshot(
     | any other added file | `create` | the deleted one says it already, or readers merge by key |
     """
     entries = [_entry(record, layout) for body in manifests for record in read_avro(body)]
-    removed = [place for place, deleted in entries if deleted]
-    added = [place for place, deleted in entries if not deleted]
+    removed = [each.place for each in entries if each.is_deleted]
+    added = [each.place for each in entries if not each.is_deleted]
     refuting = [*removed, *vectors]
     files = list(changed_files(refuting, added, additions_refute=not layout.has_primary_key))
     return observed_commit(str(number), files) if files else None
 
 
-def _entry(record: dict[str, Any], layout: TableLayout) -> tuple[Place, bool]:
+def past_snapshot(
+    number: int, snapshot: Snapshot, manifests: Iterable[bytes], layout: TableLayout
+) -> tuple[PastCommit, list[DataFile]]:
+    """Return what a snapshot's history says, and the files that it has added."""
+    entries = [_entry(record, layout) for body in manifests for record in read_avro(body)]
+    added = [each for each in entries if not each.is_deleted]
+    found = PastCommit(
+        str(number),
+        snapshot.ended,
+        snapshot.made_by.name or "(unknown)",
+        snapshot.kind,
+        frozenset(each.place[0] for each in entries),
+        frozenset(each.place[0] for each in entries if each.is_deleted),
+        size=sum(each.size for each in added),
+        is_service=snapshot.kind == "COMPACT",
+        is_gates=snapshot.is_gates,
+    )
+    folders = ((each, f"{each.place[0]}/" if each.place[0] else "") for each in added)
+    return found, [
+        DataFile(f"{folder}bucket-{each.bucket}/{each.place[1]}", each.place[0]) for each, folder in folders
+    ]
+
+
+class _ChangedFile(NamedTuple):
+    """A file that a snapshot has added or deleted."""
+
+    place: Place
+    is_deleted: bool
+    bucket: str
+    size: int
+
+
+def _entry(record: dict[str, Any], layout: TableLayout) -> _ChangedFile:
     try:
-        kind, partition, name = (
-            record["_KIND"],
-            _partition(record, layout),
-            str(record["_FILE"]["_FILE_NAME"]),
+        place = _partition(record, layout), str(record["_FILE"]["_FILE_NAME"])
+        bucket = "postpone" if record.get("_BUCKET") == -2 else str(record.get("_BUCKET", 0))
+        return _ChangedFile(
+            place, record["_KIND"] == _DELETED, bucket, int(record["_FILE"].get("_FILE_SIZE") or 0)
         )
     except (KeyError, TypeError) as error:
         raise UnreadableCommit(f"an entry of a manifest lacks what each has: {error!r}") from error
-    return (partition, name), kind == _DELETED
 
 
 def _partition(record: dict[str, Any], layout: TableLayout) -> str:

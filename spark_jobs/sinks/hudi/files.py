@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakewarden.events import Marker, canonical_table
+from lakewarden.handlers.commit_label import HUDI_LABEL
 from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.markers import (
     is_direct_marker,
@@ -23,7 +24,7 @@ from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.properties import HudiTable, parse_properties, read_properties
 from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES, Instant, instants
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
-from lakewarden.spark_jobs.sinks.hudi.options import EXTRA_METADATA, SQL_EXTRA_METADATA
+from lakewarden.spark_jobs.sinks.hudi.options import SQL_EXTRA_METADATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +257,13 @@ def _newest_of_file(name: str) -> str:
 def _archived_commit(instant: str, metadata: bytes | None) -> CompletedInstant | None:
     """Return the commit in a row of the archive. Rows of cleans and rollbacks have metadata of another kind."""
     # The key of a commit by SQL contains the other one.
-    if not metadata or EXTRA_METADATA.encode() not in metadata:
+    if not metadata or HUDI_LABEL.encode() not in metadata:
         return None
     return _commit(instant, read_metadata(metadata).extra)
 
 
 def _commit(instant: str, extra: Any) -> CompletedInstant | None:
-    entry = extra.get(EXTRA_METADATA) or extra.get(SQL_EXTRA_METADATA)
+    entry = extra.get(HUDI_LABEL) or extra.get(SQL_EXTRA_METADATA)
     if entry is None:
         return None
     fields = json.loads(entry)

@@ -16,14 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
+from lakewarden.handlers.commit_label import HUDI_LABEL
 from lakewarden.spark_jobs.sinks.hudi.provider import CLIENTS, LOCK_PROVIDER
 
 HudiOperation: TypeAlias = Literal["upsert", "insert", "delete", "insert_overwrite"]
 
-EXTRA_METADATA = "_lakewarden"
-"""Key of the sink's entry in the metadata of a commit: JSON with `writer`, `batch` and `transaction`."""
-
-SQL_EXTRA_METADATA = f"hoodie.{EXTRA_METADATA}"
+SQL_EXTRA_METADATA = f"hoodie.{HUDI_LABEL}"
 """The same of a commit by SQL, which passes on only settings of the session that begin with `hoodie.`."""
 
 STORAGE_LOCK = "org.apache.hudi.client.transaction.lock.StorageBasedLockProvider"
@@ -140,7 +138,7 @@ def transaction_options(options: Mapping[str, str], transaction: str, entry: str
         _CALLBACKS: ",".join(callbacks),
         "hoodie.lakewarden.lock.provider": options[_PROVIDER],
         "hoodie.lakewarden.transaction": transaction,
-        EXTRA_METADATA: entry,
+        HUDI_LABEL: entry,
     }
 
 
@@ -149,7 +147,7 @@ def sql_settings(options: Mapping[str, str]) -> dict[str, str]:
     kept = {
         key: value for key, value in options.items() if key.startswith("hoodie.") and key not in _OF_THE_TABLE
     }
-    entry = options[EXTRA_METADATA]
+    entry = options[HUDI_LABEL]
     return kept | {
         _EXTRA_PREFIX: SQL_EXTRA_METADATA.removesuffix("lakewarden"),
         SQL_EXTRA_METADATA: entry,

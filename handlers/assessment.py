@@ -1,0 +1,368 @@
+"""What a table's own history says of its writers: which overlapped, what was computed in vain, and what the gate would change.
+
+| | Delta Lake | Iceberg | Paimon | Hudi |
+| --- | --- | --- | --- | --- |
+| end | `inCommitTimestamp`, `timestamp` | `timestamp-ms` | `timeMillis` | the completed file |
+| start | `executionTimeMs` before the end, or the first data file | the first data file | the same | the instant |
+| base | `readVersion` | – (the parent is that of the last retry) | – | – |
+| writer | `txn.appId`, `job`, `userName` | streaming query, `flink.job-id`, `spark.app.id` | `commitUser` | query |
+| try in vain | data files that no commit names | the same, of killed jobs only | the same | rollback, dead instant |
+
+Known is what the table says. All else is an estimate, and is kept apart:
+
+1. **Overlap.** The later commit of two began before the earlier one ended. With a base version that is a fact: the commits after
+   it are other writers' or other queries', because one writer's commits follow each other. By the first data file some
+   overlaps are missed: the job had begun before. Two overlapping commits are in each other's way if they share a partition in
+   which one of them replaced or removed files. Two appends never are.
+2. **Seconds of a commit** are known from `executionTimeMs` and from Hudi's instants. From the first data file they are at least
+   that many.
+3. **A try in vain** is known by a Hudi rollback or by data files that no commit names. How long it took is an estimate: a rolled
+   back instant as long as the median of the commits in its partitions, at most until its rollback began; files as long as
+   commits with as many bytes in the same partition took. The assumption: a loser computes to its end, as the formats' own checks
+   demand. An early abort costs less, a try without files isn't seen, and files of a job that was killed count, too.
+4. A file that is younger than the `GRACE_SECONDS` before the end of the history, or than three times the longest commit, may
+   still be committed, and isn't counted.
+5. A history is cut at the limits of its reader, where the format has removed its log, or where a file can't be read. Nothing is
+   said of what came before.
+6. **What the gate would change.** A commit that is in another one's way is admitted after it, so what was computed in vain isn't
+   computed, and the later one waits for the rest of the earlier one: for at least the time of the overlap. Writers whose
+   commits share no partition wait for nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final, NamedTuple
+
+GRACE_SECONDS: Final = 600.0
+MAX_BACK: Final = 500
+"""Earlier commits with which one is compared."""
+MAX_LISTED: Final = 20
+"""Writers, pairs of writers, partitions."""
+OFTEN: Final = 0.2
+"""Share of commits in another one's way from which writers should queue from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastCommit:
+    """One commit, of the gate's writers, too."""
+
+    version: str
+    ended: float
+    """Seconds since the epoch, as all times here."""
+    writer: str
+    operation: str
+    partitions: frozenset[str]
+    rewritten: frozenset[str] = frozenset()
+    """Those in which it replaced or removed files."""
+    began: float | None = None
+    is_known: bool = False
+    """Whether `began` is known, and not only a time at which the job ran already."""
+    number: int | None = None
+    base: int | None = None
+    """The number of the commit that it has read."""
+    size: int = 0
+    """Bytes of the data files that it has added."""
+    is_service: bool = False
+    """It rearranges rows, and changes none."""
+    is_gates: bool = False
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, as far as it is known."""
+        return None if self.began is None else max(0.0, self.ended - self.began)
+
+
+class DataFile(NamedTuple):
+    """A data file that a commit has added."""
+
+    path: str
+    """Relative to the table's root."""
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostTry:
+    """A write that the table knows to have failed."""
+
+    name: str
+    began: float
+    partitions: frozenset[str]
+    until: float | None = None
+    """It had ended by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A data file that no commit of the history names."""
+
+    partition: str
+    size: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class TableHistory:
+    """What was read of a table."""
+
+    table: str
+    form: str
+    commits: Sequence[PastCommit]
+    """In their order."""
+    lost: Sequence[LostTry] = ()
+    leftovers: Sequence[Leftover] | None = None
+    """None: the format has rollbacks instead, or they can't be told from other files."""
+    now: float = 0.0
+    notes: Sequence[str] = ()
+    """What could not be read, and why."""
+
+
+@dataclass(slots=True)
+class WriterPair:
+    """Two writers whose commits overlapped. The field names are JSON, as those below."""
+
+    later: str
+    earlier: str
+    overlaps: int = 0
+    in_the_way: int = 0
+
+
+@dataclass(slots=True)
+class WriterSum:
+    """One writer, as far as the format tells writers apart."""
+
+    writer: str
+    commits: int = 0
+    services: int = 0
+    """Of these, the ones that only rearranged."""
+    known_seconds: float = 0.0
+    estimated_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """The result."""
+
+    table: str
+    format: str
+    since: float | None
+    until: float | None
+    commits: int
+    by_gate: int
+    known_seconds: float
+    """Of commits, from the table."""
+    estimated_seconds: float
+    """Of commits, at least."""
+    overlapping: int
+    """Commits that overlapped another one."""
+    in_the_way: int
+    """Commits that shared a partition with another one that they overlapped, and one of the two replaced files there."""
+    overlap_seconds: float
+    """How long the later ones ran beside the earlier ones, of those that were in the way, at least."""
+    lost_tries: int | None
+    """Known: rolled back or dead. None: the format keeps no such record."""
+    lost_files: int | None
+    """Known: data files that no commit names."""
+    lost_bytes: int
+    lost_seconds: float | None
+    """Estimate of what was computed in vain. None: nothing to estimate it from."""
+    writers: tuple[WriterSum, ...]
+    pairs: tuple[WriterPair, ...]
+    partitions: tuple[tuple[str, int], ...]
+    """Those in which commits were in each other's way, and how often."""
+    changes: tuple[str, ...]
+    """What the gate would change."""
+    unknown: tuple[str, ...]
+    """What the table doesn't say."""
+
+
+@dataclass(slots=True)
+class Overlaps:
+    """Which commits overlapped (rule 1)."""
+
+    pairs: dict[tuple[str, str], WriterPair] = field(default_factory=dict)
+    partitions: Counter[str] = field(default_factory=Counter)
+    """How often two commits were in each other's way there."""
+    overlapping: set[str] = field(default_factory=set)
+    """Versions, as the next ones."""
+    in_the_way: set[str] = field(default_factory=set)
+    services: int = 0
+    """Overlaps in a partition of which a commit only rearranges."""
+    seconds: float = 0.0
+    """How long the later ones ran beside the earlier ones, of those that were in the way."""
+
+
+def overlaps_of(commits: Sequence[PastCommit]) -> Overlaps:
+    """Find the overlaps of commits, which are in their order."""
+    found = Overlaps()
+    for at, later in enumerate(commits):
+        longest = 0.0
+        for earlier in _overlapped(commits, at):
+            writers = later.writer, earlier.writer
+            pair = found.pairs.setdefault(writers, WriterPair(*writers))
+            pair.overlaps += 1
+            found.overlapping |= {later.version, earlier.version}
+            shared = later.partitions & earlier.partitions & (later.rewritten | earlier.rewritten)
+            if shared:
+                pair.in_the_way += 1
+                found.partitions.update(shared)
+                found.in_the_way |= {later.version, earlier.version}
+                found.services += later.is_service or earlier.is_service
+                longest = max(longest, earlier.ended - (later.began or earlier.ended))
+        found.seconds += longest
+    return found
+
+
+def assess(history: TableHistory) -> Assessment:
+    """Apply the rules of this module to a history."""
+    commits, found = history.commits, overlaps_of(history.commits)
+    writers: dict[str, WriterSum] = {}
+    for each in commits:
+        writer = writers.setdefault(each.writer, WriterSum(each.writer))
+        writer.commits += 1
+        writer.services += each.is_service
+        writer.known_seconds += (each.seconds or 0.0) * each.is_known
+        writer.estimated_seconds += (each.seconds or 0.0) * (not each.is_known)
+    leftovers = _settled(history)
+    lost_seconds = _lost_seconds(history, leftovers)
+    known = sum(each.known_seconds for each in writers.values())
+    estimated = sum(each.estimated_seconds for each in writers.values())
+    by_cost = sorted(writers.values(), key=lambda each: -each.known_seconds - each.estimated_seconds)
+    by_trouble = sorted(found.pairs.values(), key=lambda each: (-each.in_the_way, -each.overlaps))
+    return Assessment(
+        history.table,
+        history.form,
+        commits[0].ended if commits else None,
+        commits[-1].ended if commits else None,
+        len(commits),
+        sum(each.is_gates for each in commits),
+        round(known, 1),
+        round(estimated, 1),
+        len(found.overlapping),
+        len(found.in_the_way),
+        round(found.seconds, 1),
+        len(history.lost) if history.form == "hudi" else None,
+        None if leftovers is None else len(leftovers),
+        sum(each.size for each in leftovers or ()),
+        None if lost_seconds is None else round(lost_seconds, 1),
+        tuple(by_cost[:MAX_LISTED]),
+        tuple(by_trouble[:MAX_LISTED]),
+        tuple(found.partitions.most_common(MAX_LISTED)),
+        tuple(_changes(commits, found, lost_seconds)),
+        (*history.notes, *_unknown(history, leftovers)),
+    )
+
+
+def _overlapped(commits: Sequence[PastCommit], at: int) -> Iterator[PastCommit]:
+    """Yield the earlier commits that overlap this one (rule 1)."""
+    later = commits[at]
+    for earlier in reversed(commits[max(0, at - MAX_BACK) : at]):
+        if later.base is not None and earlier.number is not None:
+            if earlier.number <= later.base:
+                return
+        elif later.began is None or earlier.ended <= later.began:
+            return
+        yield earlier
+
+
+def _settled(history: TableHistory) -> Sequence[Leftover] | None:
+    """The leftovers that no commit can still name (rule 4), and whose job the history may know."""
+    if history.leftovers is None or not history.commits:
+        return None
+    longest = max((each.seconds or 0.0 for each in history.commits), default=0.0)
+    first, last = history.commits[0].ended, history.now - max(GRACE_SECONDS, 3 * longest)
+    return [each for each in history.leftovers if first < each.modified <= last]
+
+
+def _lost_seconds(history: TableHistory, leftovers: Sequence[Leftover] | None) -> float | None:
+    """Rule 3."""
+    if not leftovers and (history.form == "iceberg" or (leftovers is None and history.form != "hudi")):
+        return None
+    by_partition: dict[str, list[PastCommit]] = defaultdict(list)
+    timed = [each for each in history.commits if each.seconds is not None and not each.is_service]
+    for commit in timed:
+        for partition in commit.partitions:
+            by_partition[partition].append(commit)
+    seconds = 0.0
+    for lost in history.lost:
+        alike = [each for partition in lost.partitions for each in by_partition[partition]] or timed
+        if not alike:
+            return None
+        usual = median(each.seconds or 0.0 for each in alike)
+        seconds += usual if lost.until is None else min(usual, max(0.0, lost.until - lost.began))
+    sizes: Counter[str] = Counter()
+    for leftover in leftovers or ():
+        sizes[leftover.partition] += leftover.size
+    for partition, size in sizes.items():
+        alike = [each for each in by_partition[partition] if partition in each.rewritten]
+        alike = alike or by_partition[partition] or timed
+        if not (written := sum(each.size for each in alike)):
+            return None
+        seconds += size * sum(each.seconds or 0.0 for each in alike) / written
+    return seconds
+
+
+def _changes(commits: Sequence[PastCommit], found: Overlaps, lost_seconds: float | None) -> Iterator[str]:
+    if not found.overlapping:
+        yield "nothing: no two commits overlapped, as far as it is known"
+        return
+    if not found.in_the_way:
+        yield (
+            f"nothing: {len(found.overlapping)} commits overlapped, none of them in a partition that one of them rewrote; with "
+            "admission auto they would run as they do now"
+        )
+        return
+    many = len(found.in_the_way)
+    queues = ", which would soon queue them," if many >= OFTEN * len(commits) else ""
+    lost = (
+        "what was computed in vain"
+        if lost_seconds is None
+        else f"about {duration(lost_seconds)} computed in vain"
+    )
+    yield (
+        f"admission auto{queues}: {many} of {len(commits)} commits were in another one's way; {lost} would not be computed, and "
+        f"writers would wait for at least {duration(found.seconds)} instead"
+    )
+    (worst, times), total = found.partitions.most_common(1)[0], found.partitions.total()
+    if set(found.partitions) == {""}:
+        yield (
+            "partitioning: the table has none, so all rewrites are in each other's way; partition by a column that tells the "
+            "writers' batches apart, and only batches that share a value wait"
+        )
+    else:
+        yield (
+            f"partitioning: batches that share no partition wait for nothing; {len(found.partitions)} partitions were contended, "
+            f"{worst} in {100 * times / total:.0f} % of the cases"
+        )
+    if found.services:
+        yield (
+            f"compaction: {found.services} of these overlaps are with a job that only rearranges files; with the priority of a "
+            "table service it is the one that is aborted"
+        )
+
+
+def _unknown(history: TableHistory, leftovers: Sequence[Leftover] | None) -> Iterator[str]:
+    form, timed = history.form, [each for each in history.commits if each.began is not None]
+    if len(timed) < len(history.commits):
+        yield f"when {len(history.commits) - len(timed)} of the commits began: the table doesn't say it"
+    if form == "hudi":
+        yield "how long a rolled back write ran: the table keeps its start and its rollback only"
+        return
+    if leftovers is None:
+        yield "tries that were aborted: the format keeps no record of them"
+    elif form == "iceberg":
+        yield "aborted tries: Iceberg keeps no record of them, and an aborted job deletes its files; a killed one doesn't"
+    else:
+        yield "tries that wrote no file, or whose files were removed since (VACUUM, an abort): the estimate is a lower bound"
+    if form != "delta":
+        yield "what a commit had read when it began: overlaps are found by the time of its first data file, and some are missed"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,209 @@
+"""What `lakewarden assess` reads of tables on a disk, with files that the formats wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import fastavro
+import pytest
+
+from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
+from lakewarden.agent.watching import past as module
+from lakewarden.agent.watching.files import UnreadableTableError
+from lakewarden.agent.watching.past import past
+from lakewarden.handlers.assessment import TableHistory, assess
+from tests import recorded_iceberg
+from tests.recorded_delta import commit
+from tests.recorded_delta import recorded as checksum
+from tests.recorded_hudi import recorded
+from tests.recorded_paimon import metadata
+from tests.tuned import tuned
+
+LATER = 2_000_000_000.0
+DAY = "region=a%20b%252Fc/day=2026-11-23"
+"""The folder of a partition of the recorded Delta table."""
+HUDI_SECONDS = 1_795_356_442.059
+"""20261122140722059 in UTC."""
+ROLLBACK = {
+    "type": "record",
+    "name": "HoodieRollbackMetadata",
+    "fields": [
+        {"name": "commitsRollback", "type": {"type": "array", "items": "string"}},
+        {"name": "partitionMetadata", "type": {"type": "map", "values": "string"}},
+    ],
+}
+
+
+def put(table: Path, path: str, body: bytes = b"", at: float | None = None) -> None:
+    file = table / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(body)
+    if at is not None:
+        os.utime(file, (at, at))
+
+
+def read(table: Path, **more: Any) -> TableHistory:
+    given = {"days": 7.0, "now": LATER} | more
+    return anyio.run(lambda: past(table.as_uri(), tuned(), **given))
+
+
+def delta(table: Path) -> None:
+    for version in range(8):
+        put(table, f"_delta_log/{version:020d}.json", commit("days", version))
+
+
+def paimon(table: Path) -> None:
+    for path, body in metadata().items():
+        put(table, path, body)
+
+
+def iceberg(table: Path) -> None:
+    location = recorded_iceberg.move(table)
+    put(table, "metadata/v8.metadata.json", json.dumps(recorded_iceberg.moved(8, location)).encode())
+
+
+def hudi(table: Path) -> None:
+    """A commit of Hudi 0.15, a write that was rolled back, and one that died."""
+    put(table, ".hoodie/hoodie.properties", recorded("cow-v6", "hoodie.properties"))
+    body = recorded("cow-v6", "20261122140722059.commit")
+    zone = 3600
+    for name, content, after in (
+        ("20261122140722059.commit.requested", b"", 0),
+        ("20261122140722059.inflight", b"", 1),
+        ("20261122140722059.commit", body, 30),
+        ("20261122140732059.commit.requested", b"", 10),
+        ("20261122140742059.rollback.requested", b"", 20),
+        ("20261122140742059.rollback", rollback("20261122140727059"), 21),
+    ):
+        put(table, f".hoodie/{name}", content, HUDI_SECONDS + zone + after)
+
+
+def rollback(*instants: str) -> bytes:
+    file = io.BytesIO()
+    record = {"commitsRollback": list(instants), "partitionMetadata": {"p=d1": ""}}
+    fastavro.writer(file, fastavro.parse_schema(ROLLBACK), [record])
+    return file.getvalue()
+
+
+Make = Callable[[Path], None]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(delta, (6, 1, 3, 1)), (paimon, (5, 1, 1, 0)), (iceberg, (6, 1, 3, 1)), (hudi, (1, 1, 1, 0))],
+)
+def test_each_commit_is_read_once(tmp_path: Path, make: Make, expected: tuple[int, ...]) -> None:
+    """Commits, those of the gate, those that replace or remove files, and those that only rearrange."""
+    make(tmp_path)
+
+    found = read(tmp_path)
+
+    assert [each.ended for each in found.commits] == sorted(each.ended for each in found.commits)
+    counts = [[each.is_gates, bool(each.rewritten), each.is_service] for each in found.commits]
+    assert (len(counts), *map(sum, zip(*counts, strict=True))) == expected
+    assert found.notes == []
+
+
+def test_a_merge_of_delta_says_when_it_began_and_what_it_read(tmp_path: Path) -> None:
+    delta(tmp_path)
+
+    (merge, *_) = (each for each in read(tmp_path).commits if each.operation == "MERGE")
+
+    assert (merge.version, merge.number, merge.base, merge.is_known) == ("3", 3, 2, True)
+    assert merge.seconds == pytest.approx(64.045)
+    assert merge.partitions == merge.rewritten == {"region=a b%2Fc/day=2026-11-23"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_left"),
+    [("part-9.parquet", True), (".part-9.parquet.crc", False), ("_SUCCESS", False), ("part-9.txt", False)],
+)
+def test_a_data_file_that_no_commit_names_is_left_over(tmp_path: Path, name: str, is_left: bool) -> None:
+    delta(tmp_path)
+    put(tmp_path, f"{DAY}/{name}".replace("%20", " ").replace("%25", "%"), b"12345", at=1_795_383_900.0)
+
+    found = read(tmp_path).leftovers
+
+    assert found is not None
+    assert [(each.partition, each.size) for each in found] == [("region=a b%2Fc/day=2026-11-23", 5)] * is_left
+
+
+def test_the_files_of_a_copied_table_say_nothing_of_time(tmp_path: Path) -> None:
+    delta(tmp_path)
+    body = json.loads(commit("days", 1).splitlines()[-1])["add"]["path"]
+    put(tmp_path, body.replace("%20", " ").replace("%25", "%"), at=LATER)
+
+    found = read(tmp_path)
+
+    assert found.leftovers is None
+    assert "the table was copied" in found.notes[0]
+
+
+def test_hudis_losses_are_those_rolled_back_and_those_that_died(tmp_path: Path) -> None:
+    hudi(tmp_path)
+
+    found = read(tmp_path)
+
+    (only,) = found.commits
+    begun = HUDI_SECONDS + 3600
+    assert only.writer == "ingest"
+    assert [only.began, only.ended] == pytest.approx([begun, begun + 30])
+    assert [each.name for each in found.lost] == ["20261122140727059", "20261122140732059"]
+    assert [each.began for each in found.lost] == pytest.approx([begun + 5, begun + 10])
+    assert [each.until is None for each in found.lost] == [False, True]
+    assert assess(found).lost_seconds == pytest.approx(15 + 30)
+
+
+@pytest.mark.parametrize("make", [delta, paimon, iceberg])
+def test_a_history_is_cut_at_a_limit_and_says_so(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path)
+    monkeypatch.setattr(module, "MAX_COMMITS", 2)
+
+    found = read(tmp_path)
+
+    assert len(found.commits) == 2
+    assert "at most 2 commits" in found.notes[0]
+
+
+def test_only_the_days_before_the_newest_commit_are_read(tmp_path: Path) -> None:
+    delta(tmp_path)
+
+    assert len(read(tmp_path, days=30 / 86_400).commits) == 3
+
+
+def test_a_damaged_commit_ends_the_history_and_a_damaged_table_is_an_error_with_its_name(
+    tmp_path: Path,
+) -> None:
+    delta(tmp_path)
+    put(tmp_path, "_delta_log/00000000000000000007.crc", checksum("days", "00000000000000000007.crc"))
+    put(tmp_path, "_delta_log/00000000000000000003.json", b"{")
+    put(tmp_path, "other/.hoodie/hoodie.properties", b"")
+
+    assert [each.version for each in read(tmp_path).commits] == ["4", "5", "7"]
+    assert read(tmp_path).notes[0].startswith("the commits before 4: ")
+    with pytest.raises(UnreadableTableError, match=r"other can't be assessed: hoodie.table.version"):
+        read(tmp_path / "other")
+
+
+def test_a_name_acts_on_no_page_and_no_terminal(tmp_path: Path) -> None:
+    delta(tmp_path)
+    hostile = "\x1b[2J<script>"
+    actions = [*commit("days", 7).splitlines(), json.dumps({"txn": {"appId": hostile}}).encode()]
+    put(tmp_path, "_delta_log/00000000000000000007.json", b"\n".join(actions))
+
+    found = read(tmp_path)
+
+    assert hostile in {each.writer for each in found.commits}
+    drawn = picture([found])
+    assert "<script>" not in drawn
+    assert "\x1b" not in drawn
+    assert json.dumps(assessment_fields(assess(found))).isascii()
+    assert any("\x1b" in each for each in assessment_lines(assess(found)))  # `print_line` escapes it

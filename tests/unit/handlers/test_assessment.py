@@ -1,0 +1,176 @@
+"""The rules of `lakewarden assess`: overlaps, waste, and what the gate would change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lakewarden.handlers.assessment import (
+    GRACE_SECONDS,
+    MAX_BACK,
+    Assessment,
+    Leftover,
+    LostTry,
+    PastCommit,
+    TableHistory,
+    assess,
+    overlaps_of,
+)
+
+LATER = 1_000_000.0
+
+
+def commit(number: int, ended: float, places: str = "p", **more: Any) -> PastCommit:
+    """A commit that rewrites its partitions, one letter each, unless `rewritten` says otherwise. No letter: the whole table."""
+    partitions = frozenset(places or [""])
+    fields: dict[str, Any] = {
+        "writer": f"w{number}",
+        "operation": "MERGE",
+        "rewritten": partitions,
+        "size": 100,
+    }
+    return PastCommit(
+        version=str(number), ended=ended, partitions=partitions, number=number, **(fields | more)
+    )
+
+
+def history(*commits: PastCommit, form: str = "delta", **more: Any) -> TableHistory:
+    fields: dict[str, Any] = {"now": LATER} | ({"leftovers": ()} if form != "hudi" else {})
+    return TableHistory("file:///t", form, commits, **(fields | more))
+
+
+NOTHING = frozenset[str]()
+BASE = commit(1, 10)
+
+
+@pytest.mark.parametrize(
+    ("later", "overlaps", "in_the_way"),
+    [
+        (commit(2, 30, base=0), 1, 2),
+        (commit(2, 30, base=1), 0, 0),
+        (commit(2, 30, base=0, began=20), 1, 2),
+        (commit(2, 30, began=5), 1, 2),
+        (commit(2, 30, began=10), 0, 0),
+        (commit(2, 30), 0, 0),
+        (commit(2, 30, "q", base=0), 1, 0),
+        (commit(2, 30, base=0, rewritten=NOTHING), 1, 2),
+    ],
+    ids=[
+        "did not see it",
+        "has read it",
+        "a base version counts more than a time",
+        "began before it ended",
+        "began when it ended",
+        "nothing is known of its begin",
+        "another partition",
+        "one of the two rewrites",
+    ],
+)  # fmt: skip
+def test_what_overlaps_and_what_is_in_the_way(later: PastCommit, overlaps: int, in_the_way: int) -> None:
+    found = overlaps_of([BASE, later])
+
+    assert sum(each.overlaps for each in found.pairs.values()) == overlaps
+    assert len(found.in_the_way) == in_the_way
+
+
+def test_two_appends_are_never_in_each_others_way() -> None:
+    found = assess(history(commit(1, 10, rewritten=NOTHING), commit(2, 30, base=0, rewritten=NOTHING)))
+
+    assert (found.overlapping, found.in_the_way, found.overlap_seconds) == (2, 0, 0.0)
+    assert found.changes[0].startswith("nothing: 2 commits overlapped")
+
+
+def test_the_comparisons_of_one_commit_are_bounded() -> None:
+    commits = [commit(number, number, base=0) for number in range(1, MAX_BACK + 10)]
+
+    assert sum(each.overlaps for each in overlaps_of(commits).pairs.values()) < MAX_BACK * len(commits)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (history(BASE), 0.0),
+        (history(commit(1, 10, began=0)), 0.0),
+        (history(commit(1, 10, began=0), leftovers=[Leftover("p", 50, 12)]), 5.0),
+        (history(commit(1, 10, began=0), commit(2, 40, "q", began=0), leftovers=[Leftover("q", 50, 12)]), 20.0),
+        (history(commit(1, 10, began=0), leftovers=[Leftover("p", 50, 9)]), 0.0),
+        (history(commit(1, 10, began=0), leftovers=[Leftover("p", 50, LATER - GRACE_SECONDS + 1)]), 0.0),
+        (history(BASE, leftovers=[Leftover("p", 50, 12)]), None),
+        (history(commit(1, 10, began=0, size=0), leftovers=[Leftover("p", 50, 12)]), None),
+        (history(commit(1, 10, began=0), leftovers=None), None),
+        (history(commit(1, 10, began=0), form="iceberg"), None),
+        (history(commit(1, 10, began=0), form="iceberg", leftovers=[Leftover("p", 50, 12)]), 5.0),
+        (history(commit(1, 10, began=0), form="hudi", lost=[LostTry("2", 12, frozenset("p"))]), 10.0),
+        (history(commit(1, 10, began=0), form="hudi", lost=[LostTry("2", 12, frozenset("p"), 15)]), 3.0),
+        (history(commit(1, 10, began=0), form="hudi", lost=[LostTry("2", 12, frozenset("z"))]), 10.0),
+        (history(BASE, form="hudi", lost=[LostTry("2", 12, frozenset("p"))]), None),
+    ],
+    ids=[
+        "no duration, nothing lost",
+        "nothing lost",
+        "half of a commit's bytes",
+        "by the commits of its partition",
+        "older than the history",
+        "may still be committed",
+        "no duration to go by",
+        "no bytes to go by",
+        "files can't be told apart",
+        "Iceberg deletes what was aborted",
+        "what Iceberg left",
+        "rolled back: as long as usual",
+        "rolled back before that",
+        "another partition: as long as any",
+        "rolled back, no duration to go by",
+    ],
+)  # fmt: skip
+def test_what_was_computed_in_vain(given: TableHistory, seconds: float | None) -> None:
+    found = assess(given)
+
+    assert found.lost_seconds == seconds
+    assert (found.lost_tries is None) == (given.form != "hudi")
+
+
+def test_known_and_estimated_seconds_are_apart() -> None:
+    found = assess(
+        history(
+            commit(1, 10, began=0, is_known=True, writer="a"),
+            commit(2, 30, began=25, writer="a", is_service=True),
+            commit(3, 50, writer="b"),
+        )
+    )
+
+    assert (found.known_seconds, found.estimated_seconds) == (10.0, 5.0)
+    assert [(each.writer, each.commits, each.services) for each in found.writers] == [
+        ("a", 2, 1),
+        ("b", 1, 0),
+    ]
+    assert found.unknown[0] == "when 1 of the commits began: the table doesn't say it"
+
+
+def contended(places: str, *, service: bool = False) -> Assessment:
+    return assess(
+        history(commit(1, 10, places, began=0), commit(2, 30, places, base=0, began=4, is_service=service))
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (contended("p"), ["admission auto, which would soon queue them", "partitioning: batches that share no partition"]),
+        (contended("pq", service=True), ["admission auto", "partitioning: ", "compaction: 1 of these overlaps"]),
+        (assess(history(commit(1, 10, began=0))), ["nothing: no two commits overlapped"]),
+        (contended(""), ["admission auto", "partitioning: the table has none"]),
+    ],
+)  # fmt: skip
+def test_what_the_gate_would_change(found: Assessment, expected: list[str]) -> None:
+    assert [each[: len(start)] for each, start in zip(found.changes, expected, strict=True)] == expected
+
+
+def test_the_wait_is_as_long_as_the_longest_overlap_of_each_commit() -> None:
+    found = assess(
+        history(commit(1, 10, began=0), commit(2, 12, base=0, began=8), commit(3, 30, base=0, began=4))
+    )
+
+    assert found.overlap_seconds == 2 + 8
+    assert "would wait for at least 10.0 s instead" in found.changes[0]
