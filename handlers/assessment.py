@@ -114,7 +114,7 @@ class TableHistory:
     """In their order."""
     lost: Sequence[LostTry] = ()
     leftovers: Sequence[Leftover] | None = None
-    """None: the format has rollbacks instead, or they can't be told from other files."""
+    """None: the format has rollbacks instead, or other files look like them."""
     now: float = 0.0
     notes: Sequence[str] = ()
     """What could not be read, and why."""
@@ -132,7 +132,7 @@ class WriterPair:
 
 @dataclass(slots=True)
 class WriterSum:
-    """One writer, as far as the format tells writers apart."""
+    """One writer, as far as the format names writers."""
 
     writer: str
     commits: int = 0
@@ -329,8 +329,8 @@ def _changes(commits: Sequence[PastCommit], found: Overlaps, lost_seconds: float
     (worst, times), total = found.partitions.most_common(1)[0], found.partitions.total()
     if set(found.partitions) == {""}:
         yield (
-            "partitioning: the table has none, so all rewrites are in each other's way; partition by a column that tells the "
-            "writers' batches apart, and only batches that share a value wait"
+            "partitioning: the table has none, so all rewrites are in each other's way; partition by a column in which the "
+            "writers' batches differ, and only batches that share a value wait"
         )
     else:
         yield (

@@ -1,9 +1,10 @@
-"""The phases of an attempt with their colours, for the demo's picture and for the timelines of `lakewarden web`."""
+"""The phases of an attempt with their colours, for the timelines of `lakewarden web`; and what pictures have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome
 
@@ -28,6 +29,7 @@ NAMES = {
 }
 
 WAITING_LABEL = "waiting for admission or grant"
+_STYLE = "text{font:13px DejaVu Sans,Verdana,sans-serif;fill:#1f2933}.pale{fill:#7b8794}.white{fill:#fff;text-anchor:middle}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +60,23 @@ def segments(attempt: Attempt, last: float) -> Iterator[Segment]:
         yield Segment(requested, ungranted, colour, label)
     if granted is not None and end > granted:
         yield Segment(granted, end, COMMITTING, "committing under the grant")
+
+
+def document(width: float, height: float, what: str, parts: Sequence[str]) -> str:
+    """An SVG with its title and these parts."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
+        f'<title>{escape(what)}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="14" y="32" style="font-size:19px;font-weight:bold">{escape(what)}</text>\n'
+        + "\n".join(parts)
+        + "</svg>\n"
+    )
+
+
+def key(shown: Mapping[str, str], y: float) -> Iterator[str]:
+    """What the colours mean, by label."""
+    x = 14.0
+    for label, colour in shown.items():
+        yield f'<rect x="{x}" y="{y}" width="14" height="11" fill="{colour}"/>'
+        yield f'<text x="{x + 21}" y="{y + 10}">{escape(label)}</text>'
+        x = round(x + 50 + 7.3 * len(label), 1)

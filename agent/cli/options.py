@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.name_text import typed, visible
 from lakewarden.agent.settings import catalog_entry
-from lakewarden.events import canonical_table
+from lakewarden.events import canonical_table, is_glob
 from lakewarden.events.base import MAX_NAME, Name
 
 _Result = TypeVar("_Result")
@@ -80,7 +80,10 @@ def table_uri(text: str) -> str:
 
 def watched_table(text: str) -> str:
     """The table that a word names by its URI, or by its catalog."""
-    return typed(text) if catalog_entry(typed(text)) is not None else table_uri(text)
+    name = typed(text)
+    if is_glob(name):
+        raise typer.BadParameter(f"{visible(text)!r} is a pattern; name one table, or several")
+    return name if catalog_entry(name) is not None else table_uri(text)
 
 
 OnlyTable = Annotated[

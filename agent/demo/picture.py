@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
-from lakewarden.agent.attempts.segments import segments
+from lakewarden.agent.attempts.segments import document, key, segments
 from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.flights import FEEDS
@@ -15,7 +15,6 @@ _LEAST_WIDTH = 0.3
 _LEAST_LABEL = 16.0
 """A bar that is narrower gets no number, because it would not fit."""
 _RED = "#8f1d1a"
-_STYLE = "text{font:13px DejaVu Sans,Verdana,sans-serif;fill:#1f2933}.pale{fill:#7b8794}.white{fill:#fff;text-anchor:middle}"
 
 
 def title(contests: Sequence[Contest]) -> str:
@@ -56,26 +55,6 @@ def draw(contests: Sequence[Contest]) -> str:
     for number, contest in enumerate(contests):
         parts += _time_line(contest, _LEFT + number * (panel + _GAP), panel, seconds, shown)
     return document(_WIDTH, height, title(contests), [*parts, *key(shown, height - 32)])
-
-
-def document(width: float, height: float, what: str, parts: Sequence[str]) -> str:
-    """An SVG with its title and these parts."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
-        f'<title>{escape(what)}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
-        f'<text x="14" y="32" style="font-size:19px;font-weight:bold">{escape(what)}</text>\n'
-        + "\n".join(parts)
-        + "</svg>\n"
-    )
-
-
-def key(shown: Mapping[str, str], y: float) -> Iterator[str]:
-    """What the colours mean, by label."""
-    x = 14.0
-    for label, colour in shown.items():
-        yield f'<rect x="{x}" y="{y}" width="14" height="11" fill="{colour}"/>'
-        yield f'<text x="{x + 21}" y="{y + 10}">{escape(label)}</text>'
-        x = round(x + 50 + 7.3 * len(label), 1)
 
 
 def _middle(row: int) -> float:

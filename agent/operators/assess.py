@@ -10,9 +10,8 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from lakewarden.agent.attempts.segments import COMPUTING, WAITING
+from lakewarden.agent.attempts.segments import COMPUTING, WAITING, document, key
 from lakewarden.agent.attempts.trace import AttemptOutcome
-from lakewarden.agent.demo.picture import document, key
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.assessment import Assessment, TableHistory, duration, overlaps_of

@@ -115,7 +115,7 @@ def test_the_comparisons_of_one_commit_are_bounded() -> None:
         "may still be committed",
         "no duration to go by",
         "no bytes to go by",
-        "files can't be told apart",
+        "other files look the same",
         "Iceberg deletes what was aborted",
         "what Iceberg left",
         "rolled back: as long as usual",

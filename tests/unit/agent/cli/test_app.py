@@ -40,6 +40,7 @@ COMMANDS = [
     (),
     ("abort",),
     ("agent",),
+    ("assess",),
     ("conflicts",),
     ("demo",),
     ("dev",),
@@ -288,6 +289,7 @@ OPTIONS = st.sampled_from(
 HOSTILE_COMMANDS = [
     *(
         ["abort"],
+        ["assess"],
         ["conflicts"],
         ["doctor"],
         ["explain"],
@@ -377,7 +379,7 @@ def assert_explained(ended: Ended) -> None:
 @given(st.sampled_from(HOSTILE_COMMANDS), st.lists(WORDS | OPTIONS, max_size=5))
 def test_no_arguments_end_a_command_with_an_internal_error(command: list[str], words: list[str]) -> None:
     """Neither Kafka nor S3 is reached. `-- COMMAND` of `lock hold` would run."""
-    if command[0] != "lock" or not any("://" in word or word == "--" for word in words):
+    if command[0] not in ("assess", "lock") or not any("://" in word or word == "--" for word in words):
         assert_explained(run([*command, *words]))
 
 
