@@ -23,6 +23,8 @@ from lakewarden.events.markers import Markers
 Admission: TypeAlias = Literal["optimistic", "queued"]
 ConflictRule: TypeAlias = Literal["file-group", "deleted-file", "ordered"]
 
+Origin: TypeAlias = Annotated[str, Field(max_length=MAX_ORIGIN)] | None
+
 DEFAULT_HEARTBEAT_SECONDS = 5.0
 
 TABLE_SERVICE_PRIORITY = -100
@@ -62,11 +64,11 @@ class CommitIntent(WriterEvent):
     """Interval at which this writer sends heartbeats."""
     admission_reason: Annotated[str, Field(max_length=MAX_REASON)] | None = None
     """Human-readable reason of this `admission`. The agent ignores it."""
-    host: Annotated[str, Field(max_length=MAX_ORIGIN)] | None = None
+    host: Origin = None
     """The machine of the writer's process, for people, as the three below. The agent ignores them."""
     pid: Annotated[int, Field(ge=0, le=MAX_PID)] | None = None
     """Id of the process on that machine."""
-    application_id: Annotated[str, Field(max_length=MAX_ORIGIN)] | None = None
+    application_id: Origin = None
     """Id of the Spark application."""
     application_ui: Annotated[str, Field(max_length=MAX_VERSION)] | None = None
     """Address of its web UI."""
@@ -118,6 +120,15 @@ class CommitCompleted(WriterEvent):
     """As in the intent, for readers of the log: the agent records the batch that the intent named."""
     markers: Markers = ()
     """What an observed transaction has written, as far as its markers were not reported before. Others publish none here."""
+    engine: Origin = None
+    """Of an observed transaction, what the table says of who made the commit: the engine with its version. For people, as the
+    three below. The agent ignores them."""
+    user: Origin = None
+    """The user."""
+    job: Origin = None
+    """A job, a streaming query, or the user of Paimon's commits."""
+    application_id: Origin = None
+    """Id of the Spark application."""
 
 
 class TransactionAbandoned(WriterEvent):

@@ -67,7 +67,7 @@ class Maker:
     @classmethod
     def of(cls, *, engine: Any = None, user: Any = None, job: Any = None, application: Any = None) -> Maker:
         """Return it from values that may be of any type."""
-        found = (str(each)[:MAX_ORIGIN] if each else None for each in (engine, user, job, application))
+        found = (_clean(each) if each else None for each in (engine, user, job, application))
         return cls(*found)
 
     @property
@@ -79,6 +79,11 @@ class Maker:
 UNKNOWN_MAKER: Final = Maker()
 
 
+def _clean(value: Any) -> str:
+    """JSON can have halves of characters, which no event can."""
+    return str(value)[:MAX_ORIGIN].encode(errors="replace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class ObservedCommit:
     """A commit by a writer that doesn't use the gate."""
@@ -86,6 +91,7 @@ class ObservedCommit:
     version: str
     """As the format's sink names it in its completions."""
     markers: tuple[Marker, ...]
+    made_by: Maker = UNKNOWN_MAKER
 
 
 @dataclass(slots=True)
@@ -132,14 +138,16 @@ def changed_files(
         yield ChangedFile(partition, name, INVALIDATES if alone else ADDS)
 
 
-def observed_commit(version: str, files: Iterable[ChangedFile]) -> ObservedCommit:
+def observed_commit(
+    version: str, files: Iterable[ChangedFile], made_by: Maker = UNKNOWN_MAKER
+) -> ObservedCommit:
     """Return the commit with its markers: each file once, and where its operations differ, the one that invalidates."""
     places: dict[Place, Operation] = {}
     for each in files:
         place = (each.partition, each.name[-MAX_PATH:])
         if places.get(place) != INVALIDATES:
             places[place] = each.operation
-    return ObservedCommit(version, tuple(_markers(places)))
+    return ObservedCommit(version, tuple(_markers(places)), made_by)
 
 
 def _markers(places: dict[Place, Operation]) -> Iterator[Marker]:

@@ -28,6 +28,7 @@ from lakewarden.events import (
     TransactionAbandoned,
     WriterHeartbeat,
 )
+from lakewarden.handlers.explain.condition import made_by
 from lakewarden.handlers.explain.timeline import (
     Because,
     Blocker,
@@ -195,7 +196,8 @@ def _event_text(step: Step, this: str) -> str:  # noqa: C901, PLR0912 - one case
             return f"requests its grant{last}"
         case CommitCompleted(grant=grant):
             if grant is None:
-                return f"the watcher reports the commit{_version(event.version)}"
+                maker = "" if (found := made_by(event)) is None else f", made by {found}"
+                return f"the watcher reports the commit{_version(event.version)}{maker}"
             return (
                 f"the writer reports the commit{_version(event.version)}{_unexpected(because.phase_before)}"
             )
@@ -445,7 +447,8 @@ def _outcome(outcome: Outcome) -> str:
     version = "" if outcome.version is None else f" as version {outcome.version}"
     if outcome.reason == "already-committed" and outcome.phase is not None:
         return f"nothing to do{at}: its batch was already committed{version}"
-    return f"{_phase_text(outcome)}{version}{at}"
+    maker = "" if outcome.made_by is None else f", made by {outcome.made_by}"
+    return f"{_phase_text(outcome)}{version}{at}{maker}"
 
 
 def _phase_text(outcome: Outcome) -> str:

@@ -38,7 +38,7 @@ from lakewarden.events import (
     counts,
     decode,
 )
-from lakewarden.handlers.explain.condition import BYPASSED, Recent, lane, without_gate
+from lakewarden.handlers.explain.condition import BYPASSED, Recent, lane, made_by, without_gate
 
 MAX_OF_TABLE = 200
 """Transactions of one table, the last ones."""
@@ -75,8 +75,11 @@ class Timelines:
             case CommitRequested():
                 self._step(record, event, "requested", {})
             case CommitCompleted(version=version):
-                if self._step(record, event, "completed", {"version": version}):
-                    self._recent_of(event.table).note_commit(event.writer, record.timestamp / 1000)
+                maker, recent = made_by(event), self._recent_of(event.table)
+                if self._step(record, event, "completed", {"version": version, "made_by": maker}):
+                    recent.note_commit(event.writer, record.timestamp / 1000)
+                if maker is not None:
+                    recent.note_maker(event.transaction, _bypassing(event.writer, maker))
             case TransactionAbandoned(reason=reason):
                 new = self._step(record, event, "abandoned", {"reason": reason})
                 if new and reason.startswith(BYPASSED):
@@ -104,8 +107,10 @@ class Timelines:
             case Abort(reason=reason, conflicts=conflicts):
                 others = list(dict.fromkeys(each.other_writer for each in conflicts))
                 self._step(record, decision, "abort", {"reason": reason, "others": others})
-                if lost_to := next(filter(without_gate, others), None):
-                    self._lost(record, decision, lane(lost_to))
+                if lost_to := next(filter(without_gate, others), None):  # its transaction has the same name
+                    winner = self._tables[decision.table].get(lost_to)
+                    maker = None if winner is None else _made_by(winner)
+                    self._lost(record, decision, _bypassing(lost_to, maker), lost_to)
             case _:
                 pass
 
@@ -146,8 +151,15 @@ class Timelines:
     def _recent_of(self, table: str) -> Recent:
         return self.recent.setdefault(table, Recent())
 
-    def _lost(self, record: ConsumerRecord, event: WriterEventUnion | DecisionEventUnion, to: str) -> None:
-        self._recent_of(event.table).note_loss(event.writer, record.timestamp / 1000, to, event.transaction)
+    def _lost(
+        self,
+        record: ConsumerRecord,
+        event: WriterEventUnion | DecisionEventUnion,
+        to: str,
+        winner: str = "",
+    ) -> None:
+        at = record.timestamp / 1000
+        self._recent_of(event.table).note_loss(event.writer, at, to, event.transaction, winner)
 
     def _forget(self, attempts: dict[str, Attempt]) -> None:
         if len(attempts) > MAX_OF_TABLE:
@@ -242,6 +254,16 @@ def _lost_to(attempt: Attempt) -> list[str]:
     return list(abort.detail["others"]) if abort is not None and conflict else []
 
 
+def _made_by(attempt: Attempt) -> str | None:
+    completed = attempt.first("completed")
+    return None if completed is None else completed.detail["made_by"]
+
+
+def _bypassing(writer: str, maker: str | None) -> str:
+    """A writer without the gate, and who it is as far as the table says it."""
+    return lane(writer) if maker is None else f"{lane(writer)} ({maker})"
+
+
 def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
     abort = attempt.first("abort")
     conflict = abort is not None and attempt.outcome is AttemptOutcome.CONFLICT
@@ -253,6 +275,7 @@ def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
         "ended": attempt.ended,
         "aborted_at": abort.at if abort is not None and conflict else None,
         "lost_to": _lost_to(attempt),
+        "made_by": _made_by(attempt),
         "segments": [
             {"begin": max(each.begin, begin), "end": each.end, "label": each.label, "colour": each.colour}
             for each in segments(attempt, end)

@@ -57,7 +57,7 @@ class PaimonFollower(NumberedFollower):
             return []
         layout, manifests = await changes_read(self._files, snapshot, self._layouts)
         vectors = set() if layout.has_primary_key else await self._changed_vectors(number, snapshot, layout)
-        found = foreign_snapshot(number, manifests, layout, vectors)
+        found = foreign_snapshot(number, manifests, layout, vectors, snapshot.made_by)
         return [] if found is None else [found]
 
     async def _changed_vectors(self, number: int, snapshot: Snapshot, layout: TableLayout) -> set[Place]:

@@ -34,9 +34,9 @@ def reports(table: str, form: str, seen: Seen, at: datetime) -> Iterator[WriterE
     name = f"{form}:{seen.version if isinstance(seen, ObservedCommit) else seen.instant}"
     common: dict[str, Any] = {"table": table, "transaction": name, "writer": name, "at": at}
     match seen:
-        case ObservedCommit(version=version, markers=markers):
+        case ObservedCommit():
             yield _intent(common, "deleted-file")
-            yield from _completion(common, version, markers)
+            yield from _completion(common, seen.version, seen)
         case Opened(rule=rule):
             yield _intent(common, rule)
         case Touched(markers=markers):
@@ -45,8 +45,8 @@ def reports(table: str, form: str, seen: Seen, at: datetime) -> Iterator[WriterE
         case Alive(sign=sign):
             seq = max(0, round(sign * 1000))
             yield WriterHeartbeat(**common, event_id=_id(table, name, f"alive {seq}"), seq=seq)
-        case Completed(markers=markers):
-            yield from _completion(common, seen.instant, markers)
+        case Completed():
+            yield from _completion(common, seen.instant, seen)
         case Ended(reason=reason):
             yield TransactionAbandoned(**common, event_id=_id(table, name, "ended"), reason=reason)
         case _:
@@ -64,13 +64,22 @@ def _intent(common: dict[str, Any], rule: ConflictRule) -> CommitIntent:
 
 
 def _completion(
-    common: dict[str, Any], version: str, markers: tuple[Marker, ...]
+    common: dict[str, Any], version: str, seen: ObservedCommit | Completed
 ) -> Iterator[WriterEventUnion]:
-    table, name = common["table"], common["transaction"]
-    *before, last = list(event_chunks(markers)) or [()]
+    table, name, maker = common["table"], common["transaction"], seen.made_by
+    *before, last = list(event_chunks(seen.markers)) or [()]
     for part in before:
         yield MarkerCreated(**common, event_id=_marker_id(table, name, part), markers=part)
-    yield CommitCompleted(**common, event_id=_id(table, name, "completed"), version=version, markers=last)
+    yield CommitCompleted(
+        **common,
+        event_id=_id(table, name, "completed"),
+        version=version,
+        markers=last,
+        engine=maker.engine,
+        user=maker.user,
+        job=maker.job,
+        application_id=maker.application,
+    )
 
 
 def _marker_id(table: str, name: str, markers: tuple[Marker, ...]) -> str:

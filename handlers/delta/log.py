@@ -171,7 +171,7 @@ def foreign_commit(
         *changed_files(removed, added, additions_refute=not blind),
         *changed_files((), rearranged, additions_refute=False),
     ]
-    return observed_commit(str(version), files) if files else None
+    return observed_commit(str(version), files, _maker(info, actions)) if files else None
 
 
 def past_commit(

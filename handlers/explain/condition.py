@@ -30,6 +30,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, Literal, TypeAlias, get_args
 
+from lakewarden.events import CommitCompleted
+
 NO_ANSWER_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 35.0
 HANG_SECONDS: Final = 60.0
@@ -106,6 +108,8 @@ class Losing:
     last: float
     to: str
     transaction: str
+    winner: str = ""
+    """The winning transaction, if it is known."""
 
 
 @dataclass(slots=True)
@@ -122,12 +126,18 @@ class Recent:
         if (losing := self.losing.get(writer)) is not None and losing.last <= at:
             del self.losing[writer]
 
-    def note_loss(self, writer: str, at: float, to: str, transaction: str) -> None:
+    def note_maker(self, winner: str, to: str) -> None:
+        """Note who made the commit of a transaction, for those that lost to it."""
+        for losing in self.losing.values():
+            if losing.winner == winner:
+                losing.to = to
+
+    def note_loss(self, writer: str, at: float, to: str, transaction: str, winner: str = "") -> None:
         """Note that this transaction of a writer with the gate lost to a writer without it. `to`: who, as far as it is known."""
-        known = self.losing.setdefault(writer, Losing(0, at, at, to, transaction))
+        known = self.losing.setdefault(writer, Losing(0, at, at, to, transaction, winner))
         known.times += 1
         known.first, known.last = min(known.first, at), max(known.last, at)
-        known.to, known.transaction = to, transaction
+        known.to, known.transaction, known.winner = to, transaction, winner
         self.losing.move_to_end(writer)
         if len(self.losing) > MAX_WRITERS:
             self.losing.popitem(last=False)
@@ -458,6 +468,17 @@ def writer_name(writer: str) -> str:
 def lane(writer: str) -> str:
     """The writer, or the one name of all commits that a watcher reports of a format. Each of those is a writer of its own."""
     return f"{writer_name(writer)}, without the gate" if without_gate(writer) else writer
+
+
+def made_by(event: CommitCompleted) -> str | None:
+    """Who made an observed commit, as the table says. None: the event doesn't have it."""
+    named = (
+        ("", event.engine),
+        ("job ", event.job),
+        ("user ", event.user),
+        ("Spark application ", event.application_id),
+    )
+    return ", ".join(f"{what}{name}" for what, name in named if name) or None
 
 
 def without_gate(transaction: str) -> bool:

@@ -20,6 +20,7 @@ from lakewarden.events import (
     TransactionAbandoned,
     WriterEventUnion,
 )
+from lakewarden.handlers.explain.condition import made_by
 from lakewarden.handlers.explain.timeline import (
     Outcome,
     RecordRef,
@@ -82,7 +83,7 @@ class Outcomes:
         if known is None or known.outcome.phase is Phase.COMMITTED:
             return
         if isinstance(event, CommitCompleted):
-            known.outcome = Outcome(Phase.COMMITTED, version=event.version, record=record)
+            known.outcome = Outcome(Phase.COMMITTED, None, event.version, record, made_by(event))
         elif isinstance(event, TransactionAbandoned) and known.outcome.record is None:
             known.outcome = Outcome(Phase.ABORTED, "abandoned", record=record)
         elif (kept := self._state.transactions.get(event.transaction)) is not None and kept.phase in OPEN:

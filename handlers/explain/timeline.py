@@ -71,6 +71,8 @@ class Outcome:
     version: str | None = None
     record: RecordRef | None = None
     """The record that ended it."""
+    made_by: str | None = None
+    """Who made an observed commit, as the table says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from lakewarden.handlers.hudi.markers import (
     read_markers_file,
 )
 from lakewarden.handlers.hudi.metadata import InstantMetadata, read_metadata
+from lakewarden.handlers.hudi.past import maker_of
 from lakewarden.handlers.hudi.properties import HudiTable, read_properties
 from lakewarden.handlers.hudi.timeline import (
     HEARTBEAT_FOLDER,
@@ -52,7 +53,7 @@ from lakewarden.handlers.hudi.timeline import (
     TimelineFile,
     instants,
 )
-from lakewarden.handlers.observations import File
+from lakewarden.handlers.observations import UNKNOWN_MAKER, File, Maker
 
 MAX_REPEATED = 10
 """Commits of the first round that are reported. A watcher that is restarted within so many commits misses none."""
@@ -106,6 +107,7 @@ class Completed:
 
     instant: str
     markers: tuple[Marker, ...]
+    made_by: Maker = UNKNOWN_MAKER
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +291,8 @@ class WatchedTable:
             reports.append(Opened(time, rule))
             pending.opened, pending.reported_at = True, seen.now
         if completed is not None:
-            reports.append(Completed(time, each_once((*completed.touched, *pending.unreported))))
+            markers = each_once((*completed.touched, *pending.unreported))
+            reports.append(Completed(time, markers, maker_of(completed.extra)))
             self.finished.add(key)
             del self.pending[key]
             return reports

@@ -221,7 +221,7 @@ def foreign_snapshot(
     added = [each.place for each in entries if not each.refutes]
     appends_refute = metadata.appends_invalidate and snapshot.operation != "replace"
     files = list(changed_files(refuting, added, additions_refute=appends_refute))
-    return observed_commit(str(snapshot.id), files) if files else None
+    return observed_commit(str(snapshot.id), files, maker_of(snapshot.summary)) if files else None
 
 
 def past_snapshot(

@@ -155,6 +155,7 @@ def foreign_snapshot(
     manifests: Iterable[bytes],
     layout: TableLayout,
     vectors: Collection[Place] = (),
+    made_by: Maker = UNKNOWN_MAKER,
 ) -> ObservedCommit | None:
     """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file.
 
@@ -172,7 +173,7 @@ def foreign_snapshot(
     added = [each.place for each in entries if not each.is_deleted]
     refuting = [*removed, *vectors]
     files = list(changed_files(refuting, added, additions_refute=not layout.has_primary_key))
-    return observed_commit(str(number), files) if files else None
+    return observed_commit(str(number), files, made_by) if files else None
 
 
 def past_snapshot(

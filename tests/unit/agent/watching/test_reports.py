@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from lakewarden.agent.watching.reports import reports
 from lakewarden.events import (
     MAX_EVENT_BYTES,
+    WRITER_EVENT,
     CommitCompleted,
     CommitIntent,
     Marker,
     MarkerCreated,
     WriterHeartbeat,
+    decode,
     encode,
 )
+from lakewarden.events.base import MAX_ORIGIN
+from lakewarden.handlers.delta.log import PartitionLayout, foreign_commit
+from lakewarden.handlers.explain.condition import made_by
+from lakewarden.handlers.hudi.past import maker_of as hudi_maker_of
 from lakewarden.handlers.hudi.watching import Alive, Completed, Observation, Opened, Touched
+from lakewarden.handlers.iceberg.metadata import maker_of
+from lakewarden.handlers.observations import ObservedCommit
 
 TABLE, INSTANT = "s3://lake/trips", "20261122135643314"
 EARLY, LATE = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UTC)
@@ -64,6 +73,54 @@ def test_a_heartbeat_counts_by_the_stores_clock() -> None:
     assert isinstance(later, WriterHeartbeat)
     assert earlier.seq < later.seq
     assert earlier.event_id != later.event_id
+
+
+DELTA = PartitionLayout(())
+ADDED = [("add", {"path": "f.parquet", "partitionValues": {}})]
+
+
+def delta_commit(*actions: tuple[str, Any], **info: Any) -> ObservedCommit | None:
+    return foreign_commit(7, [("commitInfo", info), *ADDED, *actions], DELTA)
+
+
+def iceberg_commit(**summary: str) -> ObservedCommit:
+    return ObservedCommit(
+        "5", many(1, 4), maker_of({key.replace("_", "-"): each for key, each in summary.items()})
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        (Completed(INSTANT, ()), None),
+        (delta_commit(), None),
+        (delta_commit(engineInfo="Delta-Lake/4.0.0"), "Delta-Lake/4.0.0"),
+        (
+            delta_commit(engineInfo="DBR/17", userName="ann@x", job={"jobId": "5", "jobName": "nightly"}),
+            "DBR/17, job nightly, user ann@x",
+        ),
+        (delta_commit(("txn", {"appId": "query-1", "version": 3}), clientVersion="delta-rs.1"), "delta-rs.1, job query-1"),
+        (delta_commit(engineInfo=["x"], userName={"a": 1}, job="no object"), "['x'], user {'a': 1}"),
+        (delta_commit(engineInfo="\ud800"), "?"),
+        (delta_commit(engineInfo="e" * 999), "e" * MAX_ORIGIN),
+        (
+            iceberg_commit(engine_name="spark", engine_version="4.0.5", app_id="local-17"),
+            "spark 4.0.5, Spark application local-17",
+        ),
+        (
+            Completed(INSTANT, (), hudi_maker_of({"_hudi_streaming_sink_checkpoint": '{"trips":"7"}'})),
+            "job trips",
+        ),
+        (Completed(INSTANT, (), hudi_maker_of({"deltastreamer.checkpoint.key": "x"})), "Hudi Streamer"),
+        (Completed(INSTANT, (), hudi_maker_of({"_hudi_streaming_sink_checkpoint": "[1]"})), None),
+    ],
+)  # fmt: skip
+def test_a_commit_says_who_made_it_as_far_as_the_table_does(seen: Any, text: str | None) -> None:
+    *_, completed = reports(TABLE, "any", seen, EARLY)
+
+    read_again = decode(WRITER_EVENT, encode(completed))
+    assert isinstance(read_again, CommitCompleted)
+    assert made_by(read_again) == text
 
 
 @pytest.mark.parametrize(("count", "length"), [(25_000, 4), (3_000, 1_000)])

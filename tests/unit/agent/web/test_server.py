@@ -25,13 +25,22 @@ from lakewarden.agent.operators import explain as explain_module
 from lakewarden.agent.operators.explain import Search
 from lakewarden.agent.operators.refused import refused_event
 from lakewarden.agent.operators.status import BlockerView, LockHolder, TableView, TransactionView
+from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import server, views
 from lakewarden.agent.web.follower import Changes, Follower
 from lakewarden.agent.web.history import History
 from lakewarden.agent.web.server import Server
 from lakewarden.agent.web.views import Sources
-from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, DeadLetter, encode
+from lakewarden.events import (
+    Abort,
+    CommitCompleted,
+    CommitIntent,
+    ConflictDetected,
+    ConflictEntry,
+    DeadLetter,
+    encode,
+)
 from lakewarden.handlers.setup.agents import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import made
@@ -412,6 +421,42 @@ def test_commits_without_the_gate_are_one_row_and_the_axis_has_ticks(minutes: in
     assert [each["writer"] for each in drawing["writers"]] == ["delta, without the gate"]
     assert 4 <= len(drawing["ticks"]) <= 12
     assert all(end - minutes * 60 <= each <= end for each in drawing["ticks"])
+
+
+@pytest.mark.parametrize("reads_commit_first", [True, False])
+def test_who_made_a_commit_without_the_gate_is_shown_in_its_row_and_to_those_who_lose_to_it(
+    reads_commit_first: bool,
+) -> None:
+    """The two topics are read in any order."""
+    table, now = "s3://lake/t", round(time.time() * 1000)
+    found, winner = Timelines(), {"table": table, "transaction": "delta:49", "writer": "delta:49"}
+    completed = made(CommitCompleted, **winner, engine="Delta-Lake/4.0.0", job="nightly")
+    entry = ConflictEntry(
+        partition="p",
+        file_group="f",
+        operation="merge",
+        other_operation="delete",
+        other_transaction="delta:49",
+        other_writer="delta:49",
+        kind="commit",
+    )
+    lost = made(Abort, table=table, transaction="B", writer="crm", reason="conflict", conflicts=(entry,))
+    steps = [(found.add_event, completed), (found.add_decision, lost)]
+    for add, event in steps if reads_commit_first else reversed(steps):
+        add(record(encode(event), now))
+
+    (losing,) = found.recent[table].losing.values()
+    bars = [
+        each
+        for row in found.drawing(table, now / 1000 - 60, now / 1000 + 1)["writers"]
+        for each in row["attempts"]
+    ]
+
+    assert losing.to == "delta, without the gate (Delta-Lake/4.0.0, job nightly)"
+    assert {each["transaction"]: each["made_by"] for each in bars} == {
+        "delta:49": "Delta-Lake/4.0.0, job nightly",
+        "B": None,
+    }
 
 
 async def test_a_writer_is_found_by_a_part_of_its_name_and_by_batch() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from lakewarden.agent.operators.explain_text import explanation_lines
+from lakewarden.events import CommitCompleted
 from lakewarden.handlers.explain.evidence import victim_rule
 from lakewarden.handlers.table.conflicts import loser_of
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.explain.explained import explanation_of, one, types
 from tests.unit.handlers.table.test_conflicts import VICTIMS, a_transaction
+from tests.unit.handlers.table.test_observed import HUDI, observe
 from tests.unit.handlers.table.world import m, world
 
 
@@ -34,6 +36,18 @@ def test_an_abort_names_both_events_the_place_and_the_victim_rule() -> None:
     assert aborted.because.phase_before is Phase.ACTIVE
     text = "retriable, 1 conflict lost in a row: its marker-created at writers:5 touched p f (append/merge), which w-A (A)"
     assert text in "\n".join(explanation_lines(explanation))
+
+
+def test_a_lost_conflict_says_who_made_the_commit_without_the_gate() -> None:
+    w = observe(world().intent("A").touch("A", m("p/f"))).touch(HUDI, m("p/f"))
+    w.read(w.event(CommitCompleted, HUDI, version=HUDI[5:], engine="Hudi Streamer", job="trips"))
+
+    victim, winner = (explanation_of(w, each) for each in ("A", HUDI))
+
+    (other,) = victim.others
+    assert (other.transaction.id, other.outcome.made_by) == (HUDI, "Hudi Streamer, job trips")
+    for each in (victim, winner):
+        assert "made by Hudi Streamer, job trips" in "\n".join(explanation_lines(each))
 
 
 def test_a_winner_has_a_step_for_each_victim() -> None:
