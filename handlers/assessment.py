@@ -226,6 +226,9 @@ def assess(history: TableHistory) -> Assessment:
         writer.services += each.is_service
         writer.known_seconds += (each.seconds or 0.0) * each.is_known
         writer.estimated_seconds += (each.seconds or 0.0) * (not each.is_known)
+    for writer in writers.values():
+        writer.known_seconds = round(writer.known_seconds, 1)
+        writer.estimated_seconds = round(writer.estimated_seconds, 1)
     leftovers = _settled(history)
     lost_seconds = _lost_seconds(history, leftovers)
     known = sum(each.known_seconds for each in writers.values())

@@ -6,24 +6,32 @@ import io
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import anyio
 import fastavro
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import past as module
 from lakewarden.agent.watching.files import UnreadableTableError
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import TableHistory, assess
+from lakewarden.handlers.delta.log import PartitionLayout, past_commit
+from lakewarden.handlers.observations import UnreadableCommit
 from tests import recorded_iceberg
 from tests.recorded_delta import commit
 from tests.recorded_delta import recorded as checksum
 from tests.recorded_hudi import recorded
 from tests.recorded_paimon import metadata
 from tests.tuned import tuned
+from tests.unit.agent.watching.test_catalogs import Database
 
 LATER = 2_000_000_000.0
 DAY = "region=a%20b%252Fc/day=2026-11-23"
@@ -49,8 +57,8 @@ def put(table: Path, path: str, body: bytes = b"", at: float | None = None) -> N
 
 
 def read(table: Path, **more: Any) -> TableHistory:
-    given = {"days": 7.0, "now": LATER} | more
-    return anyio.run(lambda: past(table.as_uri(), tuned(), **given))
+    wanted = {"days": 7.0, "now": LATER} | more
+    return anyio.run(lambda: past(table.as_uri(), tuned(), **wanted))
 
 
 def delta(table: Path) -> None:
@@ -108,6 +116,21 @@ def test_each_commit_is_read_once(tmp_path: Path, make: Make, expected: tuple[in
     counts = [[each.is_gates, bool(each.rewritten), each.is_service] for each in found.commits]
     assert (len(counts), *map(sum, zip(*counts, strict=True))) == expected
     assert found.notes == []
+
+
+def test_a_table_of_a_catalog_is_read_by_its_name(tmp_path: Path) -> None:
+    iceberg(tmp_path / "flights")
+    database = Database(tmp_path)
+    database.point("flights", f"file://{tmp_path}/flights/metadata/v8.metadata.json")
+    settings = Settings(catalogs={"prod": {"type": "sql", "uri": f"sqlite:///{database.path}"}})  # type: ignore[dict-item]
+
+    found = anyio.run(lambda: past("prod:air.flights", settings, days=7))
+
+    assert (found.table, found.form, len(found.commits)) == ("prod:air.flights", "iceberg", 6)
+    with pytest.raises(
+        UnreadableTableError, match=r"^test:air.flights can't be assessed: no catalog is called test"
+    ):
+        anyio.run(lambda: past("test:air.flights", settings, days=7))
 
 
 def test_a_merge_of_delta_says_when_it_began_and_what_it_read(tmp_path: Path) -> None:
@@ -207,3 +230,32 @@ def test_a_name_acts_on_no_page_and_no_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in drawn
     assert json.dumps(assessment_fields(assess(found))).isascii()
     assert any("\x1b" in each for each in assessment_lines(assess(found)))  # `print_line` escapes it
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def fields(*names: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(names, ANY))
+
+
+@given(
+    fields("timestamp", "inCommitTimestamp", "operation", "operationMetrics", "readVersion", "engineInfo", "job", "userName"),
+    fields("path", "partitionValues", "size", "modificationTime", "dataChange"),
+    fields("appId"),
+)  # fmt: skip
+def test_a_commit_with_any_values_is_assessed_or_unreadable(
+    info: dict[str, Any], add: dict[str, Any], txn: dict[str, Any]
+) -> None:
+    sound: dict[str, Any] = {"partitionValues": {}, "size": 7}
+    for some_info, some_add in product((info, {**info, "timestamp": 5}), (add, {**add, **sound})):
+        with suppress(UnreadableCommit):
+            actions = [("commitInfo", some_info), ("add", some_add), ("txn", txn)]
+            found = past_commit(7, actions, PartitionLayout(()))
+            commits = [] if found is None else [found[0]]
+            read_history = TableHistory("file:///t", "delta", commits, leftovers=())
+            assert [*assessment_lines(assess(read_history)), picture([read_history])]

@@ -10,6 +10,7 @@ from lakewarden.handlers.hudi.timeline import (
     TimelineFile,
     instants,
     parse_name,
+    seconds_of,
     taken_for_committed,
 )
 from tests.recorded_hudi import names
@@ -138,6 +139,18 @@ def test_a_pending_write_before_the_first_completed_one_is_taken_for_committed(
     found = taken_for_committed(instants(listing, 2), completing)
 
     assert [each.time for each in found] == taken
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("20261122140722059", 1_795_356_442.059),
+        ("20261122140722", 1_795_356_442.0),
+        *((each, None) for each in ("0" * 14, "9" * 17, "1", "20261322000000000", "²²²²", "")),
+    ],
+)
+def test_the_time_of_an_instant_is_a_moment_if_a_calendar_has_it(time: str, seconds: float | None) -> None:
+    assert seconds_of(time) == (None if seconds is None else pytest.approx(seconds))
 
 
 def _summary(instant: Instant) -> tuple[str, str, str, str | None]:
