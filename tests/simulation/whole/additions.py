@@ -31,6 +31,8 @@ DELETION_EVERY, DELETION_FROM = 40, 38
 """None of the seeds that failed before there were any has deletions."""
 SUSPENSIONS_EVERY, SUSPENSIONS_FROM = 40, 6
 """None of the seeds that failed before there were any has suspensions at a rebalance."""
+EDITIONS_EVERY, EDITIONS_FROM = 40, 18
+"""None of the seeds that failed before there were any has editions."""
 MEMORY_MB = (0.03, 0.045)
 """Budgets in seeds with a small one. A transaction with `MANY_MARKERS` exceeds the first, and fits into the second."""
 MAX_TRANSACTION_SECONDS = 30.0
@@ -52,6 +54,8 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
         return draw_watched(stream("watched"), scenario)
     if seed % DELETION_EVERY == DELETION_FROM:
         return draw_deletion(stream("deletion"), scenario)
+    if seed % EDITIONS_EVERY == EDITIONS_FROM:
+        return draw_editions(scenario)
     if seed % SUSPENSIONS_EVERY == SUSPENSIONS_FROM:
         return draw_suspensions(stream("suspensions"), scenario)
     if seed % REQUESTS_EVERY == REQUESTS_FROM:
@@ -172,6 +176,23 @@ def draw_deletion(random: Random, scenario: Scenario) -> Scenario:
     until = scenario.fault_free_from
     at = random.uniform(until * 0.4, until * 0.6)
     topics = random.choice((*[(TOPICS.writers, TOPICS.decisions)] * 3, (TOPICS.writers,)))
+    return replace(
+        draw_editions(scenario),
+        agents=tuple(replace(each, stops=()) for each in scenario.agents),
+        lags=(),
+        stops_at_requests=0.0,
+        stops_at_publish=0.0,
+        settings=scenario.settings.model_copy(update={"partitions": scenario.partitions, "replication": 1}),
+        additions=Additions(
+            deletion=Deletion(at, topics, random.random() < 0.5),
+            corrections=1.0,
+            checkpoints_restored=tuple((at + after, 2) for after in (5.0, 6.5, 8.0, 10.0, 12.0)),
+        ),
+    )
+
+
+def draw_editions(scenario: Scenario) -> Scenario:
+    """Let quick writers commit much, so that an operator lowers what some have committed."""
     tables = tuple(
         replace(
             table,
@@ -185,20 +206,7 @@ def draw_deletion(random: Random, scenario: Scenario) -> Scenario:
         )
         for table in scenario.tables
     )
-    return replace(
-        scenario,
-        tables=tables,
-        agents=tuple(replace(each, stops=()) for each in scenario.agents),
-        lags=(),
-        stops_at_requests=0.0,
-        stops_at_publish=0.0,
-        settings=scenario.settings.model_copy(update={"partitions": scenario.partitions, "replication": 1}),
-        additions=Additions(
-            deletion=Deletion(at, topics, random.random() < 0.5),
-            corrections=1.0,
-            checkpoints_restored=tuple((at + after, 2) for after in (5.0, 6.5, 8.0, 10.0, 12.0)),
-        ),
-    )
+    return replace(scenario, tables=tables, additions=Additions(editions=1.0))
 
 
 def draw_ordered(random: Random, scenario: Scenario) -> Scenario:

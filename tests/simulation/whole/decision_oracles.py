@@ -52,6 +52,11 @@ class DecisionOracles:
                     )
                 if history.other_lock:
                     self._violated("locks stay in place", f"{name} names another lock, and is admitted")
+                at, edition = self._knowledge.editions.get((history.table, history.writer), (None, None))
+                if at is not None and at <= event.cause_offset and event.edition != edition:
+                    self._violated(
+                        "editions are kept", f"{name} is admitted with edition {event.edition}, not {edition}"
+                    )
                 if history.admitted or history.ended:
                     self._violated(
                         "consistent decisions", f"{name} is admitted, and was {history.ended or 'admitted'}"

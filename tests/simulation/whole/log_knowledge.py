@@ -13,6 +13,7 @@ from lakewarden.events import (
     CommitGranted,
     CommitIntent,
     CommitRequested,
+    LedgerCorrected,
     MarkerCreated,
     TransactionAbandoned,
     WriterEventUnion,
@@ -57,6 +58,8 @@ class LogKnowledge:
         """By table and writer: those whose losses in a row the ledger may have lost, or may never have got."""
         self.lost_at: dict[int, float] = {}
         """By partition: when records were lost last."""
+        self.editions: dict[tuple[str, str], tuple[int, str]] = {}
+        """Of writers whose last batch was lowered: the offset of the correction, and the edition."""
         self.overlooked: set[str] = set()
         """Transactions with an event that its owner can't read."""
 
@@ -79,6 +82,10 @@ class LogKnowledge:
                     other_lock=event.lock not in (None, self._tables[event.table].lock),
                 ),
             ).touch(event.scope, record.offset)
+        if isinstance(event, LedgerCorrected) and event.edition is not None:
+            key, last = (event.table, event.writer), -1 if event.batch_id is None else event.batch_id
+            self.editions[key] = record.offset, event.edition
+            self.committed[key][:] = [each for each in self.committed[key] if each[1] <= last]
         history = self.histories.get(event.transaction)
         if history is None:
             return

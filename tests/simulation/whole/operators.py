@@ -80,16 +80,32 @@ class Corrections(Injector):
             self._timeline.after(delay, lambda: self._correct(where, name, entry.table, entry.writer))
 
     def _correct(self, where: TopicPartition, name: str, table: str, writer: str) -> None:
-        if where.topic in self._broker.missing:
-            return
+        if where.topic not in self._broker.missing:
+            self._state(where, name, table, writer, batch_id=self._last_batch(table, writer))
+
+    def _state(self, where: TopicPartition, name: str, table: str, writer: str, **stated: Any) -> None:
         correction = LedgerCorrected(
             event_id=name,
             table=table,
             transaction=name,
             writer=writer,
             at=AT,
-            batch_id=self._last_batch(table, writer),
             operator="operator",
             reason="after a look at the table",
+            **stated,
         )
         self._broker.append(where, table.encode(), encode(correction))
+
+
+class Editions(Corrections):
+    """Lowers what the ledger has by one batch. That gives the writer an edition, and it begins with that batch again."""
+
+    def __init__(self, *arguments: Any, begin_again: Callable[[str, int], bool], **options: Any) -> None:
+        """`begin_again`: stops a writer, and starts it with a batch. It returns False for one that has nothing left to do."""
+        super().__init__(*arguments, **options)
+        self._begin_again = begin_again
+
+    def _correct(self, where: TopicPartition, name: str, table: str, writer: str) -> None:
+        last = self._last_batch(table, writer)
+        if self._begin_again(writer, last):
+            self._state(where, name, table, writer, batch_id=last - 1 if last else None, edition=name)

@@ -14,7 +14,7 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | granted never aborted | a granted transaction is aborted for a conflict (G3) |
 | granted in turn | an `ordered` transaction is granted while one that was admitted before it and touches its place is open |
 | no commit without grant | a commit lands whose transaction has no grant that counts, or never requested it (G4) |
-| once | a table has a batch twice, although it records batches or the outcome was reported, except in the window (G6) |
+| once | a table has a batch twice in one edition, and records batches or its outcome was reported, except in the window (G6) |
 | committed batch skipped | a batch that the log has as committed is granted again, or a skipped one is in no table (G6) |
 | consistent decisions | decisions that count contradict each other (G7) |
 | replay matches | the log, replayed from the committed position, gives another state than the live owner has (G7) |
@@ -27,6 +27,7 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | one partition per table | an owner decides about a table of another partition, except that an event is not allowed there |
 | requests are answered | an agent goes live and has not answered a request of an open transaction whose intent the log has lost |
 | observed ones win | one is granted that conflicts with an observed one, open or committed since it began, or that is ended |
+| editions are kept | a transaction is admitted without the edition that an operator's correction gave its writer |
 | operators are obeyed | a transaction is granted, extended or ended otherwise after its owner has read an operator's request |
 | the memory budget holds | what an agent can abort exceeds it, or it aborts one transaction while another touches far more |
 | priorities are limited | a transaction with a priority above `max_priority` is admitted |
@@ -426,7 +427,10 @@ class Oracles(ViolationRecorder):
         for other in table.landed[:-1]:
             if other.late and not table.fenced:
                 continue
-            if other.commit.writer == commit.writer and other.commit.batch == commit.batch:
+            if all(
+                getattr(other.commit, each) == getattr(commit, each)
+                for each in ("writer", "batch", "edition")
+            ):
                 self._twice(table, landed, other)
             elif not {commit.transaction, other.commit.transaction}.isdisjoint(self.knowledge.overlooked):
                 continue

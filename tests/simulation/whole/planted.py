@@ -23,6 +23,7 @@ from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.events import (
+    BatchCommitted,
     CommitCompleted,
     CommitIntent,
     DecisionEvent,
@@ -42,6 +43,7 @@ from lakewarden.handlers.table import machine as table
 from lakewarden.handlers.table import replay as replay_rules
 from lakewarden.handlers.table.conflicts import conflicting, loser_of, touches_conflict
 from lakewarden.handlers.table.footprints import Footprints, Overlap
+from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import LastRecord
 from lakewarden.handlers.table.machine import EventRead, Input, step
@@ -420,6 +422,17 @@ def _a_deleted_topic_not_noticed() -> list[Patch]:
 def _offsets_of_a_deleted_topic_believed() -> list[Patch]:
     """A take-over compares the ledger's corrections with the log."""
     return [(takeover, "find_correction_gap", lambda *_: None)]
+
+
+@BUGS.plant("an edition not recorded", "editions are kept", addition="editions")
+def _an_edition_not_recorded() -> list[Patch]:
+    """The ledger keeps a writer's edition for the next owner."""
+    to_entry = CommittedBatch.to_entry
+
+    def without(self: CommittedBatch, table: str, writer: str) -> BatchCommitted:
+        return to_entry(self, table, writer).model_copy(update={"edition": None})
+
+    return [(CommittedBatch, "to_entry", without)]
 
 
 @BUGS.plant("misplaced events accepted", "one partition per table", addition="misplaced")

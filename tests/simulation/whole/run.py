@@ -41,7 +41,7 @@ from tests.simulation.whole.drawing import (
 from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.lock_watch import LockWatch
 from tests.simulation.whole.losses import Losses
-from tests.simulation.whole.operators import Corrections, Operators
+from tests.simulation.whole.operators import Corrections, Editions, Operators
 from tests.simulation.whole.oracles import TAKEOVER_NOTICE_SECONDS, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
 from tests.simulation.whole.scenario import (
@@ -170,6 +170,15 @@ class World:
             until=scenario.fault_free_from,
             last_batch=self.oracles.knowledge.last_batch,
         )
+        self._editions = Editions(
+            self.timeline,
+            self.broker,
+            stream(seed, "editions"),
+            chance=scenario.additions.editions,
+            until=scenario.fault_free_from,
+            last_batch=self.oracles.knowledge.last_batch,
+            begin_again=self._begin_again,
+        )
         self._refused_intents = stream(seed, "intents to refuse")
         self._many_markers = stream(seed, "many markers")
         self._upgrade = RolledBackUpgrade(self.timeline, self.broker, self._restart_agents)
@@ -272,6 +281,7 @@ class World:
         self._misplaced.on_record(record)
         self._operators.on_record(record)
         self._corrections.on_record(record)
+        self._editions.on_record(record)
 
     def _restart_stopped(self) -> None:
         """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on.
@@ -340,16 +350,22 @@ class World:
         """Each writer begins again with an earlier batch, in a new driver."""
         self.timeline.log("table", f"the checkpoints of all writers lose {batches} batches")
         for job in self._jobs:
-            if job.done:
-                continue
-            job.next_batch = max(0, job.next_batch - batches)
-            for process in list(self._processes):
-                node = process.node
-                if node.name.partition(".")[0] == job.writer and node.state != "dead":
-                    node.kill()
-                    if node.name == job.process:
-                        restart = partial(self._restart, node, self._machine(node), kill=True)
-                        self.timeline.after(0.1, restart)
+            self._begin_again(job.writer, max(0, job.next_batch - batches))
+
+    def _begin_again(self, writer: str, batch: int) -> bool:
+        """The writer begins with an earlier batch, in a new driver, unless it is done."""
+        job = next(each for each in self._jobs if each.writer == writer)
+        if job.done:
+            return False
+        job.next_batch = batch
+        for process in list(self._processes):
+            node = process.node
+            if node.name.partition(".")[0] == job.writer and node.state != "dead":
+                node.kill()
+                if node.name == job.process:
+                    restart = partial(self._restart, node, self._machine(node), kill=True)
+                    self.timeline.after(0.1, restart)
+        return True
 
     def _compare(self) -> None:
         """Let each live owner compare its state with a replay, in its own process, between two callbacks."""

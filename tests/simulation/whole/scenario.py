@@ -70,6 +70,9 @@ Every fortieth seed, beginning with 38, has these faults (`draw_deletion`):
 | corrections | an operator corrects the ledger to what it has (`operators.py`) |
 | checkpoints restored | as above |
 
+Every fortieth seed, beginning with 18, has operators that lower the last batch of a writer, which begins with that batch again
+(`draw_editions`).
+
 Every fortieth seed, beginning with 6, has agents that join and leave, and suspensions of others at such a rebalance, while they
 keep their partitions. Most are longer than the session, so that another agent owns these meanwhile (`draw_suspensions`).
 
@@ -78,6 +81,7 @@ of the first kind what it meant in version 3, one of the second kind what it mea
 what it meant in version 5, one with other faults of the log what it meant in version 6, one with faults of the ledger what it
 meant in version 7, one with `ordered` transactions what it meant in version 8, and one with requests what it meant in version 9.
 Since version 11, some agents are of an older release, whose locks can't be fenced. Version 12 has deletions and suspensions.
+Version 13 has editions.
 """
 
 from __future__ import annotations
@@ -92,7 +96,7 @@ from tests.simulation import scenario as lock
 from tests.simulation.faults import FaultPeriod, FaultProfile
 from tests.simulation.whole.connection import Lag
 
-VERSION = 12
+VERSION = 13
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -233,6 +237,8 @@ class Additions:
     """Probability that an agent is suspended when it wants to resume a partition that it has kept."""
     corrections: float = 0.0
     """Probability that an operator corrects a writer's entry after it was recorded."""
+    editions: float = 0.0
+    """Probability that an operator lowers a writer's entry after it was recorded, so that the batch is written again."""
     watched: float = 0.0
     """Mean time between the beginnings of two writes without the gate on a table; 0: there are none. This is no fault."""
 

@@ -36,6 +36,8 @@ class Commit:
     """Deadline of its grant at its last check, in true time."""
     number: tuple[int, int] | None = None
     """Of an `ordered` one: by which its rows are newer or older than others. The version that it read, and its turn."""
+    edition: str | None = None
+    """Part of its writer's name in the table (decision 20)."""
     watched: bool = False
     """Whether its writer doesn't use the gate, and a watcher reports it."""
 
@@ -69,20 +71,18 @@ class LakeTable:
         """Return the number of the newest snapshot; 0 if there is none."""
         return len(self.landed)
 
-    def look_up_batch(self, writer: str, batch: int) -> int | None:
+    def look_up_batch(self, writer: str, batch: int, edition: str | None) -> int | None:
         """Return the version of a batch as the writer that queries the table sees it."""
-        return self.find(writer, batch)
+        return next(
+            (each.version for each in self._of(writer, batch) if each.commit.edition == edition), None
+        )
 
     def find(self, writer: str, batch: int) -> int | None:
-        """Return the version that contains this writer's batch."""
-        return next(
-            (
-                each.version
-                for each in self.landed
-                if each.commit.writer == writer and each.commit.batch == batch
-            ),
-            None,
-        )
+        """Return the version that contains this writer's batch, in any edition."""
+        return next((each.version for each in self._of(writer, batch)), None)
+
+    def _of(self, writer: str, batch: int) -> Iterable[Landed]:
+        return (each for each in self.landed if (each.commit.writer, each.commit.batch) == (writer, batch))
 
     def version_of(self, transaction: str) -> int | None:
         """Return the version that this transaction committed."""

@@ -14,6 +14,7 @@ from tests.simulation.whole import oracles
 from tests.simulation.whole.additions import (
     ADDITIONS_EVERY,
     DELETION_FROM,
+    EDITIONS_FROM,
     LATER_ADDITIONS_FROM,
     LEDGER_FAULTS_FROM,
     LOG_FAULTS_FROM,
@@ -121,6 +122,7 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     assert {each.hung_bodies for each in drawn.values()} == {0.0, 0.1}
     assert {each.used_ids for each in drawn.values()} == {0.0, 0.2}
     assert {each.operators for each in drawn.values()} == {0.0, 0.3}
+    assert {each.editions for each in drawn.values()} == {0.0, 1.0}
     assert {each.refused_intents for each in drawn.values()} == {0.0, 0.2}
     assert {each.memory_mb for each in drawn.values()} == {0.0, *MEMORY_MB}
     assert {each.rolled_back is None for each in drawn.values()} == {False, True}
@@ -139,6 +141,7 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
         LOG_FAULTS_FROM + 10,
         LEDGER_FAULTS_FROM,
         DELETION_FROM,
+        EDITIONS_FROM,
         ORDERED_FROM,
         REQUESTS_FROM + 60,
         SUSPENSIONS_FROM,

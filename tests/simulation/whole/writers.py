@@ -424,7 +424,7 @@ class Attempt:
             return
         table = self.job.table
         if table.records_batches:
-            found = await self._query_table(lambda: table.look_up_batch(self.job.writer, self.batch))
+            found = await self._query_table(self._look_up)
             if found is not None:
                 await self._commit(None, 0.0, replayed=found)
                 return
@@ -493,7 +493,7 @@ class Attempt:
         self._require_grant(self._progress.begin_publish(self._node.now()))
         table = self.job.table
         if replayed is None and table.records_batches:
-            replayed = await self._query_table(lambda: table.look_up_batch(self.job.writer, self.batch))
+            replayed = await self._query_table(self._look_up)
         if replayed is not None:
             self._publish.version = replayed
         else:
@@ -523,7 +523,15 @@ class Attempt:
             deadline = self._node.clock.when(held.deadline)
             self._oracles.on_publish(self.id, deadline)
             commit = Commit(
-                self.id, self.job.writer, self.batch, touched, rule, began, deadline, self._number
+                self.id,
+                self.job.writer,
+                self.batch,
+                touched,
+                rule,
+                began,
+                deadline,
+                self._number,
+                self._progress.edition,
             )
             await self._write(commit, after)
 
@@ -544,6 +552,9 @@ class Attempt:
         if found is None:
             raise DriverFailed("the outcome of the publish is unknown")
         self._publish.version = found
+
+    def _look_up(self) -> int | None:
+        return self.job.table.look_up_batch(self.job.writer, self.batch, self._progress.edition)
 
     async def _query_table(self, query: Callable[[], T]) -> T:
         for _ in range(TABLE_TRIES):
