@@ -60,7 +60,7 @@ _SCHEMES = ("file", "s3", *_CLOUDS, "memory")
 OFF = "off"
 _PLACED = "=>"
 """Separates the glob and the place of an entry of `lock_places`."""
-CATALOG_TYPES = ("rest", "sql", "glue")
+CATALOG_TYPES = ("rest", "sql", "glue", "hive")
 _CATALOG_ENTRY = re.compile(r"([A-Za-z0-9_-]+):(?!/)([^/*?\[]+)\.([^./]+)")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]

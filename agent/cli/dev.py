@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lakewarden.agent.cli.options import Output
 from lakewarden.agent.cli.output import print_json, print_line, print_lines
-from lakewarden.agent.embedded.kafka import EmbeddedKafka, JdkMissing, KafkaStartError, KafkaUnavailable
+from lakewarden.agent.embedded.kafka import EmbeddedKafka, JarsUnavailable, JdkMissing, KafkaStartError
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import Settings
@@ -85,7 +85,7 @@ async def run_dev(
                         sys.stdout.flush()
 
                 await serve_until_signal(settings, on_ready, log_to=sys.stderr)
-    except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
+    except (JdkMissing, KafkaStartError, JarsUnavailable) as error:
         raise AgentError(str(error)) from error
 
 

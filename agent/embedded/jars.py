@@ -1,4 +1,4 @@
-"""Kafka's jars, downloaded once from Maven Central with jgo and kept in the user's cache.
+"""The jars of Java programs, such as Kafka: downloaded once from Maven Central with jgo and kept in the user's cache.
 
 The cache folder is either complete or absent, so that an interrupted download breaks no later start. The jars are downloaded
 into another folder, their checksums are verified, and a rename puts the folder in place. A file lock excludes concurrent
@@ -7,7 +7,7 @@ downloads.
 jgo resolves dependencies in Python, so `mvn` is not needed. jgo uses jars of a Maven repository on this machine (`M2_REPO`
 or ~/.m2/repository), but never changes it. To use a mirror, write `[repositories] central = URL` into ~/.config/jgo.conf.
 
-`python -m lakewarden.agent.embedded.jars` downloads the jars in advance, for a machine that will have no network later.
+`python -m lakewarden.agent.embedded.jars` downloads Kafka's in advance, for a machine that will have no network later.
 """
 
 from __future__ import annotations
@@ -17,21 +17,16 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lakewarden.agent.errors import AgentError
 
 KAFKA_VERSION = "4.1.0"
-COORDINATES = (
-    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-    # Kafka depends on log4j, but not on its bridge from slf4j, which is only in Kafka's distribution.
-    "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
-)
 ATTEMPTS = 3
 """Some of 45 downloads may fail on a bad connection. After this many attempts the network is probably down."""
 REQUEST_SECONDS = 30
@@ -41,8 +36,33 @@ PARALLEL = 8
 Progress = Callable[[str], None]
 
 
-class KafkaUnavailable(AgentError):
-    """Kafka's files could not be downloaded. Check the network, or configure a mirror."""
+class JarsUnavailable(AgentError):
+    """A program's jars could not be downloaded. Check the network, or configure a mirror."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The jars of a program, by their coordinates."""
+
+    name: str
+    """For people."""
+    folder: str
+    """In the cache."""
+    with_dependencies: Sequence[str]
+    alone: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    """Groups that nothing is taken from."""
+
+
+KAFKA = Library(
+    f"Kafka {KAFKA_VERSION}",
+    f"kafka-{KAFKA_VERSION}",
+    (
+        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+        # Kafka depends on log4j, but not on its bridge from slf4j, which is only in Kafka's distribution.
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
+    ),
+)
 
 
 def cache_root() -> Path:
@@ -55,36 +75,36 @@ def cache_root() -> Path:
     )
 
 
-def jars_folder() -> Path:
-    """The folder of the broker's jars. It is complete, or absent before the download."""
-    return cache_root() / f"kafka-{KAFKA_VERSION}"
+def jars_folder(library: Library) -> Path:
+    """The folder of the jars. It is complete, or absent before the download."""
+    return cache_root() / library.folder
 
 
-def kafka_jars(on_progress: Progress) -> Path:
-    """The folder of the broker's jars. Downloads them first if necessary, and reports the progress."""
-    home = jars_folder()
+def downloaded(library: Library, on_progress: Progress = lambda _: None) -> Path:
+    """The folder of the jars. Downloads them first if necessary, and reports the progress. Raises `JarsUnavailable`."""
+    home = jars_folder(library)
     if home.is_dir():
         return home
     home.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive_lock(home.with_name(f"{home.name}.lock"), on_progress):
+    with _exclusive_lock(home.with_name(f"{home.name}.lock"), library, on_progress):
         if not home.is_dir():  # another process may have downloaded it in the meantime
-            _download(home, on_progress)
+            _download(home, library, on_progress)
     return home
 
 
-def _download(home: Path, on_progress: Progress) -> None:
+def _download(home: Path, library: Library, on_progress: Progress) -> None:
     partial = home.with_name(f"{home.name}.partial")
     for attempt in range(1, ATTEMPTS + 1):
         shutil.rmtree(
             partial, ignore_errors=True
         )  # left behind by a killed process, or by the previous attempt
         try:
-            _download_all(partial, on_progress)
+            _download_all(partial, library, on_progress)
         except Exception as failure:
             reason = " ".join(str(failure).split()) or type(failure).__name__
             if attempt == ATTEMPTS:
-                raise KafkaUnavailable(
-                    f"Kafka {KAFKA_VERSION} could not be downloaded from Maven Central ({reason}): check the network, or "
+                raise JarsUnavailable(
+                    f"{library.name} could not be downloaded from Maven Central ({reason}): check the network, or "
                     "set a mirror in ~/.config/jgo.conf ([repositories], central = URL)"
                 ) from failure
             on_progress(f"retrying the download, attempt {attempt + 1} of {ATTEMPTS}: {reason}")
@@ -94,12 +114,12 @@ def _download(home: Path, on_progress: Progress) -> None:
             return
 
 
-def _download_all(partial: Path, on_progress: Progress) -> None:
+def _download_all(partial: Path, library: Library, on_progress: Progress) -> None:
     """Resolve and download all jars into `partial/jars`."""
     jars = partial / "jars"
     jars.mkdir(parents=True)
-    on_progress(f"resolving Kafka {KAFKA_VERSION} (first time only)")
-    artifacts = _resolve(partial / "m2")
+    on_progress(f"resolving {library.name} (first time only)")
+    artifacts = _resolve(partial / "m2", library)
     total_bytes = 0
     with ThreadPoolExecutor(PARALLEL) as pool:
         downloads = [pool.submit(_download_one, artifact, jars) for artifact in artifacts]
@@ -107,7 +127,7 @@ def _download_all(partial: Path, on_progress: Progress) -> None:
             for done, download in enumerate(as_completed(downloads), start=1):
                 total_bytes += download.result()
                 on_progress(
-                    f"downloading Kafka {KAFKA_VERSION} (first time only): "
+                    f"downloading {library.name} (first time only): "
                     f"{done} of {len(downloads)} files, {total_bytes / 1e6:.0f} MB"
                 )
         finally:
@@ -139,11 +159,17 @@ def dependency(maven: Any, coordinate: str) -> Any:
     return maven.create_dependency(replace(Coordinate.parse(coordinate), scope="compile", raw=True))
 
 
-def _resolve(repository: Path) -> list[Any]:
+def _resolve(repository: Path, library: Library) -> list[Any]:
     """The artifacts of the whole dependency graph."""
     maven = maven_context(repository)
-    inputs, transitive = maven.resolver.resolve([dependency(maven, each) for each in COORDINATES])
-    return [each.artifact for each in [*inputs, *transitive] if each.scope in ("compile", "runtime")]
+    wanted = [dependency(maven, each) for each in library.with_dependencies]
+    inputs, transitive = maven.resolver.resolve(wanted) if wanted else ([], [])
+    alone = [dependency(maven, each) for each in library.alone]
+    return [
+        each.artifact
+        for each in [*alone, *inputs, *transitive]
+        if each.scope in ("compile", "runtime") and each.artifact.groupId not in library.left_out
+    ]
 
 
 def _download_one(artifact: Any, jars: Path) -> int:
@@ -159,19 +185,19 @@ def _download_one(artifact: Any, jars: Path) -> int:
 
 
 @contextmanager
-def _exclusive_lock(path: Path, on_progress: Progress) -> Iterator[None]:
+def _exclusive_lock(path: Path, library: Library, on_progress: Progress) -> Iterator[None]:
     """Lock the file `path` for the block, waiting until no other process has it locked."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            on_progress("waiting for another process that downloads Kafka")
+            on_progress(f"waiting for another process that downloads {library.name}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 if __name__ == "__main__":
     try:
-        kafka_jars(lambda text: print(text, flush=True))  # noqa: T201 - read by a user, or by kafka.py
-    except KafkaUnavailable as unavailable:
+        downloaded(KAFKA, lambda text: print(text, flush=True))  # noqa: T201 - read by a user, or by kafka.py
+    except JarsUnavailable as unavailable:
         sys.exit(str(unavailable))

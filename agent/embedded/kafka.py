@@ -34,11 +34,11 @@ import anyio
 import anyio.to_thread
 
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.agent.embedded.jars import KAFKA_VERSION, KafkaUnavailable, Progress, jars_folder
+from lakewarden.agent.embedded.jars import KAFKA, KAFKA_VERSION, JarsUnavailable, Progress, jars_folder
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 from lakewarden.agent.errors import AgentError
 
-__all__ = ["KAFKA_VERSION", "EmbeddedKafka", "JdkMissing", "KafkaStartError", "KafkaUnavailable"]
+__all__ = ["KAFKA_VERSION", "EmbeddedKafka", "JarsUnavailable", "JdkMissing", "KafkaStartError"]
 
 HOST = "127.0.0.1"
 START_SECONDS = 90
@@ -249,7 +249,7 @@ class EmbeddedKafka:
 
     def _fetch_jars(self) -> Path:
         """The folder of the jars. Another process downloads them, since download threads would survive an interrupt."""
-        jars = jars_folder()
+        jars = jars_folder(KAFKA)
         if jars.is_dir():
             return jars
         with subprocess.Popen(
@@ -270,7 +270,7 @@ class EmbeddedKafka:
                 self._fetching.kill()
                 raise
         if self._fetching.returncode != 0:
-            raise KafkaUnavailable(last_line)
+            raise JarsUnavailable(last_line)
         return jars
 
     def _format(self) -> None:

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `rest` | `GET …/tables/T?snapshots=refs` | the metadata with each branch's newest snapshot; 304 if an ETag hasn't changed |
 | `sql` | one SELECT of `iceberg_tables` | the location of the metadata file |
-| `glue` | `GetTable` | the location of the metadata file, a parameter of the table |
+| `glue`, `hive` | `GetTable`, `get_table` | the location of the metadata file, a parameter of the table |
 
 - A catalog is configured by the properties that pyiceberg has for it (docs/watch.md). A REST server's `/v1/config` adds some.
 - Each failure is an `UnreadableTableError` that names the catalog and the table. No text has a credential. The watcher
@@ -24,13 +24,14 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import anyio
 from anyio import to_thread
+from anyio.abc import SocketStream
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.settings import Settings, catalog_entry
@@ -41,6 +42,7 @@ from lakewarden.agent.watching.files import (
     AbsentFileError,
     UnreadableTableError,
 )
+from lakewarden.agent.watching.thrift import IncompleteError, ThriftError, answer_of, call_of
 from lakewarden.events.access.tokens import RENEW_SHARE, TokenError, error_code, token_of
 
 MAX_REQUESTS = 8
@@ -84,6 +86,8 @@ class CatalogAnswer:
     is_whole: bool = True
     """Whether the metadata has all snapshots that the catalog lists."""
     etag: str | None = None
+    access: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Credentials that the catalog vends for the table's files, as Iceberg's properties of S3. Empty: none."""
     digest: int | None = None
     """Of the whole answer. One that is sent again isn't decoded again."""
 
@@ -141,7 +145,12 @@ class Catalog(ABC):
 
 def catalogs(settings: Settings) -> dict[str, Catalog]:
     """The configured catalogs. Nothing is sent yet."""
-    kinds: dict[str, type[Catalog]] = {"rest": RestCatalog, "sql": SqlCatalog, "glue": GlueCatalog}
+    kinds: dict[str, type[Catalog]] = {
+        "rest": RestCatalog,
+        "sql": SqlCatalog,
+        "glue": GlueCatalog,
+        "hive": HiveCatalog,
+    }
     found: dict[str, Catalog] = {}
     for name, secret in settings.catalogs.items():
         properties = {key: value.get_secret_value() for key, value in secret.items()}
@@ -175,7 +184,8 @@ class RestCatalog(Catalog):
         pointer = str(fields.get("metadata-location") or hash(body))
         if known is not None and pointer == known.pointer and not whole:
             return known
-        return CatalogAnswer(pointer, metadata, whole, headers.get("ETag"), hash(body))
+        access = _vended(fields, str(metadata.get("location", "")))
+        return CatalogAnswer(pointer, metadata, whole, headers.get("ETag"), access, hash(body))
 
     async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
         path = f"{await self._namespace(namespace)}/tables"
@@ -364,6 +374,20 @@ def _of_server(found: Any) -> dict[str, str]:
     return {key: str(each) for key, each in given.items() if key.startswith(names)}
 
 
+def _vended(fields: Mapping[str, Any], location: str) -> dict[str, str]:
+    """The credentials for the files below a location: those of its longest prefix, else those of the table."""
+    listed = fields.get("storage-credentials")
+    found = [
+        each
+        for each in (listed if isinstance(listed, list) else [])
+        if isinstance(each, dict) and location.startswith(str(each.get("prefix", location)))
+    ]
+    best = max(found, key=lambda each: len(str(each.get("prefix", ""))), default=fields)
+    given = best.get("config")
+    config = given if isinstance(given, dict) else {}
+    return {key: str(each) for key, each in config.items()} if "s3.access-key-id" in config else {}
+
+
 def _quotes(body: bytes, sent: Mapping[str, str]) -> bool:
     """Whether an answer has a credential of its request."""
     public = ("Accept", "If-None-Match")
@@ -522,10 +546,7 @@ class GlueCatalog(Catalog):
 
     async def _load(self, name: TableName, known: CatalogAnswer | None, *, whole: bool) -> CatalogAnswer:  # noqa: ARG002 - the file has all
         found = await self._ask("get_table", DatabaseName=".".join(name.namespace), Name=name.table)
-        pointer = found.get("Table", {}).get("Parameters", {}).get("metadata_location")
-        if pointer is None:
-            raise UnreadableTableError("it is no Iceberg table: its parameter metadata_location is absent")
-        return known if known is not None and known.pointer == pointer else CatalogAnswer(pointer)
+        return _pointed(found.get("Table", {}).get("Parameters", {}), known)
 
     async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
         tables: list[str] = []
@@ -559,3 +580,80 @@ class GlueCatalog(Catalog):
         except (BotoCoreError, OSError) as error:
             raise UnreadableTableError(shorten(str(error) or repr(error))) from error
         return found
+
+
+class HiveCatalog(Catalog):
+    """Hive's metastore, by its Thrift protocol. One connection, without authentication, and one call at a time."""
+
+    def __init__(self, name: str, properties: Mapping[str, str], timeout: float) -> None:
+        super().__init__(name, properties, timeout)
+        self._stream: SocketStream | None = None
+        self._turn = anyio.Lock()
+
+    async def _load(self, name: TableName, known: CatalogAnswer | None, *, whole: bool) -> CatalogAnswer:  # noqa: ARG002 - the file has all
+        table = await self._call("get_table", ".".join(name.namespace), name.table)
+        return _pointed(table.get(_PARAMETERS, {}), known)
+
+    async def _tables(self, namespace: tuple[str, ...]) -> list[str]:
+        kind = 'hive_filter_field_params__table_type = "ICEBERG"'
+        found: list[str] = await self._call("get_table_names_by_filter", ".".join(namespace), kind, -1)
+        return found
+
+    async def _call(self, method: str, *arguments: str | int) -> Any:
+        async with self._turn:
+            self.requests += 1
+            stream, self._stream = self._stream, None  # only a whole answer leaves the connection usable
+            stream = stream or await self._connect()
+            try:
+                await stream.send(call_of(method, *arguments))
+                answer = await _thrift_answer(stream)
+            except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, ThriftError) as error:
+                await anyio.aclose_forcefully(stream)
+                raise UnreadableTableError(shorten(str(error) or "the connection was closed")) from error
+            except BaseException:
+                await anyio.aclose_forcefully(stream)
+                raise
+            self._stream = stream
+        if 0 in answer:
+            return answer[0]
+        is_absent = method == "get_table" and 2 in answer
+        why = [str(each.get(1)) for each in answer.values()]
+        kind = AbsentFileError if is_absent else UnreadableTableError
+        raise kind(shorten(f"the metastore answers: {', '.join(why)}"))
+
+    async def _connect(self) -> SocketStream:
+        why = ""
+        for uri in self._properties["uri"].split(","):
+            address = urlsplit(uri.strip())
+            try:
+                return await anyio.connect_tcp(address.hostname or "", address.port or 9083)
+            except OSError as error:
+                why = str(error)
+        raise UnreadableTableError(shorten(why))
+
+    async def close(self) -> None:
+        if self._stream is not None:
+            await anyio.aclose_forcefully(self._stream)
+            self._stream = None
+
+
+_PARAMETERS = 9
+"""The field of a table, in Hive's Thrift definitions."""
+
+
+async def _thrift_answer(stream: SocketStream) -> dict[int, Any]:
+    received = bytearray()
+    while True:
+        received += await stream.receive()
+        try:
+            return answer_of(received)
+        except IncompleteError:
+            if len(received) > MAX_FILE_BYTES:
+                raise UnreadableTableError(f"the answer has more than {MAX_FILE_BYTES:,} bytes") from None
+
+
+def _pointed(parameters: Mapping[str, str], known: CatalogAnswer | None) -> CatalogAnswer:
+    pointer = parameters.get("metadata_location")
+    if pointer is None:
+        raise UnreadableTableError("it is no Iceberg table: its parameter metadata_location is absent")
+    return known if known is not None and known.pointer == pointer else CatalogAnswer(pointer)

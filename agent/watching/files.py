@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -135,10 +135,17 @@ class Buckets:
         self._settings = settings
         self._stores: dict[str, _Store] = {}
 
-    def table(self, uri: str) -> TableFiles:
-        """The files of a table, or of a folder of tables. Raises `AgentError` if the URI names none, or has no credentials."""
+    def table(self, uri: str, access: Mapping[str, str] | None = None) -> TableFiles:
+        """The files of a table, or of a folder of tables. Raises `AgentError` if the URI names none, or has no credentials.
+
+        `access`: credentials for this table, as Iceberg's properties of S3. They expire, so no client is kept for them.
+        """
         location = parse_location(object_uri(uri))
         bucket = f"{location.scheme}://{location.authority}"
+        if access and location.scheme == "s3":
+            return TableFiles(
+                _vended_s3(location.authority, access, self._settings), location.key + "/", TIMEOUT_SECONDS
+            )
         store = self._stores.get(bucket)
         if store is None:
             try:
@@ -208,6 +215,24 @@ class Buckets:
             retry_config={"max_retries": 0},
             credential_provider=credentials,
         )
+
+
+def _vended_s3(bucket: str, access: Mapping[str, str], settings: Settings) -> S3Store:
+    endpoint = access.get("s3.endpoint") or settings.s3_endpoint
+    path_style = access.get("s3.path-style-access", str(bool(endpoint))).lower() == "true"
+    config: Any = {
+        "access_key_id": access["s3.access-key-id"],
+        "secret_access_key": access.get("s3.secret-access-key", ""),
+        "region": access.get("client.region") or settings.s3_region or DEFAULT_REGION,
+        "virtual_hosted_style_request": not path_style,
+        **({"session_token": access["s3.session-token"]} if "s3.session-token" in access else {}),
+        **({"endpoint": endpoint} if endpoint else {}),
+    }
+    options: ClientConfig = {
+        "allow_http": endpoint is not None and endpoint.startswith("http://"),
+        "timeout": timedelta(seconds=TIMEOUT_SECONDS),
+    }
+    return S3Store(bucket, config=config, client_options=options, retry_config={"max_retries": 0})
 
 
 def _why(error: BaseException) -> str:

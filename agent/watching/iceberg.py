@@ -115,7 +115,7 @@ class CatalogFollower:
         if answer is self._answer:
             return Look(now - self._changed_at < ACTIVE_SECONDS)
         metadata = await self._metadata(answer)
-        self._locate(metadata)
+        self._locate(metadata, answer.access)
         assert self.uri is not None
         if not self._is_own(self.uri):
             return Look(active=False)
@@ -136,8 +136,8 @@ class CatalogFollower:
     async def _metadata(self, answer: CatalogAnswer) -> TableMetadata:
         return await metadata_in(answer, self._buckets)
 
-    def _locate(self, metadata: TableMetadata) -> None:
-        files = _files_of(metadata.location, self._buckets)
+    def _locate(self, metadata: TableMetadata, access: Mapping[str, str]) -> None:
+        files = files_of(metadata.location, self._buckets, access)
         uri = canonical_table(metadata.location)
         if self.began and (uri, metadata.uuid) != (self.uri, self._uuid):
             log.warning(
@@ -227,7 +227,7 @@ async def metadata_in(answer: CatalogAnswer, buckets: Buckets) -> TableMetadata:
     if answer.metadata is not None:
         return metadata_of(answer.metadata)
     folder, _, name = answer.pointer.rpartition("/")
-    return read_metadata(await _files_of(folder, buckets).read(name))
+    return read_metadata(await files_of(folder, buckets, answer.access).read(name))
 
 
 async def newest_metadata(files: TableFiles) -> TableMetadata:
@@ -249,9 +249,10 @@ async def _newest_version(files: TableFiles) -> tuple[int, bool]:
     return found
 
 
-def _files_of(location: str, buckets: Buckets) -> TableFiles:
+def files_of(location: str, buckets: Buckets, access: Mapping[str, str]) -> TableFiles:
+    """Return the files below a location. `access`: the credentials that the catalog vends for them."""
     try:
-        return buckets.table(canonical_table(location))
+        return buckets.table(canonical_table(location), access)
     except UnreadableTableError:
         raise
     except (AgentError, ValueError) as error:

@@ -18,9 +18,8 @@ from lakewarden.agent.watching.catalogs import TableName, catalogs
 from lakewarden.agent.watching.delta import find_layout
 from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.formats import known_format
-from lakewarden.agent.watching.iceberg import manifests_read, metadata_in, newest_metadata
+from lakewarden.agent.watching.iceberg import files_of, manifests_read, metadata_in, newest_metadata
 from lakewarden.agent.watching.paimon import changes_read
-from lakewarden.events import canonical_table
 from lakewarden.handlers.assessment import DataFile, Leftover, LostTry, PastCommit, TableHistory
 from lakewarden.handlers.delta import log as delta
 from lakewarden.handlers.hudi.errors import UnreadableHudi
@@ -107,8 +106,7 @@ async def _past(table: str, settings: Settings, days: float, now: float | None) 
     buckets = Buckets(settings)
     name = TableName.of(table)
     if name is not None:
-        metadata = await _named(name, settings, buckets)
-        files = buckets.table(canonical_table(metadata.location))
+        metadata, files = await _named(name, settings, buckets)
         form = "iceberg"
         await _iceberg(files, reading, metadata)
     else:
@@ -190,7 +188,9 @@ async def _paimon(files: TableFiles, reading: _Reading) -> None:
     return None
 
 
-async def _named(name: TableName, settings: Settings, buckets: Buckets) -> iceberg.TableMetadata:
+async def _named(
+    name: TableName, settings: Settings, buckets: Buckets
+) -> tuple[iceberg.TableMetadata, TableFiles]:
     found = catalogs(settings)
     try:
         if name.catalog not in found:
@@ -198,7 +198,8 @@ async def _named(name: TableName, settings: Settings, buckets: Buckets) -> icebe
                 f"no catalog is called {name.catalog}; docs/watch.md says how it is configured"
             )
         answer = await found[name.catalog].load(name, None, whole=True)
-        return await metadata_in(answer, buckets)
+        metadata = await metadata_in(answer, buckets)
+        return metadata, files_of(metadata.location, buckets, answer.access)
     finally:
         for each in found.values():
             await each.close()

@@ -29,9 +29,9 @@ def moved(number: int, location: str) -> dict[str, Any]:
     return found
 
 
-def move(folder: Path) -> str:
-    """Write all manifests below a folder, with paths in it, and return the table's location."""
-    location = f"file://{folder}"
+def move(folder: Path, location: str | None = None) -> str:
+    """Write all manifests below a folder, with paths in it or below `location`, and return the table's location."""
+    location = location or f"file://{folder}"
     old = json.loads(recorded("metadata/v1.metadata.json"))["location"]
     (folder / "metadata").mkdir(parents=True)
     for path in names():

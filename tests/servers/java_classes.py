@@ -17,13 +17,13 @@ from typing import Final
 
 import pyspark
 
+from lakewarden.agent.embedded.jars import Library, downloaded
 from lakewarden.agent.embedded.jdk import REMEDY, find_java
 from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.releases import ICEBERG, SPARK, minor
 from tests.servers.hudi import hudi_jars
-from tests.servers.jars import jars
 
 COMPILER = "jdk.compiler/com.sun.tools.javac.Main"
 """`javac` as a module of the Java that is found: every JDK has it, no JRE does."""
@@ -39,14 +39,17 @@ _ACCELERATOR: Final = "software.amazon.s3.analyticsaccelerator:analyticsaccelera
 
 def s3a_jars() -> Path:
     """The folder with Hadoop's S3A and the part of the SDK that it needs (10 MB, where Hadoop's bundle has 500)."""
-    return jars(
-        f"s3a-{HADOOP_VERSION}/jars",
-        alone=[
-            f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}",
-            *([_ACCELERATOR] if HADOOP_VERSION >= "3.5" else []),
-        ],
-        with_dependencies=[f"{each}:{_SDK_VERSION[HADOOP_VERSION]}" for each in _SDK],
-        left_out=("io.netty", "org.slf4j"),
+    return downloaded(
+        Library(
+            f"Hadoop's S3A {HADOOP_VERSION}",
+            f"s3a-{HADOOP_VERSION}/jars",
+            alone=[
+                f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}",
+                *([_ACCELERATOR] if HADOOP_VERSION >= "3.5" else []),
+            ],
+            with_dependencies=[f"{each}:{_SDK_VERSION[HADOOP_VERSION]}" for each in _SDK],
+            left_out=("io.netty", "org.slf4j"),
+        )
     )
 
 
@@ -56,7 +59,7 @@ def _pyspark_jars(*names: str) -> list[Path]:
 
 
 def _delta_path() -> list[Path]:
-    storage = jars("delta-storage-4.0.0/jars", alone=[], with_dependencies=[_DELTA], left_out=())
+    storage = downloaded(Library("Delta's storage", "delta-storage-4.0.0/jars", [_DELTA]))
     hadoop = _pyspark_jars("hadoop-client")
     return [*storage.glob("*.jar"), *s3a_jars().glob("*.jar"), *hadoop]
 
@@ -65,7 +68,7 @@ def _iceberg_path() -> list[Path]:
     runtime = ICEBERG.jar(pyspark.__version__)
     assert runtime is not None, "compile on a PySpark for which Iceberg has a release"
     _, artifact, version = runtime.split(":")
-    iceberg = jars(f"{artifact}-{version}/jars", alone=[], with_dependencies=[runtime], left_out=())
+    iceberg = downloaded(Library(runtime, f"{artifact}-{version}/jars", [runtime]))
     spark = _pyspark_jars("spark-catalyst", "spark-sql-api", "spark-unsafe", "scala-library")
     return [*iceberg.glob("*.jar"), *spark]
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from lakewarden.agent.embedded.jars import (
+    KAFKA,
     KAFKA_VERSION,
-    KafkaUnavailable,
+    JarsUnavailable,
     dependency,
-    kafka_jars,
+    downloaded,
     maven_context,
 )
 from tests.containers.engine import ROOT, WORK, ContainersError, Report, go, install, last_line, run
@@ -164,9 +165,9 @@ def _kafka(version: str, context: Path, report: Report) -> MadeOf:
     if version != KAFKA_VERSION:
         raise ContainersError(f"docker-compose.yml names Kafka {version}, but the jars are {KAFKA_VERSION}")
     try:
-        shutil.copytree(kafka_jars(lambda _: None), context / "jars")
+        shutil.copytree(downloaded(KAFKA), context / "jars")
         shutil.copy(_kafka_tools(), context / "jars")
-    except KafkaUnavailable as error:
+    except JarsUnavailable as error:
         raise ContainersError(str(error)) from error
     shutil.copytree(_FOLDER / "kafka", context, dirs_exist_ok=True)
     return lambda name: (

@@ -18,8 +18,8 @@ from lakewarden.agent.embedded import kafka as kafka_module
 from lakewarden.agent.embedded.kafka import (
     KAFKA_VERSION,
     EmbeddedKafka,
+    JarsUnavailable,
     KafkaStartError,
-    KafkaUnavailable,
 )
 
 pytestmark = [
@@ -123,7 +123,7 @@ def test_the_error_of_a_failed_download_says_what_to_do(
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # no server listens there
 
     with pytest.raises(
-        KafkaUnavailable, match=r"could not be downloaded from Maven Central .*check the network"
+        JarsUnavailable, match=r"could not be downloaded from Maven Central .*check the network"
     ) as caught:
         EmbeddedKafka(tmp_path / "data").start()
 

@@ -1,4 +1,4 @@
-"""A watcher and Iceberg's own REST server: tables registered there, and commits made by the protocol's own requests."""
+"""A watcher and real REST servers: tables registered there, and commits made by the protocol's own requests."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, WriterEventUnion
 from lakewarden.handlers.observations import ObservedCommit
 from tests.recorded_iceberg import move, moved
-from tests.servers.iceberg_rest import running_rest_catalog
+from tests.servers.iceberg_catalogs import running_nessie, running_rest_catalog
+from tests.servers.s3 import encrypting_s3_server
 from tests.tuned import tuned
 from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 NAME = "prod:air.flights"
-TABLES = "v1/namespaces/air/tables"
 
 
 @dataclass
@@ -40,18 +40,25 @@ class RestTable:
     location: str
     database: Path
     """Of the server's own catalog, a JdbcCatalog."""
+    prefix: str = "v1"
 
     def post(self, path: str, body: dict[str, Any]) -> None:
         request = urllib.request.Request(  # noqa: S310 - of this machine
-            f"{self.uri}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{self.uri}/{self.prefix}/{path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
         )
         try:
             urllib.request.urlopen(request).close()  # noqa: S310 - likewise
         except urllib.error.HTTPError as error:
             pytest.fail(error.read().decode())
 
+    def register(self, metadata: str) -> None:
+        self.post("namespaces", {"namespace": ["air"]})
+        self.post("namespaces/air/register", {"name": "flights", "metadata-location": metadata})
+
     def commit(self, *updates: dict[str, Any]) -> None:
-        self.post(f"{TABLES}/flights", {"requirements": [], "updates": list(updates)})
+        self.post("namespaces/air/tables/flights", {"requirements": [], "updates": list(updates)})
 
     def add_snapshot(self, version: int) -> str:
         """Commit the newest snapshot of a recorded version, and return its id."""
@@ -76,8 +83,7 @@ def table(tmp_path: Path) -> Iterator[RestTable]:
     first.write_text(json.dumps(moved(1, location)))
     with running_rest_catalog(tmp_path, {"warehouse": f"file://{tmp_path}"}) as uri:
         made = RestTable(uri, location, tmp_path / "rest-catalog.db")
-        made.post("v1/namespaces", {"namespace": ["air"]})
-        made.post("v1/namespaces/air/register", {"name": "flights", "metadata-location": f"file://{first}"})
+        made.register(f"file://{first}")
         made.commit({"action": "upgrade-format-version", "format-version": 3})
         yield made
 
@@ -147,3 +153,41 @@ async def idle_looks(table: RestTable) -> None:
     assert follower.files.requests == 0
     await catalog.close()
     print(f"idle look at a table of a REST catalog: 1 request, {cpu * 1000:.2f} ms of CPU")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("vends", [True, False], ids=["vended", "own"])
+async def test_a_table_of_nessie_is_read_with_credentials_that_it_vends_or_with_own_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, vends: bool
+) -> None:
+    """Nessie lists the newest snapshot only. It gets credentials from the store's STS."""
+    with encrypting_s3_server() as s3:
+        bucket = s3.bucket()
+        folder, location = tmp_path / "flights", f"s3://{bucket}/warehouse/air/flights"
+        move(folder, location)
+        (folder / "metadata" / "first.json").write_text(json.dumps(moved(1, location)))
+        client = s3.new_client()
+        for path in folder.rglob("*.*"):
+            key = f"warehouse/air/flights/{path.relative_to(folder)}"
+            client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+        client.close()
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, "none" if vends and "KEY" in name else value)
+        asked = {"header.X-Iceberg-Access-Delegation": "vended-credentials"} if vends else {}
+        with running_nessie(tmp_path, bucket, s3, vends=vends) as uri:
+            table = RestTable(uri, location, tmp_path, "v1/main%7Cwarehouse")
+            table.register(f"{location}/metadata/first.json")
+            given: Any = {"prod": {"type": "rest", "uri": uri, "warehouse": "warehouse", **asked}}
+            settings = tuned(catalogs=given, s3_endpoint=s3.endpoint)
+            catalog = catalogs(settings)["prod"]
+            flights = TableName.of(NAME)
+            assert flights is not None
+            follower = CatalogFollower(flights, catalog, Buckets(settings), lambda _: True)
+            assert not (await follower.look()).seen
+            for version in (2, 3):
+                expected = table.add_snapshot(version)
+                (seen,) = (await follower.look()).seen
+                assert isinstance(seen, ObservedCommit)
+                assert seen.version == expected
+            await catalog.close()
+    assert follower.uri == location

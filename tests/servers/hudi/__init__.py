@@ -27,8 +27,8 @@ from typing import Any, Final
 import anyio
 
 from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.embedded.jars import Library, downloaded
 from lakewarden.agent.embedded.jdk import OLDEST, find_java
-from tests.servers.jars import jars
 from tests.servers.program import NoServerError, built, one_at_a_time
 from tests.servers.s3 import S3Server
 
@@ -67,7 +67,7 @@ def hudi_class_path() -> str:
 
 def hudi_jars() -> Path:
     """The folder with Hudi's jars, of the modules that its locks need. Downloads them first if necessary."""
-    return jars(f"hudi-{HUDI_VERSION}/jars", alone=_HUDI, with_dependencies=[_SDK], left_out=_LEFT_OUT)
+    return downloaded(Library(f"Hudi {HUDI_VERSION}", f"hudi-{HUDI_VERSION}/jars", [_SDK], _HUDI, _LEFT_OUT))
 
 
 def lock_client_jars(folder: Path) -> list[str]:

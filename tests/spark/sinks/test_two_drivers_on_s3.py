@@ -17,7 +17,7 @@ import pytest
 from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
 from tests.processes import running_agent
-from tests.servers.iceberg_rest import running_nessie, running_rest_catalog
+from tests.servers.iceberg_catalogs import running_nessie, running_rest_catalog
 from tests.servers.s3 import S3Server
 from tests.spark import s3_driver
 from tests.spark.s3_driver import NUMBER, WRITERS, s3_file_io

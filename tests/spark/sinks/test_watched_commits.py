@@ -23,7 +23,7 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink
 from tests.kafka_fixture import KafkaServer
 from tests.processes import running_agent
-from tests.servers.iceberg_rest import running_rest_catalog
+from tests.servers.iceberg_catalogs import running_rest_catalog
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.formats import iceberg_name

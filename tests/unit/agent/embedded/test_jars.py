@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lakewarden.agent.embedded import jars
-from lakewarden.agent.embedded.jars import KafkaUnavailable, kafka_jars
+from lakewarden.agent.embedded.jars import KAFKA, JarsUnavailable, downloaded
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ def jar(tmp_path: Path) -> Path:
 
 def test_jars_are_downloaded_once(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     progress: list[str] = []
-    monkeypatch.setattr(jars, "_resolve", lambda _: [FakeArtifact(jar)])
+    monkeypatch.setattr(jars, "_resolve", lambda *_: [FakeArtifact(jar)])
 
-    folder = kafka_jars(progress.append)
+    folder = downloaded(KAFKA, progress.append)
     assert [path.name for path in folder.iterdir()] == ["kafka.jar"]
     assert progress[-1].endswith("1 of 1 files, 0 MB")
 
-    monkeypatch.setattr(jars, "_resolve", lambda _: pytest.fail("downloaded twice"))
-    assert kafka_jars(progress.append) == folder
+    monkeypatch.setattr(jars, "_resolve", lambda *_: pytest.fail("downloaded twice"))
+    assert downloaded(KAFKA, progress.append) == folder
 
 
 def test_a_damaged_jar_never_reaches_the_cache(
@@ -55,10 +55,10 @@ def test_a_damaged_jar_never_reaches_the_cache(
     content = bytearray(jar.read_bytes())
     content[60] ^= 0xFF
     jar.write_bytes(content)
-    monkeypatch.setattr(jars, "_resolve", lambda _: [FakeArtifact(jar)])
+    monkeypatch.setattr(jars, "_resolve", lambda *_: [FakeArtifact(jar)])
 
-    with pytest.raises(KafkaUnavailable, match="damaged"):
-        kafka_jars(lambda _: None)
+    with pytest.raises(JarsUnavailable, match="damaged"):
+        downloaded(KAFKA)
 
     assert not (cache / f"kafka-{jars.KAFKA_VERSION}").exists()
 
@@ -66,13 +66,13 @@ def test_a_damaged_jar_never_reaches_the_cache(
 def test_without_a_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     progress: list[str] = []
 
-    def unreachable(_: Path) -> list[FakeArtifact]:
+    def unreachable(*_: object) -> list[FakeArtifact]:
         raise OSError("Name or service\nnot known")
 
     monkeypatch.setattr(jars, "_resolve", unreachable)
 
-    with pytest.raises(KafkaUnavailable, match=r"\(Name or service not known\): check the network") as caught:
-        kafka_jars(progress.append)
+    with pytest.raises(JarsUnavailable, match=r"\(Name or service not known\): check the network") as caught:
+        downloaded(KAFKA, progress.append)
 
     assert "\n" not in str(caught.value)
     assert sum("retrying" in line for line in progress) == jars.ATTEMPTS - 1
@@ -84,8 +84,8 @@ def test_files_of_a_killed_download_are_deleted(
     left = cache / f"kafka-{jars.KAFKA_VERSION}.partial" / "jars" / "half.jar"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
-    monkeypatch.setattr(jars, "_resolve", lambda _: [FakeArtifact(jar)])
+    monkeypatch.setattr(jars, "_resolve", lambda *_: [FakeArtifact(jar)])
 
-    folder = kafka_jars(lambda _: None)
+    folder = downloaded(KAFKA)
 
     assert [path.name for path in folder.iterdir()] == ["kafka.jar"]

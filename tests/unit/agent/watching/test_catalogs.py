@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
@@ -14,12 +15,20 @@ import anyio
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from anyio.abc import ByteStream, SocketAttribute
 from structlog.testing import capture_logs
 
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import iceberg, watcher
-from lakewarden.agent.watching.catalogs import Catalog, RestCatalog, SqlCatalog, TableName, catalogs
+from lakewarden.agent.watching.catalogs import (
+    Catalog,
+    HiveCatalog,
+    RestCatalog,
+    SqlCatalog,
+    TableName,
+    catalogs,
+)
 from lakewarden.agent.watching.files import Buckets, UnreadableTableError
 from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.agent.watching.watcher import Watcher
@@ -589,6 +598,133 @@ async def test_a_table_of_glue(tmp_path: Path) -> None:
     assert json.loads(first.body) == {"DatabaseName": "air", "Name": "flights", "CatalogId": "12"}
 
 
+HIVE_TABLE = {1: (11, "flights"), 9: (13, {"metadata_location": "file:///m/1.json"})}
+
+
+def thrift(fields: dict[int, tuple[int, Any]], kind: int = 2) -> bytes:
+    """An answer of Hive's metastore."""
+
+    def text(each: str) -> bytes:
+        return struct.pack(">i", len(each)) + each.encode()
+
+    def value(type_: int, each: Any) -> bytes:
+        match type_:
+            case 11:
+                return text(each)
+            case 12:
+                return fields_of(each)
+            case 13:
+                return struct.pack(">bbi", 11, 11, len(each)) + b"".join(
+                    text(word) for pair in each.items() for word in pair
+                )
+            case _:
+                return struct.pack(">bi", 11, len(each)) + b"".join(map(text, each))
+
+    def fields_of(given: dict[int, tuple[int, Any]]) -> bytes:
+        return (
+            b"".join(
+                struct.pack(">bh", type_, number) + value(type_, each)
+                for number, (type_, each) in given.items()
+            )
+            + b"\0"
+        )
+
+    return struct.pack(">I", 0x80010000 | kind) + text("get_table") + struct.pack(">i", 0) + fields_of(fields)
+
+
+VENDED = {"s3.access-key-id": "VENDED", "s3.secret-access-key": SECRET, "s3.session-token": "of-session"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"config": VENDED}, "VENDED"),
+        ({"config": {"s3.remote-signing-enabled": "true"}}, "OWN"),
+        (
+            {
+                "config": VENDED,
+                "storage-credentials": [
+                    {"prefix": "s3://lake", "config": VENDED},
+                    {"prefix": "s3://lake/air/", "config": VENDED | {"s3.access-key-id": "LONGEST"}},
+                    {"prefix": "s3://other", "config": VENDED | {"s3.access-key-id": "OTHER"}},
+                ],
+            },
+            "LONGEST",
+        ),
+    ],
+    ids=["vended", "signed by the catalog", "by prefix"],
+)
+async def test_files_are_read_with_the_credentials_that_the_catalog_vends(
+    fields: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store refuses; its requests show the credentials."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "OWN")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    first, second = (
+        Reply(body=json.dumps({"metadata": moved(number, "s3://lake/air/flights"), **fields}).encode())
+        for number in (1, 2)
+    )
+    async with (
+        faulty_server([Reply(403)]) as store,
+        faulty_server([CONFIG, first, second]) as running,
+    ):
+        settings = settings_of(running.endpoint).model_copy(update={"s3_endpoint": store.endpoint})
+        catalog = catalogs(settings)["prod"]
+        follower = CatalogFollower(FLIGHTS, catalog, Buckets(settings), lambda _: True)
+        await follower.look()
+        look = await follower.look()
+        await catalog.close()
+
+    assert not look.complete
+    headers = store.received[0].headers
+    assert f"Credential={key}/" in headers["authorization"]
+    assert headers.get("x-amz-security-token") == (None if key == "OWN" else "of-session")
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (thrift({0: (12, HIVE_TABLE)}), "file:///m/1.json"),
+        (thrift({0: (12, {9: (13, {})})}), "table air.flights of catalog prod: it is no Iceberg table"),
+        (thrift({2: (12, {1: (11, "no such table")})}), "the metastore answers: no such table"),
+        (thrift({1: (11, "Invalid method name")}, kind=3), "Invalid method name"),
+        (b"HTTP/1.1 400 Bad Request", "doesn't speak Thrift's binary protocol"),
+        (thrift({0: (12, HIVE_TABLE)})[:-9], "the connection was closed"),
+    ],
+)  # fmt: skip
+async def test_the_answers_of_hives_metastore(answer: bytes, found: str) -> None:
+    """They come in pieces. A connection is used again after a whole answer only."""
+    connections = 0
+
+    async def serve(stream: ByteStream) -> None:
+        nonlocal connections
+        connections += 1
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                while await stream.receive():
+                    for start in range(0, len(answer), 7):
+                        await stream.send(answer[start : start + 7])
+                    if "closed" in found:
+                        return
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        uri = f"thrift://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        catalog = HiveCatalog("prod", {"uri": uri}, timeout=60.0)
+        for _ in range(2):
+            try:
+                text = (await catalog.load(FLIGHTS, None)).pointer
+            except UnreadableTableError as error:
+                text = str(error)
+            assert found in text
+        await catalog.close()
+        tasks.cancel_scope.cancel()
+
+    is_whole = "closed" not in found and "Thrift" not in found and "Invalid" not in found
+    assert connections == (1 if is_whole else 2)
+
+
 def test_settings_of_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Properties come from the file and from the environment, and are not shown."""
     config = tmp_path / "lakewarden.toml"
@@ -613,7 +749,7 @@ def test_settings_of_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             {"watch": "prod:air.flights"},
             "'prod:air.flights' is of a catalog that catalogs doesn't have; it has: none",
         ),
-        ({"catalogs": {"prod": {"uri": SECRET}}}, "type of 'prod' is 'missing'; use rest, sql, glue"),
+        ({"catalogs": {"prod": {"uri": SECRET}}}, "type of 'prod' is 'missing'; use rest, sql, glue, hive"),
         ({"catalogs": {"prod": {"type": "rest"}}}, "'prod' has no uri"),
         ({"watch": "prod:*.flights"}, "is not a table URI"),
         ({"tables": "prod:air.flights"}, "is not a table URI"),

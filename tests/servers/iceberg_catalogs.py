@@ -1,0 +1,327 @@
+"""Real catalogs of Iceberg for tests: Iceberg's own REST server, on a catalog in SQLite; Nessie; PostgreSQL; Hive's metastore.
+
+| part | origin |
+| --- | --- |
+| `RESTCatalogServer` | `iceberg-open-api`, classifier `test-fixtures`; it answers by the adapter in the tests of `iceberg-core` |
+| Iceberg, its access to S3, SQLite, Jetty | Maven Central |
+| Hadoop's configuration class | the jars of pyspark |
+
+Nessie is its own program, `nessie-quarkus`. It lists the newest snapshot of a table only, without a parent, and signs the
+clients' requests to S3. The jars are kept in the cache, in a folder per version. `CatalogProxy` stands before any of them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+from lakewarden.agent.embedded.iceberg_rest import JVM, VERSION, answers, pyspark_jars, server
+from lakewarden.agent.embedded.jars import Library, downloaded
+from lakewarden.agent.embedded.jdk import find_java, version_of
+from lakewarden.agent.embedded.kafka import free_port
+from tests.servers.program import NoServerError, cache, one_at_a_time, spawn, stop
+from tests.servers.s3 import S3Server
+
+ICEBERG_VERSION: Final = "1.10.0"
+POSTGRESQL: Final = "org.postgresql:postgresql:42.7.7"
+"""The driver of Java."""
+_POSTGRESQL: Final = "17.5.0"
+_S3_FILE_IO: Final = Library(
+    "Iceberg's access to S3",
+    f"iceberg-aws-{VERSION}",
+    (),
+    [
+        f"org.apache.iceberg:iceberg-aws:{VERSION}",
+        f"org.apache.iceberg:iceberg-aws-bundle:{VERSION}",
+        "dev.failsafe:failsafe:3.3.2",
+    ],
+)
+"""Without dependencies: the bundle has them."""
+_METASTORE: Final = """
+import org.apache.hadoop.hive.metastore.HiveMetaStore;
+import org.apache.hadoop.hive.metastore.txn.TxnDbUtil;
+
+class Metastore {
+  public static void main(String[] arguments) throws Throwable {
+    TxnDbUtil.prepDb(new org.apache.hadoop.hive.conf.HiveConf());  // the tables of its locks
+    HiveMetaStore.main(arguments);
+  }
+}
+"""
+_START_SECONDS: Final = 120
+
+NESSIE: Final = "org.projectnessie.nessie:nessie-quarkus:0.99.0:runner"
+_NESSIE_JAVA: Final = 21
+
+
+@contextmanager
+def running_rest_catalog(folder: Path, properties: Mapping[str, str]) -> Iterator[str]:
+    """Run a server, and yield its URI. `properties` are those of the catalog behind it, whose tables are named in `folder`."""
+    port, log = free_port(), folder / "rest-catalog.log"
+    with _running(
+        *server(folder, port, properties, [downloaded(_S3_FILE_IO)]), log, f"http://127.0.0.1:{port}"
+    ) as uri:
+        yield uri
+
+
+@contextmanager
+def running_nessie(folder: Path, bucket: str, s3: S3Server, *, vends: bool = False) -> Iterator[str]:
+    """Run Nessie with the warehouse `warehouse` in the bucket, its branches in memory. Yields the URI of its REST catalog.
+
+    `vends`: it gets credentials for its clients from the server's STS. Otherwise it signs their requests.
+    """
+    (jar,) = downloaded(Library("Nessie", "nessie-0.99.0", (), [NESSIE])).iterdir()
+    port, store = free_port(), "nessie.catalog.service.s3.default-options"
+    settings = {
+        "quarkus.http.host": "127.0.0.1",
+        "quarkus.http.port": str(port),
+        "quarkus.management.host": "127.0.0.1",
+        "quarkus.management.port": str(free_port()),
+        "nessie.version.store.type": "IN_MEMORY",
+        "nessie.catalog.default-warehouse": "warehouse",
+        "nessie.catalog.warehouses.warehouse.location": f"s3://{bucket}/warehouse",
+        f"{store}.endpoint": s3.endpoint,
+        f"{store}.region": s3.region,
+        f"{store}.path-style-access": "true",
+        f"{store}.auth-type": "STATIC",
+        f"{store}.access-key": "urn:nessie-secret:quarkus:bucket",
+        **(
+            {
+                f"{store}.sts-endpoint": s3.endpoint,
+                f"{store}.client-iam.enabled": "true",
+                f"{store}.client-iam.assume-role": "arn:aws:iam::123456789012:role/client",
+            }
+            if vends
+            else {}
+        ),
+        "bucket.name": s3.access_key,
+        "bucket.secret": s3.secret_key,
+    }
+    options = [f"-D{name}={value}" for name, value in settings.items()]
+    command = [str(newest_java(_NESSIE_JAVA)), *JVM[1:], "-Xmx512m", *options, "-jar", str(jar)]
+    with _running(command, {}, folder / "nessie.log", f"http://127.0.0.1:{port}/iceberg") as uri:
+        yield uri
+
+
+@contextmanager
+def running_hive_metastore(folder: Path) -> Iterator[str]:
+    """Run Hive's metastore on a Derby database in the folder. Yields its URI. Its jars are those of pyspark."""
+    port, log = free_port(), folder / "metastore.log"
+    properties = {
+        "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder / 'metastore'};create=true",
+        "hive.metastore.schema.verification": "false",
+        "datanucleus.schema.autoCreateAll": "true",
+        "datanucleus.connectionPoolingType": "hikaricp",
+        "hive.metastore.warehouse.dir": f"file://{folder / 'warehouse'}",
+        "hive.async.log.enabled": "false",  # whose logger isn't among the jars
+        "hive.log.dir": str(folder),
+        "derby.stream.error.file": str(folder / "derby.log"),
+    }
+    program = folder / "Metastore.java"
+    program.write_text(_METASTORE)
+    command = [str(find_java()), *JVM, *(f"-D{key}={value}" for key, value in properties.items())]
+    command += ["-cp", f"{pyspark_jars()}/*", str(program), "-p", str(port)]
+    process = spawn(command, {}, log)
+    try:
+        _wait_until(lambda: _listens(port), process, log)
+        yield f"thrift://127.0.0.1:{port}"
+    finally:
+        stop(process)
+
+
+@contextmanager
+def running_postgresql() -> Iterator[str]:
+    """Run PostgreSQL with an empty database. Yields its URI."""
+    programs = _postgresql() / "bin"
+    # PostgreSQL refuses to be root. In a user namespace of its own it doesn't know, and has the same files.
+    other_user = ["unshare", "--user"] if os.geteuid() == 0 else []
+    with tempfile.TemporaryDirectory(prefix="lakewarden-postgresql-") as folder:
+        data, log, port = f"{folder}/data", Path(folder) / "log", free_port()
+        log.touch()
+        subprocess.run(
+            [
+                *other_user,
+                str(programs / "initdb"),
+                "-D",
+                data,
+                "-A",
+                "trust",
+                "-U",
+                "lakewarden",
+                "--no-sync",
+            ],
+            check=True,
+            capture_output=True,
+        )
+        command = [*other_user, "setpriv", "--pdeathsig", "KILL", str(programs / "postgres"), "-D", data]
+        process = spawn([*command, "-p", str(port), "-k", "", "-c", "fsync=off"], {}, log)
+        try:
+            _wait_until(lambda: "ready to accept connections" in log.read_text(), process, log)
+            yield f"postgresql://127.0.0.1:{port}/postgres?user=lakewarden"
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+
+def _postgresql() -> Path:
+    """Return the folder of zonky's embedded PostgreSQL, in the cache."""
+    home = cache() / f"postgresql-{_POSTGRESQL}"
+    machine = {"x86_64": "amd64", "aarch64": "arm64v8"}.get(platform.machine(), platform.machine())
+    jar = f"io.zonky.test.postgres:embedded-postgres-binaries-linux-{machine}:{_POSTGRESQL}"
+    found = downloaded(Library("PostgreSQL", f"embedded-postgres-{_POSTGRESQL}", (), [jar]))
+    with one_at_a_time(home), tempfile.TemporaryDirectory(dir=home.parent) as folder:
+        if not home.is_dir():
+            (packed,) = found.iterdir()
+            with zipfile.ZipFile(packed) as archive:
+                (inner,) = (name for name in archive.namelist() if name.endswith(".txz"))
+                with archive.open(inner) as txz, tarfile.open(fileobj=txz, mode="r:xz") as tar:
+                    tar.extractall(f"{folder}/new", filter="tar")
+            Path(folder, "new").rename(home)
+    return home
+
+
+@dataclass(slots=True)
+class InjectedAnswer:
+    """The answers that clients get from a commit on, instead of the server's."""
+
+    status: int | None
+    """None: the connection is closed without an answer."""
+    took_place: bool
+    """Whether the server has committed."""
+    requests: int = 1
+    """How many are answered so: the commit, and whatever comes next."""
+
+
+class CatalogProxy(ThreadingHTTPServer):
+    """A proxy before a REST catalog. It gives a test's answers instead of the server's."""
+
+    daemon_threads = True
+    _COMMIT: Final = re.compile(r".*/namespaces/[^/]+/tables/[^/]+")
+
+    def __init__(self, server: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self._address, _, self._path = server.removeprefix("http://").partition("/")
+        self.uri = f"http://127.0.0.1:{self.server_port}/{self._path}".rstrip("/")
+        self._answer: InjectedAnswer | None = None
+        self.injected = 0
+        """How often it was given."""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[CatalogProxy]:
+        thread = threading.Thread(target=self.serve_forever, name="catalog-proxy", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.shutdown()
+            thread.join()
+            self.server_close()
+
+    def inject(self, answer: InjectedAnswer | None) -> None:
+        """Answer so from the next commit of a table on."""
+        self._answer, self.injected = answer, 0
+
+    def answer_for(self, method: str, path: str) -> InjectedAnswer | None:
+        """Return the answer to a request, None for the server's."""
+        with self._lock:
+            answer, is_commit = self._answer, method == "POST" and self._COMMIT.fullmatch(path) is not None
+            if answer is None or not (self.injected or is_commit) or self.injected == answer.requests:
+                return None
+            self.injected += 1
+            return answer if self.injected == 1 else replace(answer, took_place=False)
+
+    def forwarded(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._address)
+        try:
+            connection.request(
+                method, path, body, {**headers, "Host": self._address, "Accept-Encoding": "identity"}
+            )
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: CatalogProxy
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        injected = self.server.answer_for(self.command, self.path)
+        status, answer = 0, b""
+        if injected is None or injected.took_place:
+            status, answer = self.server.forwarded(self.command, self.path, dict(self.headers), body)
+        if injected is not None:
+            assert not injected.took_place or status == 200, answer
+            if injected.status is None:
+                self.close_connection = True
+                return
+            error = {"message": "the proxy's", "type": "of the proxy", "code": injected.status}
+            status, answer = injected.status, json.dumps({"error": error}).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        if status != 204:
+            self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer)
+
+    do_GET = do_HEAD = do_POST = do_DELETE = _answer  # noqa: N815 - of the library
+
+    def log_message(self, format: str, *_: Any) -> None:  # noqa: A002 - of the library
+        """Log nothing."""
+
+
+def newest_java(at_least: int) -> Path:
+    """Return the `java` that runs programs of that version: the usual one, or another of this machine."""
+    homes = [
+        path
+        for folder in ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines")
+        for path in Path(folder).glob("*")
+    ]
+    for java in (find_java(), *(path / "bin" / "java" for path in homes)):
+        if java.is_file() and (version_of(str(java)) or 0) >= at_least:
+            return java
+    raise NoServerError(f"Nessie needs Java {at_least} or newer: install one, or set JAVA_HOME to it")
+
+
+@contextmanager
+def _running(command: list[str], environment: Mapping[str, str], log: Path, uri: str) -> Iterator[str]:
+    process = spawn(command, environment, log)
+    try:
+        _wait_until(lambda: answers(uri), process, log)
+        yield uri
+    finally:
+        stop(process)
+
+
+def _wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not is_ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise NoServerError(f"the catalog's server did not start: {log.read_text()[-2000:]}")
+        time.sleep(0.2)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
