@@ -183,14 +183,17 @@ def _one_stop(
     aborting: list[threading.Thread] = []
 
     def abort(txn: Transaction) -> None:
-        wait_until(
-            lambda: (
-                run.committed or (run.computing.exists() if run.computing else _tasks_run(tracker, tags[0]))
+        try:
+            wait_until(
+                lambda: (
+                    run.committed
+                    or (run.computing.exists() if run.computing else _tasks_run(tracker, tags[0]))
+                )
             )
-        )
-        time.sleep(run.delay_seconds)
-        published.append(time.time())
-        agent.publish(aborted(next(e for e in agent.events if e.transaction == txn.id)))
+            time.sleep(run.delay_seconds)
+        finally:  # without its abort, a batch that computes for hours would go on
+            published.append(time.time())
+            agent.publish(aborted(next(e for e in agent.events if e.transaction == txn.id)))
 
     def body(batch: DataFrame, txn: Transaction) -> None:
         tags.append(f"lakewarden-{txn.id}")

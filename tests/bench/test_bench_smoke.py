@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.bench import steps
+from tests.bench.__main__ import QUICK, _measure
 from tests.bench.lost_answers import LEASE_SECONDS
 from tests.kafka_fixture import KafkaServer
 from tests.servers.hudi import HUDI_VERSION
@@ -64,6 +65,28 @@ def test_some_parts_of_the_benchmark_run_and_report_their_figures(kafka: KafkaSe
     _check_waste(report["waste"])
     assert (tmp_path / "waste.png").read_bytes().startswith(b"\x89PNG")
     assert _started_with(tmp_path) == []
+
+
+def test_a_part_that_fails_is_measured_once_more_and_the_figures_of_the_others_are_kept() -> None:
+    """A slow moment of the machine ended a benchmark of an hour."""
+    rounds: list[tuple[str, str]] = []
+
+    def measure(report: dict[str, Any], part: str, _size: object, **places: Any) -> None:
+        rounds.append((part, places["prefix"]))
+        if part == "steps" or (part == "detection" and not report.get("repeated", {}).get(part)):
+            raise TimeoutError("slow")
+        report[part] = "measured"
+
+    report = _measure(QUICK, ["check", "steps", "detection"], None, measure)
+
+    assert [part for part, _ in rounds] == ["check", "steps", "steps", "detection", "detection"]
+    assert len(set(rounds)) == len(rounds), "no round sees the topics of another one"
+    assert report == {
+        "check": "measured",
+        "detection": "measured",
+        "repeated": dict.fromkeys(("steps", "detection"), "TimeoutError('slow')"),
+        "failed": {"steps": "TimeoutError('slow')"},
+    }
 
 
 @pytest.mark.matrix
