@@ -25,7 +25,9 @@ MEMORY_MB = 40
 """About 200,000 markers."""
 FLOOD = 1_000_000
 """Markers."""
-MAX_OPEN = TableSettings().max_open
+MAX_OPEN, MAX_MARKERS = TableSettings().max_open, TableSettings().max_markers
+MAX_EVENT_MARKERS = 10_000
+"""Markers of one event: the limit of the decoder."""
 CROWD = 3_000
 AT_ONCE = 50
 """Events that are sent before the first acknowledgement is awaited."""
@@ -88,6 +90,28 @@ async def test_too_many_markers_abort_only_their_own_transaction(scene: World) -
     assert "memory_mb" in str(abort.detail)
     assert scene.events(Abort, other.mine) == []
     assert peak - before < HEADROOM_MB
+
+
+async def test_a_transaction_beyond_the_limit_of_markers_is_aborted_however_much_memory_is_free(
+    scene: World,
+) -> None:
+    with scene.process(memory_mb=1_000) as agent:
+        await agent.ready()
+        large, other = scene.writer("large"), scene.writer("other")
+        for each in (large, other):
+            await each.begin(heartbeat_seconds=100)
+        markers = _markers(large, range(MAX_EVENT_MARKERS))
+        partitions = range(MAX_MARKERS // MAX_EVENT_MARKERS)
+        values = [markers.replace(b'"p"', b'"p%d"' % number) for number in partitions]
+        await _send_all(scene, values, large.table)
+        await other.obtain_grant()
+        allowed = scene.events(Abort, large.mine)
+        await large.touch("one-more")
+        abort = await large.wait_for(Abort)
+
+    assert allowed == []
+    assert (abort.reason, abort.retriable) == ("not-allowed", False)
+    assert f"more than {MAX_MARKERS} markers" in str(abort.detail)
 
 
 async def test_too_many_transactions_fill_only_their_own_table(scene: World) -> None:
