@@ -280,7 +280,7 @@ class Explainer:
                 return
         self._steps.insert(at, Step.of(record, event, Because(**more)))
 
-    def _encounters(self, overlaps: list[Overlap], *, own: bool) -> Iterator[Encounter]:
+    def _encounters(self, overlaps: Iterable[Overlap], *, own: bool) -> Iterator[Encounter]:
         groups: dict[str, list[Overlap]] = {}
         for each in overlaps:
             seen = each if own else each.flipped()

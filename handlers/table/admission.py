@@ -62,7 +62,7 @@ from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import COMPUTING, Phase, Touch, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, OPEN, Phase, Touch, Transaction
 
 
 def judge_intent(context: StepContext, intent: CommitIntent) -> None:
@@ -79,9 +79,8 @@ def judge_intent(context: StepContext, intent: CommitIntent) -> None:
     if _names_another_lock(state, transaction):
         _refuse_lock(context, transaction)
         return
-    for older in state.open():
-        same = older.writer == transaction.writer and not older.observed
-        if same and older.sequence < transaction.sequence:
+    for older in list(state.of_writer[transaction.writer].values()):
+        if older.phase in OPEN and not older.observed and older.sequence < transaction.sequence:
             _supersede(context, older, transaction)
     if state.count_open() > state.settings.max_open:
         _refuse_over_limit(context, transaction)
@@ -170,11 +169,9 @@ def abort_repeated_batches(context: StepContext, writer: str | None = None) -> N
     Their retries get `already-committed`.
     """
     state = context.state
-    candidates = [*state.in_phase[Phase.ACTIVE].values(), *state.in_phase[Phase.WAITING].values()]
-    for each in candidates:
-        if writer not in (None, each.writer):
-            continue
-        done = state.ledger.get(each.writer)
+    candidates = state.transactions if writer is None else state.of_writer.get(writer, {})
+    for each in list(candidates.values()):
+        done = state.ledger.get(each.writer) if each.phase in (Phase.ACTIVE, Phase.WAITING) else None
         if done is not None and _already_committed(each, done):
             detail = (
                 f"transaction {done.transaction} committed batch {done.batch_id}; a retry skips this batch"
@@ -262,13 +259,14 @@ def blocking_overlaps(
     """The overlaps that block a queued transaction: with transactions that compute, or precede it in the queue."""
     mine = _queue_position(state, transaction)
     sequence, priority = transaction.sequence, transaction.priority
+    losses, most = state.losses, state.settings.max_losses
 
     def blocks(touch: Touch, theirs: Touch) -> bool:
         other = theirs.transaction
         if other.phase is Phase.QUEUED:
             behind = other.sequence > sequence and other.priority <= priority
-            if behind and not state.is_protected(other):
-                return False
+            if behind and other.overtaken < most and losses.get(other.writer, 0) < most:
+                return False  # the usual case, without the calls below
             if _queue_position(state, other) >= mine:
                 return False
         elif other.phase not in COMPUTING:

@@ -45,7 +45,6 @@ publishing, and the writer of an observed one reads no decision.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from lakewarden.events import ConflictEntry, ConflictKind, ConflictRule, Operation
 from lakewarden.handlers.table.footprints import Overlap
@@ -53,9 +52,6 @@ from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Tou
 
 MAX_EVIDENCE = 100
 """Entries per abort: enough to understand the conflict, small enough for any limit on the size of a record."""
-
-TouchKind: TypeAlias = tuple[ConflictRule, bool, Operation]
-"""Rule of the transaction, whether it is an observed one, and operation."""
 
 _BUILDS_ON: frozenset[Operation] = frozenset({"merge", "delete"})
 
@@ -136,15 +132,18 @@ def rank(
     )
 
 
-def kind_of(touch: Touch) -> TouchKind:
-    """On what it depends which operations conflict with this touch."""
-    return touch.transaction.conflict_rule, touch.transaction.observed, touch.operation
-
-
 def may_conflict(mine: Touch, other: Touch) -> bool:
     """Whether two touches can conflict, in some order of their transactions. It depends on the kinds of both alone."""
     rule = rule_for(mine.transaction, other.transaction)
     return rule == "ordered" or operations_conflict(rule, mine.operation, other.operation)
+
+
+def may_conflict_at_admission(mine: Touch, other: Touch) -> bool:
+    """The same when the transaction of `mine` has just been admitted: then `ordered` ones of one priority are in order."""
+    one, another = mine.transaction, other.transaction
+    if one.priority == another.priority:
+        return operations_conflict(rule_for(one, another), mine.operation, other.operation)
+    return may_conflict(mine, other)
 
 
 def touches_conflict(mine: Touch, other: Touch) -> bool:

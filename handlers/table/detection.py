@@ -33,17 +33,17 @@ Rules for all checks:
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from lakewarden.events import UNSTAMPED, ConflictDetected
 from lakewarden.handlers.table.conflicts import (
     MAX_EVIDENCE,
-    TouchKind,
     conflicting,
     evidence,
-    kind_of,
     loser_of,
     may_conflict,
+    may_conflict_at_admission,
     rank,
     rule_for,
     touches_conflict,
@@ -51,7 +51,15 @@ from lakewarden.handlers.table.conflicts import (
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, OPEN, Phase, Touch, Transaction
+from lakewarden.handlers.table.transactions import (
+    COMPUTING,
+    LANDED,
+    OPEN,
+    Phase,
+    Touch,
+    TouchKind,
+    Transaction,
+)
 
 
 def judge_markers(context: StepContext, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
@@ -88,14 +96,28 @@ def _loses_to_landed(mine: Touch, other: Touch) -> bool:
 
 
 def conflicts_with(
-    state: TableState, transaction: Transaction, phases: Container[Phase] = OPEN | LANDED
+    state: TableState, transaction: Transaction, phases: AbstractSet[Phase] = OPEN | LANDED
 ) -> list[Overlap]:
     """The conflicts of a transaction with those in these phases."""
+    if not any(state.in_phase[each] for each in phases):
+        return []
 
     def conflict(mine: Touch, other: Touch) -> bool:
         return other.transaction.phase in phases and touches_conflict(mine, other)
 
     return list(state.footprints.overlaps(transaction, conflict))
+
+
+def conflicts_at_admission(state: TableState, transaction: Transaction) -> list[Overlap]:
+    """The conflicts of a transaction that has just been admitted. Only touches of kinds that may conflict are visited."""
+    footprints = state.footprints
+    return [
+        each
+        for (mine,) in transaction.touches.values()
+        for alike in footprints.kinds.values()
+        if may_conflict_at_admission(mine, next(iter(alike)))
+        for each in footprints.overlaps_with(mine, alike, touches_conflict)
+    ]
 
 
 def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
@@ -142,8 +164,8 @@ def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
     """
     state = context.state
     kinds: dict[TouchKind, list[Touch]] = {}
-    for touch in state.footprints.first:
-        kinds.setdefault(kind_of(touch), []).append(touch)
+    for kind, touches in state.footprints.kinds.items():
+        kinds.setdefault(kind._replace(priority=0), []).extend(touches)
     rivals = {
         kind: {touch for others in kinds.values() if may_conflict(alike[0], others[0]) for touch in others}
         for kind, alike in kinds.items()
@@ -156,7 +178,7 @@ def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
             touches_conflict(mine, other)
             for (mine,) in each.touches.values()
             if mine in state.footprints.first
-            for other in state.footprints.partners(mine, rivals[kind_of(mine)])
+            for other in state.footprints.partners(mine, rivals[mine.kind._replace(priority=0)])
         )
     ]
     return sorted(found, key=lambda each: rank(each, state.losses, state.settings.max_losses), reverse=True)

@@ -95,7 +95,7 @@ from lakewarden.handlers.table.transactions import (
 ID_USED = "an earlier intent has used this transaction's id; use a new one for each attempt"
 
 
-def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
+def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> Iterable[Overlap]:
     """Apply a writer's event and return the overlaps of its markers with other transactions.
 
     A repeated event changes at most `last_event_at`. An event of a closed transaction, or one that doesn't count, changes
@@ -129,7 +129,7 @@ def _apply_to_open(
     event: MarkerCreated | WriterHeartbeat | CommitRequested | AbortRequested,
     transaction: Transaction,
     now: float,
-) -> list[Overlap]:
+) -> Iterable[Overlap]:
     if isinstance(event, AbortRequested):
         if transaction.abort_request is None:
             transaction.abort_request = AbortRequest(event.event_id, event.operator, event.reason)
@@ -253,7 +253,7 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
 def note_end(state: TableState, transaction: Transaction) -> None:
     """Note the end of an open transaction, before its phase changes: whom it has overtaken, and that others may go on."""
     state.note_change(transaction.id)
-    if transaction.phase not in COMPUTING or transaction.observed:
+    if not state.in_phase[Phase.QUEUED] or transaction.phase not in COMPUTING or transaction.observed:
         return
 
     def overtakes(mine: Touch, theirs: Touch) -> bool:
@@ -310,7 +310,7 @@ def drop_index(state: TableState) -> None:
             keep_closed(state, each.id, _closed(each.phase, each))
 
 
-def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
+def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: float) -> Iterable[Overlap]:
     if event.transaction in state.transactions or event.transaction in state.closed:
         return []
     if event.observed and (gates := state.instants.get(observed_instant(event.transaction))) is not None:
@@ -357,7 +357,7 @@ def _duplicate(writer: str, gates: str) -> Closed:
     return Closed(Phase.ABORTED, writer, None, duplicate_of=gates)
 
 
-def _add_markers(state: TableState, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
+def _add_markers(state: TableState, transaction: Transaction, markers: Iterable[Marker]) -> Iterable[Overlap]:
     if state.without_index or transaction.without_index:
         return []
     return state.footprints.add(transaction, markers)
@@ -421,7 +421,7 @@ def _apply_completion(
 
 def _apply_observed_commit(
     state: TableState, event: CommitCompleted, transaction: Transaction | None, offset: int, now: float
-) -> list[Overlap]:
+) -> Iterable[Overlap]:
     """Apply the commit of an observed transaction, open or ended (rule 2). A repeated one changes nothing."""
     lapsed = state.lapsed.pop(event.transaction, None)
     if transaction is None:

@@ -1,7 +1,7 @@
 """The footprints of all transactions of one table, indexed by partition and file group.
 
     index[partition][file_group] = (Touch, Touch, …)      the `*` of a partition is an entry like any other
-    pairs[touch][other]          = [Overlap, …]           two touches that share a place, with the first places that they share
+    pairs[touch][other]          = (Place, …)             two touches that share a place, with the first places that they share
 
 - Partition and file group are compared as a pair, never as one joined string.
 - A marker is checked only against the entry of its own file group, so the cost doesn't depend on the size of the index.
@@ -16,6 +16,7 @@ Every step is bounded (docs/decisions/0021):
 - Whether two transactions conflict depends on their touches, not on the number of places that they share. So each pair of
   touches is found once, when its second touch arrives, and kept until one of the two transactions is removed. Later checks
   visit pairs of touches, never places.
+- A touch that meets a thousand others at one place shares one tuple with all of them, and `Overlap`s are made when they are read.
 - A `*` looks for the touches of its partition, or of the table, among the touches of the table (`first`), not among the entries.
 - Entries that grew by the same event share one tuple. Of one tuple, an event visits the first `MAX_FOUND` places only.
 - Removed touches stop counting immediately: they leave `first`. Their pairs, and their entries of the index, stay as garbage, and
@@ -25,20 +26,20 @@ Every step is bounded (docs/decisions/0021):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker, Operation
-from lakewarden.handlers.table.transactions import Touch, Transaction
+from lakewarden.handlers.table.transactions import Touch, TouchKind, Transaction
 
 MARKER_BYTES = 150
 """Of a marker without the characters of its file group: its string, its entry in the index, its entry in the footprint."""
 PARTITION_BYTES = 500
 """Of a partition that a transaction touches, without the characters of its name."""
-PAIR_BYTES = 500
+PAIR_BYTES = 150
 """Of a pair of touches. It counts for the transaction that came second."""
 MAX_FOUND = 100
 """Places of one combination of touches that an event reports: as many as an abort names (`conflicts.py`)."""
@@ -50,13 +51,26 @@ COLLECTED = 20_000
 """Pairs, and entries of the index, of removed transactions that are dropped after one step, which takes about 10 ms."""
 
 
-class Overlap(NamedTuple):
-    """Two transactions that touch the same file group, from the side of `mine`."""
+class Place(NamedTuple):
+    """A place that two touches share, from the side of one of them."""
 
     partition: str
     """If one of the two touches the whole table, the other's."""
     file_group: str
-    """The file group in the marker of `mine`. It differs from `other_file_group` if one of the two is `*`."""
+    other_file_group: str
+    """It differs from `file_group` if one of the two is `*`."""
+
+    def flipped(self) -> Place:
+        """The same place from the other side."""
+        partition, mine, theirs = self
+        return self if mine == theirs else Place(partition, theirs, mine)
+
+
+class Overlap(NamedTuple):
+    """Two transactions that touch the same file group, from the side of `mine`."""
+
+    partition: str
+    file_group: str
     other_file_group: str
     mine: Touch
     other: Touch
@@ -64,6 +78,10 @@ class Overlap(NamedTuple):
     def flipped(self) -> Overlap:
         """The same overlap from the side of `other`."""
         return Overlap(self.partition, self.other_file_group, self.file_group, self.other, self.mine)
+
+
+_Met: TypeAlias = tuple[Place, Touch, list[Touch]]
+"""A place, a touch of it, and others with which it shares it."""
 
 
 @dataclass(slots=True)
@@ -81,7 +99,7 @@ class _Removed:
     transaction: Transaction
     footprint: dict[str, list[str]]
     """Its entries of the index."""
-    pairs: list[dict[Touch, list[Overlap]]]
+    pairs: list[dict[Touch, tuple[Place, ...]]]
     """Its pairs. They are out of the way, but freeing the pairs of a thousand transactions takes half a step's time."""
 
 
@@ -92,20 +110,22 @@ class Footprints:
     index: dict[str, dict[str, tuple[Touch, ...]]] = field(default_factory=dict)
     first: dict[Touch, dict[str, str]] = field(default_factory=dict)
     """Every touch that counts, with its first file group in each partition."""
-    pairs: dict[Touch, dict[Touch, list[Overlap]]] = field(default_factory=dict)
-    """The pairs of touches of different transactions that share a place, from both sides. Both sides share the list.
+    pairs: dict[Touch, dict[Touch, tuple[Place, ...]]] = field(default_factory=dict)
+    """The pairs of touches of different transactions that share a place, from both sides.
 
     A removed touch has no pairs of its own. It may still be in those of others, where it counts no more.
     """
+    kinds: dict[TouchKind, dict[Touch, None]] = field(default_factory=dict)
+    """The touches in `first`, by what decides whether they conflict with another one (`conflicts.py`)."""
     bytes: int = 0
     """Estimated bytes of all markers and pairs (`memory.py`), without garbage."""
     garbage: deque[_Removed] = field(default_factory=deque)
 
     def add(  # noqa: C901, PLR0912, PLR0915 - one loop over up to 10,000 markers, where calls would cost most of the time
         self, transaction: Transaction, markers: Iterable[Marker]
-    ) -> list[Overlap]:
+    ) -> Iterator[Overlap]:
         """Add markers. Return the first of their overlaps with each other transaction, whether or not they are conflicts."""
-        overlaps: list[Overlap] = []
+        found: list[_Met] = []
         seen: dict[tuple[int, Touch], _Seen] = {}
         # Consecutive markers mostly share partition, operation and the touches that they meet, so what follows from these is
         # found again only on a change.
@@ -133,7 +153,7 @@ class Footprints:
             if marker.operation != operation:
                 operation = marker.operation
                 single = transaction.touch(operation)
-                firsts = self.first.setdefault(single[0], {})
+                firsts = self._firsts(single[0])
             if whole:
                 file_group = ALL_FILE_GROUPS
             count = len(groups)
@@ -145,7 +165,7 @@ class Footprints:
                 if touches is not met or single is not met_with:
                     met, met_with = touches, single
                     known = single[0] in touches
-                    owned = any(touch.transaction is transaction for touch in touches)
+                    owned = any(touch in touches for (touch,) in transaction.touches.values())
                     grown = touches if known else touches + single
                 if known:
                     continue
@@ -160,20 +180,27 @@ class Footprints:
             if partition not in firsts:
                 firsts[partition] = file_group
             if whole:
-                self._meet_table(overlaps, single[0])
+                self._meet_table(found, single[0])
                 continue
             if wholes is not None:
-                self._meet(overlaps, seen, (partition, file_group, ALL_FILE_GROUPS), single[0], wholes)
+                self._meet(found, seen, Place(partition, file_group, ALL_FILE_GROUPS), single[0], wholes)
             if file_group == ALL_FILE_GROUPS:
-                self._meet_partition(overlaps, partition, single[0])
+                self._meet_partition(found, partition, single[0])
                 stars = groups[ALL_FILE_GROUPS]
                 continue
             if not new:
-                self._meet(overlaps, seen, (partition, file_group, file_group), single[0], touches)
+                self._meet(found, seen, Place(partition, file_group, file_group), single[0], touches)
             if stars is not None:
-                self._meet(overlaps, seen, (partition, file_group, ALL_FILE_GROUPS), single[0], stars)
+                self._meet(found, seen, Place(partition, file_group, ALL_FILE_GROUPS), single[0], stars)
         self.bytes += transaction.bytes - bytes_before
-        return overlaps
+        return (Overlap(*place, mine, other) for place, mine, others in found for other in others)
+
+    def _firsts(self, touch: Touch) -> dict[str, str]:
+        firsts = self.first.get(touch)
+        if firsts is None:
+            firsts = self.first[touch] = {}
+            self.kinds.setdefault(touch.kind, {})[touch] = None
+        return firsts
 
     def overlaps(
         self, transaction: Transaction, where: Callable[[Touch, Touch], bool], *, newest_first: bool = False
@@ -187,8 +214,17 @@ class Footprints:
             pairs = self.pairs.get(touch, {}).items()
             for other, shared in reversed(pairs) if newest_first else pairs:
                 if where(touch, other) and other in self.first:
-                    for each in shared:
-                        yield each if each.mine is touch else each.flipped()
+                    for place in shared:
+                        yield Overlap(*place, touch, other)
+
+    def overlaps_with(
+        self, mine: Touch, among: Mapping[Touch, None], where: Callable[[Touch, Touch], bool]
+    ) -> Iterator[Overlap]:
+        """The kept overlaps of `mine` with those of these touches that `where` selects. The others that it meets cost nothing."""
+        for other in self.partners(mine, among.keys()):
+            if where(mine, other):
+                for place in self.pairs[mine][other]:
+                    yield Overlap(*place, mine, other)
 
     def partners(self, mine: Touch, among: AbstractSet[Touch]) -> Iterator[Touch]:
         """Those of these touches, all of which count, that share a place with `mine`."""
@@ -198,9 +234,13 @@ class Footprints:
 
     def remove(self, transaction: Transaction) -> None:
         """Remove the transaction's footprint. `collect` drops its entries of the index."""
-        pairs: list[dict[Touch, list[Overlap]]] = []
+        pairs: list[dict[Touch, tuple[Place, ...]]] = []
         for (touch,) in transaction.touches.values():
-            self.first.pop(touch, None)
+            if self.first.pop(touch, None) is not None:
+                alike = self.kinds[touch.kind]
+                del alike[touch]
+                if not alike:
+                    del self.kinds[touch.kind]
             if touch in self.pairs:
                 pairs.append(self.pairs.pop(touch))
         if transaction.footprint:
@@ -244,72 +284,65 @@ class Footprints:
 
     def _meet(
         self,
-        overlaps: list[Overlap],
+        found: list[_Met],
         seen: dict[tuple[int, Touch], _Seen],
-        place: tuple[str, str, str],
+        place: Place,
         mine: Touch,
         others: tuple[Touch, ...],
     ) -> None:
-        """Enter that `mine` shares a place with others: partition, its own file group, and theirs."""
-        found = seen.get((id(others), mine))
-        if found is None:
+        """Enter that `mine` shares a place with others."""
+        visited = seen.get((id(others), mine))
+        if visited is None:
             # The entry keeps the tuple alive, and with it the tuple's id.
-            found = seen[id(others), mine] = _Seen(others, max(1, MAX_FOUND // len(others)))
-        if found.left:
-            found.left -= 1
-            own, first, partition, file_group, theirs = mine.transaction, self.first, *place
-            met = [
-                Overlap(partition, file_group, theirs, mine, other)
-                for other in others
-                if other.transaction is not own and other in first
-            ]
-            self._enter(overlaps, mine, met)
+            visited = seen[id(others), mine] = _Seen(others, max(1, MAX_FOUND // len(others)))
+        if visited.left:
+            visited.left -= 1
+            own, first = mine.transaction, self.first
+            met = [other for other in others if other.transaction is not own and other in first]
+            self._enter(found, place, mine, met)
 
-    def _meet_partition(self, overlaps: list[Overlap], partition: str, mine: Touch) -> None:
+    def _meet_partition(self, found: list[_Met], partition: str, mine: Touch) -> None:
         """Enter that a `*` shares its partition with every touch there."""
         groups = self.index[partition]
         most = max(1, MAX_FOUND // len(self.first))
-        met: list[Overlap] = []
         for other, firsts in self.first.items():
             first = firsts.get(partition)
             if first is None or other.transaction is mine.transaction:
                 continue
             places = other.transaction.footprint[partition][:most]
-            places = [each for each in places if other in groups[each]] or [first]
-            met += [Overlap(partition, ALL_FILE_GROUPS, place, mine, other) for place in places]
-        self._enter(overlaps, mine, met)
+            for place in [each for each in places if other in groups[each]] or [first]:
+                self._enter(found, Place(partition, ALL_FILE_GROUPS, place), mine, [other])
 
-    def _meet_table(self, overlaps: list[Overlap], mine: Touch) -> None:
+    def _meet_table(self, found: list[_Met], mine: Touch) -> None:
         """Enter that the whole table shares its places with every touch."""
         most = max(1, MAX_FOUND // len(self.first))
-        met = [
-            Overlap(partition, ALL_FILE_GROUPS, place, mine, other)
-            for other, firsts in self.first.items()
-            if other.transaction is not mine.transaction
-            for partition, place in islice(firsts.items(), most)
-        ]
-        self._enter(overlaps, mine, met)
+        for other, firsts in self.first.items():
+            if other.transaction is not mine.transaction:
+                for partition, place in islice(firsts.items(), most):
+                    self._enter(found, Place(partition, ALL_FILE_GROUPS, place), mine, [other])
 
-    def _enter(self, overlaps: list[Overlap], mine: Touch, met: list[Overlap]) -> None:
-        """Report overlaps of `mine`, and keep each with its pair unless the pair has enough."""
-        if not met:
+    def _enter(self, found: list[_Met], place: Place, mine: Touch, others: list[Touch]) -> None:
+        """Report that `mine` shares a place with others, and keep it with each pair that has not enough places."""
+        if not others:
             return
-        overlaps += met
+        found.append((place, mine, others))
         pairs = self.pairs
         partners = pairs.setdefault(mine, {})
         if len(partners) > 2 * len(self.first) + MANY_PAIRS:
             for gone in [each for each in partners if each not in self.first]:
                 del partners[gone]
         known = len(partners)
-        for overlap in met:
-            other = overlap.other
-            shared = partners.get(other)
-            if shared is None:
-                partners[other] = shared = [overlap]
-                if (others := pairs.get(other)) is None:
-                    pairs[other] = {mine: shared}
-                else:
-                    others[mine] = shared
-            elif len(shared) < MAX_KEPT and len(partners) <= MANY_PAIRS:
-                shared.append(overlap)
+        shared, flipped = (place,), (place.flipped(),)
+        fresh = [other for other in others if other not in partners]
+        partners.update(dict.fromkeys(fresh, shared))
+        for other in fresh:
+            if (theirs := pairs.get(other)) is None:
+                pairs[other] = {mine: flipped}
+            else:
+                theirs[mine] = flipped
+        if len(fresh) < len(others) and len(partners) <= MANY_PAIRS:
+            for other in set(others).difference(fresh):
+                if len(partners[other]) < MAX_KEPT:
+                    partners[other] += shared
+                    pairs[other][mine] += flipped
         mine.transaction.bytes += PAIR_BYTES * (len(partners) - known)

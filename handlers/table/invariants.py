@@ -25,6 +25,11 @@ def check_invariants(state: TableState) -> None:
         landed = each.phase in LANDED
         _require(state, f"{name} should have been removed", holds=landed or each.phase in OPEN)
         _require(state, f"{name} is counted in another phase", holds=each.id in state.in_phase[each.phase])
+        _require(
+            state,
+            f"{name} is not counted for its writer",
+            holds=each.id in state.of_writer.get(each.writer, ()),
+        )
         has_grant = each.grant is not None
         _require(state, f"{name} has grant {each.grant}", holds=(each.phase is Phase.GRANTED) == has_grant)
         _require(state, f"{name} has ended={each.ended}", holds=landed == (each.ended >= 0))

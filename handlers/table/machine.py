@@ -68,7 +68,7 @@ from lakewarden.handlers.table.admission import (
 )
 from lakewarden.handlers.table.conflicts import conflicting
 from lakewarden.handlers.table.detection import (
-    conflicts_with,
+    conflicts_at_admission,
     judge_landing,
     judge_markers,
     report_observed,
@@ -334,8 +334,7 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
         return
     if isinstance(event, WriterHeartbeat) and event.seq > seq_before:
         extend_grant(context, transaction)
-    if overlaps:
-        judge_markers(context, transaction, overlaps)
+    judge_markers(context, transaction, overlaps)
 
 
 def _kind_of_ignored(event: WriterEventUnion, why: str) -> str:
@@ -402,7 +401,7 @@ def _decide_outstanding(context: StepContext) -> None:
         decided = len(context.effects)
         if state.in_phase[Phase.QUEUED]:
             for transaction in admit_ready(context):
-                judge_markers(context, transaction, conflicts_with(state, transaction))
+                judge_markers(context, transaction, conflicts_at_admission(state, transaction))
         request_or_release_lock(context)
         if state.in_phase[Phase.WAITING]:
             grant_next(context)

@@ -94,6 +94,8 @@ class TableState:
         default_factory=lambda: {each: {} for each in (*OPEN, *LANDED)}
     )
     """The same by phase, in the order in which they got there."""
+    of_writer: dict[str, dict[str, Transaction]] = field(default_factory=dict)
+    """The same by writer."""
     closed: dict[str, Closed] = field(default_factory=dict)
     lapsed: dict[str, Lapsed] = field(default_factory=dict)
     """The last `MAX_CLOSED` transactions without a report, in the order of their ends."""
@@ -161,10 +163,15 @@ class TableState:
         self.in_phase[transaction.phase].pop(transaction.id, None)
         transaction.phase = phase
         self.transactions[transaction.id] = self.in_phase[phase][transaction.id] = transaction
+        self.of_writer.setdefault(transaction.writer, {})[transaction.id] = transaction
 
     def remove(self, transaction: Transaction) -> None:
         """Remove a transaction that is open or has landed."""
         del self.transactions[transaction.id], self.in_phase[transaction.phase][transaction.id]
+        others = self.of_writer[transaction.writer]
+        del others[transaction.id]
+        if not others:
+            del self.of_writer[transaction.writer]
 
     def has_lost_enough(self, writer: str) -> bool:
         """Whether the writer has lost `max_losses` conflicts in a row and wins the next one."""

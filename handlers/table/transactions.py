@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from lakewarden.events import Admission, ConflictEntry, ConflictRule, Operation
 
@@ -77,6 +78,15 @@ LANDED = frozenset({Phase.COMMITTED, Phase.UNKNOWN})
 """In the table, or possibly so: its markers conflict with those of every transaction that began before."""
 
 
+class TouchKind(NamedTuple):
+    """On what it depends which operations conflict with a touch."""
+
+    rule: ConflictRule
+    observed: bool
+    operation: Operation
+    priority: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Touch:
     """One transaction's operation on a file group.
@@ -86,6 +96,12 @@ class Touch:
 
     transaction: Transaction
     operation: Operation
+
+    @property
+    def kind(self) -> TouchKind:
+        """Its kind. It never changes."""
+        mine = self.transaction
+        return TouchKind(mine.conflict_rule, mine.observed, self.operation, mine.priority)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -427,13 +428,16 @@ def test_an_earlier_transaction_overtakes_nothing() -> None:
     assert w.state.transactions["waits"].overtaken == 0
 
 
-def test_a_heartbeat_and_a_marker_without_a_conflict_cost_the_same_however_many_wait() -> None:
+@pytest.mark.parametrize("fields", [{"admission": "queued"}, {"conflict_rule": "ordered"}], ids=str)
+def test_an_event_that_changes_nothing_for_others_costs_the_same_however_many_are_open(
+    fields: dict[str, Any],
+) -> None:
     """Each event visited each open transaction, and for each of them its pairs."""
 
     def calls(others: int) -> int:
-        w = world().lock().intent("D", m("p/*", "delete"))
+        w = world().lock().intent("D", m("p/f"), **fields)
         for number in range(others):
-            w.intent(f"Q{number}", m(f"p/{number}"), admission="queued")
+            w.intent(f"Q{number}", m("p/f"), **fields)
         counted = 0
 
         def count(frame: object, event: str, argument: object) -> None:
@@ -444,6 +448,7 @@ def test_a_heartbeat_and_a_marker_without_a_conflict_cost_the_same_however_many_
         try:
             w.beat("Q1")
             w.touch("D", m("q/f"))
+            w.intent("last", m("p/f"), **fields)
         finally:
             sys.setprofile(None)
         return counted

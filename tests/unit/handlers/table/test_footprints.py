@@ -69,6 +69,9 @@ def test_pairs_are_exactly_the_touches_that_share_a_place(
     left += [(late, Marker(partition="p", file_group="*", operation="create"))]
     left += [(late, Marker(partition="q", file_group="f", operation="create"))]
     assert named_pairs(footprints) == expected_pairs(left)
+    assert {touch: kind for kind, alike in footprints.kinds.items() for touch in alike} == {
+        touch: touch.kind for touch in footprints.first
+    }
     places = {(each.id, *place_of(x), x.operation) for each, x in left}
     for transaction in (*transactions, late):
         for each in footprints.overlaps(transaction, lambda *_: True):
@@ -113,13 +116,13 @@ def test_the_overlaps_of_an_event_are_the_first_ones() -> None:
     places = [m(f"p/{number}") for number in range(10_000)]
     footprints.add(a, places)
 
-    found = footprints.add(b, places)
+    found = list(footprints.add(b, places))
     assert [each.file_group for each in found] == [each.file_group for each in places[:MAX_FOUND]]
     assert [each.file_group for each in footprints.overlaps(b, lambda *_: True)] == [
         str(number) for number in range(MAX_KEPT)
     ]
 
-    stars = footprints.add(c, [m("p/*")])
+    stars = list(footprints.add(c, [m("p/*")]))
     assert {(each.file_group, each.other.transaction.id) for each in stars} == {("*", "a"), ("*", "b")}
     assert len(stars) <= MAX_FOUND
 
@@ -132,7 +135,7 @@ def test_a_removed_transaction_is_met_no_more_while_its_entries_are_collected() 
     footprints.remove(a)
     footprints.collect(10)
 
-    assert footprints.add(b, [m("p/0"), m("p/*"), m("p/99")]) == []
+    assert list(footprints.add(b, [m("p/0"), m("p/*"), m("p/99")])) == []
     assert footprints.garbage
     while footprints.garbage:
         footprints.collect(10)

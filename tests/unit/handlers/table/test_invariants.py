@@ -38,6 +38,10 @@ def keep_aborted(state: TableState) -> None:
     state.transactions["C"].phase = Phase.ABORTED
 
 
+def forget_its_writer(state: TableState) -> None:
+    state.of_writer.clear()
+
+
 def land_without_moment(state: TableState) -> None:
     state.transactions["C"].phase = Phase.COMMITTED
 
@@ -59,6 +63,7 @@ def touch_for_another(state: TableState) -> None:
         grant_twice,
         grant_without_phase,
         keep_aborted,
+        forget_its_writer,
         land_without_moment,
         wait_without_request,
         touch_for_another,
