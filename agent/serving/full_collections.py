@@ -1,6 +1,6 @@
 """Keeps Python's full garbage collections short: nothing else runs in the event loop meanwhile.
 
-A full collection visits every container object of the process. That takes 40 ms of CPU for the imported modules alone, and 0.2 s
+A full collection visits every container object of the process. That takes 40 ms of CPU for the imported modules alone, and 0.1 s
 more for a million pairs of touches. So the agent *freezes* what it keeps (`gc.freeze`): a full
 collection visits only what was created since. The agent freezes
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 
 GROWN_BYTES = 32 * 1024 * 1024
-"""By the estimate of the memory budget: 65,000 pairs of touches, which a full collection visits in about 20 ms."""
+"""By the estimate of the memory budget: 220,000 pairs of touches, which a full collection visits in about 20 ms."""
 FREEZES = 64
 
 
