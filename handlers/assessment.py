@@ -319,14 +319,14 @@ def _changes(commits: Sequence[PastCommit], found: Overlaps, lost_seconds: float
         )
         return
     many = len(found.in_the_way)
-    queues = ", which would soon queue them," if many >= OFTEN * len(commits) else ""
+    queues = ", so it would soon queue their writers" if many >= OFTEN * len(commits) else ""
     lost = (
         "what was computed in vain"
         if lost_seconds is None
         else f"about {duration(lost_seconds)} computed in vain"
     )
     yield (
-        f"admission auto{queues}: {many} of {len(commits)} commits were in another one's way; {lost} would not be computed, and "
+        f"admission auto: {many} of {len(commits)} commits were in another one's way{queues}; {lost} would not be computed, and "
         f"writers would wait for at least {duration(found.seconds)} instead"
     )
     (worst, times), total = found.partitions.most_common(1)[0], found.partitions.total()

@@ -71,7 +71,7 @@ def assessment_lines(found: Assessment) -> Iterator[str]:
     if found.pairs:
         yield "by pair of writers: in each other's way, of all overlaps"
     for pair in found.pairs:
-        yield f"  {pair.in_the_way:8}  {pair.overlaps:6}  {pair.later} beside {pair.earlier}"
+        yield f"  {pair.in_the_way:8} of {pair.overlaps:<6}  {pair.later} beside {pair.earlier}"
     if found.partitions:
         yield "by partition: how often commits met there"
     for partition, times in found.partitions:

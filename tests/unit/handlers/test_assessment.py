@@ -157,7 +157,7 @@ def contended(places: str, *, service: bool = False) -> Assessment:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (contended("p"), ["admission auto, which would soon queue them", "partitioning: batches that share no partition"]),
+        (contended("p"), ["admission auto: 2 of 2 commits were in another one's way, so", "partitioning: batches that"]),
         (contended("pq", service=True), ["admission auto", "partitioning: ", "compaction: 1 of these overlaps"]),
         (assess(history(commit(1, 10, began=0))), ["nothing: no two commits overlapped"]),
         (contended(""), ["admission auto", "partitioning: the table has none"]),
