@@ -388,7 +388,7 @@ def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:
 
 
 def is_member(consumer: AIOKafkaConsumer) -> bool:
-    """Whether the consumer is a member of its group, as far as it has heard from Kafka."""
+    """Whether the consumer is a member of its group, as far as it knows from Kafka."""
     return int(consumer._coordinator.generation) > 0  # noqa: SLF001 - no public way to it
 
 

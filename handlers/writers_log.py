@@ -5,8 +5,10 @@ The agent decides who waits (`handlers/table/`). A writer reads the same log, an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from lakewarden.events import (
     ALL_FILE_GROUPS,
@@ -19,6 +21,14 @@ from lakewarden.events import (
     TransactionAbandoned,
     WriterEventUnion,
 )
+
+_QUERY_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def without_query(writer: str) -> str:
+    """A writer as people name it: `<name>` of `<name>:<query id>`."""
+    name, _, query = writer.rpartition(":")
+    return name if name and _QUERY_ID.fullmatch(query) else writer
 
 
 def overlap(mine: Iterable[Marker], theirs: Iterable[Marker]) -> bool:

@@ -32,6 +32,7 @@ from lakewarden.spark_jobs.gate.errors import (
     CommitReplaced,
     GateError,
     GrantTimeout,
+    InvalidArgument,
     LeaseLost,
     OutcomeUnknown,
     UnsupportedSpark,
@@ -72,6 +73,7 @@ __all__ = [
     "GrantTimeout",
     "HudiSink",
     "IcebergSink",
+    "InvalidArgument",
     "LeaseLost",
     "Marker",
     "OutcomeUnknown",
@@ -104,6 +106,9 @@ _MODULES = {
 # aiokafka attaches none, and a driver that uses it through this package didn't choose it.
 for _name in ("lakewarden", "aiokafka"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
+# At INFO it reports each subscription of the gate's own clients, which report failures themselves.
+if logging.getLogger("aiokafka").level == logging.NOTSET:
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
 
 
 def __getattr__(name: str) -> object:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lakewarden.events import ConflictRule
-from lakewarden.spark_jobs.gate.gate import TransactionGate
+from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, TableHistory
 from lakewarden.spark_jobs.streaming.batches import BatchWriter, Scope, target_of
@@ -52,7 +52,7 @@ class CommitGate(TransactionGate):
         conflict rule, lock and scope itself (`sinks/contract.py`); an argument that is given takes precedence. A plain
         function needs `table`. `streaming/admission.py` says what the admission "auto" becomes.
 
-        Raises `UnsupportedSpark` where Spark is missing or not supported (`streaming/spark_support.py`).
+        Raises `InvalidArgument`, and `UnsupportedSpark` where Spark is missing or not supported (`streaming/spark_support.py`).
         """
         require_spark("foreach_batch")
         target = target_of(
@@ -62,6 +62,14 @@ class CommitGate(TransactionGate):
             lock=lock,
             admission=admission,
             priority=priority,
+        )
+        intent_of(
+            table=target.table,
+            writer=writer,
+            admission="optimistic" if admission == "auto" else admission,
+            priority=priority,
+            conflict_rule=target.conflict_rule,
+            lock=target.lock,
         )
         return BatchWriter(
             self,

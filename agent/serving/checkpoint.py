@@ -9,7 +9,7 @@
 Checkpoints never move backwards, whichever agent commits them. The agent commits one only after all its decisions are in the log,
 and only as the member of the group that it was when it computed it:
 
-- While a group has no members, Kafka accepts a commit of anybody. So an agent that was suspended, and has heard that it is no
+- While a group has no members, Kafka accepts a commit of any client. So an agent that was suspended, and knows that it is no
   member any more, commits nothing.
 - aiokafka repeats a commit that failed, perhaps under the membership that the agent has got meanwhile. So a revocation ends the
   commits that run (`Checkpoints.interrupt`).

@@ -22,7 +22,6 @@ never granted, and its writer can't be stopped.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from statistics import median
 from typing import Final, Literal, TypeAlias, get_args
 
 from lakewarden.events import CommitCompleted
+from lakewarden.handlers.writers_log import without_query
 
 NO_ANSWER_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 35.0
@@ -64,7 +64,6 @@ NAMES: Final[tuple[Name, ...]] = get_args(Name)
 
 BYPASSED: Final = "BaseChanged:"
 """Begins the reason of a transaction whose sink found, under the grant, the commit of a writer without the gate."""
-_QUERY_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FORMATS: Final = ("delta", "hudi", "iceberg", "paimon")
 
 
@@ -461,8 +460,7 @@ def age(seconds: float) -> str:
 
 def writer_name(writer: str) -> str:
     """A writer as people name it: without the query id of `<name>:<query id>`, and what a watcher reports by its format."""
-    name, _, rest = writer.rpartition(":")
-    return name if name and (without_gate(writer) or _QUERY_ID.fullmatch(rest)) else writer
+    return writer.partition(":")[0] if without_gate(writer) else without_query(writer)
 
 
 def lane(writer: str) -> str:

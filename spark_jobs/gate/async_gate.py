@@ -36,6 +36,7 @@ from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions, inside_others, intent_of
 from lakewarden.spark_jobs.gate.grant import Grant
+from lakewarden.spark_jobs.gate.scope import marker_of
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
 T = TypeVar("T")
@@ -154,7 +155,7 @@ class AsyncTransaction:
 
     async def touch(self, partition: str, file_group: str, operation: Operation) -> None:
         """Publish a marker: this transaction is about to write the file group. Returns when Kafka has acknowledged it."""
-        await self.touch_all([Marker(partition=partition, file_group=file_group, operation=operation)])
+        await self.touch_all([marker_of(partition, file_group, operation)])
 
     async def touch_all(self, markers: Iterable[Marker]) -> None:
         """Publish markers. Returns when Kafka has acknowledged all of them."""

@@ -8,12 +8,18 @@ which table and writer, and what to do next. `retriable` says whether a new tran
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from pydantic import ValidationError
 
 from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Abort, AbortReason, ConflictEntry
 
 MAX_NAMED = 5
 """Overlaps listed in a message. The others are counted; `CommitAborted.conflicts` has all of them."""
+
+MAX_SHOWN = 80
+"""Characters of a wrong argument in a message."""
 
 
 class GateError(Exception):
@@ -88,6 +94,26 @@ class LeaseLost(GateError):
 
 class AgentUnreachable(GateError):
     """Kafka or the agent didn't answer, and nothing may be committed without them. Check both, then restart the query."""
+
+
+class InvalidArgument(GateError, ValueError):
+    """An argument is wrong. The message names it; nothing was sent."""
+
+    def __init__(self, name: str, value: object, why: str) -> None:
+        shown = " ".join(repr(value).split())
+        super().__init__(f"{name}={shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + '…'}: {why}")
+
+
+@contextmanager
+def invalid_arguments() -> Iterator[None]:
+    """Raise what pydantic refuses in the block as `InvalidArgument`."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        hint = "; 'auto' is a choice of foreach_batch" if first["loc"][0] == "admission" else ""
+        name = ".".join(map(str, first["loc"]))
+        raise InvalidArgument(name, first["input"], first["msg"] + hint) from None
 
 
 class InvalidKafkaOptions(GateError):

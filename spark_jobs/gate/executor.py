@@ -35,6 +35,7 @@ from lakewarden.spark_jobs.gate.kafka import (
     make_producer,
 )
 from lakewarden.spark_jobs.gate.kafka_options import EXECUTOR_CLIENT_ID, KafkaSettings
+from lakewarden.spark_jobs.gate.scope import as_markers, marker_of
 
 MAX_PRODUCERS = 16
 """Kept per worker process. A driver that makes a gate per batch would otherwise leave one producer for each."""
@@ -56,12 +57,12 @@ class ExecutorChannel:
 
     def touch(self, partition: str, file_group: str, operation: Operation) -> None:
         """Publish a marker: this task is about to write the file group. Returns when Kafka has acknowledged it."""
-        self.touch_all([Marker(partition=partition, file_group=file_group, operation=operation)])
+        self.touch_all([marker_of(partition, file_group, operation)])
 
     def touch_all(self, markers: Iterable[Marker]) -> None:
         """Publish markers. Returns when Kafka has acknowledged all of them."""
         topic = Topics(self.topic_prefix).writers
-        for chunk in event_chunks(markers):
+        for chunk in event_chunks(as_markers(markers)):
             event = MarkerCreated(
                 event_id=uuid.uuid4().hex,
                 table=self.table,

@@ -39,19 +39,21 @@ import atexit
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Required, Self, TypedDict, Unpack
 
 from lakewarden.events import (
     DEFAULT_PREFIX,
     Admission,
+    CommitIntent,
     ConflictRule,
     Marker,
     Topics,
     canonical_table,
 )
 from lakewarden.spark_jobs.gate.channel import Channel
-from lakewarden.spark_jobs.gate.errors import CommitAborted, GateError
+from lakewarden.spark_jobs.gate.errors import CommitAborted, GateError, InvalidArgument, invalid_arguments
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
 from lakewarden.spark_jobs.gate.kafka import SEND_TIMEOUT_SECONDS
@@ -68,7 +70,7 @@ class TransactionOptions(TypedDict, total=False):
     writer: Required[str]
     batch_id: int | None
     admission: Admission
-    scope: Iterable[Marker]
+    scope: Iterable[Marker | str]
     priority: int
     conflict_rule: ConflictRule
     lock: str | None
@@ -77,11 +79,30 @@ class TransactionOptions(TypedDict, total=False):
 
 
 def intent_of(**options: Unpack[TransactionOptions]) -> Intent:
-    """Return the intent that these arguments describe."""
+    """Return the intent that these arguments describe. Raises `InvalidArgument`, by the limits of the event."""
     values: dict[str, Any] = {**options}
-    values["table"] = canonical_table(options["table"])
+    values["table"] = _table(options["table"])
     values["scope"] = as_scope(options.get("scope", ()))
+    attempt, reason = options.get("attempt", 1), options.get("reason", "")
+    if type(attempt) is not int or attempt < 1:
+        raise InvalidArgument("attempt", attempt, "give a number from 1")
+    if not isinstance(reason, str):
+        raise InvalidArgument("reason", reason, "give a text")
+    event = {name: value for name, value in values.items() if name not in ("attempt", "reason")}
+    with invalid_arguments():
+        CommitIntent.model_validate(
+            {**event, "event_id": "none", "transaction": "none", "at": datetime.now(UTC)}, strict=True
+        )
     return Intent(**values)
+
+
+def _table(table: str) -> str:
+    if not isinstance(table, str):
+        raise InvalidArgument("table", table, "give its URI, as 's3://lake/trips', or an absolute path")
+    try:
+        return canonical_table(table)
+    except ValueError as error:
+        raise InvalidArgument("table", table, str(error)) from None
 
 
 _OUTER: ContextVar[tuple[Transaction, ...]] = ContextVar(
@@ -161,7 +182,7 @@ class TransactionGate:
         writer: str,
         batch_id: int | None = None,
         admission: Admission = "optimistic",
-        scope: Iterable[Marker] = (),
+        scope: Iterable[Marker | str] = (),
         priority: int = 0,
         conflict_rule: ConflictRule = "file-group",
         lock: str | None = None,
@@ -173,10 +194,12 @@ class TransactionGate:
         `writer` and `batch_id` identify the data. Keep `writer` the same after a restart, and `batch_id` the same for the
         same data: a batch that is already committed then raises `AlreadyCommitted`.
 
-        With `admission="queued"` the body starts when no transaction ahead overlaps `scope`. The agent may also queue a
-        writer that lost a conflict, without being asked to. Of two transactions in conflict, the one with the lower
-        `priority` loses; use `TABLE_SERVICE_PRIORITY` for compaction and other table services. `reason` says to people
-        why the admission was chosen.
+        With `admission="queued"` the body starts when no transaction ahead overlaps `scope`, in which a partition's path
+        stands for all of its files. The agent may also queue a writer that lost a conflict, without being asked to. Of two
+        transactions in conflict, the one with the lower `priority` loses; use `TABLE_SERVICE_PRIORITY` for compaction and other
+        table services. `reason` says to people why the admission was chosen.
+
+        Raises `InvalidArgument`. docs/writers.md has a table of the arguments.
         """
         intent = intent_of(
             table=table,

@@ -1,6 +1,10 @@
 """The log lines of a library: standard `logging` under `lakewarden.*`, an event name and its fields.
 
-    2026-11-22 01:20:56 INFO lakewarden.gate gate.granted table=s3://lake/flights writer=arrivals batch_id=7 token=41
+    2026-11-22 01:20:56 WARNING lakewarden.gate gate.heartbeat-failed table=s3://lake/flights writer=arrivals error=…
+
+The steps of a transaction are sentences instead, unless the logger's level is DEBUG:
+
+    2026-11-22 01:20:56 INFO lakewarden.gate gate.completed arrivals batch 7: committed to lake/flights, version 12
 
 A handler that wants the fields one by one, such as a JSON formatter, finds them on the record: `record.event` is the event
 name, `record.fields` a dictionary. `lakewarden.spark_jobs` attaches a `NullHandler`, so nothing is printed until the program
@@ -39,10 +43,26 @@ class EventLogger:
         """Log an error with the traceback of the exception that is being handled."""
         self._log(logging.ERROR, event, fields, exc_info=True)
 
-    def _log(self, level: int, event: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
+    def step(self, level: int, event: str, sentence: str, fields: dict[str, Any]) -> None:
+        """Log a step of a transaction: as a sentence, and with its fields at DEBUG."""
+        self._log(level, event, fields, sentence=sentence)
+
+    def _log(
+        self,
+        level: int,
+        event: str,
+        fields: dict[str, Any],
+        *,
+        exc_info: bool = False,
+        sentence: str | None = None,
+    ) -> None:
         if self._logger.isEnabledFor(level):
             extra = {"event": event, "fields": fields}
-            self._logger.log(level, _line(event, fields), exc_info=exc_info, extra=extra, stacklevel=3)
+            if sentence is None or self._logger.isEnabledFor(logging.DEBUG):
+                line = _line(event, fields)
+            else:
+                line = f"{event} {' '.join(sentence.split())}"
+            self._logger.log(level, line, exc_info=exc_info, extra=extra, stacklevel=3)
 
 
 def _line(event: str, fields: dict[str, Any]) -> str:

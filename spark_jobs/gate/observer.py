@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from lakewarden.events import Abort
+from lakewarden.handlers.writers_log import without_query
 from lakewarden.spark_jobs.gate.logs import EventLogger
 
 Step: TypeAlias = Literal[
@@ -30,7 +32,21 @@ MAX_LISTED = 20
 """Overlaps of one abort, and partitions of one list of markers, in a `GateEvent`: enough to draw. `CommitAborted.conflicts`
 has all overlaps."""
 
-_DEBUG_STEPS: frozenset[Step] = frozenset({"intent", "admitted", "markers", "requested"})
+EMPTY = "empty: nothing to write"
+"""Why a transaction that has touched nothing ended without a commit."""
+MAX_ERROR = 500
+"""Characters of an error in an event."""
+
+_LEVELS: Mapping[Step, int] = {
+    "intent": logging.DEBUG,
+    "admitted": logging.DEBUG,
+    "markers": logging.DEBUG,
+    "jobs-stopped": logging.DEBUG,
+    "requested": logging.DEBUG,
+    "granted": logging.DEBUG,
+    "failed": logging.ERROR,
+}
+"""Of the others: INFO."""
 
 log = EventLogger("lakewarden.gate")
 
@@ -74,15 +90,18 @@ Observer: TypeAlias = Callable[[GateEvent], None]
 
 def notify(observer: Observer | None, event: GateEvent) -> None:
     """Log the event and pass it to the observer. An exception of the observer is logged and does not stop the commit."""
-    level = log.debug if event.what in _DEBUG_STEPS else log.info
-    level(
+    log.step(
+        _LEVELS.get(event.what, logging.INFO),
         f"gate.{event.what}",
-        table=event.table,
-        writer=event.writer,
-        transaction=event.transaction,
-        batch_id=event.batch_id,
-        attempt=event.attempt,
-        **event.detail,
+        _sentence(event),
+        {
+            "table": event.table,
+            "writer": event.writer,
+            "transaction": event.transaction,
+            "batch_id": event.batch_id,
+            "attempt": event.attempt,
+            **event.detail,
+        },
     )
     if observer is None:
         return
@@ -97,9 +116,53 @@ def epoch_seconds() -> float:
     return time.time()
 
 
-def reason_of(error: BaseException | None) -> str:
-    """Return why a transaction ended without a commit, for people."""
-    return "left without commit()" if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
+def reason_of(error: BaseException | None, *, touched: bool) -> str:
+    """Return why a transaction ended without a commit, for people, on one line. `touched`: whether it has touched anything."""
+    if error is None:
+        return "left without commit()" if touched else EMPTY
+    return f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the line of an error that names its cause. That of a JVM's error follows py4j's own; a stack follows it."""
+    lines = [line.strip(" :") for line in str(error).splitlines() if line.strip()] or [""]
+    of_jvm = len(lines) > 1 and lines[0].startswith("An error occurred while calling")
+    return lines[1 if of_jvm else 0][:MAX_ERROR]
+
+
+def _sentence(event: GateEvent) -> str:
+    """What happened, for people."""
+    detail = event.detail
+    table = "/".join(event.table.rstrip("/").split("/")[-2:])
+    match event.what:
+        case "queued" | "waits-for-turn":
+            behind = _listed(map(without_query, detail["ahead"])) or "its admission"
+            said = f"waits for {behind}, {detail['waited_seconds']:.0f} s so far"
+        case "abort" if detail["conflicts"]:
+            where = _listed(" ".join(each) for each in detail["conflicts"])
+            said = f"lost to {_listed(map(without_query, detail['others']))} on {where}"
+        case "abort":
+            said = f"aborted ({detail['reason']})"
+        case "completed":
+            version = "" if detail["version"] is None else f", version {detail['version']}"
+            said = f"committed to {table}{version}"
+        case "already-committed":
+            said = f"is in {table} already, and is not written again"
+        case "abandoned":
+            said = detail["reason"] if detail["reason"] == EMPTY else f"not committed: {detail['reason']}"
+        case "failed":
+            said = f"failed, {detail['outcome'].replace('unknown', 'outcome unknown')}: {detail['error']}"
+        case other:
+            said = other
+    batch = "" if event.batch_id is None else f" batch {event.batch_id}"
+    again = f", attempt {event.attempt}" if event.attempt > 1 else ""
+    return f"{without_query(event.writer)}{batch}{again}: {said}"
+
+
+def _listed(items: Iterable[str]) -> str:
+    """The first three items, and how many more there are."""
+    found = list(dict.fromkeys(items))
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
 def abort_detail(abort: Abort) -> dict[str, Any]:

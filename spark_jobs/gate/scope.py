@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lakewarden.events import ALL_FILE_GROUPS, Marker, event_chunks
+from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation, event_chunks
+from lakewarden.spark_jobs.gate.errors import InvalidArgument, invalid_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,30 @@ class BatchScope:
     markers: tuple[Marker, ...]
 
 
-def as_scope(markers: Iterable[Marker]) -> tuple[Marker, ...]:
-    """Return the markers as a scope that fits into one intent. Too many file groups become whole partitions.
+def marker_of(partition: str, file_group: str, operation: Operation) -> Marker:
+    """Return the marker that these arguments of `touch` describe. Raises `InvalidArgument`."""
+    with invalid_arguments():
+        return Marker.model_validate(
+            {"partition": partition, "file_group": file_group, "operation": operation}, strict=True
+        )
+
+
+def as_markers(scope: Iterable[Marker | str]) -> tuple[Marker, ...]:
+    """Return a scope as markers. A partition's path stands for all of its file groups. Raises `InvalidArgument`."""
+    if isinstance(scope, str | bytes) or not isinstance(scope, Iterable):
+        raise InvalidArgument("scope", scope, "give a list of partitions, as ['day=1'], or of markers")
+    return tuple(
+        each if isinstance(each, Marker) else marker_of(each, ALL_FILE_GROUPS, "merge") for each in scope
+    )
+
+
+def as_scope(scope: Iterable[Marker | str]) -> tuple[Marker, ...]:
+    """Return markers as a scope that fits into one intent. Too many file groups become whole partitions.
 
     Partitions that still don't fit are left out. That is safe, because a scope only decides which transaction waits: with
     a scope that is too narrow the transaction starts early, and its markers are checked like any others.
     """
-    distinct = tuple(dict.fromkeys(markers))
+    distinct = tuple(dict.fromkeys(as_markers(scope)))
     for candidate in (distinct, whole_partitions(distinct)):
         first = next(event_chunks(candidate), ())
         if len(first) == len(candidate):

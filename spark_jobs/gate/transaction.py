@@ -58,6 +58,7 @@ from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.observer import (
+    MAX_ERROR,
     MAX_LISTED,
     GateEvent,
     Observer,
@@ -68,7 +69,7 @@ from lakewarden.spark_jobs.gate.observer import (
     reason_of,
 )
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GatePhase, GateProgress, GrantLease
-from lakewarden.spark_jobs.gate.scope import BatchScope, whole_partitions
+from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers, marker_of, whole_partitions
 
 MAX_TOUCHED = 50_000
 """Markers kept one by one for a retry's scope. If there are more, only their partitions are kept."""
@@ -81,8 +82,6 @@ MAX_INTENTS_BEFORE = 20_000
 """Records before the intent in which the intents of the transactions ahead are looked for, in about two seconds. Of an open
 transaction whose intent is older, the scope is unknown, and it counts as ahead."""
 
-MAX_ERROR = 300
-"""Characters of an error in a log line."""
 
 log = EventLogger("lakewarden.gate")
 
@@ -122,6 +121,7 @@ class Transaction:
         self._discards: list[Callable[[], object]] = []
         self._declared = frozenset(intent.scope)
         self._touched: dict[Marker, None] = {}
+        self._on_executors = False
         self._intent_offset: int | None = None
         self._grant: Grant | None = None
         self._committed: CommitLookup | None = None
@@ -195,11 +195,11 @@ class Transaction:
 
     def touch(self, partition: str, file_group: str, operation: Operation) -> None:
         """Publish a marker: this transaction is about to write the file group. Returns when Kafka has acknowledged it."""
-        self.touch_all([Marker(partition=partition, file_group=file_group, operation=operation)])
+        self.touch_all([marker_of(partition, file_group, operation)])
 
     def touch_all(self, markers: Iterable[Marker]) -> None:
         """Publish markers. Returns when Kafka has acknowledged all of them."""
-        for chunk in event_chunks(markers):
+        for chunk in event_chunks(as_markers(markers)):
             self.check()
             partitions = sorted({marker.partition for marker in chunk})[:MAX_LISTED]
             event = self._event("markers", count=len(chunk), partitions=partitions)
@@ -235,6 +235,7 @@ class Transaction:
 
     def executor_channel(self) -> ExecutorChannel:
         """Return a channel that pickles into a Spark closure, for executors to publish their markers."""
+        self._on_executors = True
         return ExecutorChannel(
             bootstrap_servers=self._channel.bootstrap_servers,
             topic_prefix=self._channel.topics.prefix,
@@ -446,10 +447,12 @@ class Transaction:
         error = self._settled(error)
         outcome = self._grant.outcome if self._grant is not None else PublishOutcome.NOT_PUBLISHED
         if outcome is PublishOutcome.UNKNOWN:
-            self.notify("failed", outcome="unknown", error=reason_of(error))
+            self.notify("failed", outcome="unknown", error=reason_of(error, touched=True))
         elif outcome is PublishOutcome.NOT_PUBLISHED and not agent_knows and self._intent_offset is not None:
-            self._publisher.publish_abandoned(reason_of(error))
-            self.notify("abandoned", reason=reason_of(error))
+            touched = bool(self._touched or self._declared or self._on_executors)
+            reason = reason_of(error, touched=touched)
+            self._publisher.publish_abandoned(reason)
+            self.notify("abandoned", reason=reason)
         self._channel.unsubscribe(self.id)
         if self.discardable:
             self._discard()

@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,18 +28,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker, canonical_table
+from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
+from lakewarden.handlers.writers_log import without_query
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import (
     AlreadyCommitted,
     CommitAborted,
     GateError,
     GrantTimeout,
+    InvalidArgument,
     OutcomeUnknown,
 )
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.gate.scope import BatchScope
+from lakewarden.spark_jobs.gate.observer import first_line
+from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.sinks.partitions import computed_once
@@ -151,7 +155,7 @@ class BatchWriter:
     ) -> None:
         """`history` is shared by the queries of a driver that write the table."""
         if max_attempts < 1:
-            raise ValueError(f"max_attempts must be at least 1, not {max_attempts}")
+            raise InvalidArgument("max_attempts", max_attempts, "give a number from 1")
         self._gate = gate
         self._write = write
         self._committed: CommitLookup | None = getattr(write, "committed", None)
@@ -189,6 +193,15 @@ class BatchWriter:
                     self._report_failure(micro_batch, attempt, error)
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)
+            except Exception as error:
+                for txn in filter(lambda each: each.discardable, micro_batch.opened):
+                    txn.notify(
+                        "failed",
+                        outcome="not committed",
+                        attempts=attempt.number,
+                        error=f"{type(error).__name__}: {first_line(error)}",
+                    )
+                raise
         self._learn(micro_batch, choice)
 
     def _run_attempt(self, batch: _Batch, attempt: _Attempt) -> None:
@@ -269,13 +282,17 @@ class BatchWriter:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
         if isinstance(error, CommitAborted):
             batch.winners.update(entry.other_transaction for entry in error.conflicts)
-        log.info(
+        log.step(
+            logging.INFO,
             "batch.retry",
-            table=self._target.table,
-            writer=batch.writer,
-            batch_id=batch.number,
-            attempt=last.number + 1,
-            scope=len(touched),
+            f"{without_query(batch.writer)} batch {batch.number}: begins again, queued, attempt {last.number + 1}",
+            {
+                "table": self._target.table,
+                "writer": batch.writer,
+                "batch_id": batch.number,
+                "attempt": last.number + 1,
+                "scope": len(touched),
+            },
         )
         if not (isinstance(error, CommitAborted) and error.conflicts):
             time.sleep(random.uniform(0, min(BACKOFF_SECONDS, 0.1 * 2**last.number)))
@@ -287,7 +304,7 @@ class BatchWriter:
         if isinstance(error, OutcomeUnknown):
             return  # the transaction has reported its unknown outcome, and "not committed" could be wrong
         for txn in filter(lambda each: each.discardable, batch.opened):
-            txn.notify("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
+            txn.notify("failed", outcome="not committed", attempts=attempt.number, error=first_line(error))
 
 
 def _report_skipped(batch: _Batch, skipped: AlreadyCommitted) -> None:
@@ -308,14 +325,7 @@ def as_batch_scope(found: BatchScope | Iterable[Marker | str] | None) -> BatchSc
     """Return what a scope function returned as one type. A partition path stands for all of its file groups."""
     if found is None or isinstance(found, BatchScope):
         return found
-    return BatchScope(
-        tuple(
-            Marker(partition=named, file_group=ALL_FILE_GROUPS, operation="merge")
-            if isinstance(named, str)
-            else named
-            for named in found
-        )
-    )
+    return BatchScope(as_markers(found))
 
 
 def wire_name(writer: str, batch: DataFrame) -> str:

@@ -344,7 +344,7 @@ async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_chan
 async def test_a_suspended_agent_that_resumes_in_an_empty_group_moves_no_checkpoint_back(
     scene: World,
 ) -> None:
-    """Kafka accepts a commit of anybody while a group has no members, also that of an agent that has lost its partitions."""
+    """Kafka accepts a commit of any client while a group has no members, also that of an agent that has lost its partitions."""
     jobs = WriterJobs(scene)
     tables = [f"s3://lake/{number}" for number in range(6)]
 

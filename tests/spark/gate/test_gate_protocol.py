@@ -34,6 +34,7 @@ from lakewarden.spark_jobs import (
     LeaseLost,
     OutcomeUnknown,
 )
+from lakewarden.spark_jobs.gate.observer import EMPTY
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer
 from tests.spark.fake_agent import (
@@ -112,7 +113,7 @@ def test_the_body_does_not_start_before_its_admission(harness: Harness) -> None:
     agent.publish(admitted(intent))
     assert ran.wait(PATIENCE_SECONDS)
     thread.join(PATIENCE_SECONDS)
-    assert agent.wait_for("transaction-abandoned")[0].reason == "left without commit()"
+    assert agent.wait_for("transaction-abandoned")[0].reason == EMPTY
 
 
 def test_without_an_answer_the_body_does_not_start(harness: Harness) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.events import DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.observer import GateEvent, Step, notify, reason_of
 from tests.kafka_fixture import KafkaServer
 from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness
@@ -104,6 +106,67 @@ def test_a_line_has_the_event_and_its_fields_as_text_and_on_the_record(
     assert record.funcName == "test_a_line_has_the_event_and_its_fields_as_text_and_on_the_record"
 
 
+JVM_ERROR = (
+    "An error occurred while calling o63.sql.\n: java.io.IOException: disk full\n\tat Code.run(Code.java:7)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "detail", "line"),
+    [
+        ("granted", {"token": 4, "lease_seconds": 20.0}, None),
+        (
+            "queued",
+            {"ahead": (f"crm:{uuid.UUID(int=1)}",), "waited_seconds": 12.3},
+            "INFO gate.queued shop batch 7, attempt 2: waits for crm, 12 s so far",
+        ),
+        (
+            "abort",
+            {"reason": "conflict", "others": ["crm"], "conflicts": [["day=1", "*"]] * 2 + [["day=2", "f"]]},
+            "INFO gate.abort shop batch 7, attempt 2: lost to crm on day=1 *, day=2 f",
+        ),
+        (
+            "abort",
+            {"reason": "superseded", "others": [], "conflicts": []},
+            "INFO gate.abort shop batch 7, attempt 2: aborted (superseded)",
+        ),
+        (
+            "completed",
+            {"version": "12"},
+            "INFO gate.completed shop batch 7, attempt 2: committed to lake/orders, version 12",
+        ),
+        (
+            "abandoned",
+            {"reason": reason_of(None, touched=False)},
+            "INFO gate.abandoned shop batch 7, attempt 2: empty: nothing to write",
+        ),
+        (
+            "abandoned",
+            {"reason": reason_of(RuntimeError(JVM_ERROR), touched=True)},
+            "INFO gate.abandoned shop batch 7, attempt 2: not committed: RuntimeError: java.io.IOException: disk full",
+        ),
+        (
+            "failed",
+            {"outcome": "unknown", "error": "no\nanswer"},
+            "ERROR gate.failed shop batch 7, attempt 2: failed, outcome unknown: no answer",
+        ),
+    ],
+)
+def test_a_step_is_one_sentence_at_info_and_has_its_fields_at_debug(
+    caplog: pytest.LogCaptureFixture, what: Step, detail: dict[str, Any], line: str | None
+) -> None:
+    event = GateEvent(0.0, what, "s3://data/lake/orders", f"shop:{uuid.UUID(int=7)}", "t", 7, 2, detail)
+    with caplog.at_level(logging.INFO, "lakewarden.gate"):
+        notify(None, event)
+    assert [f"{each.levelname} {each.getMessage()}" for each in caplog.records] == [line] * (line is not None)
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "lakewarden.gate"):
+        notify(None, event)
+    [record] = caplog.records
+    assert f"table=s3://data/lake/orders writer=shop:{uuid.UUID(int=7)} transaction=t" in record.getMessage()
+    assert vars(record)["fields"].items() >= detail.items()
+
+
 @pytest.mark.real
 def test_a_driver_prints_nothing_until_it_configures_logging(topic_prefix: str, tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path / "kafka") as broker:
@@ -112,9 +175,8 @@ def test_a_driver_prints_nothing_until_it_configures_logging(topic_prefix: str, 
 
     assert silent == ("", "")
     assert stdout == ""
-    lines = re.findall(r"^(\w+):(lakewarden\.\w+):(\S+) table=(\S+) writer=(\S+)", stderr, re.MULTILINE)
-    assert {line[3] for line in lines} == {"file:///lake/flights"}
-    steps = {(level, logger, event, writer) for level, logger, event, _, writer in lines}
+    lines = re.findall(r"^(\w+):(lakewarden\.\w+):(\S+) (?:table=\S+ writer=)?([\w-]+)", stderr, re.MULTILINE)
+    steps = set(lines)
     assert {
         ("INFO", "lakewarden.gate", "gate.completed", "committing"),
         ("INFO", "lakewarden.gate", "gate.abort", "losing"),

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lakewarden.events import (
     Admitted,
@@ -22,13 +24,15 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.spark_jobs import AgentUnreachable, AsyncGate, GateError, GrantTimeout
+from lakewarden.spark_jobs import AgentUnreachable, AsyncGate, GateError, GrantTimeout, InvalidArgument
 from lakewarden.spark_jobs.gate import transaction
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
-from lakewarden.spark_jobs.gate.gate import TransactionGate
+from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions
+from lakewarden.spark_jobs.gate.gate import intent_of as intent_from
 from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
 from lakewarden.spark_jobs.gate.observer import GateEvent, Observer
+from lakewarden.spark_jobs.gate.scope import marker_of
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.spark.memory_channel import MemoryChannel
 
@@ -466,3 +470,45 @@ def test_a_second_commit_says_that_the_first_one_stands(*, recognises: bool) -> 
     assert channel.events[-1].type == "commit-completed"
     with pytest.raises(GateError, match="commits once, inside its block"):
         txn.request_grant()
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.binary(max_size=4),
+    st.text(max_size=4),
+    st.builds(object),
+    st.sampled_from(["auto", "typo", "s3://", "a\nb", "x" * 3_000, b"day=1"]),
+)
+
+
+@given(
+    st.sampled_from(sorted(TransactionOptions.__annotations__)),
+    st.one_of(
+        ANYTHING, st.lists(ANYTHING, max_size=3), st.dictionaries(st.text(max_size=2), ANYTHING, max_size=2)
+    ),
+)
+def test_an_argument_of_any_type_is_taken_or_refused_by_name_in_one_line(name: str, value: Any) -> None:
+    arguments: Any = {"table": TABLE, "writer": "w", name: value}
+    try:
+        assert getattr(intent_from(**arguments), name) is not None or value is None
+    except InvalidArgument as refused:
+        assert str(refused).startswith(("partition=", f"{name}="))  # noqa: PT017
+        assert str(refused).isprintable()  # noqa: PT017
+
+
+@given(ANYTHING, ANYTHING, ANYTHING)
+def test_a_marker_of_any_types_is_taken_or_refused_by_name_in_one_line(
+    partition: Any, file_group: Any, operation: Any
+) -> None:
+    try:
+        assert marker_of(partition, file_group, operation).partition == partition
+    except InvalidArgument as refused:
+        assert str(refused).startswith(("partition=", "file_group=", "operation="))  # noqa: PT017
+        assert str(refused).isprintable()  # noqa: PT017
+
+
+def test_a_partition_in_a_scope_stands_for_all_of_its_files() -> None:
+    assert intent_from(table=TABLE, writer="w", scope=["day=1", *SCOPE]).scope == SCOPE
