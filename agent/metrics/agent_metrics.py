@@ -137,7 +137,7 @@ class AgentMetrics:
         )
         self.open = self._gauge(
             "lakewarden_open_transactions",
-            "Open transactions by phase: queued, active, waiting, granted.",
+            "Open transactions by phase: queued, active, waiting, granted, observed.",
             "table",
             "phase",
         )

@@ -462,6 +462,7 @@ def _phase_text(outcome: Outcome) -> str:
 def _phase(phase: Phase) -> str:
     return {
         Phase.ACTIVE: "computing",
+        Phase.OBSERVED: "computing",
         Phase.WAITING: "waiting for its grant",
         Phase.UNKNOWN: "outcome unknown",
     }.get(phase, phase.value)

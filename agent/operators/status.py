@@ -235,7 +235,7 @@ def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> Tra
         transaction.id,
         transaction.writer,
         transaction.batch_id,
-        "observed" if transaction.observed else transaction.phase.value,
+        transaction.phase.value,
         at.isoformat(timespec="milliseconds") if at else "before the log's beginning",
         _waiting_on(state, transaction, found),
         len(transaction.footprint),

@@ -100,7 +100,7 @@ def _judge(
             since = seen.requested_at(uri, each.id) or since
         elif each.grant is not None:
             since = each.grant.since
-        phase: Any = "observed" if each.observed else each.phase.value
+        phase: Any = each.phase.value
         withdrawn = each.grant is not None and each.grant.revoked
         transactions.append(Open(each.id, each.writer, phase, now - since, behind, withdrawn=withdrawn))
     known = condition(

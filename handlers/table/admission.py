@@ -69,7 +69,7 @@ def judge_intent(context: StepContext, intent: CommitIntent) -> None:
     """Refuse a priority above the limit, and another lock. Else abort the writer's older transactions; refuse one too many."""
     state = context.state
     transaction = state.transactions[intent.transaction]
-    if transaction.observed:
+    if transaction.phase is Phase.OBSERVED:
         if state.count_open() > state.settings.max_open:
             _refuse_over_limit(context, transaction)
         return
@@ -80,7 +80,7 @@ def judge_intent(context: StepContext, intent: CommitIntent) -> None:
         _refuse_lock(context, transaction)
         return
     for older in list(state.of_writer[transaction.writer].values()):
-        if older.phase in OPEN and not older.observed and older.sequence < transaction.sequence:
+        if older.phase in OPEN - {Phase.OBSERVED} and older.sequence < transaction.sequence:
             _supersede(context, older, transaction)
     if state.count_open() > state.settings.max_open:
         _refuse_over_limit(context, transaction)
@@ -92,7 +92,7 @@ def judge_unanswered_intents(context: StepContext) -> None:
     last: dict[str, Transaction] = {}
     count = 0
     for each in state.open():
-        if each.observed:
+        if each.phase is Phase.OBSERVED:
             count += 1
             continue
         if each.priority > state.settings.max_priority and each.phase is Phase.QUEUED:
@@ -232,7 +232,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
 
 def _next_turn(state: TableState) -> int:
     """The turn after those of the open `ordered` transactions; 0 if there are none."""
-    turns = [each.turn for each in state.computing() if each.turn is not None]
+    turns = [each.turn for each in state.admitted() if each.turn is not None]
     return max(turns, default=-1) + 1
 
 
@@ -281,7 +281,7 @@ def reservation_blockers(state: TableState, transaction: Transaction) -> Iterato
     mine = _queue_position(state, transaction)
     partitions = {each.partition for each in _markers_to_reserve(state, transaction)}
     for other in state.open() if partitions else ():
-        if other.phase is Phase.GRANTED or other.observed or _queue_position(state, other) < mine:
+        if other.phase in (Phase.GRANTED, Phase.OBSERVED) or _queue_position(state, other) < mine:
             reserved = {each.partition for each in _markers_to_reserve(state, other)}
             if _share_a_partition(partitions, other.footprint) or _share_a_partition(partitions, reserved):
                 yield other

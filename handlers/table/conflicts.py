@@ -48,7 +48,7 @@ from collections.abc import Iterable
 
 from lakewarden.events import ConflictEntry, ConflictKind, ConflictRule, Operation
 from lakewarden.handlers.table.footprints import Overlap
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Touch, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, LANDED, STOPPABLE, Phase, Touch, Transaction
 
 MAX_EVIDENCE = 100
 """Entries per abort: enough to understand the conflict, small enough for any limit on the size of a record."""
@@ -79,13 +79,13 @@ def in_order(one: Transaction, another: Transaction) -> tuple[Transaction, Trans
 
 def waits_for_turn(second: Transaction, first: Transaction) -> bool:
     """Whether, of two `ordered` transactions that share a file group, the second waits for the end of the first."""
-    return first.phase in (Phase.ACTIVE, Phase.WAITING) and second.priority <= first.priority
+    return first.phase in STOPPABLE and second.priority <= first.priority
 
 
 def out_of_order(one: Transaction, another: Transaction) -> bool:
     """Whether, of two `ordered` transactions that share a file group, the second doesn't come after the first."""
     first, second = in_order(one, another)
-    if first.phase not in (Phase.ACTIVE, Phase.WAITING):
+    if first.phase not in STOPPABLE:
         return False
     return second.phase is Phase.GRANTED or second.phase in LANDED or not waits_for_turn(second, first)
 

@@ -55,6 +55,7 @@ from lakewarden.handlers.table.transactions import (
     COMPUTING,
     LANDED,
     OPEN,
+    STOPPABLE,
     Phase,
     Touch,
     TouchKind,
@@ -201,7 +202,7 @@ def _split_by_loser(
 def _abort_losers(context: StepContext, conflicts: list[Overlap]) -> None:
     for against in _group_by_other(conflicts):
         other = against[0].other.transaction
-        if other.phase in COMPUTING - {Phase.GRANTED} and not other.observed:
+        if other.phase in STOPPABLE:
             _abort_victim(context, against[0].other.transaction, [each.flipped() for each in against])
 
 

@@ -80,7 +80,7 @@ from lakewarden.handlers.table.state import (
     TableState,
 )
 from lakewarden.handlers.table.transactions import (
-    COMPUTING,
+    ADMITTED,
     LANDED,
     OPEN,
     AbortRequest,
@@ -245,7 +245,7 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     state.remove(transaction)
     transaction.phase = closed.phase
     keep_closed(state, transaction.id, closed)
-    if any(each.began <= transaction.began and not each.observed for each in state.computing()):
+    if any(each.began <= transaction.began for each in state.admitted()):
         return  # Whatever landed since then still matters to that one. Usually it is one of the first.
     drop_old_evidence(state)
 
@@ -253,7 +253,7 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
 def note_end(state: TableState, transaction: Transaction) -> None:
     """Note the end of an open transaction, before its phase changes: whom it has overtaken, and that others may go on."""
     state.note_change(transaction.id)
-    if not state.in_phase[Phase.QUEUED] or transaction.phase not in COMPUTING or transaction.observed:
+    if not state.in_phase[Phase.QUEUED] or transaction.phase not in ADMITTED:
         return
 
     def overtakes(mine: Touch, theirs: Touch) -> bool:
@@ -286,10 +286,7 @@ def drop_old_evidence(state: TableState) -> None:
     landed = state.landed()
     if not landed:
         return
-    oldest = min(
-        (each.began for each in state.computing() if not each.observed),
-        default=None,
-    )
+    oldest = min((each.began for each in state.admitted()), default=None)
     for each in landed:
         if oldest is None or each.ended < oldest:
             state.footprints.remove(each)
@@ -335,7 +332,7 @@ def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: 
         transaction.observed = True
         transaction.batch_id, transaction.priority, transaction.lock = None, 0, None
         transaction.admission = "optimistic"
-    state.enter(transaction, Phase.ACTIVE if event.observed else Phase.QUEUED)
+    state.enter(transaction, Phase.OBSERVED if event.observed else Phase.QUEUED)
     state.note_change(transaction.id)
     return _add_markers(state, transaction, event.scope)
 
@@ -447,7 +444,7 @@ def _apply_observed_commit(
             last_event_at=now,
             observed=True,
         )
-        state.enter(transaction, Phase.ACTIVE)
+        state.enter(transaction, Phase.OBSERVED)
     if transaction.phase is Phase.COMMITTED:
         return []
     state.note_change(transaction.id)

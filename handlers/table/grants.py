@@ -160,7 +160,7 @@ def request_or_release_lock(context: StepContext) -> None:
     """Request or release the lock as the hold policy requires."""
     state = context.state
     if state.settings.hold == "while-active":
-        needed = any(not each.observed for phase in OPEN for each in state.in_phase[phase].values())
+        needed = any(state.in_phase[phase] for phase in OPEN - {Phase.OBSERVED})
         if needed and state.lock_requested:
             return
         running = state.running()

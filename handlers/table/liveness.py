@@ -68,7 +68,7 @@ def abort_overdue(context: StepContext) -> None:
 def _end(
     context: StepContext, transaction: Transaction, reason: Literal["writer-lost", "timed-out"], detail: str
 ) -> None:
-    if not transaction.observed:
+    if transaction.phase is not Phase.OBSERVED:
         context.abort(transaction, reason, detail=detail)
         return
     context.abort(transaction, "outcome-unknown", detail=detail)

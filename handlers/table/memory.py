@@ -70,7 +70,7 @@ def used_bytes(state: TableState) -> int:
 
 def largest_transaction(state: TableState) -> Excess | None:
     """The open transaction of a table whose abort frees most (rules 1 and 2)."""
-    computing = [each for each in state.open() if each.phase is not Phase.QUEUED and not each.observed]
+    computing = [each for each in state.open() if each.phase not in (Phase.QUEUED, Phase.OBSERVED)]
     oldest = min(computing, key=lambda each: each.began, default=None)
     landed = sum(_bytes(each) for each in state.landed())
     found: Excess | None = None

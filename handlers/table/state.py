@@ -14,7 +14,15 @@ from typing import Literal
 from lakewarden.events import Marker
 from lakewarden.handlers.table.footprints import Footprints
 from lakewarden.handlers.table.ledger import CommittedBatches
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, OPEN, Closed, Phase, Transaction
+from lakewarden.handlers.table.transactions import (
+    ADMITTED,
+    LANDED,
+    OPEN,
+    STOPPABLE,
+    Closed,
+    Phase,
+    Transaction,
+)
 
 MAX_CLOSED = 1_000
 """Ended transactions kept per table. Late events arrive within seconds; the log has all others."""
@@ -140,15 +148,15 @@ class TableState:
 
     def stoppable(self) -> list[Transaction]:
         """The open transactions whose writers can be asked to stop: not a granted one, and none that a watcher reports."""
-        return [each for each in self.open() if each.phase is not Phase.GRANTED and not each.observed]
+        return [each for each in self.open() if each.phase is Phase.QUEUED or each.phase in STOPPABLE]
 
     def count_open(self) -> int:
         """How many transactions are open."""
         return sum(len(self.in_phase[each]) for each in OPEN)
 
-    def computing(self) -> Iterator[Transaction]:
+    def admitted(self) -> Iterator[Transaction]:
         """The transactions that are admitted and have not ended."""
-        return chain.from_iterable(self.in_phase[each].values() for each in COMPUTING)
+        return chain.from_iterable(self.in_phase[each].values() for each in ADMITTED)
 
     def landed(self) -> list[Transaction]:
         """The landed transactions that an open one may still conflict with."""

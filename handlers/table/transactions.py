@@ -38,12 +38,15 @@ UNKNOWN
 ABORTED
     It has ended and nothing was committed. Only `TableState.closed` has it, as it has the others once nothing depends on them.
 
-An *observed* transaction (`Transaction.observed`) is one that a watcher reports; its writer knows nothing of
-lakewarden (docs/decisions/0033):
+A transaction that a watcher reports (`Transaction.observed`) has a phase of its own while it is open (docs/decisions/0033):
 
-    (unknown) ── commit-intent ──▶ ACTIVE ── commit-completed ──▶ COMMITTED
+    (unknown) ── commit-intent ──▶ OBSERVED ── commit-completed ──▶ COMMITTED
                                      │ └──── silent for too long ──▶ UNKNOWN ── commit-completed ──▶ COMMITTED
                                      └── abandoned, or the agent forgets it ──▶ ABORTED
+
+OBSERVED
+    Its writer knows nothing of lakewarden, and can't be asked to stop. Its markers conflict with those of others, and it wins
+    every conflict. It is never queued or granted.
 """
 
 from __future__ import annotations
@@ -62,6 +65,7 @@ class Phase(Enum):
     ACTIVE = "active"
     WAITING = "waiting"
     GRANTED = "granted"
+    OBSERVED = "observed"
     COMMITTED = "committed"
     UNKNOWN = "unknown"
     ABORTED = "aborted"
@@ -70,9 +74,13 @@ class Phase(Enum):
     """Hash by identity, which matches equality. Enum's own hash in Python 3.11 is Python code, run at each `phase in OPEN`."""
 
 
-COMPUTING = frozenset({Phase.ACTIVE, Phase.WAITING, Phase.GRANTED})
-"""Admitted and not ended: its markers conflict with those of others."""
-OPEN = frozenset({Phase.QUEUED, Phase.ACTIVE, Phase.WAITING, Phase.GRANTED})
+STOPPABLE = frozenset({Phase.ACTIVE, Phase.WAITING})
+"""Admitted, and the agent can still stop it."""
+ADMITTED = STOPPABLE | {Phase.GRANTED}
+"""Admitted and not ended."""
+COMPUTING = ADMITTED | {Phase.OBSERVED}
+"""Begun and not ended: its markers conflict with those of others."""
+OPEN = COMPUTING | {Phase.QUEUED}
 """Not ended."""
 LANDED = frozenset({Phase.COMMITTED, Phase.UNKNOWN})
 """In the table, or possibly so: its markers conflict with those of every transaction that began before."""
@@ -170,7 +178,7 @@ class Transaction:
     """It is granted, and its footprint was dropped for want of memory (`memory.py`)."""
     touches: dict[Operation, tuple[Touch]] = field(default_factory=dict)
     observed: bool = False
-    """A watcher reports it. It is never queued or granted, and wins every conflict."""
+    """A watcher reported it, also if it has ended."""
     overtaken: int = 0
     """While it was queued: how many transactions with a later intent have computed on its scope and ended (`admission.py`)."""
     blocker: str | None = None

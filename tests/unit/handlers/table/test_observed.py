@@ -40,7 +40,7 @@ def test_a_writer_of_the_gate_loses_to_an_observed_one_although_it_is_older() ->
     (entry,) = w.one(Abort).conflicts
     assert (entry.other_transaction, entry.other_writer, entry.file_group) == (HUDI, HUDI, "f")
     assert w.reports == [("A", HUDI)]
-    assert w.phase(HUDI) is Phase.ACTIVE
+    assert w.phase(HUDI) is Phase.OBSERVED
 
 
 @pytest.mark.parametrize("first", ["observed", "gate"])
@@ -55,7 +55,7 @@ def test_neither_priority_nor_protection_wins_against_an_observed_transaction(fi
         w.touch(each, m("p/f"))
 
     assert w.phase("B") is Phase.ABORTED
-    assert w.phase(HUDI) is Phase.ACTIVE
+    assert w.phase(HUDI) is Phase.OBSERVED
 
 
 def test_a_granted_transaction_is_not_aborted_for_an_observed_one() -> None:
@@ -96,7 +96,7 @@ def test_the_observed_transaction_that_lands_first_wins_the_report() -> None:
 
     assert w.reports == [(HUDI, OTHER)]
     assert w.one(ConflictDetected).kind == "commit"
-    assert w.phase(HUDI) is Phase.ACTIVE
+    assert w.phase(HUDI) is Phase.OBSERVED
 
 
 def test_with_first_committer_an_observed_transaction_conflicts_once_it_has_landed() -> None:
@@ -122,7 +122,7 @@ def test_an_observed_intent_gets_no_answer_and_no_lock() -> None:
     w = observe(world(), priority=100, lock="s3://elsewhere/lock.json", admission="queued")
 
     assert w.effects == []
-    assert w.phase(HUDI) is Phase.ACTIVE
+    assert w.phase(HUDI) is Phase.OBSERVED
     assert w.intent("A").of(AcquireLock) == [AcquireLock()]
 
 
@@ -132,7 +132,7 @@ def test_an_observed_transaction_is_never_granted() -> None:
     assert w.granted == []
     assert w.one(Warn).detail == "a watcher reports this transaction, so it is never granted"
     assert w.complete(HUDI, grant="0:0").one(Warn).event == "commit-without-grant"
-    assert w.phase(HUDI) is Phase.ACTIVE
+    assert w.phase(HUDI) is Phase.OBSERVED
 
 
 def test_a_writer_of_the_gate_can_not_report_its_commit_without_its_grant() -> None:
@@ -378,7 +378,7 @@ def test_after_an_incomplete_log_an_observed_transaction_stays_open() -> None:
     w = observe(world().intent("A")).rebuilt()
 
     assert w.replayed(missing="records are missing").aborted == {"A": "unknown-transaction"}
-    assert w.phase(HUDI) is Phase.ACTIVE
+    assert w.phase(HUDI) is Phase.OBSERVED
 
 
 def test_a_replay_repeats_no_report_about_two_observed_transactions() -> None:
