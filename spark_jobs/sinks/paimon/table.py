@@ -56,8 +56,14 @@ class TableAddress:
 
 
 def address(table: str, options: Mapping[str, str] | None = None) -> TableAddress:
-    """Return the address of a table, from its URI or absolute path."""
-    return TableAddress(canonical_table(table), dict(options or {}))
+    """Return the address of a table, from its URI or absolute path. Raise `ValueError` if a catalog keeps its snapshots."""
+    uri, given = canonical_table(table), dict(options or {})
+    if given.get("metastore", "filesystem") != "filesystem":
+        raise ValueError(
+            f"catalog_options have metastore={given['metastore']!r}: a catalog may keep the table's snapshots, and this sink "
+            f"publishes them in the table's folder; write it without the gate, or leave metastore out; table={uri}"
+        )
+    return TableAddress(uri, given)
 
 
 def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> None:

@@ -588,6 +588,8 @@ def test_batches_and_tables_that_it_cannot_write_are_refused(
         PaimonSink("/lake/t", keys=["flight"])
     with pytest.raises(ValueError, match="mode 'merge' is none of append, upsert"):
         PaimonSink("/lake/t", mode="merge")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"metastore='rest': a catalog may keep .*; table=file:///lake/t"):
+        PaimonSink("/lake/t", catalog_options={"metastore": "rest", "uri": "http://127.0.0.1"})
     table = make_table()
     with pytest.raises(ValueError, match=r"the table has no columns \['colour'\]"):
         PaimonSink(table).write(spark.sql("select 1 month, 1 day, 'red' colour"), 0)
