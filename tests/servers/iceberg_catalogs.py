@@ -43,14 +43,15 @@ ICEBERG_VERSION: Final = "1.10.0"
 POSTGRESQL: Final = "org.postgresql:postgresql:42.7.7"
 """The driver of Java."""
 _POSTGRESQL: Final = "17.5.0"
-_S3_FILE_IO: Final = Library(
-    "Iceberg's access to S3",
-    f"iceberg-aws-{VERSION}",
+_MORE: Final = Library(
+    "Iceberg's access to S3, and PostgreSQL's driver",
+    f"iceberg-more-{VERSION}",
     (),
     [
         f"org.apache.iceberg:iceberg-aws:{VERSION}",
         f"org.apache.iceberg:iceberg-aws-bundle:{VERSION}",
         "dev.failsafe:failsafe:3.3.2",
+        POSTGRESQL,
     ],
 )
 """Without dependencies: the bundle has them."""
@@ -76,7 +77,7 @@ def running_rest_catalog(folder: Path, properties: Mapping[str, str]) -> Iterato
     """Run a server, and yield its URI. `properties` are those of the catalog behind it, whose tables are named in `folder`."""
     port, log = free_port(), folder / "rest-catalog.log"
     with _running(
-        *server(folder, port, properties, [downloaded(_S3_FILE_IO)]), log, f"http://127.0.0.1:{port}"
+        *server(folder, port, properties, [downloaded(_MORE)]), log, f"http://127.0.0.1:{port}"
     ) as uri:
         yield uri
 

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, WriterEventUnion
 from lakewarden.handlers.observations import ObservedCommit
 from tests.recorded_iceberg import move, moved
-from tests.servers.iceberg_catalogs import running_nessie, running_rest_catalog
+from tests.servers.iceberg_catalogs import running_nessie, running_postgresql, running_rest_catalog
 from tests.servers.s3 import encrypting_s3_server
 from tests.tuned import tuned
 from tests.waiting import until
@@ -38,7 +39,7 @@ class RestTable:
 
     uri: str
     location: str
-    database: Path
+    database: str = ""
     """Of the server's own catalog, a JdbcCatalog."""
     prefix: str = "v1"
 
@@ -75,14 +76,22 @@ class RestTable:
         return str(snapshot["snapshot-id"])
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Iterator[RestTable]:
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.matrix)])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RestTable]:
     folder = tmp_path.resolve() / "air" / "flights"
     location = move(folder)
     first = folder / "metadata" / "v1.metadata.json"
     first.write_text(json.dumps(moved(1, location)))
-    with running_rest_catalog(tmp_path, {"warehouse": f"file://{tmp_path}"}) as uri:
-        made = RestTable(uri, location, tmp_path / "rest-catalog.db")
+    with ExitStack() as servers:
+        properties, database = (
+            {"warehouse": f"file://{tmp_path}"},
+            f"sqlite:///{tmp_path / 'rest-catalog.db'}",
+        )
+        if request.param == "postgresql":
+            database = servers.enter_context(running_postgresql())
+            properties["uri"] = f"jdbc:{database}"
+        uri = servers.enter_context(running_rest_catalog(tmp_path, properties))
+        made = RestTable(uri, location, database)
         made.register(f"file://{first}")
         made.commit({"action": "upgrade-format-version", "format-version": 3})
         yield made
@@ -91,7 +100,7 @@ def table(tmp_path: Path) -> Iterator[RestTable]:
 def settings_of(table: RestTable) -> Settings:
     given: Any = {
         "prod": {"type": "rest", "uri": table.uri},
-        "rest_backend": {"type": "sql", "uri": f"sqlite:///{table.database}"},
+        "rest_backend": {"type": "sql", "uri": table.database},
     }
     return tuned(catalogs=given, watch=(NAME,), watch_seconds=0.1, watch_idle_seconds=0.1)
 
@@ -175,7 +184,7 @@ async def test_a_table_of_nessie_is_read_with_credentials_that_it_vends_or_with_
             monkeypatch.setenv(name, "none" if vends and "KEY" in name else value)
         asked = {"header.X-Iceberg-Access-Delegation": "vended-credentials"} if vends else {}
         with running_nessie(tmp_path, bucket, s3, vends=vends) as uri:
-            table = RestTable(uri, location, tmp_path, "v1/main%7Cwarehouse")
+            table = RestTable(uri, location, prefix="v1/main%7Cwarehouse")
             table.register(f"{location}/metadata/first.json")
             given: Any = {"prod": {"type": "rest", "uri": uri, "warehouse": "warehouse", **asked}}
             settings = tuned(catalogs=given, s3_endpoint=s3.endpoint)
