@@ -67,9 +67,14 @@ def chaos_seed() -> int:
 
 
 @pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    """A world whose topics exist, for tests that need no other settings."""
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+async def scene(
+    request: pytest.FixtureRequest, kafka: KafkaServer, topic_prefix: str, tmp_path: Path
+) -> AsyncIterator[World]:
+    """A world whose topics exist. `pytest.mark.world(…)` has its agents' settings."""
+    mark = request.node.get_closest_marker("world")
+    async with world(
+        kafka.bootstrap_servers, topic_prefix, tmp_path, **(mark.kwargs if mark else {})
+    ) as made:
         yield made
 
 

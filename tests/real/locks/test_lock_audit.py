@@ -7,7 +7,6 @@ import subprocess
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -20,23 +19,22 @@ from lakewarden.events import LockAcquired, LockEvent, LockLost, LockRefused, Lo
 from tests.kafka_fixture import KafkaServer
 from tests.processes import environment
 from tests.real.lock_places import NOWHERE, Place, failed, run
-from tests.real.writers import world
+from tests.real.writers import World
 
 pytestmark = [pytest.mark.real]
 
 
-async def test_the_log_of_an_agent_is_proven(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> None:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as scene:
-        async with scene.agent():
-            for number in range(2):
-                writer = scene.writer(f"w{number}")
-                await writer.begin()
-                grant = await writer.obtain_grant()
-                await writer.complete(grant.grant)
-                await scene.wait_for(LockReleased, count=number + 1)
-        values = scene.values()
-        done = await _audit(values)
-        lines = (await _audit(values, form="text")).stdout.splitlines()
+async def test_the_log_of_an_agent_is_proven(scene: World) -> None:
+    async with scene.agent():
+        for number in range(2):
+            writer = scene.writer(f"w{number}")
+            await writer.begin()
+            grant = await writer.obtain_grant()
+            await writer.complete(grant.grant)
+            await scene.wait_for(LockReleased, count=number + 1)
+    values = scene.values()
+    done = await _audit(values)
+    lines = (await _audit(values, form="text")).stdout.splitlines()
 
     assert done.returncode == 0
     result = json.loads(done.stdout)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import aiokafka.client
 import anyio
 import pytest
-import pytest_asyncio
 from anyio import to_thread
 
 from lakewarden.agent.kafka import ended_tasks, producer, reader, start_client
@@ -21,7 +18,7 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import TEST_CLIENT_ID, World, world
+from tests.real.writers import TEST_CLIENT_ID, World
 from tests.servers.proxy import Proxy
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -110,12 +107,6 @@ async def test_the_background_tasks_of_a_kafka_client_that_have_ended_are_named(
 
 SOON, NEVER = 0.5, 3_600.0
 """After which a client closes an idle connection."""
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

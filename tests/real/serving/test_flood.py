@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import anyio
 import pytest
-import pytest_asyncio
 
 from lakewarden.events import Abort, Admitted, CommitIntent, encode
 from lakewarden.handlers.table.state import TableSettings
-from tests.kafka_fixture import KafkaServer
-from tests.real.writers import World, Writer, world
-
-pytestmark = [pytest.mark.real, pytest.mark.wide]
+from tests.real.writers import World, Writer
 
 PATIENCE_SECONDS = 480.0
 BATCH = 1_000
 """Markers per event."""
 MEMORY_MB = 40
 """About 200,000 markers."""
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.wide,
+    pytest.mark.world(partitions=1, memory_mb=MEMORY_MB, log_level="info"),
+]
 FLOOD = 1_000_000
 """Markers."""
 MAX_OPEN, MAX_MARKERS = TableSettings().max_open, TableSettings().max_markers
@@ -36,14 +35,6 @@ AHEAD = 2
 NEIGHBOURS_COMMITS = 5
 HEADROOM_MB = 400
 """The memory that the agent may use: the markers up to the limit, about 300 bytes each, and the events that it has fetched."""
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    """A world with one partition for all tables."""
-    patient = {"partitions": 1, "memory_mb": MEMORY_MB, "log_level": "info"}
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **patient) as made:
-        yield made
 
 
 @dataclass(slots=True)

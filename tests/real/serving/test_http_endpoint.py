@@ -20,9 +20,8 @@ from lakewarden.agent.embedded.kafka import free_port
 from lakewarden.agent.health_check import DEFAULT
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort
-from tests.kafka_fixture import KafkaServer
 from tests.processes import AgentProcess
-from tests.real.writers import world
+from tests.real.writers import World
 from tests.waiting import PATIENCE_SECONDS
 
 ON_LOOPBACK = {"http_listen": "127.0.0.1:0"}
@@ -87,14 +86,11 @@ async def checked(listen: str) -> tuple[int, str]:
     return done.returncode, done.stdout.decode()
 
 
-async def test_an_agent_becomes_ready_and_each_condition_is_named(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path
-) -> None:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as scene:
-        with scene.process(**ON_LOOPBACK) as agent:
-            address = await address_of(agent)
-            text = await wait_for_status(address, 200)
-            code, output = await checked(urlsplit(address).netloc)
+async def test_an_agent_becomes_ready_and_each_condition_is_named(scene: World) -> None:
+    with scene.process(**ON_LOOPBACK) as agent:
+        address = await address_of(agent)
+        text = await wait_for_status(address, 200)
+        code, output = await checked(urlsplit(address).netloc)
 
     lines = text.splitlines()
     assert lines[0] == "ready"
@@ -109,28 +105,23 @@ async def test_an_agent_becomes_ready_and_each_condition_is_named(
     assert (code, output.splitlines()[0]) == (0, "ready")
 
 
-async def test_the_metrics_of_an_agent_count_what_it_has_decided(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path
-) -> None:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as scene:
-        with scene.process(**ON_LOOPBACK) as agent:
-            address = await address_of(agent)
-            await wait_for_status(address, 200)
-            done, open_one, loser = scene.writer("done"), scene.writer("open"), scene.writer("loser")
-            await done.begin()
-            await done.obtain_grant()
-            await wait_for_samples(address, {("lakewarden_lock_leases",): 1})
-            await done.complete()
-            await open_one.begin()
-            await open_one.touch("f1")
-            await loser.begin()
-            await loser.touch("f1")
-            await loser.wait_for(Abort)
-            await scene.send_raw(b"no event", scene.table.encode())
-            await scene.settle()
-            text = await wait_for_samples(
-                address, {("lakewarden_partition_lag_records", ("partition", "0")): 0}
-            )
+async def test_the_metrics_of_an_agent_count_what_it_has_decided(scene: World) -> None:
+    with scene.process(**ON_LOOPBACK) as agent:
+        address = await address_of(agent)
+        await wait_for_status(address, 200)
+        done, open_one, loser = scene.writer("done"), scene.writer("open"), scene.writer("loser")
+        await done.begin()
+        await done.obtain_grant()
+        await wait_for_samples(address, {("lakewarden_lock_leases",): 1})
+        await done.complete()
+        await open_one.begin()
+        await open_one.touch("f1")
+        await loser.begin()
+        await loser.touch("f1")
+        await loser.wait_for(Abort)
+        await scene.send_raw(b"no event", scene.table.encode())
+        await scene.settle()
+        text = await wait_for_samples(address, {("lakewarden_partition_lag_records", ("partition", "0")): 0})
 
     values = samples(text)
     table = ("table", scene.table)
@@ -171,23 +162,20 @@ async def test_an_agent_that_kafka_does_not_answer_is_live_and_not_ready(tmp_pat
     assert (code, output.splitlines()[0]) == (1, "not ready")
 
 
-async def test_an_agent_whose_port_is_in_use_serves_its_tables_and_takes_the_port_later(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path
-) -> None:
+async def test_an_agent_whose_port_is_in_use_serves_its_tables_and_takes_the_port_later(scene: World) -> None:
     """A second agent of the machine, or the former process of a restart that still runs."""
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as scene:
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", 0))
-            other.listen()
-            port = other.getsockname()[1]
-            with scene.process(http_listen=f"127.0.0.1:{port}") as agent:
-                warning = await agent.logged("http.not-listening")
-                await agent.ready()
-                other.close()
-                address = await address_of(agent)
-                await wait_for_status(address, 200)
-                agent.popen.send_signal(signal.SIGTERM)
-                assert await agent.ended() == 0
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with scene.process(http_listen=f"127.0.0.1:{port}") as agent:
+            warning = await agent.logged("http.not-listening")
+            await agent.ready()
+            other.close()
+            address = await address_of(agent)
+            await wait_for_status(address, 200)
+            agent.popen.send_signal(signal.SIGTERM)
+            assert await agent.ended() == 0
 
     assert warning["address"] == f"127.0.0.1:{port}"
     assert "another process uses this port" in warning["detail"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-import pytest_asyncio
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
@@ -17,17 +14,10 @@ from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.operators.requests import Requester, correct
 from lakewarden.events import Abort, AlreadyCommitted, CommitGranted, partition_name
-from tests.kafka_fixture import KafkaServer
-from tests.real.writers import World, Writer, world
+from tests.real.writers import World, Writer
 from tests.waiting import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.real, pytest.mark.wide]
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=1) as made:
-        yield made
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.world(partitions=1)]
 
 
 async def test_an_agent_aborts_what_is_open_if_decisions_lost_their_beginning(

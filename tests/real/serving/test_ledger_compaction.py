@@ -5,13 +5,10 @@ No agent takes it for a loss (docs/decisions/0050-a-lost-ledger.md): compaction 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 
 import anyio
 import pytest
-import pytest_asyncio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -21,11 +18,15 @@ from aiokafka.structs import OffsetAndMetadata
 from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
 from lakewarden.events import AlreadyCommitted
-from tests.kafka_fixture import KafkaServer, committed_offsets, read_to_end
-from tests.real.writers import World, world
+from tests.kafka_fixture import committed_offsets, read_to_end
+from tests.real.writers import World
 from tests.waiting import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.real, pytest.mark.wide]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.wide,
+    pytest.mark.world(partitions=1, session_timeout_seconds=30.0),
+]
 
 COMPACTED_IN_SECONDS = {
     "cleanup.policy": "compact",
@@ -36,14 +37,6 @@ COMPACTED_IN_SECONDS = {
 }
 """The agent's own settings let the same happen within hours."""
 LOSSES = {"log.incomplete", "ledger.restored", "ledger.not-restored"}
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(
-        kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=1, session_timeout_seconds=30.0
-    ) as made:
-        yield made
 
 
 async def test_no_agent_takes_compaction_of_the_ledger_for_a_loss(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import anyio
 import pytest
-import pytest_asyncio
 
 from lakewarden.events import (
     Abort,
@@ -17,22 +13,14 @@ from lakewarden.events import (
     PartitionTaken,
     partition_name,
 )
-from tests.kafka_fixture import KafkaServer
-from tests.real.writers import World, Writer, world
+from tests.real.writers import World, Writer
 from tests.waiting import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.real]
-
 PARTITIONS = 6
+pytestmark = [pytest.mark.real, pytest.mark.world(partitions=PARTITIONS)]
 
 LONG = {"validity_seconds": 3_600.0}
 """On a busy machine, a rebalance takes longer than the leases of other tests, and the writers here send no heartbeats."""
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=PARTITIONS) as made:
-        yield made
 
 
 def owners(scene: World) -> dict[str, str]:

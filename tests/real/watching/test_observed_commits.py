@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
 
 from lakewarden.agent.operators.explain import explain
 from lakewarden.events import Abort, ConflictDetected
 from tests import recorded_iceberg
-from tests.kafka_fixture import KafkaServer
 from tests.real.lock_places import Place
 from tests.real.watching.scene import WatchedScene
-from tests.real.writers import world
+from tests.real.writers import World
 from tests.recorded_delta import commit
 from tests.recorded_paimon import metadata
 
@@ -24,12 +19,9 @@ MERGED = "region=a b%2Fc/day=2026-11-23"
 OPTIMIZED = "region=__HIVE_DEFAULT_PARTITION__/day=2026-11-24"
 
 
-@pytest_asyncio.fixture
-async def scene(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place
-) -> AsyncIterator[WatchedScene]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield WatchedScene(made, place)
+@pytest.fixture
+def scene(scene: World, place: Place) -> WatchedScene:
+    return WatchedScene(scene, place)
 
 
 def delta_commit(version: int) -> tuple[str, bytes]:
