@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import pytest
@@ -82,6 +82,17 @@ async def recorded(
     check_alerts(root, {failure: (recording.notation(), recording.marks)})
 
 
+Record: TypeAlias = Callable[..., AbstractAsyncContextManager[Failing]]
+
+
+@pytest.fixture
+def record(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server) -> Record:
+    """`recorded` with the servers and the folder of this test."""
+    return lambda failure, **options: recorded(
+        failure, kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials, **options
+    )
+
+
 async def _lasts(scene: Failing, seconds: float) -> None:
     """Wait until a condition of the table has lasted for so long."""
     await until(
@@ -90,12 +101,9 @@ async def _lasts(scene: Failing, seconds: float) -> None:
     )
 
 
-async def test_a_store_refuses(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_store_refuses(record: Record) -> None:
     """As with a session that has expired. Once the store accepts the agent again, nothing needs a restart."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("a store refuses", *arguments) as scene:
+    async with record("a store refuses") as scene:
         began = scene.recording.scrapes
         scene.proxy.weather = Weather(share=1.0, faults=(Fault.EXPIRED,))
         refusal = await scene.agents["a"].logged("lock.refused")
@@ -107,12 +115,9 @@ async def test_a_store_refuses(
         assert "ExpiredToken" in probe
 
 
-async def test_a_publish_hangs(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_publish_hangs(record: Record) -> None:
     """The driver renews its grant, and doesn't end. An operator ends the grant."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("a publish hangs", *arguments) as scene:
+    async with record("a publish hangs") as scene:
         async with scene.publishing() as publish:
             open_ones = {each["writer"]: each for each in (await scene.status())["transactions"]}
             await _lasts(scene, 60)
@@ -124,12 +129,9 @@ async def test_a_publish_hangs(
         assert {each["waiting_on"] for each in open_ones.values()} <= {None, f"the grant of {publish.WRITER}"}
 
 
-async def test_a_stranger_keeps_the_lock(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_stranger_keeps_the_lock(record: Record) -> None:
     """It renews its lease. The run-book's command names it, and the writers go on after its end."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("a stranger keeps the lock", *arguments) as scene:
+    async with record("a stranger keeps the lock") as scene:
         async with scene.holding_the_lock():
             await _lasts(scene, 36)
             word = (await scene.status())["condition"]
@@ -138,12 +140,9 @@ async def test_a_stranger_keeps_the_lock(
         assert (word["name"], word["command"][:2]) == ("lock-held", ["lock", "release"])
 
 
-async def test_a_writer_bypasses_the_gate(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_writer_bypasses_the_gate(record: Record) -> None:
     """Each publish of one writer finds the commit of a stranger, as the sinks report it."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("a writer bypasses the gate", *arguments) as scene:
+    async with record("a writer bypasses the gate") as scene:
         for batch in range(3):
             writer = scene.scene.writer("bypassed", scene.table)
             await writer.begin(batch_id=batch)
@@ -155,12 +154,9 @@ async def test_a_writer_bypasses_the_gate(
         assert (word["name"], word["writer"]) == ("bypassed", "bypassed")
 
 
-async def test_an_agent_is_killed(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_an_agent_is_killed(record: Record) -> None:
     """The other agent takes its tables over: an alert about the process, and none about a table."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("an agent is killed", *arguments, agents=2) as scene:
+    async with record("an agent is killed", agents=2) as scene:
         began = scene.recording.scrapes
         scene.agents["a"].kill()
         await scene.next_commits()
@@ -168,12 +164,9 @@ async def test_an_agent_is_killed(
         scene.recording.mark("during")
 
 
-async def test_all_agents_are_killed(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_all_agents_are_killed(record: Record) -> None:
     """Writers wait. Once agents run again, nothing is left to do."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("all agents are killed", *arguments, agents=2) as scene:
+    async with record("all agents are killed", agents=2) as scene:
         began = scene.recording.scrapes
         for agent in scene.agents.values():
             agent.kill()
@@ -184,12 +177,9 @@ async def test_all_agents_are_killed(
         assert "nothing is granted" in members
 
 
-async def test_an_agent_is_suspended(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_an_agent_is_suspended(record: Record) -> None:
     """Another agent has its tables and locks when it goes on. It notices that, and needs no restart."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("an agent is suspended", *arguments, agents=2) as scene:
+    async with record("an agent is suspended", agents=2) as scene:
         agent = scene.agents["a"]
         agent.popen.send_signal(signal.SIGSTOP)
         await scene.scrapes(30)
@@ -200,12 +190,9 @@ async def test_an_agent_is_suspended(
         assert "suspended" in waiting["problem"]
 
 
-async def test_an_agent_is_suspended_again_and_again(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_an_agent_is_suspended_again_and_again(record: Record) -> None:
     """Each time for longer than its session with Kafka, as on a machine that swaps."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("an agent is suspended again and again", *arguments) as scene:
+    async with record("an agent is suspended again and again") as scene:
         agent = scene.agents["a"]
         for _ in range(SUSPENSIONS):
             sessions = sum(line["event"] == "partitions.live" for line in agent.lines())
@@ -219,12 +206,9 @@ async def test_an_agent_is_suspended_again_and_again(
         assert sum("suspended" in each for each in waits) >= SUSPENSIONS
 
 
-async def test_a_store_hangs_again_and_again(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_store_hangs_again_and_again(record: Record) -> None:
     """For half a lease and for longer than one, as in the chaos tests. Other tables have open transactions, and so locks."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("a store hangs again and again", *arguments) as scene:
+    async with record("a store hangs again and again") as scene:
         others = [scene.scene.writer(name, f"s3://{scene.bucket}/{name}") for name in ("x", "y", "z")]
         for each in others:
             await each.begin()
@@ -242,12 +226,9 @@ async def test_a_store_hangs_again_and_again(
             await each.abandon()
 
 
-async def test_kafka_has_lost_records(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_kafka_has_lost_records(record: Record) -> None:
     """Those of the writers, while no agent ran. The agent aborts what was open, and the writers begin again by themselves."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("Kafka has lost records", *arguments) as scene:
+    async with record("Kafka has lost records") as scene:
         scene.agents["a"].kill()
         await scene.delete_records(scene.scene.settings().topics.writers)
         shown = await scene.run("status", check=True)
@@ -260,12 +241,9 @@ async def test_kafka_has_lost_records(
         assert line["topic"] == scene.scene.settings().topics.writers
 
 
-async def test_a_topic_is_deleted(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_topic_is_deleted(record: Record) -> None:
     """While the agent runs. It ends its session and creates the topic again; the writers begin again by themselves."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("a topic is deleted", *arguments) as scene:
+    async with record("a topic is deleted") as scene:
         await scene.delete_topic(scene.scene.settings().topics.writers)
         await scene.agents["a"].logged("partitions.live", count=2)
         await scene.next_commits()
@@ -273,12 +251,9 @@ async def test_a_topic_is_deleted(
         scene.recording.mark("during")
 
 
-async def test_a_newer_agent_has_decided(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_newer_agent_has_decided(record: Record) -> None:
     """After a rollback. An operator who has no newer agent any more deletes the partition's decisions."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("a newer agent has decided", *arguments, patience_seconds=30.0) as scene:
+    async with record("a newer agent has decided", patience_seconds=30.0) as scene:
         decisions = scene.scene.settings().topics.decisions
         await scene.scene.producer.send_and_wait(decisions, FROM_A_LATER_VERSION, key=scene.table.encode())
         scene.agents["a"].kill()
@@ -294,14 +269,9 @@ async def test_a_newer_agent_has_decided(
         assert "REFUSED" in shown
 
 
-async def test_a_table_is_stopped(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_table_is_stopped(record: Record) -> None:
     """The agent has a defect, which a conflict of the table enters. One without it serves the table again."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded(
-        "a table is stopped", *arguments, program=defective_agent.__name__, **PATIENT
-    ) as scene:
+    async with record("a table is stopped", program=defective_agent.__name__, **PATIENT) as scene:
         began = scene.recording.scrapes
         first, second = (scene.scene.writer(name, scene.table) for name in ("daily", "hourly"))
         for each in (first, second):
@@ -317,12 +287,9 @@ async def test_a_table_is_stopped(
         assert defective_agent.DEFECT in shown["refused"]
 
 
-async def test_writers_compute_in_vain(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_writers_compute_in_vain(record: Record) -> None:
     """They name what they have touched only when they have computed. Half an hour of this fires the alert after 15 minutes."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("writers compute in vain", *arguments, **PATIENT) as scene:
+    async with record("writers compute in vain", **PATIENT) as scene:
         async with scene.computing_in_vain(IN_VAIN_WRITERS):
             lost = "lakewarden_lost_compute_seconds_total"
             await scene.shows(lost, lambda seconds: seconds > IN_VAIN_SECONDS)
@@ -332,12 +299,9 @@ async def test_writers_compute_in_vain(
         assert "late-0" in conflicts
 
 
-async def test_a_stranger_publishes(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_a_stranger_publishes(record: Record) -> None:
     """Its records are no events. They are kept as dead letters, and the writers go on."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("a stranger publishes", *arguments) as scene:
+    async with record("a stranger publishes") as scene:
         for number in range(5):
             await scene.scene.send_raw(b"no event %d" % number, scene.table.encode())
         await scene.agents["a"].logged("event.refused", count=5)
@@ -348,13 +312,10 @@ async def test_a_stranger_publishes(
         assert refused.count("Invalid JSON") == 5
 
 
-async def test_an_agent_is_overloaded(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_an_agent_is_overloaded(record: Record) -> None:
     """Its machine has little processor time for it, and a writer floods the log. It recovers without a restart."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
     async with (
-        recorded("an agent is overloaded", *arguments, partitions=1, **PATIENT) as scene,
+        record("an agent is overloaded", partitions=1, **PATIENT) as scene,
         scene.overloaded("a"),
     ):
         began = scene.recording.scrapes
@@ -363,12 +324,9 @@ async def test_an_agent_is_overloaded(
         scene.recording.mark("during")
 
 
-async def test_the_memory_budget_is_full(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_the_memory_budget_is_full(record: Record) -> None:
     """Two transactions have touched 90 % of it. The agent aborts the larger one when a third one needs more than the rest."""
-    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
-    async with recorded("the memory budget is full", *arguments, memory_mb=1, **PATIENT) as scene:
+    async with record("the memory budget is full", memory_mb=1, **PATIENT) as scene:
         large, larger, last = (
             scene.scene.writer(name, f"s3://{scene.bucket}/{name}") for name in ("daily", "weekly", "monthly")
         )
