@@ -1,4 +1,4 @@
-"""A process with many writers. Each is a job that implements the protocol itself, without the product's client.
+"""A process with many writers. Each is a job that implements the protocol (`writers.py`), without the product's client.
 
     python -m tests.real.storm_writers --bootstrap H:P --prefix P --partitions N --tables URI --names a,b --seed N --evidence FILE
 
@@ -35,18 +35,26 @@ import threading
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.partitioner import DefaultPartitioner
 
+from lakewarden.events import (
+    Abort,
+    Admitted,
+    AlreadyCommitted,
+    CommitCompleted,
+    CommitGranted,
+    DecisionEvent,
+    GrantRenewed,
+)
+from lakewarden.events.access import stop_client
 from tests.real import storm_tables
 from tests.real.storm_tables import Line
+from tests.real.writers import Received, World, Writer, markers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,51 +85,64 @@ MAX_LOSSES: Final = 3
 
 
 @dataclass(slots=True)
-class Attempt:
-    """One transaction and its decisions."""
+class Attempt(Writer):
+    """One transaction of a batch."""
 
-    writer: str
-    table: str
-    batch: int
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    seq: int = 0
+    batch: int = 0
     sent: dict[int, float] = field(default_factory=dict)
-    """When each `seq` was sent, on this process's clock."""
-    decisions: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """When each `seq` was sent, on this process's clock. A grant lease that answers it started then."""
     heartbeats: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def opened(self, **intent: Any) -> AsyncIterator[None]:
+        """Publish the intent, and heartbeats while the block runs."""
+        await self.send_intent(batch_id=self.batch, heartbeat_seconds=HEARTBEAT_SECONDS, **intent)
+        self.heartbeats = asyncio.create_task(self._publish_heartbeats())
+        try:
+            yield
+        finally:
+            self.stop_heartbeats()
+            self.world.decisions.pop(self.transaction, None)
+
+    async def _publish_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            self.sent[self.seq + 1] = time.monotonic()
+            await self.heartbeat()
 
     def stop_heartbeats(self) -> None:
         """Publish no heartbeat after the end: an agent that has forgotten the transaction answers `unknown-transaction`."""
         assert self.heartbeats is not None
         self.heartbeats.cancel()
 
-    def receive(self, offset: int, decision: dict[str, Any]) -> None:
-        """Add a decision."""
-        self.decisions.append((offset, decision))
-        self.changed.set()
-
-    def abort(self) -> dict[str, Any] | None:
+    def abort(self) -> Abort | None:
         """The abort, or None."""
-        return next((decision for _, decision in self.decisions if decision["type"] == "abort"), None)
+        return next((each.event for each in self.decisions() if isinstance(each.event, Abort)), None)
 
-    async def answer(self, *kinds: str) -> tuple[int, dict[str, Any]]:
+    async def decided(self, *kinds: type[DecisionEvent]) -> Received:
         """Wait for the first decision of these kinds. Raises `AbortedError` if there is an abort, before or instead."""
-        while True:
-            if (abort := self.abort()) is not None:
-                raise AbortedError(abort)
-            for offset, decision in self.decisions:
-                if decision["type"] in kinds:
-                    return offset, decision
-            self.changed.clear()
-            await self.changed.wait()
+        received = await self.answer(*kinds)
+        if isinstance(received.event, Abort):
+            raise AbortedError(received.event)
+        return received
+
+    async def granted(self) -> tuple[int, CommitGranted]:
+        """Request the grant, and wait for it. Return its offset, too, which is the fencing token."""
+        self.sent[self.seq + 1] = time.monotonic()
+        await self.request_commit()
+        received = await self.decided(CommitGranted)
+        assert isinstance(received.event, CommitGranted)
+        return received.offset, received.event
+
+    async def completed(self, grant: str) -> None:
+        await self.world.send(self.event(CommitCompleted, grant=grant, batch_id=self.batch))
 
     def deadline(self, grant: str) -> float:
         """The end of the grant lease minus the margin, on this process's clock."""
-        leases: list[float] = [
-            self.sent[decision["seq"]] + decision["lease_seconds"]
-            for _, decision in self.decisions
-            if decision["type"] in ("commit-granted", "grant-renewed") and decision["grant"] == grant
+        leases = [
+            self.sent[each.event.seq] + each.event.lease_seconds
+            for each in self.decisions()
+            if isinstance(each.event, CommitGranted | GrantRenewed) and each.event.grant == grant
         ]
         return max(leases) - MARGIN_SECONDS
 
@@ -129,8 +150,8 @@ class Attempt:
 class AbortedError(Exception):
     """The agent has aborted the transaction."""
 
-    def __init__(self, abort: dict[str, Any]) -> None:
-        super().__init__(abort["reason"])
+    def __init__(self, abort: Abort) -> None:
+        super().__init__(abort.reason)
         self.abort = abort
 
 
@@ -138,110 +159,27 @@ class TooLateError(Exception):
     """The grant lease ended before the publish was complete."""
 
 
-class KafkaClient:
-    """The Kafka connection of all jobs of this process."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._topic = f"{options.prefix}.writers"
-        self._decisions = [
-            TopicPartition(f"{options.prefix}.decisions", number) for number in range(options.partitions)
-        ]
-        self._producer = AIOKafkaProducer(
-            bootstrap_servers=options.bootstrap,
-            acks="all",
-            enable_idempotence=True,
-            request_timeout_ms=20_000,
-        )
-        self._consumer = AIOKafkaConsumer(
-            bootstrap_servers=options.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
-        )
-        self._open: dict[str, Attempt] = {}
-        self._terms: dict[int, str] = {}
-
-    @asynccontextmanager
-    async def connected(self) -> AsyncIterator[None]:
-        """Connect, read `decisions` from the beginning for the current terms, and dispatch decisions while the block runs."""
-        await self._producer.start()
-        await self._consumer.start()
-        self._consumer.assign(self._decisions)
-        await self._consumer.seek_to_beginning(*self._decisions)
-        ends = await self._consumer.end_offsets(self._decisions)
-        while any([await self._consumer.position(each) < ends[each] for each in self._decisions]):
-            await self._poll()
-        dispatching = asyncio.create_task(self._dispatch_forever())
-        try:
-            yield
-        finally:
-            dispatching.cancel()
-            # In tasks of their own, because a consumer's `stop` may cancel the calling task.
-            await asyncio.wait(
-                [asyncio.ensure_future(each.stop()) for each in (self._consumer, self._producer)]
-            )
-
-    async def _dispatch_forever(self) -> None:
-        while True:
-            await self._poll()
-
-    async def _poll(self) -> None:
-        for where, records in (await self._consumer.getmany(timeout_ms=500)).items():
-            for record in records:
-                self._dispatch(where.partition, record.offset, json.loads(record.value))
-
-    def _dispatch(self, partition: int, offset: int, decision: dict[str, Any]) -> None:
-        if decision["type"] == "partition-taken":
-            self._terms[partition] = decision["term"]
-        elif decision["term"] == self._terms.get(partition, decision["term"]):
-            attempt = self._open.get(decision["transaction"])
-            # The id alone is no proof: a stranger may use it on another table, or have it refused in another partition.
-            if (
-                attempt is not None
-                and (attempt.table, attempt.writer) == (decision["table"], decision["writer"])
-                and partition == self._partition(attempt.table)
-            ):
-                attempt.receive(offset, decision)
-
-    def _partition(self, table: str) -> int:
-        every = list(range(len(self._decisions)))
-        return int(DefaultPartitioner()(table.encode(), every, every))
-
-    async def publish(self, kind: str, about: Attempt, **more: Any) -> None:
-        """Publish an event of a transaction, and wait for the acknowledgement."""
-        event = {
-            "type": kind,
-            "protocol": 1,
-            "event_id": uuid.uuid4().hex,
-            "table": about.table,
-            "transaction": about.id,
-            "writer": about.writer,
-            "at": datetime.now(UTC).isoformat(),
-            **more,
-        }
-        await self._producer.send_and_wait(self._topic, json.dumps(event).encode(), about.table.encode())
-
-    async def publish_counted(self, kind: str, about: Attempt, **more: Any) -> None:
-        """Publish an event with the next `seq`. A grant lease that answers it starts now."""
-        about.seq += 1
-        about.sent[about.seq] = time.monotonic()
-        await self.publish(kind, about, seq=about.seq, **more)
-
-    @asynccontextmanager
-    async def opened(self, attempt: Attempt, **intent: Any) -> AsyncIterator[None]:
-        """Register the attempt, publish its intent, and publish heartbeats while the block runs."""
-        self._open[attempt.id] = attempt
-        await self.publish(
-            "commit-intent", attempt, batch_id=attempt.batch, heartbeat_seconds=HEARTBEAT_SECONDS, **intent
-        )
-        attempt.heartbeats = asyncio.create_task(self._publish_heartbeats(attempt))
-        try:
-            yield
-        finally:
-            attempt.stop_heartbeats()
-            del self._open[attempt.id]
-
-    async def _publish_heartbeats(self, attempt: Attempt) -> None:
-        while True:
-            await asyncio.sleep(BEAT_SECONDS)
-            await self.publish_counted("writer-heartbeat", attempt)
+@asynccontextmanager
+async def connected(options: argparse.Namespace) -> AsyncIterator[World]:
+    """The world of all jobs of this process. It reads `decisions` from the beginning, for the terms in force."""
+    topic = f"{options.prefix}.decisions"
+    decisions = [TopicPartition(topic, number) for number in range(options.partitions)]
+    servers = {"bootstrap_servers": options.bootstrap}
+    producer = AIOKafkaProducer(**servers, acks="all", enable_idempotence=True, request_timeout_ms=20_000)
+    consumer = AIOKafkaConsumer(**servers, auto_offset_reset="earliest", enable_auto_commit=False)
+    values = {"partitions": options.partitions}
+    world = World(options.bootstrap, options.prefix, Path(), producer, consumer, overrides=values)
+    await producer.start()
+    await consumer.start()
+    consumer.assign(decisions)
+    await consumer.seek_to_beginning(*decisions)
+    consuming = asyncio.create_task(world.consume())
+    try:
+        yield world
+    finally:
+        consuming.cancel()
+        await stop_client(consumer)
+        await stop_client(producer)
 
 
 class EvidenceLog:
@@ -268,9 +206,9 @@ class EvidenceLog:
             "what": what,
             "t": time.monotonic(),
             "table": attempt.table,
-            "writer": attempt.writer,
+            "writer": attempt.name,
             "batch": attempt.batch,
-            "transaction": attempt.id,
+            "transaction": attempt.transaction,
             **more,
         }
         self._file.write(json.dumps(line).encode() + b"\n")
@@ -326,13 +264,13 @@ class Job:
     def __init__(
         self,
         name: str,
-        kafka: KafkaClient,
+        world: World,
         evidence: EvidenceLog,
         commands: Commands,
         options: argparse.Namespace,
     ) -> None:
         self._name = name
-        self._kafka = kafka
+        self._world = world
         self._evidence = evidence
         self._commands = commands
         self._tables: str = options.tables
@@ -364,15 +302,13 @@ class Job:
         """Try until the batch is acknowledged. A retry declares what the batch has touched, and is queued."""
         self._touched = set(self._evidence.touched[self._name])
         while True:
-            attempt = Attempt(self._name, table, batch)
+            attempt = self._new(table, batch, uuid.uuid4().hex)
             try:
                 how = await self._attempt(attempt)
             except AbortedError as error:
                 abort = error.abort
-                self._evidence.write(
-                    "aborted", attempt, reason=abort["reason"], touched=sorted(self._touched)
-                )
-                if not abort["retriable"] and abort["reason"] != "superseded":
+                self._evidence.write("aborted", attempt, reason=abort.reason, touched=sorted(self._touched))
+                if not abort.retriable and abort.reason != "superseded":
                     raise  # an error in this file: it ends the process and the test
             except TooLateError:
                 pass
@@ -382,26 +318,23 @@ class Job:
             await asyncio.sleep(self._chance.uniform(0.0, 0.1))
 
     async def _attempt(self, attempt: Attempt) -> str:
-        losses = self._evidence.losses[attempt.writer, attempt.table]
-        scope = _markers(self._touched)
+        losses = self._evidence.losses[attempt.name, attempt.table]
+        scope = markers(*sorted(self._touched))
         admission = "queued" if scope else "optimistic"
         self._evidence.write("try", attempt, admission=admission, losses=losses)
-        async with self._kafka.opened(attempt, admission=admission, scope=scope):
-            _, first = await attempt.answer("admitted", "already-committed")
-            if first["type"] == "already-committed":
+        async with attempt.opened(admission=admission, scope=scope):
+            first = await attempt.decided(Admitted, AlreadyCommitted)
+            if isinstance(first.event, AlreadyCommitted):
                 return "already-committed"
-            if (line := storm_tables.commit_of(attempt.table, attempt.writer, attempt.batch)) is not None:
+            if (line := storm_tables.commit_of(attempt.table, attempt.name, attempt.batch)) is not None:
                 await self._found(attempt, line)
                 return "found"
             await self._compute(attempt, exact=bool(scope) and losses >= MAX_LOSSES)
-            await self._kafka.publish_counted("commit-requested", attempt)
-            token, granted = await attempt.answer("commit-granted")
-            await self._publish(attempt, token, granted["grant"])
+            token, granted = await attempt.granted()
+            await self._publish(attempt, token, granted.grant)
             await self._pause(attempt, "published")
             attempt.stop_heartbeats()
-            await self._kafka.publish(
-                "commit-completed", attempt, grant=granted["grant"], batch_id=attempt.batch
-            )
+            await attempt.completed(granted.grant)
             await self._pause(attempt, "completed")
         return "published"
 
@@ -413,13 +346,15 @@ class Job:
 
     async def _found(self, attempt: Attempt, line: Line) -> None:
         """Report the completion of a commit that this writer made before it was killed."""
-        former = Attempt(attempt.writer, attempt.table, attempt.batch, line.transaction)
-        await self._kafka.publish("commit-completed", former, grant=line.grant, batch_id=line.batch)
+        await self._new(attempt.table, line.batch, line.transaction).completed(line.grant)
         await self._abandon(attempt, "its batch is in the table")
 
     async def _abandon(self, attempt: Attempt, reason: str) -> None:
         attempt.stop_heartbeats()
-        await self._kafka.publish("transaction-abandoned", attempt, reason=reason)
+        await attempt.abandon(reason)
+
+    def _new(self, table: str, batch: int, transaction: str) -> Attempt:
+        return Attempt(self._world, self._name, table, transaction, batch=batch)
 
     async def _compute(self, attempt: Attempt, *, exact: bool) -> None:
         retry = bool(self._touched)
@@ -427,7 +362,7 @@ class Job:
             for _ in range(self._chance.randrange(1, 3)):
                 group = str(self._chance.randrange(GROUPS))
                 self._touched.add(group)
-                await self._kafka.publish("marker-created", attempt, markers=_markers({group}))
+                await attempt.touch(group)
                 await self._wait(attempt, self._chance.uniform(0.02, 0.2))
         await self._wait(attempt, self._chance.uniform(0.02, 0.2))
 
@@ -447,7 +382,7 @@ class Job:
         until = time.monotonic() + seconds
         while (abort := attempt.abort()) is None and (now := time.monotonic()) < attempt.deadline(grant):
             if now >= until:
-                line = Line(attempt.writer, attempt.batch, attempt.id, grant)
+                line = Line(attempt.name, attempt.batch, attempt.transaction, grant)
                 storm_tables.append(attempt.table, line)
                 self._evidence.write("published", attempt)
                 return
@@ -459,15 +394,11 @@ class Job:
         raise TooLateError
 
 
-def _markers(groups: Iterable[str]) -> list[dict[str, str]]:
-    return [{"partition": "p", "file_group": each, "operation": "merge"} for each in sorted(groups)]
-
-
 async def _run(options: argparse.Namespace) -> None:
-    kafka, evidence, commands = KafkaClient(options), EvidenceLog(options.evidence), Commands()
-    async with kafka.connected(), asyncio.TaskGroup() as jobs:
+    evidence, commands = EvidenceLog(options.evidence), Commands()
+    async with connected(options) as world, asyncio.TaskGroup() as jobs:
         for name in options.names.split(","):
-            job = Job(name, kafka, evidence, commands, options)
+            job = Job(name, world, evidence, commands, options)
             jobs.create_task(job.run())
 
 

@@ -32,10 +32,12 @@ from lakewarden.events import (
     CommitIntent,
     CommitRequested,
     DeadLetter,
+    DecisionEvent,
     Event,
     Marker,
     MarkerCreated,
     Operation,
+    PartitionTaken,
     TransactionAbandoned,
     Undecodable,
     WriterEvent,
@@ -43,7 +45,8 @@ from lakewarden.events import (
     decode,
     encode,
 )
-from lakewarden.events.access import stop_client
+from lakewarden.events.access import partition_of, stop_client
+from lakewarden.events.decision import counts
 from tests.kafka_fixture import committed_offsets, read_to_end
 from tests.processes import AgentProcess, run_command
 from tests.tuned import tuned
@@ -88,6 +91,11 @@ class World:
     consumer: AIOKafkaConsumer
     received: list[Received] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
+    decisions: dict[str, list[Received]] = field(default_factory=dict)
+    """Those that count, by transaction."""
+    terms: dict[int, str] = field(default_factory=dict)
+    """The term in force, by partition."""
+    changed: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def table(self) -> str:
@@ -172,9 +180,25 @@ class World:
         """Consume the events that have arrived meanwhile."""
         for partition, records in (await self.consumer.getmany(timeout_ms=timeout_ms)).items():
             for record in records:
-                self.received.append(
-                    Received(_read(record), partition.topic, partition.partition, record.offset)
-                )
+                received = Received(_read(record), partition.topic, partition.partition, record.offset)
+                self.received.append(received)
+                if isinstance(received.event, PartitionTaken):
+                    self.terms[received.partition] = received.event.term
+                elif isinstance(received.event, DecisionEvent) and counts(
+                    received.event, self.terms.get(received.partition)
+                ):
+                    self.decisions.setdefault(received.event.transaction, []).append(received)
+
+    async def consume(self) -> None:
+        """Consume until cancelled, for writers that run at the same time (`Writer.answer`)."""
+        while True:
+            await self.poll()
+            self.notify()
+
+    def notify(self) -> None:
+        """Wake those that wait for `changed`."""
+        self.changed.set()
+        self.changed = anyio.Event()
 
     async def wait_for(
         self,
@@ -296,6 +320,24 @@ class Writer:
     async def wait_for(self, kind: type[SomeEvent], *, count: int = 1) -> SomeEvent:
         """Wait for `count` decisions of this type on this transaction. Return the last one."""
         return (await self.world.wait_for(kind, self.mine, count=count))[-1]
+
+    def decisions(self) -> list[Received]:
+        """The decisions on this transaction. Its id is no proof: strangers use it on other tables, or have it refused."""
+        partition = partition_of(self.table, self.world.values()["partitions"])
+        return [
+            each
+            for each in self.world.decisions.get(self.transaction, ())
+            if isinstance(each.event, DecisionEvent)
+            and (each.event.table, each.event.writer, each.partition) == (self.table, self.name, partition)
+        ]
+
+    async def answer(self, *kinds: type[DecisionEvent]) -> Received:
+        """Wait for the first decision of these kinds while `World.consume` runs. Return the abort instead, if there is one."""
+        while True:
+            for kind in ((Abort,), kinds):
+                if found := next((each for each in self.decisions() if isinstance(each.event, kind)), None):
+                    return found
+            await self.world.changed.wait()
 
     def mine(self, event: Any) -> bool:
         """Whether an event is about this transaction."""

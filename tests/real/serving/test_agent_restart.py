@@ -290,7 +290,7 @@ async def test_sigterm_while_the_agent_waits_for_kafka_stops_it(scene: World) ->
 async def test_two_agents_share_the_tables_and_one_may_stop_at_any_time(scene: World) -> None:
     jobs = WriterJobs(scene)
     async with anyio.create_task_group() as consuming:
-        consuming.start_soon(jobs.consume)
+        consuming.start_soon(scene.consume)
         with scene.process(**BRISK) as first, scene.process(**BRISK) as second:
             await first.ready()
             await second.ready()
@@ -315,7 +315,7 @@ async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_chan
 ) -> None:
     jobs = WriterJobs(scene)
     async with anyio.create_task_group() as consuming:
-        consuming.start_soon(jobs.consume)
+        consuming.start_soon(scene.consume)
         with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended:
             await suspended.ready()
             async with anyio.create_task_group() as burst:
@@ -357,7 +357,7 @@ async def test_a_suspended_agent_that_resumes_in_an_empty_group_moves_no_checkpo
                 running.start_soon(burst, table, batches)
 
     async with anyio.create_task_group() as consuming:
-        consuming.start_soon(jobs.consume)
+        consuming.start_soon(scene.consume)
         with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended:
             await suspended.ready()
             await bursts(1)
@@ -419,7 +419,7 @@ async def test_every_promise_holds_when_the_agent_is_killed_at_any_moment(scene:
     chance = random.Random(seed)
     jobs = WriterJobs(scene)
     async with anyio.create_task_group() as consuming:
-        consuming.start_soon(jobs.consume)
+        consuming.start_soon(scene.consume)
         async with anyio.create_task_group() as burst:
             for number in range(8):
                 table = f"{scene.table}-{number % 2}"
@@ -445,58 +445,34 @@ async def test_every_promise_holds_when_the_agent_is_killed_at_any_moment(scene:
 
 @dataclass
 class WriterJobs:
-    """Writers that follow the protocol, and one consumer for all of them."""
+    """Writers that follow the protocol."""
 
     scene: World
-    decisions: dict[str, list[Any]] = field(default_factory=dict)
-    changed: anyio.Event = field(default_factory=anyio.Event)
     finished: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
-
-    async def consume(self) -> None:
-        seen = 0
-        while True:
-            await self.scene.poll()
-            for received in self.scene.received[seen:]:
-                if received.topic.endswith(".decisions"):
-                    transaction = getattr(received.event, "transaction", "")
-                    self.decisions.setdefault(transaction, []).append(received.event)
-            seen = len(self.scene.received)
-            self._changed()
-
-    def _changed(self) -> None:
-        self.changed.set()
-        self.changed = anyio.Event()
 
     async def wait_until_finished(self, finished: int) -> None:
         with anyio.fail_after(JOBS_PATIENCE_SECONDS):
             while self.finished < finished:
-                await self.changed.wait()
-
-    async def wait_for_answer(self, writer: Writer, *kinds: type[Any]) -> Any:
-        while True:
-            for decision in self.decisions.get(writer.transaction, ()):
-                if isinstance(decision, (*kinds, Abort)):
-                    return decision
-            await self.changed.wait()
+                await self.scene.changed.wait()
 
     async def job(self, name: str, batches: int, chance: random.Random, table: str | None = None) -> None:
         for batch in range(batches):
             outcome = await self._attempt(self.scene.writer(name, table), batch, chance)
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
             self.finished += 1
-            self._changed()
+            self.scene.notify()
 
     async def _attempt(self, writer: Writer, batch: int, chance: random.Random) -> str:
         await writer.send_intent(batch_id=batch, heartbeat_seconds=100)
-        if not isinstance(first := await self.wait_for_answer(writer, Admitted, AlreadyCommitted), Admitted):
+        if not isinstance(first := (await writer.answer(Admitted, AlreadyCommitted)).event, Admitted):
             return _outcome(first)
         for _ in range(chance.randrange(1, 3)):
             await writer.touch(str(chance.randrange(12)))
             await anyio.sleep(chance.random() / 50)
         sent = time.monotonic()
         await writer.request_commit()
-        answer = await self.wait_for_answer(writer, CommitGranted)
+        answer = (await writer.answer(CommitGranted)).event
         if not isinstance(answer, CommitGranted):
             return _outcome(answer)
         if time.monotonic() > sent + answer.lease_seconds - 0.5:
