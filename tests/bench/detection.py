@@ -44,7 +44,7 @@ from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort, Admitted, CommitIntent, Marker
 from lakewarden.handlers.table.detection import sweep
-from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, step
+from lakewarden.handlers.table.machine import EventRead, replay_event, step
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from tests.bench import writer_events
@@ -266,12 +266,6 @@ def _sweep_seconds(state: TableState, *, aborts: int) -> float:
     aborted = sum(isinstance(each, Abort) for each in context.effects)
     assert aborted == aborts, f"{aborted} writers aborted, not {aborts}"
     return seconds
-
-
-def _replayed_seconds(state: TableState) -> float:
-    began = time.thread_time()
-    step(state, Replayed(0.0, 0))
-    return time.thread_time() - began
 
 
 def _owner(quiet: int) -> PartitionOwner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +14,6 @@ from lakewarden.events import (
     Marker,
     MarkerCreated,
     TransactionAbandoned,
-    WriterEventUnion,
     encode,
 )
 
@@ -69,13 +68,6 @@ def completed_event(table: str, transaction: str, grant: str) -> CommitCompleted
 
 def abandoned(table: str, transaction: str) -> bytes:
     return encode(TransactionAbandoned(**common(table, transaction), reason="measured"))
-
-
-def marker_events(table: str, transaction: str, count: int, batch: int) -> Iterator[WriterEventUnion]:
-    """`count` different markers in events of `batch`, in 336 partitions."""
-    for start in range(0, count, batch):
-        numbers = range(start, min(start + batch, count))
-        yield markers_created_event(table, transaction, [marker(number, number % 336) for number in numbers])
 
 
 def common(table: str, transaction: str) -> dict[str, Any]:
