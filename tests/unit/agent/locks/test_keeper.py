@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,6 +60,27 @@ class HangingFaults:
         return None
 
     async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
+        return None
+
+
+@dataclass
+class AtRequest:
+    """Does something at the n-th request, before or after the store acted."""
+
+    count: int
+    acted: bool
+    then: Callable[[], Awaitable[None]]
+    requests: int = 0
+
+    async def before(self, request: Request) -> Fault | None:
+        self.requests += 1
+        if not self.acted and self.requests == self.count:
+            await self.then()
+        return None
+
+    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
+        if self.acted and self.requests == self.count:
+            await self.then()
         return None
 
 
@@ -524,21 +545,26 @@ async def test_eight_agents_that_observe_each_other_acquire_the_lock_in_turn() -
 async def test_a_keeper_that_is_cancelled_at_any_request_leaves_a_lease_that_expires() -> None:
     """Before or after the effect of the n-th request, for every n: an operator never has to repair the lock object."""
     cut_offs = 0
+
+    async def cut_off() -> None:
+        cut.set()
+        keeper.scope.cancel()
+        await anyio.sleep_forever()
+
     for acted in (False, True):
         for count in range(1, 12):
             objects: dict[str, bytes] = {}
-            cutter = CutOff(count, acted)
-            store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects, faults=cutter)
+            cut, faults = anyio.Event(), AtRequest(count, acted, cut_off)
+            store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects, faults=faults)
             async with store, keeping(store) as keeper:
-                cutter.scope = keeper.scope
                 for _ in range(2):
                     keeper.lock.acquire(None)
                     with anyio.move_on_after(2 * LEASE.renew_interval + 0.1):
-                        await cutter.cut.wait()
+                        await cut.wait()
                     keeper.lock.release()
                     with anyio.move_on_after(0.1):
                         await keeper.lock.wait_released()
-            cut_offs += cutter.cut.is_set()
+            cut_offs += cut.is_set()
             if objects:
                 ends = _record(objects).valid_until
                 assert ends <= clock().wall_ms + round(LEASE.validity * 1000) + 1
@@ -552,36 +578,17 @@ async def test_a_keeper_that_is_cancelled_at_any_request_leaves_a_lease_that_exp
     assert cut_offs >= 12, "requests that were cancelled"
 
 
-@dataclass
-class Cancelling:
-    """Cancels the n-th request, before or after the store acted, as the store's client may: nothing asked the task to end."""
-
-    count: int
-    acted: bool
-    requests: int = 0
-
-    async def before(self, request: Request) -> Fault | None:
-        self.requests += 1
-        if not self.acted:
-            self._cancel()
-        return None
-
-    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
-        if self.acted:
-            self._cancel()
-        return None
-
-    def _cancel(self) -> None:
-        if self.requests == self.count:
-            raise asyncio.CancelledError
-
-
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("acted", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_a_request_that_its_client_cancelled_has_an_unknown_outcome(count: int, acted: bool) -> None:
     """Read, write, first renewal. Before, it ended the task of the lock, and stopped its table until a restart of the agent."""
-    cancelling = Cancelling(count, acted)
+
+    async def cancelled() -> None:
+        """As the store's client may: nothing asked the task to end."""
+        raise asyncio.CancelledError
+
+    cancelling = AtRequest(count, acted, cancelled)
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, faults=cancelling)
     async with store, keeping(store) as keeper:
         keeper.lock.acquire(None)
@@ -612,28 +619,3 @@ async def test_a_store_whose_opening_was_cancelled_is_opened_again() -> None:
         keeper.lock.acquire(None)
         await keeper.wait_for(lease.Confirmed)
         tasks.cancel_scope.cancel()
-
-
-@dataclass
-class CutOff:
-    """Cancels the keeper during its n-th request, before or after the store acted."""
-
-    count: int
-    acted: bool
-    scope: anyio.CancelScope | None = None
-    cut: anyio.Event = field(default_factory=anyio.Event)
-
-    async def before(self, request: Request) -> None:
-        self.count -= 1
-        if not self.acted:
-            await self._cut_off()
-
-    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> None:
-        if self.acted:
-            await self._cut_off()
-
-    async def _cut_off(self) -> None:
-        if self.count == 0 and self.scope is not None:
-            self.cut.set()
-            self.scope.cancel()
-            await anyio.sleep_forever()
