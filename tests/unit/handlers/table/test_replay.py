@@ -50,13 +50,6 @@ def busy_table() -> World:
     return w.intent("queued", m("p/c"), admission="queued").intent("loser").touch("loser", m("p/c"))
 
 
-def test_a_restarted_agent_has_the_same_state() -> None:
-    """SIGKILL and restart: same phases, footprints, grants, ledger and order."""
-    w = busy_table()
-
-    assert facts(w.rebuilt().state) == facts(w.state)
-
-
 def test_a_complete_log_leaves_no_decision_open() -> None:
     """Published verdicts stand, and none is published twice."""
     w = busy_table().rebuilt().replayed()
