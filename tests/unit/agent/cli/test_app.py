@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -59,29 +59,23 @@ class Done:
     err: str
 
 
-Call = Callable[..., Done]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(*words: str, out: Any = None, **settings: Any) -> Done:
     """Run `lakewarden` with these words and settings, in this process: the parser answers before anything connects."""
-    for name in list(os.environ):
-        if name.startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
-
-    def call_here(*words: str, **settings: Any) -> Done:
-        with monkeypatch.context() as patch:
-            for name, value in settings.items():
-                patch.setenv(f"{ENV_PREFIX}{name.upper()}", str(value))
-            patch.setattr(sys, "argv", ["any-name", *words])
-            with pytest.raises(SystemExit) as ended:
-                app.main()
-        return Done(ended.value.code, *capsys.readouterr())
-
-    return call_here
+    out, err = out or io.StringIO(), io.StringIO()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    variables |= {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in settings.items()}
+    with (
+        mock.patch.object(sys, "argv", ["any-name", *words]),
+        mock.patch.dict("os.environ", variables, clear=True),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        app.main()
+    return Done(ended.value.code, getattr(out, "getvalue", str)(), err.getvalue())
 
 
-def test_the_version_is_the_installed_one(call: Call) -> None:
+def test_the_version_is_the_installed_one() -> None:
     """Bug reports begin with it."""
     assert call("--version") == Done(0, f"lakewarden {metadata.version('lakewarden')}\n", "")
 
@@ -112,7 +106,7 @@ def test_python_m_lakewarden_agent_is_the_same_command(arguments: tuple[str, ...
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS), ids=lambda words: " ".join(words) or "lakewarden")
-def test_help_begins_with_the_usage_and_the_purpose(command: tuple[str, ...], call: Call) -> None:
+def test_help_begins_with_the_usage_and_the_purpose(command: tuple[str, ...]) -> None:
     done = call(*command, "--help")
 
     usage, blank, purpose, *rest = done.out.splitlines()
@@ -125,14 +119,14 @@ def test_help_begins_with_the_usage_and_the_purpose(command: tuple[str, ...], ca
         assert "Exit codes" in " ".join(done.out.split())
 
 
-def test_help_lists_the_variable_of_every_flag(call: Call) -> None:
+def test_help_lists_the_variable_of_every_flag() -> None:
     done = call("agent", "--help")
 
     for name in ("BOOTSTRAP_SERVERS", "TABLES", "LOCK_ROOT", "S3_ENDPOINT", "CONFIG"):
         assert f"LAKEWARDEN_{name}" in done.out
 
 
-def test_a_group_without_a_command_lists_its_commands(call: Call) -> None:
+def test_a_group_without_a_command_lists_its_commands() -> None:
     done = call("lock")
 
     assert done.code == 2
@@ -191,7 +185,7 @@ CORRECT = ("ledger", "correct", "--writer", "w", "--batch-id")
     ],
 )
 def test_a_usage_error_has_exit_code_2_and_one_line_with_the_problem(
-    words: tuple[str, ...], settings: dict[str, Any], problem: str, call: Call
+    words: tuple[str, ...], settings: dict[str, Any], problem: str
 ) -> None:
     done = call(*words, **settings)
 
@@ -212,7 +206,7 @@ def test_a_usage_error_has_exit_code_2_and_one_line_with_the_problem(
     ],
     ids=" ".join,
 )
-def test_the_demo_refuses_what_would_have_no_effect(words: tuple[str, ...], said: str, call: Call) -> None:
+def test_the_demo_refuses_what_would_have_no_effect(words: tuple[str, ...], said: str) -> None:
     done = call("demo", *words)
 
     assert done.code == 2
@@ -315,34 +309,10 @@ def test_every_line_of_the_commands_is_printed_by_one_module() -> None:
     }
 
 
-NOWHERE = {"LAKEWARDEN_BOOTSTRAP_SERVERS": "", "LAKEWARDEN_LOCK_ROOT": "/nowhere/locks"}
+NOWHERE = {"bootstrap_servers": "", "lock_root": "/nowhere/locks"}
 
 
-@dataclass
-class Ended:
-    """How a command has ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def run(arguments: Sequence[str], out: Any = None) -> Ended:
-    """Call the command as a user does, in this process."""
-    out, err = out or io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["lakewarden", *arguments]),
-        mock.patch.dict("os.environ", NOWHERE),
-        redirect_stdout(out),
-        redirect_stderr(err),
-        pytest.raises(SystemExit) as ended,
-    ):
-        app.main()
-    assert isinstance(ended.value.code, int)
-    return Ended(ended.value.code, getattr(out, "getvalue", str)(), err.getvalue())
-
-
-def assert_explained(ended: Ended) -> None:
+def assert_explained(ended: Done) -> None:
     assert "lakewarden: internal error" not in ended.err
     if ended.code != 0 and "Usage:" not in ended.out + ended.err:
         assert ended.err.startswith("lakewarden: ")
@@ -356,7 +326,7 @@ def test_no_arguments_end_a_command_with_an_internal_error(arguments: list[str])
     """Neither Kafka nor S3 is reached. `-- COMMAND` of `lock hold` would run."""
     reaches_a_store = arguments[:1] in (["assess"], ["lock"])
     if not reaches_a_store or not any("://" in word or word == "--" for word in arguments):
-        assert_explained(run(arguments))
+        assert_explained(call(*arguments, **NOWHERE))
 
 
 @given(WORDS, WORDS, st.floats())
@@ -426,11 +396,11 @@ def test_no_file_ends_a_command_with_an_internal_error(content: bytes) -> None:
             ["lock", "show", "/lake/t", "--lock", str(file), "--output", "json"],
             ["lock", "release", "/lake/t", "--lock", str(file), "--if-owner", "x"],
         ):
-            assert_explained(run(command))
+            assert_explained(call(*command, **NOWHERE))
 
 
 def test_output_that_can_not_be_written_is_one_line() -> None:
-    ended = run(["--version"], Path("/dev/full").open("w"))  # noqa: SIM115 - closing it fails
+    ended = call("--version", out=Path("/dev/full").open("w"))  # noqa: SIM115 - closing it fails
 
     assert (ended.code, ended.err) == (1, "lakewarden: No space left on device\n")
 
