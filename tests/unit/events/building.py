@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from hypothesis import strategies as st
 
 from lakewarden import events
-from lakewarden.events import CommitIntent, Event, EventBase
+from lakewarden.events import CommitIntent, ConflictDetected, ConflictEntry, Event, EventBase
 
 TABLE = "s3://lake/sales/orders"
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -49,6 +49,38 @@ E = TypeVar("E", bound=EventBase)
 def made(kind: type[E], /, **fields: Any) -> E:
     """An event of this kind with the given fields."""
     return kind(**{**{name: value for name, value in MADE.items() if name in kind.model_fields}, **fields})
+
+
+def an_overlap(partition: str = "p", writer: str = "winner", **fields: Any) -> ConflictEntry:
+    """What a merge has in common with an open merge of this writer."""
+    common: dict[str, Any] = {
+        "file_group": "f",
+        "operation": "merge",
+        "other_operation": "merge",
+        "kind": "marker",
+    }
+    return ConflictEntry(
+        **{**common, "partition": partition, "other_writer": writer, "other_transaction": "A", **fields}
+    )
+
+
+def a_conflict(*overlaps: ConflictEntry, writer: str = "loser", **fields: Any) -> ConflictDetected:
+    """The transaction B of this writer loses to the one that the overlaps name."""
+    victim = fields.pop("transaction", "B")
+    common: dict[str, Any] = {
+        "transaction": victim,
+        "writer": writer,
+        "victim": victim,
+        "victim_writer": writer,
+        "winner": overlaps[0].other_transaction,
+        "winner_writer": overlaps[0].other_writer,
+        "rule": "file-group",
+        "kind": "marker",
+        "conflicts": overlaps,
+        "detected_after_ms": 1,
+        "victim_age_seconds": 6,
+    }
+    return made(ConflictDetected, **{**common, **fields})
 
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=40)

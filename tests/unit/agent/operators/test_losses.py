@@ -6,39 +6,19 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.operators.losses import Losses
-from lakewarden.events import ConflictDetected, ConflictEntry, encode
+from lakewarden.events import encode
 from tests.unit.agent.serving.owner_in_memory import consumed
-from tests.unit.events.building import made
+from tests.unit.events.building import a_conflict, an_overlap
 
 
 def lost(table: str, victim: str, winner: str, seconds: float, *partitions: str) -> ConsumerRecord:
     """The record of a conflict: a transaction loses to a writer in these partitions."""
-    entries = tuple(
-        ConflictEntry(
-            partition=each,
-            file_group="f",
-            operation="merge",
-            other_operation="merge",
-            other_transaction=f"of {winner}",
-            other_writer=winner,
-            kind="marker",
-        )
-        for each in partitions
-    )
-    event = made(
-        ConflictDetected,
-        event_id=f"{victim} {winner}",
+    event = a_conflict(
+        *(an_overlap(each, winner, other_transaction=f"of {winner}") for each in partitions),
         table=table,
         transaction=victim,
         writer=f"writer of {victim}",
-        victim=victim,
-        victim_writer=f"writer of {victim}",
-        winner=f"of {winner}",
-        winner_writer=winner,
-        rule="file-group",
-        kind="marker",
-        conflicts=entries,
-        detected_after_ms=1,
+        event_id=f"{victim} {winner}",
         victim_age_seconds=seconds,
     )
     return consumed(encode(event), at_ms=moment().wall_ms)

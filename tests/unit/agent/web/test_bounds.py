@@ -10,9 +10,9 @@ from lakewarden.agent.operators.losses import HOUR_MS, OTHERS, Losses
 from lakewarden.agent.operators.refused import refused_event
 from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.agent.web.pages import seconds_clock
-from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, PartitionTaken, encode
+from lakewarden.events import Abort, CommitIntent, PartitionTaken, encode
 from tests.unit.agent.web.test_server import record
-from tests.unit.events.building import made
+from tests.unit.events.building import a_conflict, an_overlap, made
 
 NOW_MS = 1_800_000_000_000
 LETTER = b'{"type":"dead-letter","reason":"r","topic":"t","partition":0,"offset":0,"value":"%s"}'
@@ -26,33 +26,7 @@ def intent(uri: str, number: int, at_ms: int = NOW_MS) -> ConsumerRecord:
 
 
 def conflict(partitions: int, at_ms: int, table: str = "s3://lake/t") -> ConsumerRecord:
-    entries = [
-        ConflictEntry(
-            partition=f"p{number}",
-            file_group="f",
-            operation="merge",
-            other_operation="merge",
-            other_transaction="A",
-            other_writer="winner",
-            kind="marker",
-        )
-        for number in range(partitions)
-    ]
-    event = made(
-        ConflictDetected,
-        table=table,
-        transaction="B",
-        writer="loser",
-        victim="B",
-        victim_writer="loser",
-        winner="A",
-        winner_writer="winner",
-        rule="file-group",
-        kind="marker",
-        conflicts=tuple(entries),
-        detected_after_ms=1,
-        victim_age_seconds=6,
-    )
+    event = a_conflict(*(an_overlap(f"p{number}") for number in range(partitions)), table=table)
     return record(encode(event), at_ms)
 
 

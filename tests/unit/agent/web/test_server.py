@@ -36,14 +36,12 @@ from lakewarden.events import (
     Abort,
     CommitCompleted,
     CommitIntent,
-    ConflictDetected,
-    ConflictEntry,
     DeadLetter,
     encode,
 )
 from lakewarden.handlers.setup.agents import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
-from tests.unit.events.building import made
+from tests.unit.events.building import a_conflict, an_overlap, made
 
 HOSTILE = """"><script>alert('1')</script><img src=x onerror=alert(2)>{{ 7777*7777 }}\u202e"""
 LIVE = ("/", "/locks", "/waits", "/writer", "/table?uri=s3://lake/t", "/losses", "/refused")
@@ -94,28 +92,8 @@ def history(name: str, uri: str = "s3://lake/t") -> History:
         "transaction": f"B{name}",
         "at": datetime.now(UTC),
     }
-    entry = ConflictEntry(
-        partition=f"part={name}",
-        file_group="f",
-        operation="merge",
-        other_operation="merge",
-        other_transaction="A",
-        other_writer=f"winner {name}",
-        kind="marker",
-    )
-    conflict = made(
-        ConflictDetected,
-        victim=f"B{name}",
-        victim_writer=name,
-        winner="A",
-        winner_writer=f"winner {name}",
-        rule="file-group",
-        kind="marker",
-        conflicts=(entry,),
-        detected_after_ms=1,
-        victim_age_seconds=2.5,
-        **common,
-    )
+    entry = an_overlap(f"part={name}", f"winner {name}")
+    conflict = a_conflict(entry, victim_age_seconds=2.5, **common)
     intent = CommitIntent(event_id="i", heartbeat_seconds=5, **common)
     abort = made(Abort, reason="conflict", conflicts=(entry,), **common)
     value = json.dumps({"type": "commit-intent", "table": uri, "writer": name, "transaction": name}).encode()
@@ -431,15 +409,7 @@ def test_who_made_a_commit_without_the_gate_is_shown_in_its_row_and_to_those_who
     table, now = "s3://lake/t", round(time.time() * 1000)
     found, winner = Timelines(), {"table": table, "transaction": "delta:49", "writer": "delta:49"}
     completed = made(CommitCompleted, **winner, engine="Delta-Lake/4.0.0", job="nightly")
-    entry = ConflictEntry(
-        partition="p",
-        file_group="f",
-        operation="merge",
-        other_operation="delete",
-        other_transaction="delta:49",
-        other_writer="delta:49",
-        kind="commit",
-    )
+    entry = an_overlap("p", "delta:49", other_operation="delete", other_transaction="delta:49", kind="commit")
     lost = made(Abort, table=table, transaction="B", writer="crm", reason="conflict", conflicts=(entry,))
     steps = [(found.add_event, completed), (found.add_decision, lost)]
     for add, event in steps if reads_commit_first else reversed(steps):

@@ -16,7 +16,6 @@ from lakewarden.events import (
     Admitted,
     AlreadyCommitted,
     CommitGranted,
-    ConflictEntry,
     GrantRenewed,
     Marker,
 )
@@ -24,6 +23,7 @@ from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.grant_deadline import MAX_SEND_TIMES, SendTimes
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GatePhase, GateProgress, GrantLease
 from lakewarden.spark_jobs.gate.scope import as_scope
+from tests.unit.events.building import an_overlap
 
 COMMON: dict[str, Any] = {
     "table": "file:///lake/t",
@@ -195,18 +195,7 @@ def test_the_writers_deadline_is_never_later_than_the_agents(
 
 
 def test_an_abort_names_the_table_the_other_writer_and_the_overlap() -> None:
-    conflicts = tuple(
-        ConflictEntry(
-            partition=f"month=1/day={day}",
-            file_group="*",
-            operation="merge",
-            other_operation="merge",
-            other_transaction="t2",
-            other_writer="arrivals:q2",
-            kind="marker",
-        )
-        for day in range(1, 8)
-    )
+    conflicts = tuple(an_overlap(f"month=1/day={day}", "arrivals:q2", file_group="*") for day in range(1, 8))
     error = CommitAborted(Abort(**common(), reason="conflict", retriable=True, conflicts=conflicts))
 
     assert str(error) == (
