@@ -48,14 +48,12 @@ class Log:
         await self.close()
 
     async def close(self) -> None:
-        """Close what is open."""
         for client in (self._consumer, self._admin):
             if client is not None:
                 await stop_client(client)
         self._consumer = self._admin = None
 
     async def admin(self) -> AIOKafkaAdminClient:
-        """The started admin client."""
         if self._admin is None:
             client = admin_client(self.settings)
             await start_client(client, self.settings)
@@ -104,7 +102,6 @@ class Log:
             await anyio.sleep(0.1)
 
     async def cluster_id(self) -> str | None:
-        """The id of the Kafka cluster, if it has one."""
         found: str | None = (await (await self.admin()).describe_cluster()).get("cluster_id")
         return found
 

@@ -192,7 +192,6 @@ class KafkaSettings(BaseSettings):
 
     @cached_property
     def kafka_client_id(self) -> str:
-        """Names the Kafka clients of this process."""
         return COMMAND_CLIENT_ID
 
     @property
@@ -202,7 +201,6 @@ class KafkaSettings(BaseSettings):
 
     @property
     def topics(self) -> Topics:
-        """The topic names."""
         return Topics(self.topic_prefix)
 
     def access(self) -> Access:
@@ -574,7 +572,6 @@ class Settings(KafkaSettings):
         return dataclasses.replace(lease, poll_seconds=HUDI_POLL_SECONDS) if shared else lease
 
     def table(self, *, shared: bool) -> TableSettings:
-        """The settings of one table's state machine."""
         return TableSettings(
             early_detection=self.early_detection,
             policy=self.conflict_policy,
@@ -593,7 +590,6 @@ class Settings(KafkaSettings):
 
     @property
     def memory_bytes(self) -> int:
-        """`memory_mb` in bytes."""
         return self.memory_mb * 1_000_000
 
     @property

@@ -106,7 +106,6 @@ class LogPosition:
     """The next commit can't be read."""
 
     def advance(self) -> None:
-        """Move on to the next commit."""
         self.number, self.identity, self.stuck = self.number + 1, None, False
 
     def why_lost(self, newest: int | None, *, identity: str | None, has_next: bool) -> str | None:

@@ -144,7 +144,6 @@ class AttemptTrace:
         return tuple(sorted(self._attempts.values(), key=lambda attempt: attempt.started))
 
     def of(self, *outcomes: AttemptOutcome) -> tuple[Attempt, ...]:
-        """The attempts with one of these outcomes."""
         return tuple(attempt for attempt in self.attempts if attempt.outcome in outcomes)
 
 

@@ -36,7 +36,6 @@ class FormatChoice(StrEnum):
 
     @property
     def label(self) -> str:
-        """The format's own name."""
         return "Delta Lake" if self is FormatChoice.DELTA else self.value.capitalize()
 
     @property

@@ -58,7 +58,6 @@ class Arena:
 
     @property
     def name(self) -> str:
-        """For file names."""
         return self.admission or "without-agent"
 
 
@@ -91,7 +90,6 @@ class Commands:
 
     @property
     def rows_folder(self) -> Path:
-        """Where `read_tables` writes."""
         return self.folder / "rows"
 
     def _tables(self, places: Sequence[TablePlace]) -> list[str]:

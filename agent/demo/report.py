@@ -51,7 +51,6 @@ class Report:
         )
 
     def print(self, console: Console) -> None:
-        """Print the report as text."""
         console.print()
         console.print(self._table())
         for note in self.notes:

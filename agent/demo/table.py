@@ -57,12 +57,10 @@ class TablePlace:
 
     @property
     def identifier(self) -> str:
-        """The table's name in Paimon's catalog."""
         return f"{_DATABASE}.{self.name}"
 
     @property
     def uri(self) -> str:
-        """The table's canonical URI."""
         database = _DATABASE if self.form.on_spark else f"{_DATABASE}.db"
         return canonical_table(f"{self.warehouse}/{database}/{self.name}")
 

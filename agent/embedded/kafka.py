@@ -152,7 +152,6 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address for clients."""
         if self._port is None:
             raise RuntimeError(
                 "the embedded Kafka is not started: call start(), or use it in a with statement"
@@ -161,7 +160,6 @@ class EmbeddedKafka:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the running broker."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:

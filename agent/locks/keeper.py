@@ -61,7 +61,6 @@ class SleepWatch:
 
     @contextmanager
     def watching(self, keeper: LockKeeper) -> Iterator[None]:
-        """Watch the keeper while the block runs."""
         self.keepers[keeper] = None
         try:
             yield
@@ -112,7 +111,6 @@ class LockKeeper:
         self._submit(lease.Acquire(self._clock(), adopt, ahead))
 
     def release(self) -> None:
-        """Request the release of the lock."""
         self._submit(lease.Release(self._clock()))
 
     def hint(self, event: AuditEventUnion) -> None:
@@ -155,7 +153,6 @@ class LockKeeper:
         self._woken.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
         watch = self._watch or SleepWatch(lambda: self._clock().now)
         async with anyio.create_task_group() as tasks:
             if self._watch is None:

@@ -191,7 +191,6 @@ class TableLocks:
             self._keeper(state.uri).acquire(adopt)
 
     def start_release(self, uri: str) -> None:
-        """Request the release of the table's lock."""
         self._requested.pop(uri, None)
         if uri in self._keepers:
             self._keepers[uri][0].release()

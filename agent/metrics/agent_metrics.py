@@ -290,7 +290,6 @@ class TableLabels:
         self._known: set[str] = set()
 
     def of(self, uri: str) -> str:
-        """The label's value of a table."""
         if uri in self._known:
             return uri
         if len(self._known) >= self._limit:

@@ -5,44 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
+from lakewarden import events
 from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.time_text import utc_time
-from lakewarden.events import (
-    Abort,
-    AbortRequested,
-    Admitted,
-    AlreadyCommitted,
-    CommitCompleted,
-    CommitGranted,
-    CommitIntent,
-    CommitRequested,
-    ConflictEntry,
-    GrantRenewed,
-    LedgerCorrected,
-    LockAcquired,
-    LockLost,
-    LockRefused,
-    Marker,
-    MarkerCreated,
-    PartitionTaken,
-    TransactionAbandoned,
-    WriterHeartbeat,
-)
+from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.condition import made_by
-from lakewarden.handlers.explain.timeline import (
-    Because,
-    Blocker,
-    Encounter,
-    EventRef,
-    Explanation,
-    Heartbeats,
-    LostConflict,
-    Outcome,
-    RecordRef,
-    RelatedTransaction,
-    Step,
-    TransactionRef,
-)
+from lakewarden.handlers.explain.timeline import Because, Explanation, Outcome, Step, TransactionRef
 from lakewarden.handlers.table.transactions import Phase
 
 MOST_NAMED = 3
@@ -116,7 +84,7 @@ def final_outcome(explanation: Explanation) -> str:
     return _outcome(outcome)
 
 
-def _heartbeats(heartbeats: Heartbeats) -> str:
+def _heartbeats(heartbeats: timeline.Heartbeats) -> str:
     first, last, gap_after = heartbeats.first, heartbeats.last, heartbeats.gap_after
     if not heartbeats.count or first is None or last is None:
         counted = "no heartbeats"
@@ -144,7 +112,9 @@ def _time(explanation: Explanation, step: Step) -> str:
 
 
 def _opens(explanation: Explanation, step: Step) -> bool:
-    return isinstance(step.event, CommitIntent) and step.event.transaction == explanation.transaction.id
+    return (
+        isinstance(step.event, events.CommitIntent) and step.event.transaction == explanation.transaction.id
+    )
 
 
 def _others(explanation: Explanation) -> Iterator[str]:
@@ -185,27 +155,27 @@ def _event_text(step: Step, this: str) -> str:  # noqa: C901, PLR0912 - one case
     if because.without_effect:
         return _without_effect(step)
     match event:
-        case CommitIntent():
+        case events.CommitIntent():
             return _intent(event, because)
-        case MarkerCreated():
-            markers, events = _count(because.markers or 0, "marker"), _count(step.times, "event")
+        case events.MarkerCreated():
+            markers, count = _count(because.markers or 0, "marker"), _count(step.times, "event")
             some_new = "" if because.new == because.markers else f", {because.new} of them new"
-            return f"{markers} in {events}{some_new}: {_partitions(because.partitions)}"
-        case CommitRequested(markers=markers):
+            return f"{markers} in {count}{some_new}: {_partitions(because.partitions)}"
+        case events.CommitRequested(markers=markers):
             last = f", with {_count(len(markers), 'last marker')}" if markers else ""
             return f"requests its grant{last}"
-        case CommitCompleted(grant=grant):
+        case events.CommitCompleted(grant=grant):
             if grant is None:
                 maker = "" if (found := made_by(event)) is None else f", made by {found}"
                 return f"the watcher reports the commit{_version(event.version)}{maker}"
             return (
                 f"the writer reports the commit{_version(event.version)}{_unexpected(because.phase_before)}"
             )
-        case TransactionAbandoned(reason=reason):
+        case events.TransactionAbandoned(reason=reason):
             return f"the writer abandons it: {reason}"
-        case AbortRequested(operator=operator, reason=reason):
+        case events.AbortRequested(operator=operator, reason=reason):
             return f"operator {operator} requests its abort: {reason}"
-        case Admitted(agent=agent, turn=turn):
+        case events.Admitted(agent=agent, turn=turn):
             freed_by = because.freed_by
             waited = _seconds(because.waited_ms or 0)
             after = "" if freed_by is None else f" after {waited} in the queue: {_ended(freed_by)}"
@@ -213,24 +183,24 @@ def _event_text(step: Step, this: str) -> str:  # noqa: C901, PLR0912 - one case
             kept = f"; reserved for it, because its writer is protected: {reserved}" if reserved else ""
             place = "" if turn is None else f", turn {turn}"
             return f"admitted by agent {agent}{place}{after}{kept}"
-        case CommitGranted():
+        case events.CommitGranted():
             return _granted(step.record, event, because)
-        case GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):
+        case events.GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):
             often = "" if step.times == 1 else f" {step.times} times"
             return f"grant lease renewed{often} by agent {event.agent}: {lease:.1f} s from seq {seq}{_covered(owner)}"
-        case AlreadyCommitted(committed_transaction=committed, version=version):
+        case events.AlreadyCommitted(committed_transaction=committed, version=version):
             return f"nothing to do: the batch is already committed, by {committed}{_version(version)}"
-        case Abort() if event.transaction != this:
+        case events.Abort() if event.transaction != this:
             victim = TransactionRef(event.transaction, event.writer)
             why = _lost_conflict(victim, event, because.lost_conflicts[0], because)
             return f"wins against {_name(victim)}, which is aborted ({event.reason}): {why}"
-        case Abort():
+        case events.Abort():
             return _aborted(event, because)
-        case PartitionTaken(agent=agent):
+        case events.PartitionTaken(agent=agent):
             return f"agent {agent} took over the partition"
-        case LockAcquired() | LockLost() | LockRefused():
+        case events.LockAcquired() | events.LockLost() | events.LockRefused():
             return _lock(event, step.times)
-        case WriterHeartbeat() | LedgerCorrected():
+        case events.WriterHeartbeat() | events.LedgerCorrected():
             raise AssertionError(f"{event.type} is no step")
         case _:
             assert_never(event)
@@ -240,7 +210,7 @@ def _without_effect(step: Step) -> str:
     event, because = step.event, step.because
     if step.record.topic == "writers":
         return f"{_count(step.times, event.type)} without effect: {_standing(because.phase_before)}"
-    why = f" ({event.reason})" if isinstance(event, Abort) else ""
+    why = f" ({event.reason})" if isinstance(event, events.Abort) else ""
     agent = getattr(event, "agent", "")
     since = "" if because.taken_at is None else f" at decisions:{because.taken_at.offset}"
     taken = f"after agent {because.taken_by} had taken over the partition{since}"
@@ -251,7 +221,7 @@ def _version(version: str | None) -> str:
     return "" if version is None else f" as version {version}"
 
 
-def _intent(event: CommitIntent, because: Because) -> str:
+def _intent(event: events.CommitIntent, because: Because) -> str:
     scope = (
         f", scope {_few([_marker(each) for each in event.scope], len(event.scope))}" if event.scope else ""
     )
@@ -281,7 +251,7 @@ def _unexpected(phase_before: Phase | None) -> str:
     return f", WITHOUT A GRANT: {_standing(phase_before)}"
 
 
-def _granted(record: RecordRef, event: CommitGranted, because: Because) -> str:
+def _granted(record: timeline.RecordRef, event: events.CommitGranted, because: Because) -> str:
     waited, unblocked_ms = because.waited_ms or 0, because.unblocked_ms or 0
     after = "" if because.freed_by is None else f": {_ended(because.freed_by)}"
     unblocked = (
@@ -299,7 +269,7 @@ def _covered(lock_owner: str | None) -> str:
     return "" if lock_owner is None else f", under lock owner {_short(lock_owner)}"
 
 
-def _aborted(event: Abort, because: Because) -> str:
+def _aborted(event: events.Abort, because: Because) -> str:
     detail = f": {event.detail}" if event.detail else ""
     if because.phase_before is Phase.GRANTED and event.reason == "outcome-unknown":
         return f"GRANT LEASE EXPIRED{detail} (agent {event.agent})"
@@ -330,7 +300,9 @@ def _detected(because: Because) -> str:
     return detected if age is None else f"{detected}, {age:.1f} s after it read the intent"
 
 
-def _lost_conflict(victim: TransactionRef | None, abort: Abort, lost: LostConflict, because: Because) -> str:
+def _lost_conflict(
+    victim: TransactionRef | None, abort: events.Abort, lost: timeline.LostConflict, because: Because
+) -> str:
     """`victim` is None if it is the explained transaction itself."""
     victim_name = "it" if victim is None else victim.writer
     entries = [each for each in abort.conflicts if each.other_transaction == lost.winner.id]
@@ -339,7 +311,7 @@ def _lost_conflict(victim: TransactionRef | None, abort: Abort, lost: LostConfli
     return f"{_evidence(lost, found, victim_name, places)}; {_rule(lost, victim_name)}"
 
 
-def _evidence(lost: LostConflict, cause: EventRef | str, victim: str, places: str) -> str:
+def _evidence(lost: timeline.LostConflict, cause: timeline.EventRef | str, victim: str, places: str) -> str:
     """Which events brought the two to the same place; the event that led to the abort comes first."""
     winner, victim_event, winner_event = _name(lost.winner), lost.victim_event, lost.winner_event
     by_victim = "" if victim_event is None else f" with {_event(victim_event)}"
@@ -355,7 +327,7 @@ def _evidence(lost: LostConflict, cause: EventRef | str, victim: str, places: st
     return f"both touched {places}{both}, detected with {found}"
 
 
-def _rule(lost: LostConflict, victim: str) -> str:
+def _rule(lost: timeline.LostConflict, victim: str) -> str:
     winner = lost.winner.writer
     match lost.victim_rule:
         case "landed" if lost.winner_phase is Phase.UNKNOWN:
@@ -379,7 +351,7 @@ def _rule(lost: LostConflict, victim: str) -> str:
             assert_never(lost.victim_rule)
 
 
-def _encounter(met: Encounter, *, own: bool) -> str:
+def _encounter(met: timeline.Encounter, *, own: bool) -> str:
     places = _few([_marker(each) for each in met.shared], met.places)
     other = f"{_name(met.other)} ({_phase(met.phase)})"
     order = f"{other} had touched the same" if own else f"{other} then touched the same"
@@ -391,19 +363,19 @@ def _encounter(met: Encounter, *, own: bool) -> str:
     return f"{order}: {places}; {judged}"
 
 
-def _lock(event: LockAcquired | LockLost | LockRefused, count: int) -> str:
+def _lock(event: events.LockAcquired | events.LockLost | events.LockRefused, count: int) -> str:
     detail = f": {event.detail}" if event.detail else ""
     times = "" if count == 1 else f", {count} times"
     until = timestamp(event.valid_until)
     holder = _short(event.holder) if event.holder else None
     match event:
-        case LockAcquired(agent=agent, adopted=former):
+        case events.LockAcquired(agent=agent, adopted=former):
             adopted = "" if former is None else f", adopted from owner {_short(former)}"
             return f"agent {agent} acquired the table's lock as owner {_short(event.owner)}{adopted}, until {until}"
-        case LockLost(agent=agent):
+        case events.LockLost(agent=agent):
             now = f"; owner {holder} holds it now" if holder else ""
             return f"agent {agent} LOST the table's lock{detail}{now}"
-        case LockRefused(agent=agent):
+        case events.LockRefused(agent=agent):
             held = f", which owner {holder} holds until {until}" if holder else ""
             return f"agent {agent} could not acquire the table's lock{held}{times}{detail}"
 
@@ -411,19 +383,19 @@ def _lock(event: LockAcquired | LockLost | LockRefused, count: int) -> str:
 # -- parts of a line ---------------------------------------------------------------------------------------------------
 
 
-def _event(event: EventRef) -> str:
+def _event(event: timeline.EventRef) -> str:
     return f"{event.type} at {event.record.topic}:{event.record.offset}"
 
 
-def _ended(blocker: RelatedTransaction) -> str:
+def _ended(blocker: timeline.RelatedTransaction) -> str:
     return f"{_name(blocker.transaction)} {_outcome(blocker.outcome)}"
 
 
-def _blockers(blockers: tuple[Blocker, ...]) -> str:
+def _blockers(blockers: tuple[timeline.Blocker, ...]) -> str:
     return _few([_blocker(each) for each in blockers], len(blockers))
 
 
-def _blocker(blocker: Blocker) -> str:
+def _blocker(blocker: timeline.Blocker) -> str:
     name = _name(blocker.transaction)
     places = _few([_marker(each) for each in blocker.shared], len(blocker.shared))
     on = f" on {places}" if blocker.shared else ""
@@ -494,11 +466,11 @@ def _file_group(partition: str, file_group: str) -> str:
     return f"{_partition(partition)} {file_group}"
 
 
-def _marker(marker: Marker) -> str:
+def _marker(marker: events.Marker) -> str:
     return _file_group(marker.partition, marker.file_group)
 
 
-def _entry(entry: ConflictEntry) -> str:
+def _entry(entry: events.ConflictEntry) -> str:
     return f"{_file_group(entry.partition, entry.file_group)} ({entry.operation}/{entry.other_operation})"
 
 

@@ -72,7 +72,6 @@ class LiveStatus:
         self._drop_ended(list(replay.tables))
 
     def add(self, number: int, events: Sequence[ConsumerRecord], decisions: Sequence[ConsumerRecord]) -> None:
-        """Apply a round of a partition."""
         partition = self._partitions[number]
         refused = dict(partition.refused)
         decided, taken_over = partition.note(decisions)
@@ -97,14 +96,12 @@ class LiveStatus:
         touched.add(decision.table)
 
     def add_lock_step(self, step: AuditEventUnion) -> None:
-        """Note the next step of a lock."""
         self._locks[step.table] = step
         self._views.pop(step.table, None)
 
     # -- what is shown -----------------------------------------------------------------------------------------------
 
     def views(self) -> list[TableView]:
-        """What `status` shows."""
         now_ms = moment().wall_ms
         oldest = now_ms - AUDIT_WINDOW.total_seconds() * 1000
         for uri in [each for each, step in self._locks.items() if step.at.timestamp() * 1000 < oldest]:
@@ -121,7 +118,6 @@ class LiveStatus:
         ]
 
     def view(self, table: str) -> TableView:
-        """What `status --table` shows of this table."""
         refused = (found for each in self._partitions.values() if (found := each.refused.get(table)))
         return self._view(table, next(refused, None), moment().wall_ms)
 

@@ -103,7 +103,6 @@ class LogReplay:
         return self.partition[table]
 
     def apply(self, decision: DecisionEventUnion) -> None:
-        """Apply a decision."""
         state = self.tables.get(decision.table)
         if state is None:
             return

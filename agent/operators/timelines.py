@@ -65,7 +65,6 @@ class Timelines:
         """By table."""
 
     def add_event(self, record: ConsumerRecord) -> None:
-        """Add a record of `writers`."""
         event = _decoded(WRITER_EVENT, record)
         if event is None:
             return

@@ -68,7 +68,6 @@ class Agent:
         self._problem = "it has just started"
 
     def stop(self) -> None:
-        """Request an orderly stop."""
         self._stopping.set()
 
     @property
@@ -82,7 +81,6 @@ class Agent:
         return self._lasting.metrics
 
     async def set_gauges(self) -> None:
-        """Set the gauges to the present state."""
         if self._session is not None:
             await self._session.set_gauges()
         set_readiness_gauges(self.metrics, self.conditions())
@@ -91,7 +89,6 @@ class Agent:
         self.metrics.info.labels(version("lakewarden"), self.settings.agent_id).set(1)
 
     def conditions(self) -> tuple[ReadinessCondition, ...]:
-        """The conditions of readiness, with their present states."""
         facts = None if self._session is None else self._session.facts()
         if facts is None:
             facts = AgentFacts(

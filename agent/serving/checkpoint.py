@@ -71,7 +71,6 @@ class Checkpoint:
     """Offset of the ledger's first record."""
 
     def metadata(self, partitions: int) -> str:
-        """The metadata of the committed offset."""
         return json.dumps(
             {
                 "decisions": self.decisions.offset,
@@ -153,7 +152,6 @@ class Checkpoints:
         self._running: set[anyio.CancelScope] = set()
 
     def is_committed(self, number: int, checkpoint: Checkpoint) -> bool:
-        """Whether this checkpoint is the one that was committed last."""
         return self._committed.get(number) == checkpoint
 
     async def commit(self, checkpoints: Mapping[int, Checkpoint]) -> None:

@@ -32,7 +32,6 @@ class FullCollections:
         self._frozen = 0
 
     def note(self, used: int) -> None:
-        """Note how many bytes the tables need now."""
         self._used = used
         self._smallest = min(self._smallest, used)
         if used - self._smallest >= GROWN_BYTES:

@@ -59,7 +59,6 @@ class Lasting:
             self._ready_at = monotonic()
 
     def note_memory(self, used: int) -> None:
-        """Note how many bytes the tables of this session need now."""
         if self.collections is not None:
             self.collections.note(used)
 

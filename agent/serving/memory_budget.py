@@ -26,9 +26,7 @@ class Holder(Protocol):
         """The table in which it can free most, and what. `last_resort`: nothing can be aborted in any partition."""
         ...
 
-    def free(self, uri: str, excess: Excess) -> None:
-        """Free it."""
-        ...
+    def free(self, uri: str, excess: Excess) -> None: ...
 
 
 class MemoryBudget:
@@ -59,13 +57,11 @@ class MemoryBudget:
         self.enforce()
 
     def enforce(self) -> None:
-        """Free some if the sum exceeds the budget."""
         if self.used > self.limit and not self._held:
             with self.held():
                 self._free()
 
     def forget(self, owner: Holder) -> None:
-        """Forget an owner and all its tables."""
         self.used -= sum(self._used_by.pop(owner, {}).values())
         self._on_used(self.used)
 

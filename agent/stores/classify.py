@@ -258,16 +258,10 @@ def classify_write(answer: Answer, condition: Condition) -> WriteOutcome:
             return Won(answer.version)
         case "lost":
             return Lost(_why(row, answer))
-        case "throttled":
-            return Throttled(_why(row, answer))
-        case "unknown":
-            return Unknown(_why(row, answer))
-        case "refused":
-            return Refused(_why(row, answer))
         case "found" | "absent" | "unusable" as meaning:
             raise AssertionError(f"a write can't be {meaning}: {row.answer}")
-        case never:
-            assert_never(never)
+        case failure:
+            return _failed(failure, _why(row, answer))
 
 
 def classify_read(answer: Answer) -> ReadOutcome:
@@ -279,18 +273,22 @@ def classify_read(answer: Answer) -> ReadOutcome:
             return Found(answer.body, answer.version)
         case "absent":
             return Absent()
-        case "throttled":
-            return Throttled(_why(row, answer))
-        case "unknown":
-            return Unknown(_why(row, answer))
-        case "refused":
-            return Refused(_why(row, answer))
         case "unusable":
             return Refused(_why(row, answer), unusable=True)
         case "won" | "lost" as meaning:
             raise AssertionError(f"a read can't be {meaning}: {row.answer}")
-        case never:
-            assert_never(never)
+        case failure:
+            return _failed(failure, _why(row, answer))
+
+
+def _failed(meaning: Literal["throttled", "unknown", "refused"], why: str) -> Throttled | Unknown | Refused:
+    match meaning:
+        case "throttled":
+            return Throttled(why)
+        case "unknown":
+            return Unknown(why)
+        case "refused":
+            return Refused(why)
 
 
 def _unquoted(version: str | None) -> str:

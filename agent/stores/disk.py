@@ -79,7 +79,6 @@ class ObjectPath:
 
     @property
     def lock_name(self) -> str:
-        """The lock file of this object."""
         return f".{self.name}{LOCK_SUFFIX}"
 
     @property

@@ -81,12 +81,10 @@ class Objects:
         self.contents: dict[str, bytes] = {} if contents is None else contents
 
     def get(self, key: str) -> Absent | Found:
-        """Return body and version."""
         body = self.contents.get(key)
         return Absent() if body is None else Found(body, version_of(body))
 
     def put(self, key: str, body: bytes, condition: Condition) -> Won | Lost:
-        """Write if the condition holds."""
         stored = self.contents.get(key)
         match condition:
             case IfAbsent():
@@ -105,7 +103,6 @@ class Objects:
         return Won(version_of(body))
 
     def remove(self, key: str) -> None:
-        """Delete the object if it exists."""
         self.contents.pop(key, None)
 
 

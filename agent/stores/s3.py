@@ -109,12 +109,10 @@ class S3Options:
         )
 
     def of_requests(self) -> dict[str, str]:
-        """The parameters of every request."""
         payer = {"RequestPayer": "requester"} if self.requester_pays else {}
         return payer | ({"ExpectedBucketOwner": self.bucket_owner} if self.bucket_owner else {})
 
     def of_writes(self) -> dict[str, str]:
-        """The further parameters of a write."""
         encryption = {"ServerSideEncryption": self.encryption} if self.encryption else {}
         return encryption | ({"SSEKMSKeyId": self.kms_key} if self.kms_key else {})
 

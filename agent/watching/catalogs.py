@@ -113,13 +113,11 @@ class Catalog(ABC):
         )
 
     async def tables(self, namespace: tuple[str, ...]) -> list[str]:
-        """The names of the tables in a namespace."""
         return await self._bounded(
             lambda: self._tables(namespace), f"namespace {'.'.join(namespace)} of catalog {self.name}"
         )
 
     async def close(self) -> None:
-        """Close its connections."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(self._timeout):
             await self._open.aclose()
 

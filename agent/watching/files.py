@@ -57,8 +57,6 @@ class TableFiles:
         """How many listings and reads were sent. A listing of many files counts once."""
 
     async def folder(self, path: str) -> dict[str, File]:
-        """The files directly in a folder."""
-
         async def listed() -> list[Any]:
             found = await obstore.list_with_delimiter_async(self._store, self._root + path.rstrip("/"))
             return list(found["objects"])
@@ -66,7 +64,6 @@ class TableFiles:
         return self._files(await self._request(listed))
 
     async def below(self, path: str) -> dict[str, File]:
-        """All files below a folder."""
         return await self._below(path, None)
 
     async def since(self, path: str, after: str) -> dict[str, File]:
@@ -86,8 +83,6 @@ class TableFiles:
         return self._files(await self._request(listed))
 
     async def folders(self, path: str) -> list[str]:
-        """The names of the folders directly in a folder."""
-
         async def listed() -> list[str]:
             found = await obstore.list_with_delimiter_async(
                 self._store, (self._root + path.rstrip("/")).rstrip("/")

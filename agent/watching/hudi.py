@@ -37,11 +37,9 @@ class HudiFollower:
 
     @property
     def began(self) -> bool:
-        """Whether the first round is over."""
         return self._watched is not None and self._watched.began
 
     async def look(self) -> Look:
-        """One round."""
         watched = await self._table()
         is_first = not watched.began
         timeline = await self._files.folder(watched.table.timeline)

@@ -55,7 +55,6 @@ class NumberedFollower(ABC):
     @property
     @final
     def began(self) -> bool:
-        """Whether the position is known."""
         return self._position is not None
 
     @final

@@ -112,7 +112,6 @@ class Watcher:
         """Globs, and folders below them, that can't be listed, as they were logged."""
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
                 names = {entry: TableName.of(entry) for entry in self._globs}
@@ -142,7 +141,6 @@ class Watcher:
 
     @property
     def requests(self) -> int:
-        """How many listings and reads were sent."""
         files = sum(each.files.requests for each in self.tables.values() if each.files is not None)
         return files + sum(each.requests for each in self._catalogs.values())
 

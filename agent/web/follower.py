@@ -55,7 +55,6 @@ class Changes:
         self._next = anyio.Event()
 
     def announce(self) -> None:
-        """Count a change."""
         self.revision += 1
         self._next.set()
         self._next = anyio.Event()
@@ -84,7 +83,6 @@ class Follower:
         """Set when the first replay is done."""
 
     async def run(self) -> None:
-        """Follow the log until cancelled."""
         while True:
             try:
                 await self._follow()

@@ -143,7 +143,6 @@ class Recent:
 
     @property
     def last_commit(self) -> float | None:
-        """When the last commit was."""
         return self.commits[-1] if self.commits else None
 
     @property

@@ -37,7 +37,6 @@ class FirstTouches:
                 self.watched.setdefault((transaction, entry.partition), set()).add(entry.file_group)
 
     def add(self, event: EventRef, markers: Iterable[Marker]) -> None:
-        """Add an event with its markers."""
         for marker in markers:
             partitions = [marker.partition]
             if marker.partition == WHOLE_TABLE:

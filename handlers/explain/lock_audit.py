@@ -86,7 +86,6 @@ class Drifts:
     hudi: float = 1_000.0
 
     def of(self, lock: str) -> float:
-        """The drift of this lock."""
         return self.hudi if lock.endswith(HUDI_LOCK) else self.own
 
 
@@ -291,7 +290,6 @@ class LockAudit:
         self._duplicates = 0
 
     def add(self, position: AuditPosition, event: AuditEventUnion) -> None:
-        """Add the next event of a partition."""
         lock = self._locks.setdefault(event.lock, _Lock())
         if self._is_duplicate(lock, position, event):
             self._duplicates += 1
@@ -327,7 +325,6 @@ class LockAudit:
                 assert_never(event)
 
     def report(self) -> AuditReport:
-        """The result for the events so far."""
         locks = tuple(_report(uri, lock, self._drifts.of(uri)) for uri, lock in sorted(self._locks.items()))
         return AuditReport(self._events, self._duplicates, locks)
 

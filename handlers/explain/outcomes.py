@@ -70,7 +70,6 @@ class Outcomes:
         self._remembered: dict[str, _Remembered] = {}
 
     def note_event(self, record: RecordRef, event: WriterEventUnion) -> None:
-        """Note an event that counts."""
         if isinstance(event, CommitIntent) and event.transaction not in self._remembered:
             opened = TransactionRef(event.transaction, event.writer, event.batch_id, record.offset)
             self._remembered[event.transaction] = _Remembered(opened, Outcome(Phase.QUEUED))
@@ -134,7 +133,6 @@ class Outcomes:
 
     @property
     def explained_outcome(self) -> Outcome:
-        """How the explained transaction has ended."""
         return self._remembered[self._id].outcome if self._id in self._remembered else UNKNOWN_OUTCOME
 
     def named(self) -> Iterator[RelatedTransaction]:

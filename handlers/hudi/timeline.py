@@ -105,7 +105,6 @@ class Instant:
         return self.action in _COMPLETES_AS
 
     def file(self, state: State) -> TimelineFile | None:
-        """Its file of this state."""
         return next((each for each in self.files if each.state == state), None)
 
 

@@ -128,7 +128,6 @@ class TableMetadata:
 
     @property
     def newest(self) -> IcebergSnapshot | None:
-        """The newest snapshot, or None."""
         return self.snapshots[0] if self.snapshots else None
 
 

@@ -39,7 +39,6 @@ class LockQueue:
     waiting: tuple[Contender, ...] = ()
 
     def apply(self, event: AuditEventUnion) -> LockQueue:
-        """The queue after this event."""
         contender = Contender(event.agent, event.table)
         match event:
             case LockRefused(waiting=True) if (
@@ -56,5 +55,4 @@ class LockQueue:
         return len(self.waiting) - (contender in self.waiting)
 
     def ahead_of(self, contender: Contender) -> int:
-        """The number of contenders ahead of a waiting contender."""
         return self.waiting.index(contender) if contender in self.waiting else len(self.waiting)

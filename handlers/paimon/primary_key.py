@@ -69,7 +69,6 @@ class PrimaryKeyTable:
 
     @property
     def engine(self) -> str:
-        """The merge engine."""
         return self.options.get("merge-engine", "deduplicate")
 
     @property
@@ -88,7 +87,6 @@ class PrimaryKeyTable:
         return "rowkind.field" in self.options
 
     def is_set(self, option: str) -> bool:
-        """Return whether a boolean option is set."""
         return self.options.get(option, "false").strip().lower() == "true"
 
 

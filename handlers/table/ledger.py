@@ -178,7 +178,6 @@ class Ledger:
         """Whether an entry has a correction: most ledgers have none, and a pass over a million entries takes a second."""
 
     def add(self, record: LedgerRecord) -> None:
-        """Add the next record of the topic."""
         if isinstance(record, PartitionTaken):
             self._term = record.term
             return

@@ -107,7 +107,6 @@ class PublishedDecisions:
             self.add(offset, record)
 
     def add(self, offset: int, record: DecisionRecord) -> None:
-        """Add the next record of the topic."""
         if isinstance(record, PartitionTaken):
             self.term = record.term
             self._terms.setdefault(record.term)

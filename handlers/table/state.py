@@ -151,7 +151,6 @@ class TableState:
         return [each for each in self.open() if each.phase is Phase.QUEUED or each.phase in STOPPABLE]
 
     def count_open(self) -> int:
-        """How many transactions are open."""
         return sum(len(self.in_phase[each]) for each in OPEN)
 
     def admitted(self) -> Iterator[Transaction]:
@@ -163,7 +162,6 @@ class TableState:
         return [*self.in_phase[Phase.COMMITTED].values(), *self.in_phase[Phase.UNKNOWN].values()]
 
     def running(self) -> Transaction | None:
-        """The granted transaction, if there is one."""
         return next(iter(self.in_phase[Phase.GRANTED].values()), None)
 
     def enter(self, transaction: Transaction, phase: Phase) -> None:

@@ -25,7 +25,6 @@ class _NotTwice(logging.Filter):
     """Drops py4j's report of an error that is kept: it is raised, and an abort is no fault."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to report it."""
         trace = record.exc_info[2] if record.exc_info else None
         while trace is not None and trace.tb_frame.f_code.co_filename != __file__:
             trace = trace.tb_next

@@ -155,7 +155,6 @@ class EventPublisher:
         )
 
     def publish_markers(self, markers: tuple[Marker, ...]) -> None:
-        """Publish the markers of one event."""
         self._channel.send(MarkerCreated(**self._header(), markers=markers))
 
     def publish_instant(self, instant: str) -> None:
@@ -163,8 +162,6 @@ class EventPublisher:
         self._channel.send(MarkerCreated(**self._header(), markers=(), instant=instant))
 
     def publish_request(self) -> None:
-        """Request the grant."""
-
         async def publish() -> None:
             await self._publish_with_seq(lambda seq: CommitRequested(**self._header(), seq=seq))
 
@@ -202,7 +199,6 @@ class EventPublisher:
         await acknowledged
 
     def publish_completed(self, grant: str, version: str | None) -> None:
-        """Report that the commit is durable."""
         named = (
             version if version is None else version[:MAX_VERSION]
         )  # a durable commit must not fail for its name

@@ -50,9 +50,7 @@ class GateMetrics(CountedSteps):
         }
 
     def count(self, name: CounterName, table: str, value: str) -> None:
-        """Count one."""
         self._counters[name].labels(table, value).inc()
 
     def observe(self, name: WaitName, table: str, seconds: float) -> None:
-        """Add a time to a histogram."""
         self._waits[name].labels(table).observe(seconds)

@@ -52,9 +52,7 @@ class OpenTelemetryMetrics(CountedSteps):
         }
 
     def count(self, name: CounterName, table: str, value: str) -> None:
-        """Count one."""
         self._counters[name].add(1, {"table": table, COUNTERS[name].label: value})
 
     def observe(self, name: WaitName, table: str, seconds: float) -> None:
-        """Add a time to a histogram."""
         self._waits[name].record(seconds, {"table": table})

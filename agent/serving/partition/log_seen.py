@@ -127,7 +127,6 @@ class LogSeen:
             )
 
     def on_event(self, record: ConsumerRecord) -> None:
-        """The owner has read an event."""
         self._read = LastRecord(record.offset, digest(record.value))
 
     def on_decision(self, value: bytes, offset: int) -> None:

@@ -80,7 +80,6 @@ class OwnRecords:
         self._seen = seen
 
     def put(self, record: Outgoing) -> None:
-        """Queue a record that `of_effect` has built."""
         self._publisher.put(record)
 
     def decision(self, key: bytes, decision: DecisionEventUnion) -> None:

@@ -139,7 +139,6 @@ class PartitionOwner:
 
     @property
     def position(self) -> int:
-        """Offset of the next event."""
         return self._progress.position
 
     def facts(self) -> OwnedPartition:
@@ -341,7 +340,6 @@ class PartitionOwner:
         self.tables.resume()
 
     def stop_deciding(self) -> None:
-        """Decide on no further event."""
         self._was_live = self.phase in ("live", "paused")
         self._progress.phase = "released"
         self.tables.memory.forget(self.tables)

@@ -84,7 +84,6 @@ class Replay:
         self.newer = self.newer or reason
 
     def read_ledger(self, records: Iterable[ConsumerRecord]) -> None:
-        """Read the next entries of the ledger."""
         for entry in decoded_ledger(records, self._undecodable):
             self._tables.ledger.add(entry)
 

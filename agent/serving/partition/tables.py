@@ -151,7 +151,6 @@ class Tables:
         self.ledger.to_repeat.clear()
 
     def ledger_records(self) -> Iterator[Outgoing]:
-        """A record for each batch in force."""
         for entry in self.ledger.entries():
             record = self._records.of_effect(entry.table, entry, None)
             assert record is not None
@@ -171,7 +170,6 @@ class Tables:
             self.step(entry.table, Tick(monotonic(), self._progress.position - 1, None))
 
     def note_event(self, uri: str, offset: int) -> None:
-        """Note when the table's last event was read."""
         self._last_events[uri] = offset, monotonic()
 
     def oldest_needed(self) -> int | None:
@@ -181,7 +179,6 @@ class Tables:
         return min((each for each in needed if each is not None), default=None)
 
     def without_grant(self) -> set[str]:
-        """The tables in which no grant runs."""
         return {uri for uri, state in self.states.items() if state.running() is None}
 
     def _forget_if_quiet(self, uri: str, state: TableState, committed: int) -> None:
@@ -224,7 +221,6 @@ class Tables:
         self.note_memory(uri)
 
     def tick(self, uri: str, caught_up: CaughtUp | None) -> None:
-        """The periodic check of one table."""
         self.step(uri, Tick(monotonic(), self._progress.position - 1, caught_up))
 
     async def check(self, caught_up: CaughtUp | None, committed: int) -> None:
@@ -290,7 +286,6 @@ class Tables:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def note_memory(self, uri: str) -> None:
-        """Report what a table needs now to the agent's budget."""
         used = 0 if uri in self.stopped else used_bytes(self.states[uri])
         self.memory.note(self, uri, used)
 
@@ -330,14 +325,12 @@ class DeferredInputs:
         return len(self._inputs)
 
     def add(self, uri: str, input_: LockInput) -> None:
-        """Keep an input of a table."""
         of_table = [number for number, (other, _) in enumerate(self._inputs) if other == uri]
         if of_table and _kind(self._inputs[of_table[-1]][1]) == _kind(input_):
             del self._inputs[of_table[-1]]
         self._inputs.append((uri, input_))
 
     def take(self) -> list[tuple[str, LockInput]]:
-        """Return the inputs in their order, and forget them."""
         inputs, self._inputs = self._inputs, []
         return inputs
 

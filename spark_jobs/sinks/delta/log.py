@@ -136,7 +136,6 @@ class TableLog:
         return str(self.java.dataPath().toString())
 
     def snapshot(self) -> Any:
-        """Return Delta's snapshot of the newest version."""
         with _commits_in_the_log(self._path.toString()):
             return self._delta_log.forTableWithSnapshot(self._spark, self._path)._2()
 
@@ -222,7 +221,6 @@ class TableLog:
                 file_system.delete(self._new_path(folder, self._new_path(relative)), False)  # noqa: FBT003 - of Java
 
     def look(self, version: int, writer: str) -> Commit:
-        """Read one commit."""
         batch, rewinds, target = None, False, None
         for kind, action in self.actions(version, ["txn", "commitInfo"]):
             if kind == "txn":

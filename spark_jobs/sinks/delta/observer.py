@@ -166,7 +166,6 @@ class CommitObserver:
         """For Delta's own tests."""
 
     def toString(self) -> str:
-        """For Java."""
         return f"lakewarden {self._txn.id}"
 
     class Java:

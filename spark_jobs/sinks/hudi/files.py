@@ -61,7 +61,6 @@ class HudiFiles:
         return [] if table is None else self._instants(table)
 
     def instant(self, time: str) -> Instant | None:
-        """Return one instant."""
         return _write_of(self.instants(), time)
 
     def is_committed(self, time: str) -> bool:

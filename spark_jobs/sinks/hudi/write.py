@@ -112,7 +112,6 @@ class HudiWrite:
         self._lease = _Repeated("lakewarden-lease", self._report_lease, LEASE_SECONDS)
 
     def options(self) -> dict[str, str]:
-        """Return the options of Spark's writer."""
         txn = self._txn
         entry = {"writer": txn.writer, "batch": txn.batch_id, "transaction": txn.id}
         return transaction_options(self._user_options, txn.id, json.dumps(entry))

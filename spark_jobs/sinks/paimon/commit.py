@@ -112,7 +112,6 @@ class PublishedSnapshot:
 
     @property
     def number(self) -> int:
-        """The snapshot's id."""
         return int(self.snapshot.id)
 
 

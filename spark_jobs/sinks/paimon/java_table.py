@@ -266,7 +266,6 @@ class FencedCatalogLoader:
         self._catalog = catalog
 
     def load(self) -> FencedCatalog:
-        """Called by Java."""
         return self._catalog
 
     class Java:
@@ -334,7 +333,6 @@ class FencedCatalog:
         """There is nothing to close."""
 
     def toString(self) -> str:
-        """For Java."""
         return "lakewarden"
 
     class Java:

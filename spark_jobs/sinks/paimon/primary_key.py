@@ -128,5 +128,4 @@ class _Everywhere(dict[Any, Any]):
         self._value = value
 
     def get(self, key: Any, default: Any = None) -> Any:  # noqa: ARG002 - dict's
-        """Return the value."""
         return self._value

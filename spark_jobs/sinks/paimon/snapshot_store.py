@@ -117,7 +117,6 @@ class LinkedSnapshots:
             return PutRefused(str(error))
 
     def read(self, name: str) -> StoredObject | None:
-        """Read the file."""
         try:
             with (self._folder / name).open("rb") as file:
                 return StoredObject(file.read(), _version(os.fstat(file.fileno())))
@@ -125,14 +124,12 @@ class LinkedSnapshots:
             return None
 
     def version(self, name: str) -> str | None:
-        """Look at the file's inode."""
         try:
             return _version_of(self._folder / name)
         except FileNotFoundError:
             return None
 
     def remove(self, name: str) -> None:
-        """Unlink the file."""
         (self._folder / name).unlink(missing_ok=True)
 
     def replace(self, name: str, body: bytes, seen: StoredObject | None) -> None:  # noqa: ARG002 - nothing compares here
@@ -142,7 +139,6 @@ class LinkedSnapshots:
             temporary.replace(self._folder / name)
 
     def names(self) -> list[str]:
-        """List the folder."""
         try:
             return [path.name for path in self._folder.iterdir()]
         except FileNotFoundError:
@@ -193,7 +189,6 @@ class ObjectSnapshots:
         return Written(done["e_tag"]) if done["e_tag"] else NotWritten("the answer has no ETag")
 
     def read(self, name: str) -> StoredObject | None:
-        """Send one GET."""
         import obstore
 
         with _answers_as_os_errors():
@@ -204,12 +199,10 @@ class ObjectSnapshots:
                 return None
 
     def version(self, name: str) -> str | None:
-        """Send one GET."""
         found = self.read(name)
         return None if found is None else found.version
 
     def remove(self, name: str) -> None:
-        """Send one DELETE."""
         import obstore
 
         with _answers_as_os_errors(), suppress(FileNotFoundError):
@@ -272,7 +265,6 @@ class UnfencedSnapshots:
         return Written(body.decode())
 
     def read(self, name: str) -> StoredObject | None:
-        """Read the file."""
         path = f"{self._folder}/{name}"
         if not self._io.exists(path):
             return None
@@ -285,15 +277,12 @@ class UnfencedSnapshots:
         return None if found is None else found.version
 
     def remove(self, name: str) -> None:
-        """Delete the file."""
         self._io.delete(f"{self._folder}/{name}")
 
     def replace(self, name: str, body: bytes, seen: StoredObject | None) -> None:  # noqa: ARG002 - nothing compares here
-        """Overwrite the file."""
         self._io.write_file(f"{self._folder}/{name}", body.decode(), overwrite=True)
 
     def names(self) -> list[str]:
-        """List the folder."""
         if not self._io.exists(self._folder):
             return []
         return [
