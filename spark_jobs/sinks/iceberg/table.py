@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ NEWEST_FORMAT = 3
 """The newest version of Iceberg's table format that was tried."""
 
 _ICEBERG = "org.apache.iceberg.spark"
+
+HADOOP = "org.apache.iceberg.hadoop.HadoopTableOperations"
 
 VOID = "void"
 """Transform of a field that was removed from a table of format version 1."""
@@ -152,15 +155,20 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
 def load(spark: SparkSession, name: str) -> Any:
     """Return `org.apache.iceberg.Table` at its newest version, past the catalog's cache.
 
-    If the cached table was dropped and created again by another process, it can't be refreshed, and the new one is loaded.
+    A cached table can't be refreshed if another process dropped it and created it again. One of a Hadoop catalog can't be
+    trusted: if it once failed to read the newest metadata, it takes the former for the newest, without an error, and its next
+    commit would remove all commits since.
     """
     table = _loaded(spark, name)
-    try:
-        table.refresh()
-    except Exception:  # noqa: BLE001 - of the store, of the catalog, or Iceberg's own for another table at this place
-        forget(spark, name)
-        table = _loaded(spark, name)
-        table.refresh()
+    if not is_instance(table.operations(), HADOOP):
+        with suppress(
+            Exception
+        ):  # of the store, of the catalog, or Iceberg's own for another table at this place
+            table.refresh()
+            return table
+    forget(spark, name)
+    table = _loaded(spark, name)
+    table.refresh()
     return table
 
 
@@ -190,7 +198,7 @@ def another_is_in_its_place(spark: SparkSession, operations: Any) -> bool:
     A Hadoop catalog numbers its metadata files. If both tables have come to the same number, refreshing doesn't show the new
     one, and a commit would write the metadata of the old one. Other catalogs give each metadata file a name of its own.
     """
-    if not is_instance(operations, "org.apache.iceberg.hadoop.HadoopTableOperations"):
+    if not is_instance(operations, HADOOP):
         return False
     known = operations.current()
     read = java_type(spark, "org.apache.iceberg.TableMetadataParser").read

@@ -16,6 +16,7 @@ from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, load
+from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.releases import ICEBERG
 from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import ICEBERG_FORMAT, iceberg_name
@@ -383,6 +384,32 @@ def test_a_table_that_another_process_creates_again_is_the_new_one_in_a_running_
     assert table.rows() == [(1, 2, "new")]
 
 
+def test_a_look_at_the_table_that_failed_once_loses_no_commit(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A Hadoop catalog's table then takes the metadata before for the newest. A stopped query's interrupt is such a failure."""
+    table = Table(spark, tmp_path, COLUMNS, "")
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(IcebergSink(table.name), writer="w")
+    write(changes(spark, (1, 0, "first")), 0)
+    other = spark.newSession()
+    iceberg_name(other, table.folder)
+    changes(other, (1, 1, "another")).writeTo(table.name).append()
+    cached = java_type(spark, "org.apache.iceberg.spark.Spark3Util").loadIcebergTable(
+        spark._jsparkSession, table.name
+    )
+    newest = table.folder / "metadata" / "v3.metadata.json"
+    content = newest.read_bytes()
+    newest.write_bytes(b"")
+    with pytest.raises(Exception, match=newest.name):
+        cached.refresh()
+    newest.write_bytes(content)
+
+    write(changes(spark, (1, 2, "second")), 1)
+
+    assert table.rows() == [(1, 0, "first"), (1, 1, "another"), (1, 2, "second")]
+
+
 @pytest.mark.wide
 def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_only(
     harness: Harness, spark: SparkSession, tmp_path: Path
@@ -425,7 +452,7 @@ def test_a_table_that_is_dropped_meanwhile_is_no_unknown_outcome(
     with pytest.raises(Exception, match="flights"):
         write(changes(spark, (1, 1, "new")), 0)
 
-    assert harness.steps()[-1] == "abandoned"
+    assert harness.steps()[-2:] == ["abandoned", "failed"]
     assert not table.folder.exists() or not list(table.folder.rglob("*.parquet"))
 
 
