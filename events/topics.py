@@ -65,24 +65,27 @@ class Topics:
         `writers`, `decisions` and `ledger` have the same number of partitions, and a table's records are in the partition of
         the same number. So one agent owns everything that concerns a table.
 
+        Kafka dates the records. By its defaults it would keep each by the clock of its client, and refuse one from a clock that
+        is an hour ahead.
+
         The state is rebuilt from `writers`, `decisions` and `ledger`. Kafka must not lose a record of them that it has
         acknowledged, and must not remove one for the topic's size. The ledger is compacted within the hour, because a take-over
         reads all of it.
         """
-        size = {"max.message.bytes": str(MAX_BATCH_BYTES)}
+        any_record = {"max.message.bytes": str(MAX_BATCH_BYTES), "message.timestamp.type": "LogAppendTime"}
         durable = {"unclean.leader.election.enable": "false"}
         if replicas >= REPLICAS_FOR_INSYNC:
             durable["min.insync.replicas"] = "2"
 
         def delete_after(days: int) -> dict[str, str]:
-            return {"cleanup.policy": "delete", "retention.ms": str(days * DAY_MS), **size}
+            return {"cleanup.policy": "delete", "retention.ms": str(days * DAY_MS), **any_record}
 
         log = {**delete_after(7), "retention.bytes": "-1", **durable}
         compacted = {
             "cleanup.policy": "compact",
             "segment.ms": str(HOUR_MS),
             "max.compaction.lag.ms": str(HOUR_MS),
-            **size,
+            **any_record,
             **durable,
         }
         return (

@@ -23,6 +23,7 @@ RISKS: Final = {
     "min.insync.replicas": "a failover of a broker may lose a grant or a commit that Kafka has acknowledged",
     "unclean.leader.election.enable": "a failover of a broker may lose a grant or a commit that Kafka has acknowledged",
     "max.message.bytes": "Kafka refuses a large record, and its table is stopped",
+    "message.timestamp.type": "records of a client whose clock is wrong are removed early, or refused",
     "segment.ms": "Kafka doesn't compact the newest segment, so that a take-over reads the ledger's whole history",
     "max.compaction.lag.ms": "Kafka compacts late, so that a take-over reads more of the ledger's history",
 }

@@ -28,6 +28,7 @@ BY_NAME = {each.name: each for each in TOPICS.settings(replicas=3)}
         (TOPICS.ledger, "max.compaction.lag.ms", "9223372036854775807"),
         (TOPICS.writers, "unclean.leader.election.enable", "true"),
         (TOPICS.audit, "max.message.bytes", "100000"),
+        (TOPICS.writers, "message.timestamp.type", "CreateTime"),
     ],
 )
 def test_a_setting_that_weakens_a_promise_is_a_difference(topic: str, setting: str, value: str) -> None:

@@ -7,26 +7,26 @@ from lakewarden.events import Topics, ledger_key
 from tests.unit.events.building import names, tables
 
 DAY = 86_400_000
-SIZE = {"max.message.bytes": "1048588"}
+ANY = {"max.message.bytes": "1048588", "message.timestamp.type": "LogAppendTime"}
 LOG = {
     "cleanup.policy": "delete",
     "retention.ms": str(7 * DAY),
     "retention.bytes": "-1",
     "unclean.leader.election.enable": "false",
-    **SIZE,
+    **ANY,
 }
 LEDGER = {
     "cleanup.policy": "compact",
     "segment.ms": "3600000",
     "max.compaction.lag.ms": "3600000",
     "unclean.leader.election.enable": "false",
-    **SIZE,
+    **ANY,
 }
 
 
 def test_topics_have_the_settings_of_the_protocol() -> None:
     """The agent creates the topics with these settings on an empty broker."""
-    reports = {"cleanup.policy": "delete", "retention.ms": str(30 * DAY), **SIZE}
+    reports = {"cleanup.policy": "delete", "retention.ms": str(30 * DAY), **ANY}
 
     settings = {each.name: (each.partitions, each.config) for each in Topics().settings()}
 
