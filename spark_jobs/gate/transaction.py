@@ -26,6 +26,7 @@ Other modules have the rules of the states (`progress.py`), of the grant lease (
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,6 +83,8 @@ MAX_INTENTS_BEFORE = 20_000
 """Records before the intent in which the intents of the transactions ahead are looked for, in about two seconds. Of an open
 transaction whose intent is older, the scope is unknown, and it counts as ahead."""
 
+STOP_CHECK_SECONDS = 1.0
+"""Between two questions of a wait whether its program has stopped."""
 
 log = EventLogger("lakewarden.gate")
 
@@ -128,6 +131,7 @@ class Transaction:
         self._found = False
         self._looked_up = False
         self._interrupted = False
+        self._stopped: Callable[[], object] | None = None
         self.aborted_at: float | None = None
         self.batch_scope: BatchScope | None = None
         """What the sink's `scope` returned for this batch. `foreach_batch` sets it; None if the scope wasn't asked for."""
@@ -166,7 +170,12 @@ class Transaction:
     @property
     def discardable(self) -> bool:
         """Whether nothing that this transaction staged is, or can still come, in the table: it may be removed."""
-        return self._found or self._grant is None or self._grant.outcome is PublishOutcome.NOT_PUBLISHED
+        return self._found or self.outcome is PublishOutcome.NOT_PUBLISHED
+
+    @property
+    def outcome(self) -> PublishOutcome:
+        """What is known of the publish of this batch, by this transaction or one before."""
+        return PublishOutcome.NOT_PUBLISHED if self._grant is None else self._grant.outcome
 
     def recognise(self, committed: CommitLookup) -> None:
         """Look up whether the table has this batch: now, under the grant, and after a publish that failed.
@@ -192,6 +201,13 @@ class Transaction:
         abort = self._progress.abort
         if abort is not None:
             raise CommitAborted(abort)
+
+    def pause(self, seconds: float, awaited: str) -> None:
+        """Wait between two steps of the body. Raise as `check` does, and `GrantTimeout` if the wait is interrupted."""
+        self._wait_until(lambda: self.aborted or self._interrupted, seconds)
+        self.check()
+        if self._interrupted:
+            raise refusals.interrupted(awaited, self.facts)
 
     def touch(self, partition: str, file_group: str, operation: Operation) -> None:
         """Publish a marker: this transaction is about to write the file group. Returns when Kafka has acknowledged it."""
@@ -281,8 +297,7 @@ class Transaction:
         """Raise `GateError` if the body has committed, or the transaction has ended; `CommitAborted` if it was aborted."""
         self.check()
         if self._progress.phase is not GatePhase.COMPUTING:
-            published = self._grant is not None and self._grant.outcome is PublishOutcome.PUBLISHED
-            raise refusals.committed_twice(self.facts, published=published)
+            raise refusals.committed_twice(self.facts, published=self.outcome is PublishOutcome.PUBLISHED)
 
     @contextmanager
     def commit(self) -> Iterator[Grant]:
@@ -393,7 +408,7 @@ class Transaction:
     def has_grant(self) -> bool:
         """Whether it has requested its grant, and not reported the outcome."""
         requested = self._progress.phase in (GatePhase.REQUESTED, GatePhase.PUBLISHING)
-        return requested and (self._grant is None or self._grant.outcome is PublishOutcome.UNKNOWN)
+        return requested and (self._grant is None or self.outcome is PublishOutcome.UNKNOWN)
 
     def nest_in(self, outer: Sequence[Transaction]) -> None:
         """Enter that this transaction is opened in the bodies of these. Raise `GateError` if one could wait for the other.
@@ -433,6 +448,10 @@ class Transaction:
             self._interrupted = True
             self._changed.notify_all()
 
+    def interrupt_if(self, stopped: Callable[[], object]) -> None:
+        """Interrupt each wait when `stopped()` is true. A wait calls it every second, in the thread that waits."""
+        self._stopped = stopped
+
     def finish(self, error: BaseException | None) -> BaseException | None:
         """End the transaction after its body. Return the error to raise, or None if there is none, or none any more.
 
@@ -445,7 +464,7 @@ class Transaction:
             self._progress.end()
         # A callback may have received its grant meanwhile. From here on none does.
         error = self._settled(error)
-        outcome = self._grant.outcome if self._grant is not None else PublishOutcome.NOT_PUBLISHED
+        outcome = self.outcome
         if outcome is PublishOutcome.UNKNOWN:
             self.notify("failed", outcome="unknown", error=reason_of(error, touched=True))
         elif outcome is PublishOutcome.NOT_PUBLISHED and not agent_knows and self._intent_offset is not None:
@@ -494,12 +513,11 @@ class Transaction:
         timing = self._timing
         timeout = timing.queue_timeout_seconds if self._may_queue else timing.admission_timeout_seconds
         unanswered = min(UNANSWERED_SECONDS, timing.admission_timeout_seconds)
-        with self._changed:
-            answered = self._changed.wait_for(self._is_answered, min(unanswered, timeout))
+        answered = self._wait_until(self._is_answered, min(unanswered, timeout))
         if not answered and timeout > unanswered:
             self._explain(self._log_unanswered, unanswered, timeout)
+        self._wait_until(self._is_answered, timeout - min(unanswered, timeout))
         with self._changed:
-            self._changed.wait_for(self._is_answered, timeout - min(unanswered, timeout))
             abort, committed, phase = self._progress.abort, self._progress.committed, self._progress.phase
             interrupted = self._interrupted
         if abort is not None:
@@ -522,6 +540,20 @@ class Transaction:
             wait = self._wait_for(writers_ahead)
             raise refusals.not_admitted(timeout, wait, self._connection_errors(), self.facts)
         raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self.facts)
+
+    def _wait_until(self, over: Callable[[], bool], timeout: float) -> bool:
+        """Wait for decisions until `over()`. Return whether it is. A stopped program interrupts the wait."""
+        end = time.monotonic() + timeout
+        longest = timeout if self._stopped is None else STOP_CHECK_SECONDS
+        while True:
+            left = max(0.0, end - time.monotonic())
+            with self._changed:
+                if self._changed.wait_for(over, min(left, longest)):
+                    return True
+            if self._stopped is not None and self._stopped():
+                self.interrupt()
+            elif time.monotonic() >= end:
+                return False
 
     def _explain(self, report: Callable[[float, float], None], seconds: float, timeout: float) -> None:
         """Run a report about a wait in a thread of its own: it reads from Kafka, and the wait may end meanwhile."""
@@ -605,13 +637,12 @@ class Transaction:
     def _await_grant(self) -> GrantLease:
         timeout = self._timing.grant_timeout_seconds
         unanswered = min(UNANSWERED_SECONDS, timeout)
-        with self._changed:
-            decided = self._changed.wait_for(self._is_decided, unanswered)
+        decided = self._wait_until(self._is_decided, unanswered)
         # Turn 0: no other `ordered` transaction of the table was open at its admission.
         if not decided and timeout > unanswered and self.turn:
             self._explain(self._report_turn, unanswered, timeout)
+        self._wait_until(self._is_decided, timeout - unanswered)
         with self._changed:
-            self._changed.wait_for(self._is_decided, timeout - unanswered)
             late = self._progress.lease is None and self._progress.abort is None
             if late:
                 # A grant that arrives after this doesn't count (rule 4 of `progress.py`).

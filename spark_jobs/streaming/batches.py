@@ -15,6 +15,8 @@
   persisted first, so the sink and its retries read the same rows without computing them again.
 - *Once.* A batch that the agent knows to be committed is skipped. So is a batch that the table has, if the sink can look it
   up (`sinks/contract.py`).
+- *Stop.* If the query or Spark is stopped, a wait ends within a second, nothing is retried, and one error says what became of
+  the batch. Spark ends a stopped query without an error of its own if its batch failed by an interrupt (`INTERRUPTED`).
 - *No commit.* If the body returns without `txn.commit()`, Spark records the batch as done, and the transaction is abandoned.
 """
 
@@ -26,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import without_query
@@ -39,17 +41,19 @@ from lakewarden.spark_jobs.gate.errors import (
     InvalidArgument,
     OutcomeUnknown,
 )
-from lakewarden.spark_jobs.gate.gate import TransactionGate
+from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
+from lakewarden.spark_jobs.gate.grant import PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.observer import first_line
 from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
+from lakewarden.spark_jobs.sinks.java import java_text
 from lakewarden.spark_jobs.sinks.partitions import computed_once
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
-from lakewarden.spark_jobs.streaming.spark_support import context_of, query_of, require_spark
+from lakewarden.spark_jobs.streaming.spark_support import context_of, query_of, require_spark, what_stopped
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -60,6 +64,18 @@ FOOTPRINT_TIMEOUT_SECONDS = 10.0
 
 BACKOFF_SECONDS = 2.0
 """Longest back-off before a retry without a winner to wait for: the agent or its lock failed, no other writer is involved."""
+
+INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
+"""Spark finds the interrupt of its own `query.stop()` in the text of Python's error, by these names.
+
+It searches by a recursive pattern, which overflows the stack of the query's thread if a long text follows.
+"""
+
+OUTCOMES = {
+    PublishOutcome.NOT_PUBLISHED: "it isn't committed, and is written when the query is started again",
+    PublishOutcome.PUBLISHED: "it is committed, and skipped when the query is started again",
+    PublishOutcome.UNKNOWN: "it may be committed: a sink that can looks it up when the query is started again",
+}
 
 log = EventLogger("lakewarden.batches")
 
@@ -115,18 +131,24 @@ def target_of(
 
 @dataclass(slots=True)
 class _Batch:
-    """One micro-batch, and the transactions that its current attempt opened."""
+    """One micro-batch, and the transaction that its last attempt opened."""
 
     rows: DataFrame
     number: int
     writer: str
     context: SparkContext
+    query: Any | None = None
+    """Of the JVM."""
     scope: BatchScope | None = None
     opened: list[Transaction] = field(default_factory=list)
     sequence: int | None = None
     """Offset of the batch's first intent."""
     winners: set[str] = field(default_factory=set)
     """Transactions to which the batch lost a conflict."""
+
+    def what_stopped(self) -> str | None:
+        """Return what was stopped under the batch, if anything was."""
+        return what_stopped(self.rows, self.query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +191,33 @@ class BatchWriter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
-        context = context_of(batch)
-        micro_batch = _Batch(batch, batch_id, wire_name(self._writer, batch), context)
-        with self._scope_of(micro_batch):
-            self._write_with_retries(micro_batch)
+        micro_batch = _Batch(batch, batch_id, self._writer, context_of(batch))
+        try:
+            micro_batch.query = query_of(batch)
+            micro_batch.writer = wire_name(self._writer, micro_batch.query)
+            with self._scope_of(micro_batch):
+                self._write_with_retries(micro_batch)
+        except Exception as error:
+            stopped = micro_batch.what_stopped()
+            if stopped is None:
+                raise
+            raise self._stopped(micro_batch, stopped, error) from None
+
+    def _stopped(self, batch: _Batch, stopped: str, error: Exception) -> GateError:
+        """Return the one line for a batch that was stopped; the error by which it ended is logged."""
+        found = batch.opened[-1].outcome if batch.opened else PublishOutcome.NOT_PUBLISHED
+        facts = {"table": self._target.table, "writer": batch.writer, "batch_id": batch.number}
+        log.info("batch.stopped", **facts, stopped=stopped, error=java_text(error))
+        named = " ".join(f"{name}={value}" for name, value in facts.items())
+        interrupted = f"; {INTERRUPTED}" if stopped == "the query" else ""
+        return GateError(
+            f"{stopped} was stopped while the batch was written: {OUTCOMES[found]}; {named}{interrupted}"
+        )
 
     def _write_with_retries(self, micro_batch: _Batch) -> None:
         choice = self._choose(micro_batch)
         attempt = _Attempt(1, choice.admission, choice.scope, choice.reason)
         while True:
-            micro_batch.opened.clear()
             try:
                 self._run_attempt(micro_batch, attempt)
                 break
@@ -189,7 +228,8 @@ class BatchWriter:
                 # After a wait of its own, a transaction around this one must end first: that one is retried.
                 own = (self._target.table, micro_batch.writer)
                 waited = isinstance(error, GrantTimeout) and (error.table, error.writer) == own
-                if waited or not error.retriable or attempt.number >= self._max_attempts:
+                final = waited or not error.retriable or attempt.number >= self._max_attempts
+                if final or micro_batch.what_stopped():
                     self._report_failure(micro_batch, attempt, error)
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)
@@ -205,7 +245,7 @@ class BatchWriter:
         self._learn(micro_batch, choice)
 
     def _run_attempt(self, batch: _Batch, attempt: _Attempt) -> None:
-        with self._gate.transaction(
+        intent = intent_of(
             table=self._target.table,
             writer=batch.writer,
             batch_id=batch.number,
@@ -216,8 +256,11 @@ class BatchWriter:
             lock=self._target.lock,
             attempt=attempt.number,
             reason=attempt.reason,
-        ) as txn:
-            batch.opened.append(txn)
+        )
+        prepared = self._gate.prepare(intent)
+        prepared.interrupt_if(batch.what_stopped)
+        with self._gate.block_of(prepared) as txn:
+            batch.opened[:] = [txn]
             batch.sequence = txn.sequence if batch.sequence is None else batch.sequence
             txn.batch_scope = batch.scope
             jobs = TaggedJobs(batch.context, f"lakewarden-{txn.id}")
@@ -328,10 +371,9 @@ def as_batch_scope(found: BatchScope | Iterable[Marker | str] | None) -> BatchSc
     return BatchScope(as_markers(found))
 
 
-def wire_name(writer: str, batch: DataFrame) -> str:
+def wire_name(writer: str, query: Any | None) -> str:
     """Return `<writer>:<query id>` for a batch of a streaming query, and `writer` if no query runs."""
-    query = query_of(batch)
-    return f"{writer}:{query}" if query else writer
+    return writer if query is None else f"{writer}:{query.id().toString()}"
 
 
 def table_uri(table: str) -> str:

@@ -19,6 +19,7 @@ Which query a batch belongs to (`query_of`) decides the writer's name. Two thing
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import GateError, UnsupportedSpark
@@ -73,8 +74,16 @@ def context_of(batch: DataFrame) -> SparkContext:
     return batch.sparkSession.sparkContext
 
 
-def query_of(batch: DataFrame) -> str | None:
-    """Return the id of the streaming query that a batch belongs to, or None if no query runs in this driver.
+def what_stopped(batch: DataFrame, query: Any | None) -> str | None:
+    """Return what was stopped while the batch was written: its `query` (of `query_of`) or all of Spark. None: nothing."""
+    with suppress(Exception):  # the JVM has ended, and py4j raises various errors
+        if not batch._jdf.sparkSession().sparkContext().isStopped():  # noqa: SLF001 - a stopped Python context has no JVM's
+            return None if query is None or query.isActive() else "the query"
+    return "Spark"
+
+
+def query_of(batch: DataFrame) -> Any | None:
+    """Return the JVM's streaming query that a batch belongs to, or None if no query runs in this driver.
 
     Raises `GateError` if a query runs and nothing says whether the batch is one of its own, or if session and thread say
     different queries.
@@ -98,4 +107,4 @@ def query_of(batch: DataFrame) -> str | None:
             "foreach_batch: can't find the query of this batch, so its writer would lack the query id: neither its session "
             f"nor its thread is one of the running queries ({', '.join(queries)}): {REMEDY}"
         )
-    return found
+    return queries.get(found)

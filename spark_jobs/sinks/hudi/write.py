@@ -224,8 +224,8 @@ class HudiWrite:
         """Wait until no pending instant is taken for committed, this write's own counted as completed (rule 7)."""
         deadline = time.monotonic() + OLDER_TIMEOUT_SECONDS
         waits = False
+        self._txn.check()
         while older := taken_for_committed(self._files.instants(), self.instant):
-            self._txn.check()
             times = [each.time for each in older]
             if time.monotonic() > deadline:
                 raise GateError(
@@ -245,7 +245,7 @@ class HudiWrite:
                 self._client.roll_back_dead()
             except Exception as error:  # noqa: BLE001 - the same is tried again
                 log.warning("hudi.rollback-failed", **self._names(), error=_first_line(error))
-            time.sleep(OLDER_SECONDS)
+            self._txn.pause(OLDER_SECONDS, "end of older instants")
 
     # the outcome
 

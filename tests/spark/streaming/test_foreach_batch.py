@@ -20,7 +20,7 @@ from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.streaming import cancelling
 from lakewarden.spark_jobs.streaming.batches import wire_name
-from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY
+from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY, query_of
 from tests.spark.fake_agent import aborted, already_committed, grant_everything
 from tests.spark.harness import Harness
 from tests.unit.events.building import made
@@ -81,15 +81,20 @@ class LoseFirst:
 
 def publish_when_running(txn: Transaction, jobs: int) -> threading.Thread:
     """Publish markers, which the script answers with an abort, as soon as so many Spark jobs run."""
+    return when_running(jobs, lambda: txn._publisher.publish_markers((MINE,)))
 
-    def publish() -> None:
+
+def when_running(jobs: int, act: Callable[[], object]) -> threading.Thread:
+    """Act in another thread as soon as so many Spark jobs run."""
+
+    def wait_and_act() -> None:
         context = SparkContext._active_spark_context
         assert context is not None
         tracker = context.statusTracker()
         wait_until(lambda: len(tracker.getActiveJobsIds()) >= jobs)
-        txn._publisher.publish_markers((MINE,))
+        act()
 
-    thread = threading.Thread(target=publish)
+    thread = threading.Thread(target=wait_and_act)
     thread.start()
     return thread
 
@@ -267,6 +272,75 @@ def test_a_query_that_always_loses_fails_with_the_last_abort(harness: Harness, r
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize(
+    ("phase", "last", "outcome"),
+    [
+        ("queued", "transaction-abandoned", "it isn't committed, and is written"),
+        ("computing", "transaction-abandoned", "it isn't committed, and is written"),
+        ("waiting for the grant", "transaction-abandoned", "it isn't committed, and is written"),
+        ("publishing", "commit-requested", "it may be committed: "),
+        ("committed", "commit-completed", "it is committed, and skipped"),
+    ],
+)
+def test_a_stopped_query_ends_its_batch_at_once_with_one_line_and_without_a_retry(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    run_query: RunQuery,
+    phase: str,
+    last: str,
+    outcome: str,
+) -> None:
+    """`query.stop()` waits for the batch. Its interrupt is no failure of the query, for Spark either."""
+    silent_at = {"queued": CommitIntent, "waiting for the grant": CommitRequested}.get(phase)
+    reached = threading.Event()
+    errors: list[str] = []
+
+    def script(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if silent_at and isinstance(event, silent_at):
+            reached.set()
+            return []
+        return grant_everything(event, offset)
+
+    def publish(batch: DataFrame, txn: Transaction) -> None:
+        def until_stopped(now: str) -> None:
+            if now == phase:
+                when_running(1, reached.set)
+                batch.rdd.mapPartitions(hold).count()
+
+        until_stopped("computing")
+        with txn.commit():
+            until_stopped("publishing")
+        until_stopped("committed")
+
+    agent = harness.agent(script)
+    write = harness.gate().foreach_batch(publish, table=TABLE, writer="w", admission="queued")
+
+    def keep_error(batch: DataFrame, batch_id: int) -> None:
+        try:
+            write(batch, batch_id)
+        except GateError as error:
+            errors.append(str(error))
+            raise
+
+    def stop() -> None:
+        assert reached.wait(PATIENCE_SECONDS)
+        (query,) = spark.streams.active
+        query.stop()
+
+    stopping = InheritableThread(target=stop)
+    stopping.start()
+    run_query(keep_error)  # Spark raises nothing
+    stopping.join()
+
+    (line,) = errors
+    assert line.startswith(f"the query was stopped while the batch was written: {outcome}")
+    assert "\n" not in line
+    agent.wait_for(last)
+    assert agent.types().count("commit-intent") == 1
+    assert agent.types()[-1] == last
+
+
 def test_an_error_that_is_not_retriable_is_raised_at_once(harness: Harness, run_query: RunQuery) -> None:
     def refusing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
         return (
@@ -526,7 +600,7 @@ def test_the_writers_name_has_the_query_id_in_every_thread_or_the_call_is_refuse
 
     def name_of(rows: DataFrame) -> str:
         try:
-            return wire_name("w", rows)
+            return wire_name("w", query_of(rows))
         except GateError as error:
             return REFUSED if "inheritable_thread_target" in str(error) else str(error)
 
