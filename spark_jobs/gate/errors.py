@@ -47,6 +47,16 @@ class CommitAborted(GateError):
         return type(self), (self.abort,)
 
 
+def repetition(table: str, writer: str, batch_id: int | None) -> str:
+    """How to write a batch again, although the ledger or the table has it: the batch before is stated to be the last one."""
+    last = batch_id - 1 if batch_id else "none"
+    names = f"--table {shlex.quote(table)} --writer {shlex.quote(writer)}"
+    return (
+        f"stop the query, run `lakewarden ledger correct {names} --batch-id {last} --reason …`, and repeat the batch; later "
+        "batches are written again, too"
+    )
+
+
 class AlreadyCommitted(GateError):
     """This writer's batch is already in the table: skip it. `foreach_batch` does so itself."""
 
@@ -65,14 +75,8 @@ class AlreadyCommitted(GateError):
 
     @property
     def remedy(self) -> str:
-        """What to do if the rows are missing, in one line. The command states that the batch before is the last one."""
-        last = self.batch_id - 1 if self.batch_id else "none"
-        names = f"--table {shlex.quote(self.table)} --writer {shlex.quote(self.writer)}"
-        return (
-            "if the table lacks its rows, stop the query, run "
-            f"`lakewarden ledger correct {names} --batch-id {last} --reason …`, and repeat the batch; later batches are written "
-            "again, too"
-        )
+        """What to do if the rows are missing, in one line."""
+        return f"if the table lacks its rows, {repetition(self.table, self.writer, self.batch_id)}"
 
 
 class GrantTimeout(GateError):

@@ -251,8 +251,8 @@ class TableLog:
         if rewound:
             raise GateError(
                 "the table was restored, and its log no longer shows which batches it had before version "
-                f"{version + 1}: it is unknown whether this one is among them; give the query another writer name to write it, "
-                f"or run `lakewarden ledger correct` with this batch to skip it; table={self.data_path} writer={writer}"
+                f"{version + 1}: it is unknown whether this one is among them; run `lakewarden ledger correct` with this batch "
+                f"to skip it, and then with the batch before it if it is to be written; table={self.data_path} writer={writer}"
             )
         found = self.snapshot().transactions().get(writer)
         if not seen and found.isDefined():
@@ -261,14 +261,16 @@ class TableLog:
         yield EXPIRED, ""
 
     def _restored(self, version: int, commit: Mapping[str, Any]) -> int:
-        """Return the version whose files the RESTORE in `version` has brought back. By a time, it is the newest one then."""
+        """Return the version whose files the RESTORE in `version` has brought back. By a time, it is the newest one then.
+
+        If the log no longer shows that one, it is older than the first one that the log shows.
+        """
         parameters = commit["operationParameters"]
         if parameters.get("version") is not None:
             return int(parameters["version"])
         moment = self._milliseconds(parameters["timestamp"])
-        for file in reversed(self.commits(0)):
-            if file.version >= version:
-                continue
+        files = [file for file in self.commits(0) if file.version < version]
+        for file in reversed(files):
             infos = [action for _, action in self.actions(file.version, ["commitInfo"])]
             if (
                 max(
@@ -278,10 +280,7 @@ class TableLog:
                 <= moment
             ):
                 return file.version
-        raise GateError(
-            f"the table was restored to {parameters['timestamp']}, and its log no longer shows which version that was: it is "
-            f"unknown which batches it has; give the query another writer name; table={self.data_path}"
-        )
+        return files[0].version - 1 if files else version - 1
 
     def _milliseconds(self, timestamp: str) -> int:
         """Return a timestamp as Delta writes it, in the time zone of the JVM."""

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, Operation
 from lakewarden.handlers.paimon.primary_key import first_sequence_number, missing_columns
 from lakewarden.handlers.paimon.publish import CommitName
-from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced, GateError
+from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced, GateError, repetition
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import BatchScope
@@ -501,11 +501,15 @@ class PaimonSink(Sink):
             if not isinstance(nothing.error, BaseChanged):
                 raise
             del self._last[name.user]
+            numbered = name.identifier != UNNUMBERED
+            remedy = (
+                repetition(self.table, txn.intent.writer, name.identifier) if numbered else "write them again"
+            )
             raise NothingPublished(
                 CommitReplaced(
                     f"batch {name.identifier} was committed as snapshot {lost.published.number}, which a writer that bypasses "
                     f"the gate replaced, and its files can't be committed again, because files that it was merged with changed; "
-                    f"its rows are lost: write that batch again under another writer name; table={self.table} writer={name.user}"
+                    f"its rows are lost: {remedy}; table={self.table} writer={name.user}"
                 )
             ) from nothing.error
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import WriterEventUnion
-from lakewarden.spark_jobs import CommitAborted, DeltaSink, UnsupportedSpark
+from lakewarden.spark_jobs import CommitAborted, DeltaSink, GateError, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.delta import release
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
 from lakewarden.spark_jobs.sinks.releases import DELTA
@@ -239,6 +239,16 @@ def test_a_batch_that_a_restore_by_a_time_removed_is_not_in_the_table(
 
     for each in (sink, DeltaSink(f"{tmp_path}/flights")):
         assert [each.committed("w", number) for number in range(3)] == ["1", None, None]
+
+    TableLog(spark, f"{tmp_path}/flights").java.checkpoint()
+    for version in range(2):
+        (tmp_path / "flights" / "_delta_log" / f"{version:020d}.json").unlink()
+    sink = DeltaSink(f"{tmp_path}/flights")
+    with pytest.raises(
+        GateError, match=r"no longer shows .*: it is unknown whether this one is among them; run `lake"
+    ):
+        sink.committed("w", 0)
+    assert [sink.committed("w~edition", number) for number in range(3)] == [None, None, None]
 
 
 @pytest.mark.wide

@@ -368,7 +368,10 @@ def test_a_replaced_batch_whose_base_is_gone_is_an_error(
     replacement.write_text(foreign)
     replacement.replace(second)
 
-    with pytest.raises(CommitReplaced, match=r"batch 0 was committed as snapshot 2, .*; its rows are lost: "):
+    with pytest.raises(
+        CommitReplaced,
+        match=r"batch 0 was committed as snapshot 2, .*; its rows are lost: stop .*correct .* --writer w --batch-id none",
+    ):
         write(departures((1, 2, 2, "b")), 1)
 
     assert [row["flight"] for row in rows_of(table)] == [8]
