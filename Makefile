@@ -37,11 +37,11 @@ export UV_PYTHON_DOWNLOADS ?= never
 # again what it imports: 3.5 s of a core for the command line instead of 1.4.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole bench docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
+.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-platforms test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole bench docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | docs | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-platforms | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | docs | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -77,6 +77,10 @@ test-releases: jdk $(call venv_of,$(RELEASE))/.set-up
 	else \
 		echo "PySpark 3.5 needs Python 3.11: its tests don't run"; \
 	fi
+
+# The sinks with the formats' releases that platforms bring, by the same table, each on the PySpark of its row.
+test-platforms:
+	@set -e; for release in 3.5 4.0 4.1; do $(MAKE) --no-print-directory test-releases RELEASE=$$release WHAT=platforms; done
 
 # The unit tests, the simulations and the tests of the writers' side on each of PYTHONS, with the locked versions.
 test-pythons: jdk $(STAMP)

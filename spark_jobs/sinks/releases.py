@@ -161,6 +161,64 @@ FORMATS: Final = {"delta": DELTA, "iceberg": ICEBERG, "hudi": HUDI}
 
 
 @dataclass(frozen=True, slots=True)
+class Platform:
+    """A platform with a Spark of its own, as its documentation states the releases."""
+
+    name: str
+    spark: str
+    python: str
+    java: str
+    delta: str
+    iceberg: str
+    hudi: str
+    install: str
+
+    def accepted(self) -> tuple[tuple[str, str], ...]:
+        """Return the formats and releases that the sinks accept."""
+        stated = {"delta": self.delta, "iceberg": self.iceberg, "hudi": self.hudi}
+        return tuple(
+            (name, release)
+            for name, release in stated.items()
+            if minor(release) in FORMATS[name].tried(self.spark)
+        )
+
+    def row(self) -> str:
+        """Return the platform's row in the table of the page."""
+        works = dict(self.accepted())
+        formats = [
+            f"{release}, refused" if release and name not in works else release
+            for name, release in (("delta", self.delta), ("iceberg", self.iceberg), ("hudi", self.hudi))
+        ]
+        cells = [self.name, self.spark, self.python, self.java, *formats, self.install]
+        return f"| {' | '.join(each or '–' for each in cells)} |"
+
+
+_GLUE: Final = "job parameter `--additional-python-modules`, the wheel's S3 URI"
+_EMR: Final = "bootstrap action: `sudo python3.11 -m pip install <wheel>`; `spark.pyspark.python=python3.11`"
+_EMR_8: Final = "EC2: bootstrap action, as above; Serverless: `spark.archives` with a packed environment"
+_FABRIC: Final = "environment: the wheel as a custom library"
+_DATABRICKS: Final = "cluster library: the wheel; access mode dedicated, since others have Spark Connect"
+_DATAPROC: Final = "initialization action: `pip install <wheel>` on each node"
+_ALIBABA: Final = "runtime environment, or `spark.archives` with a packed environment"
+PLATFORMS: Final = (
+    Platform("AWS Glue 5.0", "3.5.4", "3.11", "17", "3.3.0", "1.7.1", "0.15.0", _GLUE),
+    Platform("AWS Glue 5.1", "3.5.6", "3.11", "17", "3.3.2", "1.10.0", "1.0.2", _GLUE),
+    Platform("Amazon EMR 7.9", "3.5.5", "3.11", "", "3.3.0", "1.7.1", "0.15.0", _EMR),
+    Platform("Amazon EMR 7.10", "3.5.5", "3.11", "", "3.3.0", "1.8.1", "0.15.0", _EMR),
+    Platform("Amazon EMR 7.12", "3.5.6", "3.11", "", "3.3.2", "1.10.0", "1.0.2", _EMR),
+    Platform("Amazon EMR Spark 8.0", "4.0.2", "3.11, 3.13", "", "4.0.0", "1.10.1", "1.1.0", _EMR_8),
+    Platform("Amazon EMR Spark 8.1", "4.1.1", "3.11, 3.13", "", "4.2.0", "1.11.0", "1.1.1", _EMR_8),
+    Platform("Databricks 16.4 LTS", "3.5.2", "", "", "", "", "", _DATABRICKS),
+    Platform("Databricks 17.3 LTS", "4.0.0", "", "", "", "", "", _DATABRICKS),
+    Platform("Dataproc 3.0 (preview)", "4.0.0", "3.11", "17", "", "", "", _DATAPROC),
+    Platform("Microsoft Fabric 1.3", "3.5.5", "3.11", "11", "3.2", "", "", _FABRIC),
+    Platform("Microsoft Fabric 2.0", "4.0.0", "3.12", "21", "4.0.0", "", "", _FABRIC),
+    Platform("Alibaba Serverless Spark esr-4.7", "3.5.2", "", "17", "3.2.1", "1.9.2", "0.15", _ALIBABA),
+    Platform("Alibaba Serverless Spark esr-5.1", "4.0.1", "", "17", "", "", "", _ALIBABA),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class FormatVersion:
     """A release of a table format in a Spark session."""
 
@@ -198,6 +256,7 @@ def render() -> str:
         for form in FORMATS.values()
         for release, reason in form.refused.items()
     )
+    platforms = "\n".join(each.row() for each in PLATFORMS)
     return f"""# Releases
 
 Made by `python -m lakewarden.spark_jobs.sinks.releases > docs/releases.md`, from the table that also gives the messages, the
@@ -224,6 +283,20 @@ its start to its end. These were tried and are refused:
 | release | why |
 | --- | --- |
 {refused}
+
+## Platforms
+
+What platforms bring, as their documentation stated it in November 2026. lakewarden was not run on them: their builds of Spark
+and of the formats may differ from the published releases. `make test-platforms` runs the sinks with the published ones; so far it
+was not run whole. "–": none, or not stated. "refused": by the sink; a platform's own jar can often be replaced by
+`spark.jars.packages`.
+
+| platform | Spark | Python | Java | {" | ".join(form.name for form in FORMATS.values())} | installation |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+{platforms}
+
+`pip wheel --no-deps .` in a clone makes the wheel. The driver needs it and its dependencies, and must reach Kafka. Executors need
+nothing for Delta Lake, Iceberg and Hudi; for `PaimonSink`, and for `txn.executor_channel()`, they need the same as the driver.
 """
 
 

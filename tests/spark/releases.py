@@ -3,6 +3,7 @@
     python -m tests.spark.releases newest    # with the releases of the formats that messages name
     python -m tests.spark.releases older     # the tests of each sink with each other release that the table has for this PySpark
     python -m tests.spark.releases all
+    python -m tests.spark.releases platforms    # the sinks' tests with each platform's releases of the formats
 
 Further arguments are pytest's. `make test-spark35` is `newest` on PySpark 3.5.
 """
@@ -17,7 +18,7 @@ from typing import Final
 
 import pyspark
 
-from lakewarden.spark_jobs.sinks.releases import FORMATS, minor, release_of
+from lakewarden.spark_jobs.sinks.releases import FORMATS, PLATFORMS, minor, release_of
 from tests.spark.formats import JARS
 
 _SINKS: Final = "tests/spark/sinks"
@@ -54,12 +55,20 @@ ON_ANOTHER_RELEASE: Final = {
 
 def runs(what: str) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
     """Yield environment variables and pytest's arguments."""
-    if what != "older":
+    if what in {"newest", "all"}:
         yield {}, (*COMMON, *(each for form in JARS for each in OF_FORMAT[form]))
-    for form, its in FORMATS.items() if what != "newest" else ():
+    for form, its in FORMATS.items() if what in {"older", "all"} else ():
         for jar in its.artifacts.get(minor(pyspark.__version__), ()):
             if jar not in JARS.values():
                 yield {f"LAKEWARDEN_TEST_{form.upper()}": release_of(jar)}, ON_ANOTHER_RELEASE[form]
+    bring = {
+        platform.accepted() for platform in PLATFORMS if minor(platform.spark) == minor(pyspark.__version__)
+    }
+    for formats in sorted(filter(None, bring)) if what == "platforms" else ():
+        yield (
+            {f"LAKEWARDEN_TEST_{form.upper()}": release for form, release in formats},
+            (f"{_SINKS}/test_contract.py", *(each for form, _ in formats for each in OF_FORMAT[form])),
+        )
 
 
 def main(what: str, arguments: list[str]) -> None:
