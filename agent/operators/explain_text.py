@@ -71,8 +71,8 @@ def timestamp(epoch_ms: float) -> str:
 # -- before and after the steps ----------------------------------------------------------------------------------------
 
 
-def final_outcome(explanation: Explanation) -> str:
-    """How the transaction ended, in one line."""
+def final_outcome(explanation: Explanation, *, record: bool = True) -> str:
+    """How the transaction ended, in one line; `record`: with its place in the log."""
     outcome = explanation.outcome
     if explanation.waits_for:
         awaited = "admission" if outcome.phase is Phase.QUEUED else "grant"
@@ -81,7 +81,7 @@ def final_outcome(explanation: Explanation) -> str:
         return "no agent has answered its intent yet"
     if outcome.phase is Phase.WAITING:
         return "waits for its grant: no transaction is ahead; it waits for the table's lock, or no agent runs"
-    return _outcome(outcome)
+    return _outcome(outcome, record=record)
 
 
 def _heartbeats(heartbeats: timeline.Heartbeats) -> str:
@@ -414,8 +414,9 @@ def _blocker(blocker: timeline.Blocker) -> str:
             assert_never(blocker.reason)
 
 
-def _outcome(outcome: Outcome) -> str:
-    at = "" if outcome.record is None else f" at {outcome.record.topic}:{outcome.record.offset}"
+def _outcome(outcome: Outcome, *, record: bool = True) -> str:
+    """How a transaction ended, or its phase; with the place in the log that says so, unless `record` is false."""
+    at = f" at {outcome.record.topic}:{outcome.record.offset}" if record and outcome.record else ""
     version = "" if outcome.version is None else f" as version {outcome.version}"
     if outcome.reason == "already-committed" and outcome.phase is not None:
         return f"nothing to do{at}: its batch was already committed{version}"

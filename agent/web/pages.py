@@ -48,6 +48,7 @@ class Pages:
             clock=clock,
             seconds_clock=seconds_clock,
             age=age,
+            counted=_counted,
             ago=ago,
             writer_name=writer_name,
             short_table=short_table,
@@ -136,3 +137,8 @@ def clock(text: str | None) -> str:
         return datetime.fromisoformat(text).astimezone(UTC).strftime("%H:%M:%S")
     except (ValueError, OverflowError):
         return text
+
+
+def _counted(number: int, word: str) -> str:
+    """`1 table`, `2 tables`: the word alone, for a number that is set apart."""
+    return word if number == 1 else f"{word}s"

@@ -328,7 +328,7 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
         return View("transaction", "One transaction", command(sources.settings, *words), data, live=False)
     data = {
         **explanation_fields(found),
-        "summary": final_outcome(found),
+        "summary": final_outcome(found, record=False),
         "story": [
             {"record": where, "time": time, "what": what, "details": details}
             for where, time, text in story(found)

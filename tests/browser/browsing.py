@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from playwright.async_api import Page, Request, ViewportSize, async_playwright, expect
 
 from tests.browser.chromium import find_chromium
 from tests.waiting import PATIENCE_SECONDS
 
+SCREENSHOTS = os.environ.get("LAKEWARDEN_TEST_SCREENSHOTS")
+"""A folder for the screenshots of the documentation."""
 PATIENCE_MS = PATIENCE_SECONDS * 1000
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1180, "height": 760}
@@ -44,6 +48,12 @@ async def fits_a_phone(page: Page, path: str) -> None:
     wide = await page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     assert wide <= 0, f"{path} is {wide} pixels wider than a phone"
     await page.set_viewport_size(DESK)
+
+
+async def screenshot(page: Page, name: str) -> None:
+    """Take a screenshot for the documentation, if they are wanted."""
+    if SCREENSHOTS is not None:
+        await page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
 
 
 def _failure(request: Request) -> list[str]:

@@ -16,7 +16,7 @@ import anyio.to_thread
 import pytest
 from playwright.async_api import expect
 
-from tests.browser.browsing import fits_a_phone, opened
+from tests.browser.browsing import fits_a_phone, opened, screenshot
 from tests.demo.test_run import processes_with
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2500)]
@@ -76,6 +76,14 @@ async def test_each_view_shows_what_the_demo_does_and_a_conflict_appears_on_an_o
             story = await lost.get_attribute("href")
             assert story is not None
             table = await page.evaluate("location.pathname + location.search")
+            for name, path in (
+                ("web-tables", "/"),
+                ("web-table", table.replace("minutes=60", "minutes=5")),
+                ("web-transaction", story),
+            ):
+                await page.goto(path)
+                await expect(page.locator("main")).to_contain_text("flights_optimistic")
+                await screenshot(page, name)
             views = {
                 table: "flights_optimistic",
                 "/": "flights_optimistic",
@@ -91,7 +99,7 @@ async def test_each_view_shows_what_the_demo_does_and_a_conflict_appears_on_an_o
                 await fits_a_phone(page, path)
 
             await page.goto(story)
-            await expect(page.locator("pre")).to_contain_text("ABORTED (conflict)")
+            await expect(page.locator(".story")).to_contain_text("ABORTED (conflict)")
             running = demo.poll() is None
     assert running, "the views were those of a running demo"
     assert complaints == []

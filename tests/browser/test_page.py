@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,9 +22,6 @@ pytestmark = [pytest.mark.real]
 
 TABLE = "s3://lake/air.db/flights"
 HOSTILE = """"><img src=x onerror="window.hostile=1"><script>window.hostile=2</script>\u202e"""
-SCREENSHOTS = os.environ.get("LAKEWARDEN_TEST_SCREENSHOTS")
-"""A folder for the screenshots of the documentation."""
-DOCUMENTED = ("web-table", "web-transaction")
 
 
 @pytest_asyncio.fixture
@@ -91,7 +87,6 @@ async def test_every_view_is_live_escaped_and_fits_a_phone_and_stays_when_the_ag
             await page.get_by_label("Transaction id").fill(victim.transaction)
             await page.keyboard.press("Enter")
             await expect(page.locator(".story")).to_contain_text("ABORTED (conflict)")
-            await screenshot(page, "web-transaction")
             await page.get_by_role("link", name=short_id(winner.transaction)).first.click()
             await expect(page.locator(".story")).to_contain_text("commit granted by agent")
 
@@ -121,12 +116,5 @@ async def look_at(page: Page, path: str, text: str) -> None:
     """A view shows this text, fits a phone, and has run no script of an event."""
     await page.goto(path)
     await expect(page.locator("main")).to_contain_text(text)
-    await screenshot(page, f"web-{path.strip('/').partition('?')[0] or 'tables'}")
     await fits_a_phone(page, path)
     assert await page.evaluate("window.hostile") is None, path
-
-
-async def screenshot(page: Page, name: str) -> None:
-    """Take a screenshot for the documentation, if they are wanted."""
-    if SCREENSHOTS is not None and name in DOCUMENTED:
-        await page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
