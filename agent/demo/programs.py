@@ -77,7 +77,16 @@ class Commands:
         """Kafka and the agent, for these tables only."""
         allowed = [word for table in tables for word in ("--tables", table)]
         locks = ["--lock-root", self.warehouse] if self.s3_endpoint else []
-        return [*self.programs.dev, "--data", str(self.folder), *allowed, *locks, *self._store()]
+        return [
+            *self.programs.dev,
+            "--output",
+            "json",
+            "--data",
+            str(self.folder),
+            *allowed,
+            *locks,
+            *self._store(),
+        ]
 
     def create_tables(self, places: Sequence[TablePlace], rows: Path) -> list[str]:
         """Create the tables. `rows` has the keys of all rows."""

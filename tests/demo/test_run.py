@@ -63,7 +63,7 @@ def test_the_command_lines_of_a_run(tmp_path: Path) -> None:
         "--bootstrap-servers 127.0.0.1:9092 --admission auto --s3-endpoint http://s3"
     )
     assert " ".join(commands.dev(["s3://b/t", "s3://b/u"])) == (
-        f"dev --data {tmp_path} --tables s3://b/t --tables s3://b/u --lock-root s3://b --s3-endpoint http://s3"
+        f"dev --output json --data {tmp_path} --tables s3://b/t --tables s3://b/u --lock-root s3://b --s3-endpoint http://s3"
     )
 
 
