@@ -46,7 +46,8 @@ class SimulationTests:
             yield pool
 
     @pytest.fixture(scope="class")
-    def hunts(self, request: pytest.FixtureRequest, pool: Executor) -> dict[str, Future[Counter[str]]]:
+    @staticmethod
+    def hunts(request: pytest.FixtureRequest, pool: Executor) -> dict[str, Future[Counter[str]]]:
         suite = request.cls
         return {
             bug: suite.simulation.hunt(
