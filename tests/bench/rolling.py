@@ -74,7 +74,7 @@ def measure(
 
 
 def _agent(bootstrap_servers: str, prefix: str, folder: Path, name: str, *, instances: bool) -> AgentProcess:
-    settings = {"lock_root": (folder / "locks").as_uri()} | ({"instance": name} if instances else {})
+    settings = {"lock_root": (folder / "locks").as_uri()} | ({"group_instance_id": name} if instances else {})
     return AgentProcess(bootstrap_servers, prefix, folder / name, **settings)
 
 
