@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 
 DELTA_LOG = "org.apache.spark.sql.delta.DeltaLog"
 
+GENERATED, NUMBERED, DEFAULT = "delta.generationExpression", "delta.identity.start", "CURRENT_DEFAULT"
+"""In the metadata of a column that a batch may lack. Numbered ones are identity columns."""
+
 FILLED_IN = {
-    "delta.generationExpression": "which Delta generates as {}",
-    "CURRENT_DEFAULT": "for which Delta fills in the default {}",
+    GENERATED: "which Delta generates as {}",
+    DEFAULT: "for which Delta fills in the default {}",
 }
 """In the metadata of a column: what Delta stores in it if a batch lacks it."""
 

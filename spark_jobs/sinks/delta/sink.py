@@ -28,7 +28,14 @@ from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.assignment import NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
-from lakewarden.spark_jobs.sinks.delta.log import LastBatches, Metadata, TableLog
+from lakewarden.spark_jobs.sinks.delta.log import (
+    DEFAULT,
+    GENERATED,
+    NUMBERED,
+    LastBatches,
+    Metadata,
+    TableLog,
+)
 from lakewarden.spark_jobs.sinks.delta.observer import (
     USER_METADATA,
     CommitObserver,
@@ -57,6 +64,7 @@ from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from lakewarden.spark_jobs.gate.transaction import Transaction
 
@@ -214,7 +222,8 @@ class DeltaSink(SparkSink[Metadata]):
             )
 
         def append(identity: Identity) -> None:
-            batch.write.format("delta").mode("append").options(**identity).save(self._location)
+            rows = _with_sources(batch, metadata.columns)
+            rows.write.format("delta").mode("append").options(**identity).save(self._location)
 
         if self._hooked:
             self._execute(append, txn, table, batch.sparkSession, touch_files)
@@ -230,7 +239,11 @@ class DeltaSink(SparkSink[Metadata]):
         fields = metadata.fields
         upsert = self._upsert_of(metadata, batch.sparkSession)
         rows, stored = self._with_stored(self._rows(batch, metadata, upsert), metadata, upsert)
-        inexact = inexact_keys(upsert.keys, fields, rows.schema, metadata.columns, self.table)
+        # Delta computes a generated column again if the statement sets others and leaves it out.
+        inexact = [
+            *inexact_keys(upsert.keys, fields, rows.schema, metadata.columns, self.table),
+            *metadata.filled_in,
+        ]
 
         def overwrite(identity: Identity) -> None:
             writer = rows.write.format("delta").mode("overwrite").options(**identity)
@@ -345,6 +358,18 @@ def _ansi_cast(column: str, given: str, kind: str) -> str:
     text = f"{NOT_STORED}: column {column!r} has type {given} in the batch, and {kind} in the table: "
     failure = f"raise_error(concat(CAST(X'{text.encode().hex()}' AS string), CAST({name} AS string)))"
     return f"CASE WHEN {name} IS NOT NULL THEN coalesce(try_cast({name} AS {kind}), {failure}) END"
+
+
+def _with_sources(batch: DataFrame, columns: StructType) -> DataFrame:
+    """Return the batch with NULL in what it lacks, if it lacks a generated column: Delta looks for what that is computed from."""
+    from pyspark.sql.functions import lit
+
+    given = {name.lower() for name in batch.columns}
+    missing = [field for field in columns.fields if field.name.lower() not in given]
+    if not any(GENERATED in field.metadata for field in missing):
+        return batch
+    nulls = [field for field in missing if not {GENERATED, NUMBERED, DEFAULT} & field.metadata.keys()]
+    return batch.select("*", *(lit(None).cast(field.dataType).alias(field.name) for field in nulls))
 
 
 def _identity(txn: Transaction) -> Identity:

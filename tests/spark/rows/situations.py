@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import types as t
 
 from tests.spark.rows.tables import Situation
@@ -20,6 +22,16 @@ MAPPED = (
 )
 SPARK = ("delta", "iceberg")
 DEFAULTS = (("delta.feature.allowColumnDefaults", "supported"),)
+GENERATED_DAY = {"delta.generationExpression": "CAST(at AS date)"}
+
+
+def _identity(start: int, step: int, *, given: bool) -> dict[str, Any]:
+    """`given`: a batch may have values of the column."""
+    return {
+        "delta.identity.start": start,
+        "delta.identity.step": step,
+        "delta.identity.allowExplicitInsert": given,
+    }
 
 
 def _rows(*rows: str, names: str) -> str:
@@ -656,6 +668,68 @@ SITUATIONS: dict[str, Situation] = {
             "SELECT 1L id, 1 n, named_struct('a', 0) s",
             "SELECT 2L id, 9 n",
         ),
+        formats=("delta",),
+    ),
+    "a generated column": Situation(
+        "id bigint, at timestamp, day date, n int",
+        (
+            "SELECT 1L id, timestamp'2026-01-02 03:04:05' at, 1 n",
+            "SELECT 1L id, timestamp'2026-01-03 03:04:05' at, 2 n",
+            "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-04' day, 3 n",
+            "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-05' day, 4 n",
+            "SELECT 1L id, CAST(NULL AS timestamp) at, 5 n",
+            "SELECT 1L id, 6 n",
+            "SELECT 2L id, 7 n",
+        ),
+        generated=(("day", GENERATED_DAY),),
+        formats=("delta",),
+    ),
+    "a generated partition column": Situation(
+        "id bigint, at timestamp, day date, n int",
+        (
+            "SELECT 1L id, timestamp'2026-01-02 03:04:05' at, date'2026-01-02' day, 1 n",
+            "SELECT 1L id, timestamp'2026-01-02 13:04:05' at, date'2026-01-02' day, 2 n",
+            "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-05' day, 3 n",
+            "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-02' day, 4 n",
+            "SELECT 1L id, timestamp'2026-01-05 03:04:05' at, 5 n",
+        ),
+        partitioned_by=("day",),
+        generated=(("day", GENERATED_DAY),),
+        formats=("delta",),
+    ),
+    "a generated key": Situation(
+        "a int, id bigint, n int",
+        ("SELECT 1 a, 2L id, 1 n", "SELECT 1 a, 2L id, 2 n", "SELECT 2 a, 2L id, 3 n", "SELECT 2 a, 3 n"),
+        generated=(("id", {"delta.generationExpression": "CAST(a AS bigint) * 2"}),),
+        formats=("delta",),
+    ),
+    "an identity column": Situation(
+        "id bigint, number bigint, n int",
+        (
+            "SELECT 1L id, 1 n",
+            "SELECT 1L id, 2 n",
+            "SELECT 2L id, 9L number, 3 n",
+            "SELECT 3L id, CAST(NULL AS bigint) number, 4 n",
+            "SELECT 3L id, 5 n",
+        ),
+        generated=(("number", _identity(5, 2, given=False)),),
+        formats=("delta",),
+    ),
+    "an identity column by default": Situation(
+        "id bigint, number bigint, n int",
+        (
+            "SELECT 1L id, 7L number, 1 n",
+            "SELECT 1L id, 2 n",
+            "SELECT 2L id, 3 n",
+            "SELECT 3L id, CAST(NULL AS bigint) number, 4 n",
+        ),
+        generated=(("number", _identity(1, 1, given=True)),),
+        formats=("delta",),
+    ),
+    "an identity column as a key": Situation(
+        "id bigint, n int",
+        ("SELECT 7L id, 1 n", "SELECT 7L id, 2 n", "SELECT 3 n"),
+        generated=(("id", _identity(1, 1, given=True)),),
         formats=("delta",),
     ),
     "a default of a partition column": Situation(

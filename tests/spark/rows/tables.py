@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -60,6 +60,8 @@ class Situation:
     """None: all."""
     properties: tuple[tuple[str, str], ...] = ()
     """Of Delta's and Iceberg's tables."""
+    generated: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """Columns that Delta computes, with what their metadata says of it: SQL of Spark can't create them."""
     paimon: tuple[tuple[str, str], ...] = ()
     """Types of Paimon's columns that Spark doesn't have."""
 
@@ -137,10 +139,12 @@ class Tables:
             self._field("t", name, types): self._field("s", name, types) for name in situation.partitioned_by
         }
         columns = [quoted(name) for name in batch.columns]
+        numbered = {quoted(name) for name, said in situation.generated if "delta.identity.start" in said}
+        updated = [name for name in columns if name not in numbered & set(map(quoted, keys))]
         with view(self._one_row_per_key(batch, list(same.values()))) as source:
             self.spark.sql(
                 f"MERGE INTO {target} t USING {source} s ON {' AND '.join(f'{old} <=> {new}' for old, new in same.items())} "
-                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in columns)} "
+                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in updated)} "
                 f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) "
                 f"VALUES ({', '.join(f's.{name}' for name in columns)})"
             )
@@ -185,9 +189,27 @@ class DeltaTables(Tables):
 
     def create(self) -> None:
         native = self.folder / "native"
-        self.spark.sql(self._create_statement(f"delta.{quoted(str(native))}", "delta", {}))
+        if self.situation.generated:
+            self._build(native)
+        else:
+            self.spark.sql(self._create_statement(f"delta.{quoted(str(native))}", "delta", {}))
         shutil.copytree(native, self.folder / "sink")
         self._seen = 1
+
+    def _build(self, table: Path) -> None:
+        """Create the table by Delta's own builder."""
+        jvm: Any = self.spark._jvm
+        computed = dict(self.situation.generated)
+        schema = _parse_datatype_string(self.situation.columns)
+        assert isinstance(schema, t.StructType)
+        for field in schema.fields:
+            field.metadata = dict(computed.get(field.name, {}))
+        builder = jvm.io.delta.tables.DeltaTable.create(self.spark._jsparkSession).location(str(table))
+        builder.addColumns(jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()))
+        fields = self.spark.sparkContext._gateway.new_array(jvm.String, len(self.situation.partitioned_by))  # type: ignore[union-attr]
+        for number, name in enumerate(self.situation.partitioned_by):
+            fields[number] = name
+        builder.partitionedBy(fields).execute()
 
     def make_sink(self) -> Sink:
         keys = self.situation.keys if self.mode == "upsert" else ()
