@@ -172,7 +172,7 @@ class Assessment:
     writers: tuple[WriterSum, ...]
     pairs: tuple[WriterPair, ...]
     partitions: tuple[tuple[str, int], ...]
-    """Those in which commits were in each other's way, and how often."""
+    """Those in which commits were in each other's way, or files or writes were lost, and how often."""
     changes: tuple[str, ...]
     """What the gate would change."""
     unknown: tuple[str, ...]
@@ -185,7 +185,7 @@ class Overlaps:
 
     pairs: dict[tuple[str, str], WriterPair] = field(default_factory=dict)
     partitions: Counter[str] = field(default_factory=Counter)
-    """How often two commits were in each other's way there."""
+    """How often two commits were in each other's way there; `assess` adds what was lost there."""
     overlapping: set[str] = field(default_factory=set)
     """Versions, as the next ones."""
     in_the_way: set[str] = field(default_factory=set)
@@ -231,6 +231,10 @@ def assess(history: TableHistory) -> Assessment:
         writer.estimated_seconds = round(writer.estimated_seconds, 1)
     leftovers = _settled(history)
     lost_seconds = _lost_seconds(history, leftovers)
+    for lost in history.lost:
+        found.partitions.update(lost.partitions)
+    found.partitions.update(each.partition for each in leftovers or ())
+    losses = len(history.lost) + len(leftovers or ())
     known = sum(each.known_seconds for each in writers.values())
     estimated = sum(each.estimated_seconds for each in writers.values())
     by_cost = sorted(writers.values(), key=lambda each: -each.known_seconds - each.estimated_seconds)
@@ -254,7 +258,7 @@ def assess(history: TableHistory) -> Assessment:
         tuple(by_cost[:MAX_LISTED]),
         tuple(by_trouble[:MAX_LISTED]),
         tuple(found.partitions.most_common(MAX_LISTED)),
-        tuple(_changes(commits, found, lost_seconds)),
+        tuple(_changes(commits, found, losses, lost_seconds)),
         (*history.notes, *_unknown(history, leftovers)),
     )
 
@@ -308,27 +312,35 @@ def _lost_seconds(history: TableHistory, leftovers: Sequence[Leftover] | None) -
     return seconds
 
 
-def _changes(commits: Sequence[PastCommit], found: Overlaps, lost_seconds: float | None) -> Iterator[str]:
-    if not found.overlapping:
-        yield "nothing: no two commits overlapped, as far as it is known"
-        return
-    if not found.in_the_way:
+def _changes(
+    commits: Sequence[PastCommit], found: Overlaps, losses: int, lost_seconds: float | None
+) -> Iterator[str]:
+    if not (found.in_the_way or losses):
+        if lost_seconds is None:
+            yield "not known: no two commits were in each other's way, but aborted tries leave no trace in this table"
+            return
+        if not found.overlapping:
+            yield "nothing: no two commits overlapped and nothing was lost, as far as it is known"
+            return
         yield (
             f"nothing: {len(found.overlapping)} commits overlapped, none of them in a partition that one of them rewrote; with "
             "admission auto they would run as they do now"
         )
         return
     many = len(found.in_the_way)
-    queues = ", so it would soon queue their writers" if many >= OFTEN * len(commits) else ""
+    often = many + losses >= OFTEN * len(commits)
+    queues = ", so it would soon queue their writers" if often else ""
     lost = (
         "what was computed in vain"
         if lost_seconds is None
         else f"about {duration(lost_seconds)} computed in vain"
     )
     yield (
-        f"admission auto: {many} of {len(commits)} commits were in another one's way{queues}; {lost} would not be computed, and "
-        f"writers would wait for at least {duration(found.seconds)} instead"
+        f"admission auto: {many} of {len(commits)} commits were in another one's way, {losses} writes or files were "
+        f"lost{queues}; {lost} would not be computed, and writers would wait for at least {duration(found.seconds)} instead"
     )
+    if not found.partitions:  # of a rolled back write without files
+        return
     (worst, times), total = found.partitions.most_common(1)[0], found.partitions.total()
     if set(found.partitions) == {""}:
         yield (
@@ -360,7 +372,9 @@ def _unknown(history: TableHistory, leftovers: Sequence[Leftover] | None) -> Ite
         yield "aborted tries: Iceberg keeps no record of them, and an aborted job deletes its files; a killed one doesn't"
     else:
         yield "tries that wrote no file, or whose files were removed since (VACUUM, an abort): the estimate is a lower bound"
-    if form != "delta":
+    if form == "delta":
+        yield "what a job computed before its statement began: `executionTimeMs` is the statement's alone"
+    else:
         yield "what a commit had read when it began: overlaps are found by the time of its first data file, and some are missed"
 
 

@@ -73,7 +73,7 @@ def assessment_lines(found: Assessment) -> Iterator[str]:
     for pair in found.pairs:
         yield f"  {pair.in_the_way:8} of {pair.overlaps:<6}  {pair.later} beside {pair.earlier}"
     if found.partitions:
-        yield "by partition: how often commits met there"
+        yield "by partition: how often commits met there, or were lost"
     for partition, times in found.partitions:
         yield f"  {times:8}  {partition or '(unpartitioned)'}"
     yield ""

@@ -186,7 +186,10 @@ def past_commit(
     if ended is None or not (added or removed):
         return None
     metrics = info.get("operationMetrics")
-    took = _milliseconds(metrics.get("executionTimeMs")) if isinstance(metrics, dict) else None
+    metrics = metrics if isinstance(metrics, dict) else {}
+    took = _milliseconds(
+        metrics.get("executionTimeMs") or metrics.get("execution_time_ms")
+    )  # delta-rs has its own names
     began = min((at for each in added if (at := _milliseconds(each.get("modificationTime")))), default=None)
     base, maker = info.get("readVersion"), _maker(info, actions)
     found = PastCommit(

@@ -157,9 +157,15 @@ def contended(places: str, *, service: bool = False) -> Assessment:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (contended("p"), ["admission auto: 2 of 2 commits were in another one's way, so", "partitioning: batches that"]),
+        (contended("p"), ["admission auto: 2 of 2 commits were in another one's way, 0 writes", "partitioning: batches that"]),
         (contended("pq", service=True), ["admission auto", "partitioning: ", "compaction: 1 of these overlaps"]),
         (assess(history(commit(1, 10, began=0))), ["nothing: no two commits overlapped"]),
+        (
+            assess(history(commit(1, 10, began=0), leftovers=[Leftover("p", 50, 12)])),
+            ["admission auto: 0 of 1 commits were in another one's way, 1 writes", "partitioning: batches that"],
+        ),
+        (assess(history(commit(1, 10, began=0), form="iceberg")), ["not known: "]),
+        (assess(history(BASE, form="hudi", lost=[LostTry("2", 12, NOTHING)])), ["admission auto: 0 of 1"]),
         (contended(""), ["admission auto", "partitioning: the table has none"]),
     ],
 )  # fmt: skip
