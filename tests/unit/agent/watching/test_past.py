@@ -143,6 +143,23 @@ def test_a_merge_of_delta_says_when_it_began_and_what_it_read(tmp_path: Path) ->
     assert merge.partitions == merge.rewritten == {"region=a b%2Fc/day=2026-11-23"}
 
 
+def test_the_estimate_is_near_what_native_writers_lost(tmp_path: Path) -> None:
+    """`tests/recorded_delta` says what they measured."""
+    for version in range(7):
+        put(tmp_path, f"_delta_log/{version:020d}.json", commit("contest", version))
+    for each in json.loads(checksum("contest", "files.json")):
+        put(tmp_path, each["path"])
+        os.truncate(tmp_path / each["path"], each["size"])
+        os.utime(tmp_path / each["path"], (each["modified"], each["modified"]))
+
+    found = assess(read(tmp_path))
+
+    assert found.lost_files == 5
+    assert found.lost_seconds == pytest.approx(88.7, rel=0.2)
+    assert found.known_seconds == pytest.approx(97.9, rel=0.2)
+    assert found.changes[0].startswith("admission auto")
+
+
 @pytest.mark.parametrize(
     ("name", "is_left"),
     [("part-9.parquet", True), (".part-9.parquet.crc", False), ("_SUCCESS", False), ("part-9.txt", False)],
