@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,12 @@ from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.kafka_fixture import KafkaServer
-from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, format_settings
+from tests.servers.iceberg_catalogs import (
+    running_hive_metastore,
+    running_postgresql,
+    running_rest_catalog,
+)
+from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_CATALOG, format_settings
 from tests.spark.harness import Harness
 
 SCHEMA = pa.schema(
@@ -60,6 +68,37 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session("lakewarden-tests", master="local[2,4]", memory=memory, **settings)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def catalog_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], dict[str, str]]]:
+    """A function that returns the options of a catalog of Iceberg by its name, and starts its server the first time."""
+    with ExitStack() as servers:
+
+        @cache
+        def options(name: str) -> dict[str, str]:
+            folder = tmp_path_factory.mktemp(name)
+            if name == "postgresql":
+                return {"type": "jdbc", "uri": f"jdbc:{servers.enter_context(running_postgresql())}"}
+            if name == "hive":
+                return {"type": "hive", "uri": servers.enter_context(running_hive_metastore(folder))}
+            rest = running_rest_catalog(folder, {"warehouse": f"{folder / 'warehouse'}"})
+            return {"type": "rest", "uri": servers.enter_context(rest)}
+
+        yield options
+
+
+@pytest.fixture
+def in_catalog(
+    catalog_options: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """A function that lets `iceberg_name` use a catalog, in this test and in the programs that it starts. '': Hadoop's."""
+
+    def use(name: str) -> None:
+        if name:
+            monkeypatch.setenv(ICEBERG_CATALOG, json.dumps(catalog_options(name)))
+
+    return use
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +16,13 @@ from pyspark.sql import SparkSession
 from lakewarden.agent.embedded.iceberg_rest import SQLITE
 from lakewarden.spark_jobs.jobs.table_formats import DELTA_CATALOG, EXTENSIONS
 from lakewarden.spark_jobs.sinks.releases import FORMATS, SPARK, minor, release_of
+from tests.servers.iceberg_catalogs import POSTGRESQL
 
 ICEBERG_FORMAT = os.environ.get("LAKEWARDEN_TEST_ICEBERG_FORMAT") or "2"
 """The version of Iceberg's table format in which the tests' tables are created."""
+
+ICEBERG_CATALOG = "LAKEWARDEN_TEST_ICEBERG_CATALOG"
+"""Variable with the options of the catalog that has the tests' tables, as JSON; the drivers that a test starts have it, too."""
 
 HADOOP_AWS = f"org.apache.hadoop:hadoop-aws:{SPARK[minor(pyspark.__version__)].hadoop}"
 
@@ -57,7 +63,7 @@ def format_settings() -> dict[str, Any]:
     if not JARS:
         return {}
     settings = {
-        "spark.jars.packages": ",".join([*JARS.values(), *([SQLITE] if HAS_ICEBERG else [])]),
+        "spark.jars.packages": ",".join([*JARS.values(), *([SQLITE, POSTGRESQL] if HAS_ICEBERG else [])]),
         "spark.sql.extensions": ",".join(extension for name, extension in EXTENSIONS.items() if name in JARS),
     }
     if HAS_DELTA:
@@ -67,19 +73,25 @@ def format_settings() -> dict[str, Any]:
     return settings
 
 
-def iceberg_name(spark: SparkSession, folder: Path, kind: str = "hadoop") -> str:
-    """Return the name of the table in `folder`, and configure the catalog that has it: `hadoop`, or `jdbc` on SQLite."""
+def iceberg_name(spark: SparkSession, folder: Path, **options: str) -> str:
+    """Return the name of the table in `folder`, and configure the catalog that has it.
+
+    `options`: the catalog's own. Others are those of `ICEBERG_CATALOG`, else it is a Hadoop catalog.
+    """
     warehouse = folder.parents[1]
-    catalog = f"lake{abs(hash(warehouse)):x}"
-    settings = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": kind, ".warehouse": str(warehouse)}
-    if kind == "jdbc":
-        warehouse.mkdir(parents=True)
-        settings[".uri"] = f"jdbc:sqlite:{warehouse / 'catalog.db'}"
-    for name, value in settings.items():
+    digest = f"{zlib.crc32(str(warehouse).encode()):x}"
+    catalog, namespace = f"lake{digest}", folder.parent.name
+    options = options or json.loads(os.environ.get(ICEBERG_CATALOG, '{"type": "hadoop"}'))
+    if options["type"] == "jdbc":
+        warehouse.mkdir(parents=True, exist_ok=True)
+        options = {"uri": f"jdbc:sqlite:{warehouse / 'catalog.db'}", **options}
+    settings = {f".{key}": value for key, value in {"warehouse": str(warehouse), **options}.items()}
+    for name, value in {"": "org.apache.iceberg.spark.SparkCatalog", **settings}.items():
         spark.conf.set(f"spark.sql.catalog.{catalog}{name}", value)
-    if kind == "jdbc":
-        spark.sql(f"CREATE NAMESPACE {catalog}.{folder.parent.name}")
-    return f"{catalog}.{folder.parent.name}.{folder.name}"
+    if options["type"] != "hadoop":
+        namespace += digest  # tests share a server
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.{namespace}")
+    return f"{catalog}.{namespace}.{folder.name}"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.spark_jobs import CommitGate, DeltaSink, IcebergSink
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
+from tests.servers.iceberg_catalogs import POSTGRESQL
 from tests.spark.formats import HADOOP_AWS, JARS, format_settings
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ STEP_SECONDS = 600.0
 class Place:
     """Where the tables of a kind are, and how Spark reaches them."""
 
-    def __init__(self, kind: str, bucket: str, catalog: str) -> None:
-        """`catalog`: the URI of the catalog, where the kind has one."""
+    def __init__(self, kind: str, bucket: str, catalog: str, folder: Path) -> None:
+        """`catalog`: the URI of the catalog, where the kind has one. Hive's metastore has no access to S3: tables in `folder`."""
         self.form, _, self.catalog = kind.partition("-")
-        self._bucket = bucket
+        self._bucket, self._folder = bucket, folder
         release = JARS[self.form].rpartition(":")[2]
         jars = list(JARS.values())
         self._settings: dict[str, str] = {}
@@ -48,7 +49,7 @@ class Place:
             jars.append(HADOOP_AWS)
             self._settings |= s3a_settings()
         else:
-            jars.append(ICEBERG_AWS.format(release=release))
+            jars += [ICEBERG_AWS.format(release=release), POSTGRESQL]
         if self.form == "iceberg":
             lake = "spark.sql.catalog.lake"
             self._settings[lake] = "org.apache.iceberg.spark.SparkCatalog"
@@ -91,6 +92,10 @@ class Place:
     def _catalog(self, uri: str) -> dict[str, str]:
         if self.catalog == "hadoop":
             return {"type": "hadoop", "warehouse": f"s3a://{self._bucket}/warehouse"}
+        if self.catalog == "hive":
+            return {"type": "hive", "uri": uri, "warehouse": f"{self._folder}/warehouse"}
+        if self.catalog == "postgresql":
+            return {"type": "jdbc", "uri": f"jdbc:{uri}", **s3_file_io(self._bucket)}
         settings = {"type": "rest", "uri": uri, **s3_file_io(self._bucket)}
         return settings | ({"warehouse": "warehouse"} if self.catalog == "nessie" else {})
 
@@ -173,7 +178,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     writer, folder = options.writer, Path(options.folder)
-    place = Place(options.kind, options.bucket, options.catalog)
+    place = Place(options.kind, options.bucket, options.catalog, folder)
     wait = together(folder, writer)
     if writer != "a":
         wait("downloaded")

@@ -79,6 +79,8 @@ class CheckedOperations:
         """Gets the metadata on which a try is based."""
         self.refusal: GateError | None = None
         self.overtaken = False
+        self.failure: Exception | None = None
+        """Of the last try. Java wraps it, with the text of a traceback."""
         self.unanswered = False
         self.published: str | None = None
 
@@ -97,7 +99,7 @@ class CheckedOperations:
         try:
             self._swap(base, signed)
         except Exception as error:
-            self.overtaken = _is(error, COMMIT_FAILED)
+            self.overtaken, self.failure = _is(error, COMMIT_FAILED), error
             raise
         self.unanswered = before
         self.published = str(snapshot.snapshotId())
@@ -208,7 +210,10 @@ class StagedTable:
             operations.unanswered = False
             return found
         if operations.unanswered:
-            raise error
+            assert operations.failure is not None
+            raise RuntimeError(
+                f"the swap of the table's metadata: {java_text(operations.failure)}"
+            ) from operations.failure
         grant.not_published()
         if operations.refusal is not None:
             raise operations.refusal from None

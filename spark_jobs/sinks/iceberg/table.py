@@ -20,7 +20,14 @@ from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED, find_batch
 from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
-from lakewarden.spark_jobs.sinks.java import elements, is_instance, java_map, java_text, java_type
+from lakewarden.spark_jobs.sinks.java import (
+    elements,
+    is_instance,
+    java_causes,
+    java_map,
+    java_text,
+    java_type,
+)
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition
 
@@ -182,6 +189,10 @@ def _loaded(spark: SparkSession, name: str) -> Any:
     try:
         return java_type(spark, f"{_ICEBERG}.Spark3Util").loadIcebergTable(spark._jsparkSession, name)
     except Exception as error:  # py4j's, or PySpark's own
+        if any(is_instance(each, "exceptions.RESTException") for each in java_causes(error)):
+            raise RuntimeError(
+                f"the catalog of {name!r} didn't load the table: {java_text(error)}"
+            ) from error
         raise ValueError(
             f"no Iceberg table of this name: {name!r}; give catalog.namespace.table of a catalog in the Spark session; "
             f"{java_text(error)}"

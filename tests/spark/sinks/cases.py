@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,7 +30,14 @@ from lakewarden.spark_jobs.sinks.iceberg.table import BATCH, WRITER, ancestors, 
 from lakewarden.spark_jobs.sinks.paimon.commit import CommitRefused, FencedCommit
 from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
 from tests.spark.conftest import MakeTable, data_files_of, index_files_of, snapshots_of
-from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
+from tests.spark.formats import (
+    HAS_DELTA,
+    HAS_HUDI,
+    HAS_ICEBERG,
+    ICEBERG_CATALOG,
+    ICEBERG_FORMAT,
+    iceberg_name,
+)
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
@@ -534,8 +542,9 @@ class IcebergCase:
         self._folder = folder
         self.replaces = name.endswith("overwrite")
         self._name = iceberg_name(self._spark, folder)
+        location = f"LOCATION '{folder}' " if os.environ.get(ICEBERG_CATALOG) else ""
         self._spark.sql(
-            f"CREATE TABLE {self._name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day) "
+            f"CREATE TABLE {self._name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day) {location}"
             f"TBLPROPERTIES ('format-version'='{ICEBERG_FORMAT}')"
         )
         self.sink = make_sink(name, str(folder))
@@ -625,15 +634,30 @@ IN_THE_MATRIX = {"delta-append", "delta-overwrite", "iceberg-append", "iceberg-o
 CASES = [pytest.param(sink, marks=[pytest.mark.matrix] * (sink in IN_THE_MATRIX)) for sink in SINKS]
 
 
-@pytest.fixture(params=CASES)
+CATALOGS = ["rest", "postgresql", "hive"] if HAS_ICEBERG else []
+"""Of Iceberg, besides Hadoop's."""
+
+
+@pytest.fixture(
+    params=[
+        *CASES,
+        *(pytest.param(f"iceberg-upsert@{catalog}", marks=pytest.mark.matrix) for catalog in CATALOGS),
+    ]
+)
 def case(
-    request: pytest.FixtureRequest, make_table: MakeTable, tmp_path: Path, spark: SparkSession
+    request: pytest.FixtureRequest,
+    make_table: MakeTable,
+    tmp_path: Path,
+    spark: SparkSession,
+    in_catalog: Callable[[str], None],
 ) -> SinkCase:
     """Each sink in turn, on a table in a folder whose name has what programs encode or decode.
 
     A sink for another format joins here, in `make_sink`, and in `mortal_driver.py`.
     """
-    return make_case(request.param, make_table, tmp_path / UNUSUAL_FOLDER, spark)
+    sink, _, catalog = request.param.partition("@")
+    in_catalog(catalog)
+    return make_case(sink, make_table, tmp_path / UNUSUAL_FOLDER, spark)
 
 
 UNUSUAL_FOLDER = "50% a b 中 u\u0308+;="

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from tests.processes import running_agent
 from tests.spark import mortal_driver
 from tests.spark.conftest import MakeTable
 from tests.spark.mortal_driver import STEPS
-from tests.spark.sinks.cases import SCHEMA, SINKS, make_case
+from tests.spark.sinks.cases import CATALOGS, SCHEMA, SINKS, make_case
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1500)]
 
@@ -42,13 +43,14 @@ COMMITS = ["intent", "admitted", "requested", "granted", "completed"]
 HARDEST = ("staging", "published")
 """The steps at which the table holds most of what no event has reported."""
 
-IN_EVERY_RUN = {"paimon-append", "hudi"}
-"""A sink that publishes itself and one whose format calls back, killed at the hardest steps; the matrix has all sinks and all
-seven steps. A driver that dies takes a JVM's start and a lapse of its grant, some 100 s on a busy machine."""
+IN_EVERY_RUN = {"paimon-append", "hudi", "iceberg-upsert@rest"}
+"""A sink that publishes itself, one whose format calls back, and one whose catalog commits, killed at the hardest steps; the
+matrix has all sinks, catalogs and steps. A driver that dies takes a JVM's start and a lapse of its grant, some 100 s on a busy
+machine."""
 
 DEATHS = [
     pytest.param(sink, steps, id=f"{sink}-{name}", marks=[pytest.mark.matrix] * (not every_run))
-    for sink in SINKS
+    for sink in [*SINKS, *(f"iceberg-upsert@{catalog}" for catalog in CATALOGS)]
     if not sink.endswith("-overwrite")  # whose table is its last batch alone
     for name, steps, every_run in (("hardest", HARDEST, sink in IN_EVERY_RUN), ("all", STEPS, False))
 ]
@@ -62,10 +64,13 @@ def test_a_driver_killed_at_any_step_leaves_each_batch_once(
     make_table: MakeTable,
     tmp_path: Path,
     spark: SparkSession,
+    in_catalog: Callable[[str], None],
     sink: str,
     steps: tuple[str, ...],
 ) -> None:
     """Each driver but the last recovers the batch that its predecessor died in, and dies in the next one."""
+    sink, _, catalog = sink.partition("@")
+    in_catalog(catalog)
     case = make_case(sink, make_table, tmp_path, spark)
     source, events = tmp_path / "source", tmp_path / "events"
     source.mkdir()

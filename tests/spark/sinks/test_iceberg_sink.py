@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import IcebergSink, UnsupportedSpark
+from lakewarden.spark_jobs import IcebergSink, OutcomeUnknown, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, load
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.releases import ICEBERG
+from tests.servers.iceberg_catalogs import CatalogProxy, InjectedAnswer
 from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import ICEBERG_FORMAT, iceberg_name
 from tests.spark.harness import Harness
@@ -37,18 +39,22 @@ class Table:
         folder: Path,
         columns: str,
         partitioned_by: str,
-        catalog: str = "hadoop",
+        *,
+        catalog: dict[str, str] | None = None,
         **properties: str,
     ) -> None:
         self.spark = spark
         self.folder = folder / "warehouse" / "test" / "flights"
-        self.name = iceberg_name(spark, self.folder, catalog)
+        self.name = iceberg_name(spark, self.folder, **(catalog or {}))
         properties = {"format-version": ICEBERG_FORMAT} | {
             key.replace("_", "."): value for key, value in properties.items()
         }
+        location = f"LOCATION '{self.folder}'" if catalog else ""
         listed = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
         partitions = f"PARTITIONED BY ({partitioned_by})" if partitioned_by else ""
-        spark.sql(f"CREATE TABLE {self.name} ({columns}) USING iceberg {partitions} TBLPROPERTIES ({listed})")
+        spark.sql(
+            f"CREATE TABLE {self.name} ({columns}) USING iceberg {partitions} {location} TBLPROPERTIES ({listed})"
+        )
 
     def sql(self, statement: str) -> list[Any]:
         self.spark.sql(f"REFRESH TABLE {self.name}")
@@ -480,7 +486,7 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
 def test_with_a_jdbc_catalog_a_foreign_commit_and_a_replayed_batch_are_found(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
-    table = Table(spark, tmp_path, COLUMNS, "day", catalog="jdbc")
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "jdbc"})
     changes(spark, (1, 1, "old")).writeTo(table.name).append()
 
     def append(_event: object) -> None:
@@ -495,6 +501,79 @@ def test_with_a_jdbc_catalog_a_foreign_commit_and_a_replayed_batch_are_found(
     assert table.rows() == [(1, 1, "new"), (1, 2, "foreign")]
     assert table.operations() == ["append", "append", "overwrite"]
     assert len(harness.only("abandoned")) == 1
+    assert table.leftovers() == set()
+
+
+@pytest.fixture(scope="module")
+def rest(catalog_options: Callable[[str], dict[str, str]]) -> Iterator[CatalogProxy]:
+    """A proxy before Iceberg's REST server."""
+    with CatalogProxy(catalog_options("rest")["uri"]).running() as proxy:
+        yield proxy
+
+
+STATUSES = [409, 400, 401, 403, 419, 500, 502, 503, 504, None]
+"""Of answers to a commit. 400: Unity's "commit validation failed"; 401, 419: the token expired; None: no answer."""
+
+
+@pytest.mark.parametrize(
+    "mode", ["append", *(pytest.param(mode, marks=pytest.mark.matrix) for mode in ("upsert", "overwrite"))]
+)
+@pytest.mark.parametrize("took_place", [True, False], ids=["after-the-swap", "before-it"])
+@pytest.mark.parametrize(
+    "status", [pytest.param(status, marks=[] if status == 409 else pytest.mark.wide) for status in STATUSES]
+)
+def test_whatever_a_rest_catalog_answers_the_table_shows_whether_the_batch_is_committed(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    tmp_path: Path,
+    rest: CatalogProxy,
+    status: int | None,
+    took_place: bool,
+    mode: Any,
+) -> None:
+    """Each row is there once, and so are the snapshot's files."""
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
+    changes(spark, (1, 1, "old"), (2, 2, "old")).coalesce(1).writeTo(table.name).append()
+    harness.agent(grant_everything)
+    sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
+    write = harness.gate().foreach_batch(sink, writer="w")
+    rest.inject(InjectedAnswer(status, took_place))
+
+    for note in ("new", "replayed"):
+        write(changes(spark, (1, 1, note)), 0)
+
+    assert rest.injected == 1
+    old = [(1, 1, "old")] if mode == "append" else []
+    assert table.rows() == [(1, 1, "new"), *old, (2, 2, "old")]
+    assert table.operations() == ["append", "append" if mode == "append" else "overwrite"]
+    is_known = took_place or status == 409
+    assert [each.detail["outcome"] for each in harness.only("failed")] == ["unknown"] * (not is_known)
+    assert (table.leftovers() == set()) == is_known, "staged files stay while their commit may still come"
+
+
+@pytest.mark.wide
+def test_a_token_that_expires_in_the_middle_is_named_and_the_batch_is_committed_once(
+    harness: Harness, spark: SparkSession, tmp_path: Path, rest: CatalogProxy
+) -> None:
+    """The swap took place. Neither its answer nor the table can be read until the token is renewed."""
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(IcebergSink(table.name), writer="w", max_attempts=1)
+    rest.inject(InjectedAnswer(401, took_place=True, requests=1_000))
+
+    with pytest.raises(
+        OutcomeUnknown, match=r"may have reached the table: .*NotAuthorizedException: .*the proxy's"
+    ) as caught:
+        write(changes(spark, (1, 1, "new")), 0)
+    assert "Traceback" not in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"didn't load the table: NotAuthorizedException: .*the proxy's"):
+        write(changes(spark, (1, 1, "new")), 0)
+    rest.inject(None)
+    write(changes(spark, (1, 1, "new")), 0)
+
+    assert table.rows() == [(1, 1, "new")]
+    assert table.operations() == ["append"]
     assert table.leftovers() == set()
 
 

@@ -17,7 +17,12 @@ import pytest
 from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
 from tests.processes import running_agent
-from tests.servers.iceberg_catalogs import running_nessie, running_rest_catalog
+from tests.servers.iceberg_catalogs import (
+    running_hive_metastore,
+    running_nessie,
+    running_postgresql,
+    running_rest_catalog,
+)
 from tests.servers.s3 import S3Server
 from tests.spark import s3_driver
 from tests.spark.s3_driver import NUMBER, WRITERS, s3_file_io
@@ -40,13 +45,23 @@ def catalog_of(kind: str, bucket: str, folder: Path, server: S3Server) -> Iterat
     elif kind == "iceberg-nessie":
         with running_nessie(folder, bucket, server) as uri:
             yield uri
+    elif kind == "iceberg-postgresql":
+        with running_postgresql() as uri:
+            yield uri
+    elif kind == "iceberg-hive":
+        with running_hive_metastore(folder) as uri:
+            yield uri
     else:
         yield ""
 
 
 @pytest.mark.parametrize(
     ("kind", "loses_alone"),
-    [("delta", True), ("iceberg-hadoop", True), ("iceberg-rest", False), ("iceberg-nessie", False)],
+    [
+        ("delta", True),
+        ("iceberg-hadoop", True),
+        *((f"iceberg-{catalog}", False) for catalog in ("rest", "nessie", "postgresql", "hive")),
+    ],
 )
 def test_two_drivers_lose_no_row_through_the_gate(
     *,

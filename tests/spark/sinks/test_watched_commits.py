@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink
 from tests.kafka_fixture import KafkaServer
 from tests.processes import running_agent
-from tests.servers.iceberg_catalogs import running_rest_catalog
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.formats import iceberg_name
+from tests.spark.sinks.cases import CATALOGS
 from tests.tuned import tuned
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
@@ -70,10 +70,8 @@ class Reports:
             watching.cancel()
 
 
-def table_of(
-    form: str, spark: SparkSession, folder: Path, make_table: MakeTable, rest: str
-) -> tuple[Sink, Write]:
-    """An empty table: its sink, and a rewrite of its partition by the format's own means. `rest`: URI of a REST catalog."""
+def table_of(form: str, spark: SparkSession, folder: Path, make_table: MakeTable) -> tuple[Sink, Write]:
+    """An empty table: its sink, and a rewrite of its partition by the format's own means."""
     if form == "paimon":
         path = make_table()
         sink: Sink = PaimonSink(path, mode="upsert", keys=["flight"])
@@ -95,21 +93,12 @@ def table_of(
         name = f"delta.`{folder / 'flights'}`"
         spark.sql(f"CREATE TABLE {name} ({COLUMNS}) USING delta PARTITIONED BY (month, day)")
         sink = DeltaSink(str(folder / "flights"), mode="upsert", keys=["flight"])
-    elif form == "iceberg-rest":
-        catalog = f"rest{abs(hash(rest)):x}"
-        for key, value in (("", "org.apache.iceberg.spark.SparkCatalog"), (".type", "rest"), (".uri", rest)):
-            spark.conf.set(f"spark.sql.catalog.{catalog}{key}", value)
-        spark.sql(f"CREATE NAMESPACE {catalog}.air")
-        name = f"{catalog}.air.flights"
-        # The UPDATE adds a deletion vector.
-        properties = "'format-version'='3', 'write.update.mode'='merge-on-read'"
-        spark.sql(
-            f"CREATE TABLE {name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day) TBLPROPERTIES ({properties})"
-        )
-        sink = IcebergSink(name, mode="upsert", keys=["flight"])
     else:
         name = iceberg_name(spark, folder / "warehouse" / "air" / "flights")
-        spark.sql(f"CREATE TABLE {name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day)")
+        # The UPDATE adds a deletion vector.
+        newest = "TBLPROPERTIES ('format-version'='3', 'write.update.mode'='merge-on-read')"
+        properties = newest if "@" in form else ""
+        spark.sql(f"CREATE TABLE {name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day) {properties}")
         sink = IcebergSink(name, mode="upsert", keys=["flight"])
 
     def update() -> None:
@@ -140,37 +129,37 @@ def world(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[tup
     "form",
     [
         "delta",
-        *(pytest.param(form, marks=pytest.mark.matrix) for form in ("iceberg", "iceberg-rest", "paimon")),
+        *(
+            pytest.param(form, marks=pytest.mark.matrix)
+            for form in ("iceberg", *(f"iceberg@{catalog}" for catalog in CATALOGS), "paimon")
+        ),
     ],
 )
 def test_a_writer_without_the_gate_stops_one_whose_base_it_replaces(
+    *,
     form: str,
     world: tuple[CommitGate, Settings],
     spark: SparkSession,
     tmp_path: Path,
     make_table: MakeTable,
+    catalog_options: Callable[[str], dict[str, str]],
+    in_catalog: Callable[[str], None],
 ) -> None:
-    """The sink's own commits are not reported. A table of a REST catalog is named by it, and has format 3."""
+    """The sink's own commits are not reported. A table of a catalog is named by it, and has format 3."""
     gate, settings = world
-    entry = None
-    with ExitStack() as server:
-        rest = ""
-        if form == "iceberg-rest":
-            rest = server.enter_context(
-                running_rest_catalog(tmp_path, {"warehouse": f"file://{tmp_path}/rest"})
-            )
-            given: Any = {"prod": {"type": "rest", "uri": rest}}
-            settings = settings.model_copy(update={"catalogs": Settings(catalogs=given).catalogs})
-            entry = "prod:air.flights"
-        sink, rewrite = table_of(form, spark, tmp_path, make_table, rest)
-        _rewrite_beside_a_writer(
-            form, gate, Reports(settings, entry or sink.table), spark=spark, sink=sink, rewrite=rewrite
-        )
-
-
-def _rewrite_beside_a_writer(
-    form: str, gate: CommitGate, reports: Reports, *, spark: SparkSession, sink: Sink, rewrite: Write
-) -> None:
+    _, _, catalog = form.partition("@")
+    in_catalog(catalog)
+    sink, rewrite = table_of(form, spark, tmp_path, make_table)
+    entry = sink.table
+    if catalog:
+        assert isinstance(sink, IcebergSink)
+        of_spark, _, table = sink._name.partition(".")
+        options = catalog_options(catalog)
+        kind = options["type"].replace("jdbc", "sql")
+        given: Any = {of_spark: {"type": kind, "uri": options["uri"].removeprefix("jdbc:")}}
+        settings = settings.model_copy(update={"catalogs": Settings(catalogs=given).catalogs})
+        entry = f"{of_spark}:{table}"
+    reports = Reports(settings, entry)
     if form == "paimon":
         rewrite()  # the table's first snapshot
     stopped: list[CommitAborted] = []
@@ -196,4 +185,4 @@ def _rewrite_beside_a_writer(
 
     (abort,) = stopped
     (foreign,) = reports.completed
-    assert [each.other_transaction for each in abort.conflicts] == [f"{form.partition('-')[0]}:{foreign}"]
+    assert [each.other_transaction for each in abort.conflicts] == [f"{form.partition('@')[0]}:{foreign}"]
