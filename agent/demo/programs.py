@@ -45,6 +45,8 @@ class Programs:
     """Creates and reads the tables of the formats that need Spark for it."""
     compactor: tuple[str, ...] = _module("lakewarden.spark_jobs.jobs.compact")
     """Compacts a table with a primary key."""
+    catalog: tuple[str, ...] = _module("lakewarden.agent.embedded.iceberg_rest")
+    """The REST catalog of Iceberg's tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,12 @@ class Commands:
     s3_endpoint: str | None
     max_files_per_trigger: int
     form: FormatChoice = FormatChoice.PAIMON
+    catalog: str | None = None
+    """The URI of Iceberg's catalog."""
+
+    def serve_catalog(self) -> list[str]:
+        """Iceberg's catalog, with the tables below the warehouse."""
+        return [*self.programs.catalog, "--data", str(self.folder), "--warehouse", self.warehouse]
 
     def dev(self, tables: Sequence[str]) -> list[str]:
         """Kafka and the agent, for these tables only."""
@@ -103,7 +111,10 @@ class Commands:
 
     def _tables(self, places: Sequence[TablePlace]) -> list[str]:
         tables = [word for place in places for word in ("--table", place.uri)]
-        return [*self.programs.table, "--format", self.form.value, *tables]
+        return [*self.programs.table, "--format", self.form.value, *self._catalog(), *tables]
+
+    def _catalog(self) -> list[str]:
+        return ["--catalog", self.catalog] if self.catalog else []
 
     def compactor(self, place: TablePlace, bootstrap_servers: str) -> list[str]:
         """The compaction of one table, every few seconds. Credentials of a store are in the environment."""
@@ -126,6 +137,7 @@ class Commands:
             *self.programs.writer,
             *("--role", role, "--input", str(feed), "--table", arena.place.uri, "--keys", ",".join(KEYS)),
             *form,
+            *self._catalog(),
             *("--checkpoint", str(arena.folder / "checkpoints" / role), "--events", str(events)),
             *("--max-files-per-trigger", str(self.max_files_per_trigger)),
             *agent,

@@ -113,14 +113,17 @@ class Demo:
             files_per_batch,
             settings.form,
         )
+        if settings.form is FormatChoice.ICEBERG:
+            commands = replace(commands, catalog=self._start_catalog(commands))
         self._create_tables(commands, arenas, feeds[0])
         servers = self._start_agent(commands, tables) if settings.admissions else None
         fought = [(arena, *self._fight(feeds, commands, arena, servers)) for arena in arenas]
         note("stopping all processes, then comparing each table with the input")
-        self.stop()
+        self._stop_contests()
         seconds = time.monotonic() - began
         expected = expected_table(flights)
         rows = self._read_tables(commands, arenas)
+        self.stop()
         contests = tuple(
             Contest(
                 arena.admission,
@@ -138,9 +141,15 @@ class Demo:
         return replace(report, kept=self.folder) if keep else report
 
     def stop(self) -> None:
-        """End all processes in bounded time; the agent last, so that it processes the writers' last events."""
+        """End all processes in bounded time."""
+        self._stop_contests()
         with undisturbed():
-            stop_all(child for child in self.children if child.name != "dev")
+            stop_all(child for child in self.children if child.name == "catalog")
+
+    def _stop_contests(self) -> None:
+        """End all processes but the catalog; the agent last, so that it processes the writers' last events."""
+        with undisturbed():
+            stop_all(child for child in self.children if child.name not in {"dev", "catalog"})
             stop_all(child for child in self.children if child.name == "dev")
 
     def _note(self, text: str, style: str = "") -> None:
@@ -187,6 +196,13 @@ class Demo:
         if (code := wait_for(child, child.exit_code, TABLES_SECONDS)) != 0:
             why = f"did not end in {TABLES_SECONDS:.0f} s" if code is None else "failed"
             raise DemoError(f"{name} {why}: {child.last_log_line()}")
+
+    def _start_catalog(self, commands: Commands) -> str:
+        """Start Iceberg's REST catalog; returns its URI when it answers."""
+        self._note("starting Iceberg's REST catalog, which is downloaded the first time")
+        catalog = self._start("catalog", commands.serve_catalog())
+        ready = wait_until_ready(catalog, lambda: _ready(catalog.out), DEV_READY_SECONDS, "the catalog")
+        return str(ready["uri"])
 
     def _start_agent(self, commands: Commands, tables: Sequence[str]) -> str:
         """Start Kafka and the agent; returns the address of Kafka when both are ready."""

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | Paimon | a folder of pypaimon's warehouse | the demo itself creates and reads it, without Spark |
 | Delta Lake | a folder | empty |
-| Iceberg | a table in a Hadoop catalog; its URI is `<warehouse>/<database>/<name>` | empty |
+| Iceberg | a table in a REST catalog, which gives it the URI `<warehouse>/<database>/<name>` | empty |
 | Hudi | a folder | a row for each flight, with its keys only |
 
 Both queries insert each flight. Two inserts of one new key into a Hudi table make two rows, in two file groups, with or without
@@ -53,17 +53,23 @@ class DemoFormat(ABC):
     memory = "512m"
 
     def session(
-        self, name: str, table: str, master: str = LOCAL_MASTER, *, downloaded: bool = False
+        self,
+        name: str,
+        table: str,
+        master: str = LOCAL_MASTER,
+        *,
+        catalog: str | None = None,
+        downloaded: bool = False,
     ) -> SparkSession:
         """Return a session that writes and reads `table`. Raise `UnsupportedSpark` if this environment can't have one.
 
-        `downloaded`: an earlier session has downloaded the jars.
+        `catalog`: the URI of Iceberg's. `downloaded`: an earlier session has downloaded the jars.
         """
         import pyspark
         from pyspark.errors import PySparkException
 
         jar = jar_for(self, pyspark.__version__)
-        settings: dict[str, Any] = dict(self.settings(table))
+        settings: dict[str, Any] = dict(self.settings(table, catalog))
         try:
             return spark_session(
                 name, master=master, memory=self.memory, packages=[jar], downloaded=downloaded, **settings
@@ -75,7 +81,7 @@ class DemoFormat(ABC):
             ) from error
 
     @abstractmethod
-    def settings(self, table: str, /) -> dict[str, str]:
+    def settings(self, table: str, catalog: str | None, /) -> dict[str, str]:
         """The settings of the session."""
 
     @abstractmethod
@@ -100,7 +106,7 @@ class Delta(DemoFormat):
 
     releases = DELTA
 
-    def settings(self, _table: str, /) -> dict[str, str]:
+    def settings(self, _table: str, _catalog: str | None, /) -> dict[str, str]:
         # Of the jobs that compute a table's state: 50 tasks by default.
         return session_settings("delta") | {"spark.databricks.delta.snapshotPartitions": "2"}
 
@@ -115,19 +121,23 @@ class Delta(DemoFormat):
 
 
 class Iceberg(DemoFormat):
-    """Iceberg, in a Hadoop catalog."""
+    """Iceberg, in a REST catalog."""
 
     releases = ICEBERG
 
-    def settings(self, table: str, /) -> dict[str, str]:
+    def settings(self, _table: str, catalog: str | None, /) -> dict[str, str]:
+        if catalog is None:
+            raise UnsupportedSpark("the demo of Iceberg needs the URI of a REST catalog: pass --catalog")
         return session_settings("iceberg") | {
             f"spark.sql.catalog.{ICEBERG_CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
-            f"spark.sql.catalog.{ICEBERG_CATALOG}.type": "hadoop",
-            f"spark.sql.catalog.{ICEBERG_CATALOG}.warehouse": table.rsplit("/", 2)[0],
+            f"spark.sql.catalog.{ICEBERG_CATALOG}.type": "rest",
+            f"spark.sql.catalog.{ICEBERG_CATALOG}.uri": catalog,
         }
 
     def create(self, spark: SparkSession, table: str, layout: NewTable) -> None:
-        _create(spark, iceberg_name(table), "iceberg", layout)
+        name = iceberg_name(table)
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name.rpartition('.')[0]}")
+        _create(spark, name, "iceberg", layout)
 
     def read(self, spark: SparkSession, table: str) -> DataFrame:
         return spark.table(iceberg_name(table))
@@ -142,7 +152,7 @@ class Hudi(DemoFormat):
     releases = HUDI
     memory = "1g"
 
-    def settings(self, _table: str, /) -> dict[str, str]:
+    def settings(self, _table: str, _catalog: str | None, /) -> dict[str, str]:
         return {"spark.serializer": "org.apache.spark.serializer.KryoSerializer"}
 
     def create(self, spark: SparkSession, table: str, layout: NewTable) -> None:
@@ -199,7 +209,7 @@ def jar_for(form: DemoFormat, pyspark_version: str) -> str:
 
 
 def iceberg_name(table: str) -> str:
-    """Return the name of a table of the Hadoop catalog, by its URI."""
+    """Return the name of a table of the catalog, by its URI."""
     _, database, name = table.rsplit("/", 2)
     return f"{ICEBERG_CATALOG}.{database}.{name}"
 

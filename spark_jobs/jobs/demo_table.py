@@ -24,7 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     form = ON_SPARK[options.format]
     try:
         read = options.action == "read"
-        spark = form.session("lakewarden-demo-table", options.table[0], options.master, downloaded=read)
+        spark = form.session(
+            "lakewarden-demo-table",
+            options.table[0],
+            options.master,
+            catalog=options.catalog,
+            downloaded=read,
+        )
     except UnsupportedSpark as error:
         print(error, file=sys.stderr)  # noqa: T201 - this is the program's output
         return 1
@@ -44,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--format", required=True, choices=ON_SPARK, help="format of the tables")
     parser.add_argument("--table", required=True, action="append", help="URI of a table; repeatable")
+    parser.add_argument("--catalog", help="URI of Iceberg's REST catalog")
     parser.add_argument("--master", default=LOCAL_MASTER, help="Spark master; default: %(default)s")
     actions = parser.add_subparsers(dest="action", required=True)
     create = actions.add_parser("create")

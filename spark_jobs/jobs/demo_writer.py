@@ -112,7 +112,9 @@ def _sink(options: argparse.Namespace) -> Sink:
 def _session(options: argparse.Namespace) -> SparkSession:
     name = f"lakewarden-demo-{options.role}"
     if options.format in ON_SPARK:
-        return ON_SPARK[options.format].session(name, options.table, options.master, downloaded=True)
+        return ON_SPARK[options.format].session(
+            name, options.table, options.master, catalog=options.catalog, downloaded=True
+        )
     return spark_session(name, master=options.master)
 
 
@@ -139,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--format", default=PAIMON, choices=FORMATS, help="of the table; default: %(default)s"
     )
+    parser.add_argument("--catalog", help="URI of Iceberg's REST catalog")
     parser.add_argument("--keys", required=True, type=_names, help="key columns, separated by commas")
     parser.add_argument("--checkpoint", required=True, help="folder of Spark's checkpoint")
     parser.add_argument(

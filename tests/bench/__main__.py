@@ -163,6 +163,10 @@ FULL = Size(
             Workload(2, overlap, 4, rows_per_day=400_000, rows_per_batch=50_000, days_per_batch=5, large=True)
             for overlap in (True, False)
         ),
+        *(
+            Workload(2, overlap, 8, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5, rest=True)
+            for overlap in (True, False)
+        ),
     ),
     hudi_peers=tuple(
         Workload(writers, overlap, batches, rows_per_day=30_000, rows_per_batch=5_000, days_per_batch=5)
@@ -405,7 +409,7 @@ def _measure_peers(size: Size, options: argparse.Namespace) -> dict[str, Any]:
             table_format: [
                 each
                 for each in (size.hudi_peers if table_format == "hudi" else size.peers)
-                if each.name in options.workload
+                if each.name in options.workload and (table_format == "iceberg" or not each.rest)
             ]
             for table_format in formats
             if table_format != "paimon"

@@ -23,8 +23,10 @@ from tests.bench.peers.driver import STEPS
 from tests.bench.peers.tables import Store
 from tests.bench.peers.workload import Workload
 from tests.servers.hudi import lock_client_jars
+from tests.servers.iceberg_catalogs import running_rest_catalog
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
+from tests.spark.formats import ICEBERG_CATALOG
 
 ROOT = Path(__file__).parents[3]
 SPARK35_PYTHON = ROOT / "build/venv-spark35/bin/python"
@@ -86,8 +88,7 @@ def measure(
             assert server is not None, "Hudi's tables are on a store"
             measured = _on_store(run, servers, place, server)
         else:
-            # The tables are real ones, so the agent finds their locks itself.
-            measured = _measure(run, servers, place, _Surroundings({"tables": "file:///*"}))
+            measured = _on_disk(run, servers, place)
         for figures in measured:
             report.append({"format": run.table_format, "workload": asdict(run.workload), **figures})
             _print_last(report)
@@ -99,6 +100,16 @@ def _print_last(report: Sequence[dict[str, Any]]) -> None:
     names, values = rows(report[-1:])
     printed = ", ".join(f"{name} {value}" for name, value in list(zip(names, values, strict=True))[1:])
     print(f"  {printed}", file=sys.stderr, flush=True)
+
+
+def _on_disk(run: _Run, servers: str, folder: Path) -> list[dict[str, Any]]:
+    """The tables are real ones, so the agent finds their locks itself."""
+    agent = {"tables": "file:///*"}
+    if not run.workload.rest:
+        return _measure(run, servers, folder, _Surroundings(agent))
+    with running_rest_catalog(folder, {"warehouse": f"file://{folder}/rest"}) as uri:
+        catalog = {ICEBERG_CATALOG: json.dumps({"type": "rest", "uri": uri})}
+        return _measure(run, servers, folder, _Surroundings(agent, environment=catalog))
 
 
 def _on_store(run: _Run, servers: str, folder: Path, server: S3Server) -> list[dict[str, Any]]:
@@ -271,5 +282,5 @@ def _requests(by_process: Mapping[str, Mapping[str, int]] | None) -> str:
 def _title(workload: Workload) -> str:
     return (
         f"{workload.writers} writers, {'the same' if workload.overlap else 'different'} partitions, "
-        f"{workload.rows_per_batch:,} rows a batch"
+        f"{workload.rows_per_batch:,} rows a batch{', in a REST catalog' if workload.rest else ''}"
     )

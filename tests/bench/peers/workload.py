@@ -46,11 +46,14 @@ class Workload:
     days_per_batch: int
     large: bool = False
     """Whether its batches are those of the large workloads, for their names only."""
+    rest: bool = False
+    """Whether the table is in a REST catalog: Iceberg's only."""
 
     @property
     def name(self) -> str:
         """By which the command line selects it."""
-        return f"{self.writers}-{'same' if self.overlap else 'different'}{'-large' if self.large else ''}"
+        suffix = f"{'-large' if self.large else ''}{'-rest' if self.rest else ''}"
+        return f"{self.writers}-{'same' if self.overlap else 'different'}{suffix}"
 
     @property
     def days(self) -> int:
