@@ -399,9 +399,10 @@ def _apply_completion(
     elif transaction is None:
         # The transaction has ended. Its commit is a fact and belongs in the ledger.
         closed = state.closed[event.transaction]
-        batch_id = closed.batch_id
-        if closed.phase is Phase.UNKNOWN:
-            state.closed[event.transaction] = replace(closed, phase=Phase.COMMITTED)
+        if closed.phase is not Phase.COMMITTED and not closed.reported:
+            batch_id = closed.batch_id
+            phase = Phase.COMMITTED if closed.phase is Phase.UNKNOWN else closed.phase
+            state.closed[event.transaction] = replace(closed, phase=phase, reported=True)
     if batch_id is not None:
         known = state.ledger.get(writer)
         correction = None if known is None else known.correction

@@ -208,7 +208,9 @@ class Closed:
     conflicts: tuple[ConflictEntry, ...] = ()
     detail: str | None = None
     granted: str | None = None
-    """Id of its grant, if it had one. A late completion that names it still counts."""
+    """Id of its grant, if it had one. A late completion that names it still counts, once."""
+    reported: bool = False
+    """A completion has counted after its end. A repeated one changes nothing: an operator may have corrected the ledger since."""
     observed: bool = False
     """A watcher reported it. A late completion of it still counts, whatever the agent decided about it."""
     intent_id: str | None = None

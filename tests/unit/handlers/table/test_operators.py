@@ -183,6 +183,20 @@ def test_a_repeated_delivery_of_a_correction_changes_nothing() -> None:
     assert w.state.ledger["w"].batch_id == 6
 
 
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_a_repeated_delivery_of_a_completion_does_not_undo_a_correction(lapsed: bool) -> None:
+    """The batch would be skipped again: its rows were rolled back."""
+    w = world().intent("A", writer="w", batch_id=4).lock().request("A")
+    if lapsed:
+        w.tick(after=1_000.0)
+        assert w.of(Abort) != []
+    w.complete("A").correct("w", 3)
+    assert w.complete("A").of(BatchCommitted) == []
+    assert w.state.ledger["w"].batch_id == 3
+    assert w.intent("B", writer="w", batch_id=4).of(AlreadyCommitted) == []
+    assert facts(w.rebuilt().state) == facts(w.state)
+
+
 def test_a_replay_from_before_a_correction_keeps_what_came_after_it() -> None:
     """The ledger has the last entry already when the replay reads the completion that was corrected, and the correction."""
     live = committed(900).correct("w", 5)

@@ -160,7 +160,8 @@ def test_batches_of_commits_that_the_log_no_longer_has_are_known_by_the_last_one
     assert find_batch(Log(*old, ("w", 25), first=25).history("w"), 3, "") == "25"
     restored = Log(*old, ("v", 1), (RESTORE, 25), first=25)
     with pytest.raises(
-        GateError, match="unknown whether this one is among them; give the query another writer"
+        GateError,
+        match="unknown whether this one is among them; run `lakewarden ledger correct` with this batch to skip",
     ):
         find_batch(restored.history("w"), 24, "")
     assert last_batch(LastBatches(), restored) == 24
