@@ -16,7 +16,7 @@ At the budget, live:
 During a replay nothing is decided. Two partitions are replayed beside each other in another order than they were live, or come
 from two agents, so their sum may exceed a budget that each agent kept:
 
-4. The footprint of a transaction that the log has as aborted with `not-allowed`, and never as granted, is not entered.
+4. The footprint of a transaction that the log has as aborted with `not-allowed` later, and never as granted, is not entered.
 5. At the budget, the table with the largest index loses it, and enters no markers until the end of the replay.
 
 A table that lost its index doesn't know who conflicts with whom:
@@ -98,16 +98,20 @@ def largest_excess(states: Iterable[TableState], *, live: bool) -> tuple[str, Ex
     return largest
 
 
-def without_footprint(decided: Iterable[DecisionEventUnion]) -> set[Subject]:
-    """The transactions whose footprint a replay doesn't enter (rule 4). `decided`: the decisions in the log that count."""
-    refused: set[Subject] = set()
+def without_footprint(decided: Iterable[DecisionEventUnion]) -> dict[Subject, int]:
+    """The transactions whose footprint a replay doesn't enter (rule 4), each with the offset up to which it has none.
+
+    `decided`: the decisions in the log that count. An intent that uses the id again, after the event that was answered with
+    `not-allowed`, opens another transaction.
+    """
+    refused: dict[Subject, int] = {}
     granted: set[Subject] = set()
     for each in decided:
         if isinstance(each, Abort) and each.reason == "not-allowed":
-            refused.add(subject(each))
+            refused[subject(each)] = max(each.cause_offset, refused.get(subject(each), -1))
         elif isinstance(each, CommitGranted):
             granted.add(subject(each))
-    return refused - granted
+    return {each: until for each, until in refused.items() if each not in granted}
 
 
 def without_markers(event: WriterEventUnion) -> WriterEventUnion:

@@ -65,7 +65,7 @@ class Replay:
         """The end of `writers` when the decisions had been read. Before it, the owner decides nothing."""
         self.aborted: set[Subject] = set()
         """Of what the log has an abort, until the end of the replay."""
-        self._without_footprint: set[Subject] = set()
+        self._without_footprint: dict[Subject, int] = {}
         self._published = PublishedDecisions(Position(0, None), ())
         self._progress = progress
         self._tables = tables
@@ -109,7 +109,7 @@ class Replay:
 
     def apply_event(self, state: TableState, event: WriterEventUnion, offset: int) -> None:
         """Apply an event to its table, without deciding on it."""
-        if subject(event) in self._without_footprint:
+        if offset <= self._without_footprint.get(subject(event), -1):
             event = without_markers(event)
         apply = partial(replay_event, state, event, offset, monotonic())
         ignored = self._tables.attempt(event.table, apply)

@@ -263,7 +263,8 @@ def test_a_table_that_is_dropped_before_the_commit_is_no_unknown_outcome(
     with pytest.raises(Exception, match="days"):
         write(spark.createDataFrame([(MONDAY, AWKWARD, 1, "new", 2)], DAYS), 0)
 
-    assert harness.steps()[-1] == "abandoned"
+    assert harness.steps()[-2:] == ["abandoned", "failed"]
+    assert [event.detail["outcome"] for event in harness.only("failed")] == ["not committed"]
     assert not (tmp_path / "days").exists()
 
 

@@ -358,6 +358,21 @@ def test_a_second_pause_needs_another_take_over_record(table: Table) -> None:
     resume(table)
 
 
+def test_a_refused_event_costs_no_later_intent_of_its_transaction_the_footprint(table: Table) -> None:
+    """An event at an odd limit is refused, `not-allowed`; then the transaction begins. Found by a soak."""
+    table.send("marker-created", 1, markers=[{"partition": 7}])
+    assert [each.reason for each in table.log.published(Abort)] == ["not-allowed"]
+    scope = [{"partition": "p", "file_group": "f", "operation": "merge"}]
+    table.send("commit-intent", 1, scope=scope)
+    transaction, _ = table.names[1]
+    before = table.owner.tables.states[table.uri].transactions[transaction].footprint
+    assert before == {"p": ["f"]}
+
+    table.start()
+
+    assert table.owner.tables.states[table.uri].transactions[transaction].footprint == before
+
+
 def test_a_replay_gives_the_state_of_an_owner_that_was_paused(table: Table) -> None:
     """The repeated `partition-taken` changes nothing for a replay."""
     table.send("commit-intent", 1)
