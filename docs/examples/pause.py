@@ -272,7 +272,7 @@ def _send_command(client: subprocess.Popen[str], command: str) -> None:
 
 
 async def _create_table(folder: Path) -> None:
-    async with LocalStore(folder) as store:
+    async with LocalStore(folder, request_timeout_seconds=60.0) as store:
         outcome = await store.write((folder / "table.json").as_uri(), b"[]", IfAbsent())
         assert isinstance(outcome, Won), outcome
 
