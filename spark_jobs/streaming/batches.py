@@ -16,7 +16,7 @@
 - *Once.* A batch that the agent knows to be committed is skipped. So is a batch that the table has, if the sink can look it
   up (`sinks/contract.py`).
 - *Stop.* If the query or Spark is stopped, a wait ends within a second, nothing is retried, and one error says what became of
-  the batch. Spark ends a stopped query without an error of its own if its batch failed by an interrupt (`INTERRUPTED`).
+  the batch. Spark 4 ends a stopped query without an error of its own if its batch failed by an interrupt (`INTERRUPTED`).
 - *No commit.* If the body returns without `txn.commit()`, Spark records the batch as done, and the transaction is abandoned.
 """
 
