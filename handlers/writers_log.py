@@ -31,6 +31,11 @@ def without_query(writer: str) -> str:
     return name if name and _QUERY_ID.fullmatch(query) else writer
 
 
+def short_table(uri: str) -> str:
+    """A table as people name it: the last two segments of its URI."""
+    return "/".join(uri.rstrip("/").rpartition("://")[2].split("/")[-2:])
+
+
 def overlap(mine: Iterable[Marker], theirs: Iterable[Marker]) -> bool:
     """Return whether two sets of markers have a file group in common, whatever is done to it."""
     groups: dict[str, set[str]] = {}

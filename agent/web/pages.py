@@ -18,6 +18,7 @@ from lakewarden.agent.operators.status_text import short_id
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web.views import Health, View
 from lakewarden.handlers.explain.condition import age, writer_name
+from lakewarden.handlers.writers_log import short_table
 
 MENU = (
     ("/", "Tables"),
@@ -122,11 +123,6 @@ def ago(text: str | None) -> str:
         return age(moment().wall_ms / 1000 - datetime.fromisoformat(text or "").timestamp())
     except (ValueError, OverflowError):
         return text or ""
-
-
-def short_table(uri: str) -> str:
-    """The last two segments of a table's URI."""
-    return "/".join(uri.rstrip("/").rpartition("://")[2].split("/")[-2:])
 
 
 def clock(text: str | None) -> str:

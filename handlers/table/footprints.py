@@ -116,7 +116,7 @@ class Footprints:
     A removed touch has no pairs of its own. It may still be in those of others, where it counts no more.
     """
     kinds: dict[TouchKind, dict[Touch, None]] = field(default_factory=dict)
-    """The touches in `first`, by what decides whether they conflict with another one (`conflicts.py`)."""
+    """The touches in `first`, by their kind, on which it depends whether two of them can conflict (`conflicts.py`)."""
     bytes: int = 0
     """Estimated bytes of all markers and pairs (`memory.py`), without garbage."""
     garbage: deque[_Removed] = field(default_factory=deque)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from lakewarden.events import Abort
-from lakewarden.handlers.writers_log import without_query
+from lakewarden.handlers.writers_log import short_table, without_query
 from lakewarden.spark_jobs.gate.logs import EventLogger
 
 Step: TypeAlias = Literal[
@@ -133,7 +133,7 @@ def first_line(error: BaseException) -> str:
 def _sentence(event: GateEvent) -> str:
     """What happened, for people."""
     detail = event.detail
-    table = "/".join(event.table.rstrip("/").split("/")[-2:])
+    table = short_table(event.table)
     match event.what:
         case "queued" | "waits-for-turn":
             behind = _listed(map(without_query, detail["ahead"])) or "its admission"

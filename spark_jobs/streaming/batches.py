@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import without_query
@@ -44,7 +44,7 @@ from lakewarden.spark_jobs.gate.errors import (
 from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.gate.grant import PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.gate.observer import first_line
+from lakewarden.spark_jobs.gate.observer import first_line, reason_of
 from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
@@ -224,24 +224,11 @@ class BatchWriter:
             except AlreadyCommitted as skipped:
                 _report_skipped(micro_batch, skipped)
                 return
-            except GateError as error:
-                # After a wait of its own, a transaction around this one must end first: that one is retried.
-                own = (self._target.table, micro_batch.writer)
-                waited = isinstance(error, GrantTimeout) and (error.table, error.writer) == own
-                final = waited or not error.retriable or attempt.number >= self._max_attempts
-                if final or micro_batch.what_stopped():
+            except Exception as error:
+                if not self._is_retried(error, micro_batch, attempt):
                     self._report_failure(micro_batch, attempt, error)
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)
-            except Exception as error:
-                for txn in filter(lambda each: each.discardable, micro_batch.opened):
-                    txn.notify(
-                        "failed",
-                        outcome="not committed",
-                        attempts=attempt.number,
-                        error=f"{type(error).__name__}: {first_line(error)}",
-                    )
-                raise
         self._learn(micro_batch, choice)
 
     def _run_attempt(self, batch: _Batch, attempt: _Attempt) -> None:
@@ -343,11 +330,21 @@ class BatchWriter:
             last.number + 1, "queued", tuple(touched), "it declares what its last attempt touched"
         )
 
-    def _report_failure(self, batch: _Batch, attempt: _Attempt, error: GateError) -> None:
+    def _is_retried(self, error: Exception, batch: _Batch, attempt: _Attempt) -> TypeGuard[GateError]:
+        if not isinstance(error, GateError):
+            return False
+        # After a wait of its own, a transaction around this one must end first: that one is retried.
+        own = (self._target.table, batch.writer)
+        waited = isinstance(error, GrantTimeout) and (error.table, error.writer) == own
+        final = waited or not error.retriable or attempt.number >= self._max_attempts
+        return not final and not batch.what_stopped()
+
+    def _report_failure(self, batch: _Batch, attempt: _Attempt, error: Exception) -> None:
         if isinstance(error, OutcomeUnknown):
             return  # the transaction has reported its unknown outcome, and "not committed" could be wrong
+        said = first_line(error) if isinstance(error, GateError) else reason_of(error, touched=True)
         for txn in filter(lambda each: each.discardable, batch.opened):
-            txn.notify("failed", outcome="not committed", attempts=attempt.number, error=first_line(error))
+            txn.notify("failed", outcome="not committed", attempts=attempt.number, error=said)
 
 
 def _report_skipped(batch: _Batch, skipped: AlreadyCommitted) -> None:
