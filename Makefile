@@ -13,18 +13,26 @@ comma := ,
 WORKERS ?= 5
 SIDE_BY_SIDE = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
+# The contract's main cases that `test-matrix` runs on a cluster of Spark's own files, one sink of each format.
+ON_CLUSTER := cluster or (declares or replayed_batch or while_tasks or foreign_commit) and (hudi or paimon-append or -upsert) and not paimon-upsert
+CLUSTER_TESTS := pytest -n 0 -m "not wide" tests/spark/test_cluster.py tests/spark/sinks/test_contract.py -k
+
 UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
 STAMP := .venv/.set-up
+COMPILED := .venv/.tests-compiled
 
-MKDOCS_MATERIAL_VERSION := 9.8.2
+ZENSICAL_VERSION := 0.0.73
 
 # A row of the table of releases (spark_jobs/sinks/releases.py): an environment with its PySpark, else as locked.
-LOCKED := 4.0
+LOCKED := 4.1
 RELEASE ?= $(LOCKED)
 venv_of = $(if $(filter $(LOCKED),$(1)),.venv,build/venv-spark$(subst .,,$(1)))
 SPARK35_BIN := $(call venv_of,3.5)/bin
 SPARK35_STAMP := $(call venv_of,3.5)/.set-up
+
+# `make test` runs the embedded Kafka, the newest.
+OLDER_KAFKAS := 3.9.2 4.0.1
 
 # The other supported Pythons that this machine has, or PYTHONS="/path/to/python3.12 …".
 PYTHONS ?= $(shell for each in python3.12 python3.13; do $$each -c '' 2>/dev/null && command -v $$each; done)
@@ -57,11 +65,11 @@ dev: jdk $(STAMP)
 	$(BIN)/lakewarden dev --data $(DATA) $(ARGS)
 
 # Proves the product within ten minutes on two idle cores. Each test is part of `make test`, `make test-all` or `make test-matrix`.
-test: jdk $(STAMP)
+test: jdk $(COMPILED)
 	$(BIN)/$(SIDE_BY_SIDE) -m "not wide and not matrix" $(ARGS)
 
 # The rest: more cases, longer runs, rarer failures, and PySpark 3.5.
-test-all: jdk $(STAMP)
+test-all: jdk $(COMPILED)
 	$(BIN)/$(SIDE_BY_SIDE) -m "wide and not matrix" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35)
 
@@ -80,7 +88,7 @@ test-releases: jdk $(call venv_of,$(RELEASE))/.set-up
 
 # The sinks with the formats' releases that platforms bring, by the same table, each on the PySpark of its row.
 test-platforms:
-	@set -e; for release in 3.5 4.0 4.1; do $(MAKE) --no-print-directory test-releases RELEASE=$$release WHAT=platforms; done
+	@set -e; for release in 3.5 4.0 4.1.1; do $(MAKE) --no-print-directory test-releases RELEASE=$$release WHAT=platforms; done
 
 # The unit tests, the simulations and the tests of the writers' side on each of PYTHONS, with the locked versions.
 test-pythons: jdk $(STAMP)
@@ -106,8 +114,12 @@ test-pythons: jdk $(STAMP)
 test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 	$(BIN)/pytest -n 2 -m "matrix" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks tests/demo/test_demo_end_to_end.py")
+	@$(if $(ARGS),,LAKEWARDEN_TEST_CLUSTER=1 $(BIN)/$(CLUSTER_TESTS) "$(ON_CLUSTER)")
+	@$(if $(ARGS),,LAKEWARDEN_TEST_CLUSTER=1 $(SPARK35_BIN)/$(CLUSTER_TESTS) "hudi and ($(ON_CLUSTER))")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_ICEBERG_FORMAT=3 $(BIN)/pytest -n 2 -m real -k iceberg tests/spark/sinks/test_iceberg_sink.py tests/spark/sinks/test_contract.py)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-releases RELEASE=3.5 WHAT=older)
+	@$(if $(ARGS),,set -e; for each in $(OLDER_KAFKAS); do \
+		LAKEWARDEN_TEST_KAFKA_VERSION=$$each $(BIN)/pytest -n 2 -m "real and not matrix" tests/real; done)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory soak)
 
 # Batches of generated schemas and values, by each sink and by its format alone: EXAMPLES=n of each format and mode, from SEED.
@@ -152,7 +164,8 @@ bench: jdk $(STAMP) $(if $(findstring hudi,$(PEERS)),$(SPARK35_STAMP))
 
 # The pages of docs/ as a site with search, in build/site. It loads nothing from other hosts. A broken link or anchor fails.
 docs: build/venv-docs/.set-up
-	NO_MKDOCS_2_WARNING=1 build/venv-docs/bin/mkdocs build --strict $(ARGS)
+	build/venv-docs/bin/python docs/site_links.py build/docs
+	build/venv-docs/bin/zensical build --strict --clean $(ARGS)
 
 check: $(STAMP)
 	@$(MAKE) --no-print-directory check-format check-rules check-types check-imports
@@ -204,11 +217,16 @@ $(STAMP): $(UV) pyproject.toml uv.lock
 	fi
 	@touch $@
 
-# Without PySpark, which pyspark.txt names: 35 is the line of 3.5.
+# The tests are compiled once, before the processes that run them side by side would each do it for itself.
+$(COMPILED): $(STAMP)
+	@$(BIN)/pytest --collect-only -qq tests > /dev/null || true
+	@touch $@
+
+# Without PySpark, which pyspark.txt names: 35 is the line of 3.5, 411 that of 4.1.1.
 build/venv-spark%/.set-up: tests/spark/pyspark.txt $(STAMP)
 	$(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --no-emit-package pyspark \
 		--output-file build/requirements-spark$*.txt
-	@echo $* | sed 's/./^pyspark==&./' | grep -f - $< >> build/requirements-spark$*.txt || \
+	@echo $* | sed 's/./&./g; s/^/^pyspark==/' | grep -m 1 -f - $< >> build/requirements-spark$*.txt || \
 		{ echo "error: $< has no PySpark $*" >&2; exit 1; }
 	.venv/bin/python -m venv --clear $(@D)
 	@if build/tools/bin/pip config list | grep -qE "index-url|no-index"; then \
@@ -222,9 +240,9 @@ build/venv-spark%/.set-up: tests/spark/pyspark.txt $(STAMP)
 	@touch $@
 
 # In a folder of its own: uv removes from .venv what isn't locked, itself included.
-build/venv-docs/.set-up: | python
+build/venv-docs/.set-up: Makefile | python
 	$(PYTHON) -m venv --clear build/venv-docs
-	build/venv-docs/bin/pip install --quiet mkdocs-material==$(MKDOCS_MATERIAL_VERSION)
+	build/venv-docs/bin/pip install --quiet zensical==$(ZENSICAL_VERSION)
 	@touch $@
 
 $(UV): Makefile | python

@@ -4,8 +4,6 @@
 other processes go on running while a machine sleeps, so this one's must too.
 """
 
-from __future__ import annotations
-
 import random
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The agent's exceptions: one root, and a class of its own only where the caller would act differently."""
 
-from __future__ import annotations
-
 
 class AgentError(Exception):
     """Root of all exceptions that the agent raises on purpose. The message states what happened and what to do."""

@@ -6,8 +6,6 @@ It prints the answer of `/readyz` at the agent's address (`http_listen`). Exit c
 endpoint is off. It needs the standard library alone, so that a check costs a fraction of what a command of `lakewarden` costs.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from urllib.error import HTTPError, URLError

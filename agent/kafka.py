@@ -1,7 +1,5 @@
 """Kafka helpers that several modules share: clients, topic creation and checks. `log.py` reads the topics."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,22 +32,13 @@ from lakewarden.agent.errors import (
 )
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
-from lakewarden.events import MAX_EVENT_BYTES, Topics
-from lakewarden.events.access import (
-    OAUTH,
-    TokenError,
-    connections_of,
-    read_every_batch,
-    read_password_again,
-    repeat_requests,
-    stop_client,
-)
+from lakewarden.events import MAX_EVENT_BYTES, Topics, access
 from lakewarden.handlers.setup.topics import AGENT_RIGHTS, unequal_counts
 
 BATCH_BYTES = 262_144
-"""Of one batch of the producer. A larger record has a batch of its own, so that a refusal of the batch concerns it alone."""
+"""Bytes of one batch of the producer. A larger record has a batch of its own: a refusal of the batch concerns it alone."""
 FETCH_BYTES = 4 * 1024 * 1024
-"""Of one partition in one fetch: about 400 events with 100 markers each, so that round trips don't limit a replay."""
+"""Bytes of one partition in one fetch: about 400 events with 100 markers each, so that round trips don't limit a replay."""
 _TOPIC_EXISTS = 36
 _LASTING = {InvalidPartitionsError.errno, InvalidConfigurationError.errno, PolicyViolationError.errno}
 """Refusals that no retry changes. Brokers that are still starting are too few replicas for a while."""
@@ -93,9 +82,9 @@ def admin_client(settings: KafkaSettings) -> AIOKafkaAdminClient:
 
 def rotating(client: _Client, settings: KafkaSettings) -> _Client:
     """The client, which from now on reads its password's file at each connect, and every batch that brokers accept."""
-    read_password_again(client, settings.access())
+    access.read_password_again(client, settings.access())
     if isinstance(client, AIOKafkaConsumer):
-        read_every_batch(client)
+        access.read_every_batch(client)
     return client
 
 
@@ -108,14 +97,14 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
         with anyio.fail_after(START_TIMEOUT_SECONDS):
             await client.start()
         if (
-            settings.kafka_sasl_mechanism == OAUTH
+            settings.kafka_sasl_mechanism == access.OAUTH
             and settings.access().uses_sasl
-            and not connections_of(client).cluster.brokers()
+            and not access.connections_of(client).cluster.brokers()
         ):
             # Brokers answer a request after a token that they refuse, but name no broker.
             raise KafkaConnectionError("the brokers name no broker")  # noqa: TRY301 - handled like a start that failed
     except (TimeoutError, KafkaConnectionError, OSError) as error:
-        await stop_client(client)
+        await access.stop_client(client)
         problem = await _connection_problem(settings)
         if isinstance(problem, KafkaRefusedError | KafkaUnreachableError):
             raise problem from error
@@ -124,9 +113,9 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
             f"and that its listener uses {settings.kafka_security_protocol} (kafka_security_protocol)"
         ) from error
     except BaseException:
-        await stop_client(client)
+        await access.stop_client(client)
         raise
-    repeat_requests(client)
+    access.repeat_requests(client)
 
 
 async def _connection_problem(settings: KafkaSettings) -> KafkaRefusedError | KafkaUnreachableError | None:
@@ -141,11 +130,11 @@ async def _connection_problem(settings: KafkaSettings) -> KafkaRefusedError | Ka
             with anyio.fail_after(PROBE_SECONDS):
                 connection = await create_conn(host, port, **options)
                 try:
-                    if options.get("sasl_mechanism") == OAUTH:
+                    if options.get("sasl_mechanism") == access.OAUTH:
                         await _require_accepted_token(connection)
                 finally:
                     connection.close()
-        except TokenError as error:
+        except access.TokenError as error:
             return KafkaUnreachableError(f"no token for Kafka at {host}:{port}: {error}")
         except (SaslAuthenticationFailed, AuthenticationFailedError, UnsupportedSaslMechanismError) as error:
             why = str(error.args[0] if error.args else error).rstrip(".")
@@ -181,7 +170,7 @@ async def _require_accepted_token(connection: Any) -> None:
 def _credentials(settings: KafkaSettings, why: str) -> str:
     """What a broker refuses, why, and the settings to check."""
     mechanism = settings.kafka_sasl_mechanism
-    if mechanism == OAUTH:
+    if mechanism == access.OAUTH:
         return f"the access token: {why}; check kafka_oauth_… and what the brokers expect of a token (issuer, audience, scope)"
     password = "kafka_sasl_password_file" if settings.kafka_sasl_password_file else "kafka_sasl_password"
     return (
@@ -264,7 +253,7 @@ def ended_tasks(client: AIOKafkaConsumer | AIOKafkaProducer) -> dict[str, str]:
     aiokafka starts none of them again, and its methods don't report all of them: a consumer whose fetching has ended returns no
     records, and a producer whose sending has ended never completes a send.
     """
-    tasks = {"metadata": connections_of(client)._sync_task}  # noqa: SLF001 - aiokafka has no public names for them
+    tasks = {"metadata": access.connections_of(client)._sync_task}  # noqa: SLF001 - aiokafka has no public names for them
     if isinstance(client, AIOKafkaProducer):
         tasks["sending"] = client._sender.sender_task  # noqa: SLF001
     else:
@@ -307,7 +296,7 @@ async def ensure_topics(
             fewest = min(len(each["replicas"]) for found in described.values() for each in found)
             await warn_of_differences(admin, topics, fewest)
     finally:
-        await stop_client(admin)
+        await access.stop_client(admin)
     require_equal_counts(counts)
     return counts[topics.writers]
 
@@ -407,7 +396,6 @@ async def partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
 
 
 async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> list[dict[str, Any]]:
-    """What Kafka answers about each partition, once it knows the topic."""
     with anyio.fail_after(START_TIMEOUT_SECONDS):
         while True:
             found = [each for each in await admin.describe_topics([topic]) if each["topic"] == topic]

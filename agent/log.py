@@ -3,12 +3,10 @@
 Take-over, the commands and the page read through it, so a question opens two connections, however many topics it looks at.
 """
 
-from __future__ import annotations
-
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -20,6 +18,8 @@ from lakewarden.agent.errors import AgentError, LogCutError
 from lakewarden.agent.kafka import START_TIMEOUT_SECONDS, admin_client, partition_count, reader, start_client
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events.access import stop_client
+
+T = TypeVar("T")
 
 POLL_MS = 500
 ANSWER_MS = 50
@@ -61,7 +61,6 @@ class Log:
         return self._admin
 
     async def consumer(self) -> AIOKafkaConsumer:
-        """The started consumer, which has no group."""
         if self._consumer is None:
             client = reader(self.settings, fetch_max_wait_ms=self._wait_ms)
             await start_client(client, self.settings)
@@ -91,15 +90,7 @@ class Log:
     async def committed(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The committed offsets of the agents' group with their metadata, which aiokafka's consumer does not return."""
         admin = await self.admin()
-        # The first use of any group creates Kafka's own topic for them. Until it exists, there is no coordinator.
-        end = anyio.current_time() + START_TIMEOUT_SECONDS
-        while True:
-            try:
-                return dict(await admin.list_consumer_group_offsets(self.settings.group))
-            except KafkaError as error:
-                if not error.retriable or anyio.current_time() > end:
-                    raise
-            await anyio.sleep(0.1)
+        return dict(await with_coordinator(lambda: admin.list_consumer_group_offsets(self.settings.group)))
 
     async def cluster_id(self) -> str | None:
         found: str | None = (await (await self.admin()).describe_cluster()).get("cluster_id")
@@ -165,7 +156,7 @@ class Log:
         """As `read`, one batch at a time, for a topic too long for memory. Close the generator (`aclosing`).
 
         `max_records`: the most records of all batches that are fetched together. `complete`: a partition must still have its
-        start. Raises `LogCutError` if it hasn't, or if Kafka loses the end of a partition meanwhile, which is never reached then.
+        start. Raises `LogCutError` if it hasn't, or if Kafka loses the end of a partition during the reading.
         """
         if not starts:
             return
@@ -200,3 +191,18 @@ def _require_ends(expected: Mapping[TopicPartition, int], found: Mapping[TopicPa
                 f"topic {partition.topic} ends at offset {found[partition]} of partition {partition.partition}, and had reached "
                 f"{end} when this began to read it: Kafka has lost records; start it again to find out which"
             )
+
+
+async def with_coordinator(request: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a request about a group until the group has a coordinator.
+
+    The first use of any group creates Kafka's own topic for them. Until it exists, there is none.
+    """
+    end = anyio.current_time() + START_TIMEOUT_SECONDS
+    while True:
+        try:
+            return await request()
+        except KafkaError as error:
+            if not error.retriable or anyio.current_time() > end:
+                raise
+        await anyio.sleep(0.1)

@@ -1,7 +1,5 @@
 """Logging: each line is an event name with fields, as text on a terminal and as one JSON object per line elsewhere."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Any

@@ -3,8 +3,6 @@
 `visible` and `typed` are inverse: what a command prints as text can be given back to a command.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -10,8 +10,6 @@
   sequence number, and the broker would refuse what follows it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable
@@ -80,7 +78,6 @@ class Publisher:
 
     @property
     def unacknowledged(self) -> int:
-        """Records that are queued, and that Kafka has not acknowledged."""
         return len(self._waiting) + len(self._unacknowledged)
 
     @property
@@ -155,7 +152,6 @@ class Publisher:
         future.add_done_callback(acknowledged)
 
     def _report_too_large(self, record: Outgoing, error: BaseException) -> None:
-        """Call the record's `on_too_large`, if it is the only one of its batch."""
         alone = len(record.key) + len(record.value) >= self._batch_bytes
         if alone and record.on_too_large is not None and isinstance(error, MessageSizeTooLargeError):
             record.on_too_large(error)

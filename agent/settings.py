@@ -4,8 +4,6 @@ All settings are validated before anything starts. docs/configuration.md is gene
 classes, and durations that follow from the length of a lease, are read as the settings are, and can't be set.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -27,17 +25,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from lakewarden import events
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.variables import CONFIG_VARIABLE, ENV_PREFIX, refuse_unknown_variables, unknown_keys
-from lakewarden.events import (
-    DEFAULT_PARTITIONS,
-    DEFAULT_PREFIX,
-    Topics,
-    canonical_glob,
-    canonical_location,
-    canonical_scheme,
-    is_glob,
-)
 from lakewarden.events.access import IDLE_SECONDS, Access, check_files, client_arguments
 from lakewarden.handlers.lease.machine import LeaseSettings
 from lakewarden.handlers.lease.placement import DEFAULT, HUDI, ConfiguredLocation, Placement
@@ -48,7 +38,7 @@ COMMAND_CLIENT_ID = "lakewarden-cli"
 RENEWALS_PER_VALIDITY = 10
 """The least that Hudi accepts, too: nine renewals in a row may fail before the lock is lost."""
 MIN_VALIDITY_SECONDS = 1.0
-"""Of a lease, without what the clocks may differ by. Its renewals and requests last tens of milliseconds each."""
+"""Shortest lease, without what the clocks may differ by. Its renewals and requests last tens of milliseconds each."""
 HUDI_POLL_SECONDS = 1.0
 """Between two reads of a lock that another owner holds, as Hudi's writers have it. No queue spans them and the agents, so a
 contender that reads the lock less often rarely acquires it."""
@@ -56,7 +46,7 @@ contender that reads the lock less often rarely acquires it."""
 _config_file: ContextVar[Path | None] = ContextVar("the settings file that is being read", default=None)
 
 _CLOUDS = ("gs", "az", "abfs")
-_SCHEMES = ("file", "s3", *_CLOUDS, "memory")
+_SCHEMES = ("file", "s3", *_CLOUDS)
 OFF = "off"
 _PLACED = "=>"
 """Separates the glob and the place of an entry of `lock_places`."""
@@ -90,12 +80,12 @@ class KafkaSettings(BaseSettings):
         default="localhost:9092", min_length=1, description="Kafka brokers as host:port, comma-separated"
     )
     topic_prefix: str = Field(
-        default=DEFAULT_PREFIX,
+        default=events.DEFAULT_PREFIX,
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
         description="prefix of every topic name",
     )
     kafka_request_timeout_seconds: ClassVar[float] = 40.0
-    """Of one request to Kafka, as aiokafka has it."""
+    """Timeout of one request to Kafka, as aiokafka has it."""
     kafka_idle_seconds: ClassVar[float] = IDLE_SECONDS
     """An unused connection is closed after this, before a load balancer or NAT drops it."""
 
@@ -200,11 +190,10 @@ class KafkaSettings(BaseSettings):
         return f"{self.topic_prefix}-agents"
 
     @property
-    def topics(self) -> Topics:
-        return Topics(self.topic_prefix)
+    def topics(self) -> events.Topics:
+        return events.Topics(self.topic_prefix)
 
     def access(self) -> Access:
-        """How the Kafka clients authenticate."""
         values = {each.name: getattr(self, _setting_of(each.name)) for each in dataclasses.fields(Access)}
         password = self.kafka_sasl_password
         return Access(
@@ -223,7 +212,6 @@ class KafkaSettings(BaseSettings):
 
 
 def _setting_of(option: str) -> str:
-    """The setting with an option of `Access`."""
     return f"kafka_{option}"
 
 
@@ -236,11 +224,11 @@ class Settings(KafkaSettings):
     ready_seconds: ClassVar[float] = 10.0
     """An agent is not ready if it is further behind the log, or if Kafka has not acknowledged a record for so long."""
     shutdown_seconds: ClassVar[float] = 10.0
-    """Of an orderly shutdown. Recording a lost ledger again may take 60 s more."""
+    """Time limit of an orderly shutdown. Recording a lost ledger again may take 60 s more."""
     max_losses: ClassVar[int] = 3
     """Conflicts lost in a row, after which a writer is protected and wins the next one."""
     max_tables: ClassVar[int] = 10_000
-    """Of a Kafka partition, with an event in the last ten minutes: about 10 KB each without open transactions."""
+    """Tables of a Kafka partition with an event in the last ten minutes: about 10 KB each without open transactions."""
     watch_seconds: ClassVar[float] = 1.0
     """Between two looks of a watcher at a table with pending instants, or with a commit in the last minute."""
     watch_idle_seconds: ClassVar[float] = 5.0
@@ -258,16 +246,11 @@ class Settings(KafkaSettings):
     )
     lock_places: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="where the locks of tables are, as GLOB=>PLACE, comma-separated; PLACE: hudi (the table's own Hudi lock), "
-        "default (below lock_root) or the URI of an object; the first GLOB that covers a table counts; default: hudi for tables "
-        "with .hoodie/hoodie.properties, else default",
+        description="where tables' locks are: GLOB=>PLACE,…; the first match counts; PLACE: hudi (Hudi tables' default), default "
+        "(below lock_root) or an object's URI",
     )
     s3_endpoint: str | None = Field(
         default=None, description="S3 endpoint; default: that of the AWS configuration, or AWS"
-    )
-    s3_region: str | None = Field(
-        default=None,
-        description="S3 region; default: that of the credential chain, or us-east-1 if an endpoint is set",
     )
     s3_addressing: Literal["auto", "path", "virtual"] = Field(
         default="auto", description="S3 addressing style; auto: path if an endpoint is set"
@@ -275,9 +258,8 @@ class Settings(KafkaSettings):
     s3_encryption: str | None = Field(
         default=None,
         pattern=r"^(AES256|aws:kms(:dsse)?(=.+)?)$",
-        description="encryption that lock objects on S3 are written with (x-amz-server-side-encryption), where a bucket policy "
-        "demands the header: `AES256`, `aws:kms` or `aws:kms:dsse`; `aws:kms=KEY` names the id or ARN of a key of your own; "
-        "default: the bucket's, without the header",
+        description="header x-amz-server-side-encryption of lock objects, where a bucket policy demands it: `AES256`, `aws:kms`, "
+        "`aws:kms:dsse`; `aws:kms=KEY` names your key; default: none, the bucket's encryption",
     )
     s3_requester_pays: bool = Field(
         default=False, description="whether this agent's account pays for its requests to S3"
@@ -301,11 +283,11 @@ class Settings(KafkaSettings):
     group_instance_id: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
-        description="name of this agent in the consumer group that stays the same when it restarts (static membership): its "
-        "partitions wait for it for session_timeout_seconds; unique among the running agents; default: none",
+        description="name of this agent in the consumer group that it keeps when it restarts (static membership); its partitions "
+        "wait for session_timeout_seconds; unique; default: none",
     )
     partitions: int = Field(
-        default=DEFAULT_PARTITIONS,
+        default=events.DEFAULT_PARTITIONS,
         ge=1,
         le=10_000,
         description="number of partitions of the topics that the agent creates",
@@ -333,8 +315,8 @@ class Settings(KafkaSettings):
     )
     lock_hold: Literal["while-active", "per-commit"] = Field(
         default="while-active",
-        description="when the agent holds a table's lock: while the table has open transactions, or only while one waits for a "
-        "grant or is granted; always per-commit for locks shared with Hudi",
+        description="hold a table's lock while it has open transactions, or only for each commit, as always for locks shared "
+        "with Hudi",
     )
 
     early_detection: bool = Field(
@@ -369,8 +351,8 @@ class Settings(KafkaSettings):
 
     watch: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="tables whose writers without the gate are reported, by the agents and by `lakewarden watch`: URIs, or globs "
-        "with a wildcard in the last segment, or catalog:namespace.table, comma-separated; default: the agents watch none",
+        description="tables whose writers without the gate are reported: URIs, globs with a wildcard in the last segment, or "
+        "catalog:namespace.table, comma-separated; default: none",
     )
     catalogs: dict[str, dict[str, SecretStr]] = Field(
         default={},
@@ -393,8 +375,8 @@ class Settings(KafkaSettings):
     )
     web_allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="names under which browsers reach `lakewarden web`, as in the Host header, comma-separated; beside "
-        "localhost and the loopback addresses",
+        description="names under which browsers reach `lakewarden web`, as in the Host header, comma-separated, in "
+        "addition to localhost and the loopback addresses",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -414,7 +396,9 @@ class Settings(KafkaSettings):
     @classmethod
     def _canonical_globs(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         has_names = info.field_name == "watch"
-        return tuple(each if has_names and catalog_entry(each) else canonical_glob(each) for each in value)
+        return tuple(
+            each if has_names and catalog_entry(each) else events.canonical_glob(each) for each in value
+        )
 
     @field_validator("catalogs", mode="before")
     @classmethod
@@ -451,7 +435,7 @@ class Settings(KafkaSettings):
             if catalog_entry(glob):
                 continue
             folder, _, pattern = glob.rpartition("/")
-            if is_glob(folder) or not pattern or folder.endswith(":/"):
+            if events.is_glob(folder) or not pattern or folder.endswith(":/"):
                 raise ValueError(
                     f"a watcher can't look for tables at {glob!r}: wildcards stand in the last segment only, as in s3://lake/hudi/*"
                 )
@@ -469,7 +453,7 @@ class Settings(KafkaSettings):
             return None
         value = "file://" + value if value.startswith("/") else value
         scheme, separator, rest = value.partition("://")
-        scheme = canonical_scheme(scheme)
+        scheme = events.canonical_scheme(scheme)
         if not separator or scheme not in _SCHEMES or not rest.strip("/"):
             raise ValueError(
                 f"{value!r} is not a location for locks; use file:///folder or s3://bucket[/prefix]; gs, az and abfs as s3"
@@ -521,7 +505,6 @@ class Settings(KafkaSettings):
 
     @cached_property
     def renew_seconds(self) -> float:
-        """Time between renewals of a lock."""
         return self.validity_seconds / RENEWALS_PER_VALIDITY
 
     @cached_property
@@ -536,7 +519,7 @@ class Settings(KafkaSettings):
 
     @cached_property
     def request_timeout_seconds(self) -> float:
-        """Of one request to an object store: less than the time between two renewals, so that they don't overlap."""
+        """Timeout of one request to an object store: less than the time between two renewals, so that they don't overlap."""
         return self._shortest_lease / RENEWALS_PER_VALIDITY * 2 / 3
 
     @cached_property
@@ -629,10 +612,10 @@ def _canonical_place(entry: str) -> str:
             f"{entry!r} is not of the form GLOB=>PLACE; use for example 's3://lake/hudi/*=>hudi'"
         )
     if location not in (HUDI, DEFAULT):
-        location = canonical_location(location)
+        location = events.canonical_location(location)
         if location.partition("://")[0] not in _SCHEMES:
             raise ValueError(f"{location!r} is in no store that can hold locks; use {', '.join(_SCHEMES)}")
-    return f"{canonical_glob(glob)}{_PLACED}{location}"
+    return f"{events.canonical_glob(glob)}{_PLACED}{location}"
 
 
 def _check_file(path: Path) -> None:

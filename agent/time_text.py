@@ -1,13 +1,11 @@
-"""Times and durations as text."""
-
-from __future__ import annotations
+"""Times, durations and counts as text."""
 
 from datetime import UTC, datetime
 
 from lakewarden.agent.clock import moment
 
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000
-"""Of the years 1 and 9999. A client chooses the times in its records."""
+"""Limits of the years 1 and 9999. A client chooses the times in its records."""
 
 
 def utc_time(epoch_ms: float) -> datetime:
@@ -34,8 +32,18 @@ def span(seconds: float) -> str:
     )
 
 
+def last(number: int, unit: str) -> str:
+    """The time up to now: `the last hour`, `the last 6 hours`."""
+    return f"the last {unit if number == 1 else counted(number, unit)}"
+
+
 def when(epoch_ms: float) -> str:
     """A time in UTC, and its distance from now."""
     left = (epoch_ms - moment().wall_ms) / 1000
     relative = f"in {span(left)}" if left > 0 else f"{span(-left)} ago"
     return f"{timestamp(epoch_ms)} ({relative})"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 event`, `1,200 events`."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"

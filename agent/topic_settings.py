@@ -3,9 +3,8 @@
 The agent changes nothing on a topic that exists: Kafka's protocol would replace the topic's other settings, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import structlog
@@ -35,11 +34,8 @@ async def warn_of_differences(admin: AIOKafkaAdminClient, topics: Topics, replic
         for each in differences(topic, values.get(topic.name, {})):
             log.warning(
                 "topic.setting",
-                topic=each.topic,
-                setting=each.setting,
-                value=each.value,
-                wanted=each.wanted,
-                risk=each.risk,
+                **asdict(each),
+                detail=f"kafka-configs.sh --alter --topic {each.topic} --add-config {each.setting}={each.wanted}",
             )
 
 

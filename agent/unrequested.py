@@ -11,8 +11,6 @@ session starts. A request to a store that ends so has an unknown outcome, like o
 retried. In any other task of a lock it stops the table, as any unexpected error does.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

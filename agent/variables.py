@@ -10,8 +10,6 @@
 Names are compared without case, as settings are read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -23,9 +21,6 @@ CONFIG_VARIABLE = "LAKEWARDEN_CONFIG"
 OTHER_VARIABLES = (
     CONFIG_VARIABLE,
     "LAKEWARDEN_CACHE_DIR",
-    "LAKEWARDEN_DEMO_DAYS",
-    "LAKEWARDEN_DEMO_FORMAT",
-    "LAKEWARDEN_DEMO_S3_BUCKET",
     "LAKEWARDEN_LOCK_OWNER",
     "LAKEWARDEN_LOCK_URI",
     "LAKEWARDEN_TABLE",

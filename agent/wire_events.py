@@ -4,33 +4,20 @@ Whatever the core decides about events that the decoder accepts becomes a record
 Texts that may come from elsewhere (a store's answer, an entry of the ledger) are cut here.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar, assert_never
 
+from lakewarden import events
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
-from lakewarden.events import (
-    MAX_VERSION,
-    UNSTAMPED,
-    AuditEventUnion,
-    ConflictEntry,
-    EventBase,
-    LockAcquired,
-    LockLost,
-    LockRefused,
-    LockReleased,
-    LockRenewed,
-)
 from lakewarden.handlers.lease import machine as lease
 
 MAX_EVIDENCE_CHARACTERS = 128_000
-"""Of all names in one record. In JSON a character has up to six bytes (a control character), so the record stays below 1 MB."""
+"""Characters of all names in one record. In JSON a control character has six bytes, so the record stays below 1 MB."""
 MAX_DETAIL = 4_000
-"""Characters of a text for people: a store's answer can be a page."""
+"""Characters of a text that operators read: a store's answer can be a page."""
 MAX_RECORD_BYTES = 1_000_000
-"""Of key and value. Kafka's default limit is 1,048,588 bytes of a batch, which adds less than 1 KB to one record."""
+"""Limit of key and value. Kafka's default limit is 1,048,588 bytes of a batch, which adds less than 1 KB to one record."""
 
-E = TypeVar("E", bound=EventBase)
+E = TypeVar("E", bound=events.EventBase)
 
 
 def stamped(event: E, agent: str, term: str) -> E:
@@ -38,7 +25,7 @@ def stamped(event: E, agent: str, term: str) -> E:
     kind: type[Any] = type(event)
     fields = {**event.__dict__, "event_id": fresh_id(), "at": utc_now()}
     fields |= {name: value for name, value in (("agent", agent), ("term", term)) if name in fields}
-    for name, limit in (("detail", MAX_DETAIL), ("holder", MAX_DETAIL), ("version", MAX_VERSION)):
+    for name, limit in (("detail", MAX_DETAIL), ("holder", MAX_DETAIL), ("version", events.MAX_VERSION)):
         if name in fields:
             fields[name] = _cut(fields[name], limit)
     if fields.get("conflicts"):
@@ -51,7 +38,7 @@ def _cut(text: str | None, limit: int = MAX_DETAIL) -> str | None:
     return text if text is None else text[:limit]
 
 
-def _fitting(conflicts: tuple[ConflictEntry, ...]) -> tuple[ConflictEntry, ...]:
+def _fitting(conflicts: tuple[events.ConflictEntry, ...]) -> tuple[events.ConflictEntry, ...]:
     """The first entries whose names fit into a record (`MAX_EVIDENCE_CHARACTERS`), at least one."""
     left = MAX_EVIDENCE_CHARACTERS
     for count, each in enumerate(conflicts):
@@ -68,10 +55,10 @@ def lock_event(
     table: str,
     lock: str,
     step: lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied,
-) -> AuditEventUnion:
+) -> events.AuditEventUnion:
     """The audit event of a lock's step, with the number of requests and the time that it took."""
     common: dict[str, Any] = {
-        **UNSTAMPED,
+        **events.UNSTAMPED,
         "table": table,
         "agent": agent,
         "lock": lock,
@@ -81,21 +68,21 @@ def lock_event(
     match step:
         case lease.Confirmed(what="renewed", lease=held):
             common |= {"owner": held.record.owner, "valid_until": held.record.valid_until}
-            return stamped(LockRenewed.model_construct(**common), agent, "")
+            return stamped(events.LockRenewed.model_construct(**common), agent, "")
         case lease.Confirmed(lease=held):
             common |= {"owner": held.record.owner, "valid_until": held.record.valid_until}
             former = held.former
             if former is not None:
                 common |= {"adopted": former.owner, "fenced": former.fenced}
-            return stamped(LockAcquired.model_construct(**common), agent, "")
+            return stamped(events.LockAcquired.model_construct(**common), agent, "")
         case lease.LockDenied(why=why, kind=kind, holder=holder, held_until=until):
             common |= {"owner": "", "valid_until": until or 0, "detail": why, "holder": holder}
-            return stamped(LockRefused.model_construct(**common, waiting=kind == "waiting"), agent, "")
+            return stamped(events.LockRefused.model_construct(**common, waiting=kind == "waiting"), agent, "")
         case lease.Released(owner=owner, valid_until=until, why=why):
             common |= {"owner": owner, "valid_until": until, "detail": why}
-            return stamped(LockReleased.model_construct(**common), agent, "")
+            return stamped(events.LockReleased.model_construct(**common), agent, "")
         case lease.LeaseEnded(owner=owner, valid_until=until, why=why, holder=holder):
             common |= {"owner": owner, "valid_until": until, "detail": why, "holder": holder}
-            return stamped(LockLost.model_construct(**common), agent, "")
+            return stamped(events.LockLost.model_construct(**common), agent, "")
         case _:
             assert_never(step)

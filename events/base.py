@@ -11,8 +11,6 @@ read, so its model has no limit of its own: every event that the agent accepts c
 The string below a field is its description in `asyncapi.json` and docs/protocol.md.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypedDict
 
@@ -29,8 +27,6 @@ from pydantic import (
 from lakewarden.events.tables import MAX_PATH, require_canonical
 
 PROTOCOL: Final = 1
-PROTOCOL_WITH_TURNS: Final = 2
-"""Of an `admitted` that has a `turn`: readers of releases that know no turns refuse it (docs/decisions/0045)."""
 
 MAX_NAME = 512
 """Bytes (UTF-8) of an id or a writer's name. Both are keys in every index of the agent and appear in every message."""
@@ -51,7 +47,7 @@ MAX_REASON = 1000
 """Characters of a reason that people read."""
 
 INTEGER_BITS = 64
-"""Of a signed integer: every client and every store of numbers has these."""
+"""Bits of a signed integer: every client and every store of numbers has these."""
 
 
 def _at_most(limit: int) -> AfterValidator:
@@ -70,7 +66,7 @@ def _integer(value: object) -> object:
 
 
 Version = BeforeValidator(_integer)
-"""Of a `protocol`: a literal would accept `true` and `1.0` for 1."""
+"""Validates a `protocol`: a literal would accept `true` and `1.0` for 1."""
 _LINE = r"^[^\n\r]+$"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME, pattern=_LINE), _at_most(MAX_NAME)]
 GrantId = Annotated[
@@ -109,7 +105,7 @@ class Stamp(TypedDict):
 
 
 UNSTAMPED = Stamp(event_id="", at=datetime.min.replace(tzinfo=UTC))
-"""Of an event that is decided and not published yet."""
+"""Stamp of an event that is decided and not published yet."""
 
 
 class EventBase(Wire):

@@ -1,13 +1,13 @@
 """Decode bytes from the wire to typed events, and encode events to bytes.
 
 A model refuses an unknown field when an event is built. `decode` ignores fields that a newer version added, and refuses a
-`protocol` or a `type` that it does not know. For a record that it can't decode it returns `Undecodable` with the reason. It
-never raises, so that one bad record stops no consumer. It converts no value: `"7"`, `true` and `7.0` are no integers.
+`protocol` or a `type` that it does not know. For a record that it can't decode it returns `Undecodable` with the reason,
+so that one bad record stops no consumer. No value is converted: `"7"`, `true` and `7.0` are no integers.
 """
 
-from __future__ import annotations
-
 import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lakewarden.events.base import Name, TableUri, Wire
 from lakewarden.events.decision import DecisionRecord
+from lakewarden.events.markers import MAX_MARKERS_PER_EVENT, Marker
 from lakewarden.events.operator import (
     AuditEventUnion,
     ConflictDetected,
@@ -121,3 +122,63 @@ def _undecodable(value: bytes, reason: str) -> Undecodable:
     except ValueError:
         table = None
     return Undecodable(reason, table, valid_name("transaction"), valid_name("writer"), valid_name("event_id"))
+
+
+_OVERHEAD_BYTES = 64
+"""Bytes of one marker in JSON besides its two names: keys, quotes, operation."""
+
+_BUDGET_BYTES = MAX_EVENT_BYTES * 3 // 4
+"""For the markers of one record. Kafka's framing and escapes in names need the rest."""
+
+
+def event_chunks(markers: Iterable[Marker]) -> Iterator[tuple[Marker, ...]]:
+    """Yield the markers, each once and in order, in tuples that each fit into one record."""
+    chunk: list[Marker] = []
+    size = 0
+    for marker in dict.fromkeys(markers):
+        cost = len(marker.partition.encode()) + len(marker.file_group.encode()) + _OVERHEAD_BYTES
+        if chunk and (len(chunk) == MAX_MARKERS_PER_EVENT or size + cost > _BUDGET_BYTES):
+            yield tuple(chunk)
+            chunk, size = [], 0
+        chunk.append(marker)
+        size += cost
+    if chunk:
+        yield tuple(chunk)
+
+
+LOG_EVERY = 1_024
+"""Up to so many undecodable records of a topic, each that doubles their number is logged; beyond, every 1,024th."""
+
+MAX_LOGGED_REASON = 300
+"""Characters of a reason in a log line: a reason may quote what the record contains."""
+
+
+class UndecodableRecords:
+    """The undecodable records of one reader. A record that is read again in another replay is counted again."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self._counts.total()
+
+    def by_topic(self) -> dict[str, int]:
+        """Number of undecodable records by topic, without the topics that had none."""
+        return dict(self._counts)
+
+    def add(
+        self, topic: str, partition: int, offset: int, undecodable: Undecodable
+    ) -> dict[str, str | int] | None:
+        """Count one record. Returns the fields of the log line to write, or None if this record is only counted."""
+        self._counts[topic] += 1
+        count = self._counts[topic]
+        if count & (count - 1) and count % LOG_EVERY:
+            return None
+        return {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "reason": undecodable.reason[:MAX_LOGGED_REASON],
+            "undecodable": count,
+        }

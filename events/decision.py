@@ -1,7 +1,5 @@
 """Events from the agent to a writer, topic `decisions`: start, stop, commit now, already committed."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field, StringConstraints, WithJsonSchema
@@ -87,7 +85,7 @@ class CommitGranted(DecisionEvent):
     lease_seconds: Annotated[float, Field(gt=0)]
     """Length of the grant lease, counted from when the writer *sent* `seq`."""
     seq: int
-    """The writer's latest `seq` that the agent had read."""
+    """The largest `seq` of the writer that the agent had read."""
     lock_owner: str | None = None
     """Owner in the lock object that covers this grant. The next owner of the partition recognises the lock by it."""
 
@@ -101,7 +99,7 @@ class GrantRenewed(DecisionEvent):
     lease_seconds: Annotated[float, Field(gt=0)]
     """Length of the grant lease, counted from when the writer *sent* `seq`."""
     seq: int
-    """The writer's latest `seq` that the agent had read."""
+    """The largest `seq` of the writer that the agent had read."""
     lock_owner: str | None = None
     """As in `commit-granted`."""
 

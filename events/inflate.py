@@ -1,7 +1,5 @@
 """Decompress what others have written, up to a limit: a few bytes can stand for gigabytes."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct

@@ -1,7 +1,5 @@
 """What a transaction touches: the marker, and the entry that describes one overlap of two transactions."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints

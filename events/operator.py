@@ -1,7 +1,5 @@
 """Events from the agent to operators and to other agents: topics `conflicts`, `audit`, `ledger`, `dead-letters`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -37,8 +35,7 @@ class ConflictDetected(EventBase):
     """Time from reading the later marker to detecting the conflict."""
     victim_age_seconds: Annotated[float, Field(ge=0)]
     """Time from reading the victim's intent to the abort: the work that is lost. 0 between two observed transactions.
-
-    Who loses to several writers at once has the same age in the event of each.
+    One abort's events have the same.
     """
 
 
@@ -62,7 +59,7 @@ class LockEvent(EventBase):
     duration_ms: Annotated[float, Field(ge=0)]
     """Duration of this step."""
     holder: str | None = None
-    """Of a refusal or a loss: the owner that holds the lock instead, where it is known."""
+    """After a refusal or a loss: the owner that holds the lock instead, where it is known."""
     detail: str | None = None
     """Human-readable explanation."""
 
@@ -74,11 +71,10 @@ class LockAcquired(LockEvent):
     adopted: str | None = None
     """The former owner, if the agent took over its unexpired lease: because a grant still runs under it, or with `fenced`."""
     handed_over: bool = False
-    """Of an agent of an earlier release: whether the former owner no longer relied on it, see `locks-handed-over`."""
+    """From an agent of an earlier release: whether the former owner no longer relied on it, see `locks-handed-over`."""
     fenced: bool = False
-    """Whether the former owner held it in an earlier term of the same Kafka partition, so that its later grants don't count.
-
-    Otherwise it may have relied on it until its lease ended.
+    """Whether the former owner held it in an earlier term of the same Kafka partition, so its later grants don't count.
+    Otherwise its lease counted.
     """
 
 

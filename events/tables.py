@@ -10,9 +10,8 @@
 `object_uri` is the other form: stores and Hudi's lock client decode the URI of an object once.
 """
 
-from __future__ import annotations
-
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -24,7 +23,7 @@ _ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
 _ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _DEFAULT_PORT: Final = re.compile(r":(443|80)?$")
-"""Of Azure, encrypted or not."""
+"""Default ports of Azure, encrypted or not."""
 
 
 def canonical_scheme(scheme: str) -> str:
@@ -38,6 +37,7 @@ def is_glob(entry: str) -> bool:
     return any(wildcard in entry for wildcard in "*?[")
 
 
+@lru_cache(maxsize=1024)
 def canonical_table(table: str) -> str:
     """The canonical URI of a table. `table` is a URI or an absolute local path.
 

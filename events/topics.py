@@ -1,7 +1,5 @@
 """The topics and their Kafka settings. A topic is named `<prefix>.<topic>`, and only the prefix is configurable."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 HOUR_MS = 3_600_000

@@ -1,4 +1,4 @@
-"""What a table's own history says of its writers: which overlapped, what was computed in vain, and what the gate would change.
+"""What a table's own history says of its writers: which overlapped, what compute was wasted, and what the gate would change.
 
 | | Delta Lake | Iceberg | Paimon | Hudi |
 | --- | --- | --- | --- | --- |
@@ -6,7 +6,7 @@
 | start | `executionTimeMs` before the end, or the first data file | the first data file | the same | the instant |
 | base | `readVersion` | – (the parent is that of the last retry) | – | – |
 | writer | `txn.appId`, `job`, `userName` | streaming query, `flink.job-id`, `spark.app.id` | `commitUser` | query |
-| try in vain | data files that no commit names | the same, of killed jobs only | the same | rollback, dead instant |
+| wasted try | data files that no commit names | the same, of killed jobs only | the same | rollback, dead instant |
 
 Known is what the table says. All else is an estimate, and is kept apart:
 
@@ -16,7 +16,7 @@ Known is what the table says. All else is an estimate, and is kept apart:
    which one of them replaced or removed files. Two appends never are.
 2. **Seconds of a commit** are known from `executionTimeMs` and from Hudi's instants. From the first data file they are at least
    that many.
-3. **A try in vain** is known by a Hudi rollback or by data files that no commit names. How long it took is an estimate: a rolled
+3. **A wasted try** is known by a Hudi rollback or by data files that no commit names. How long it took is an estimate: a rolled
    back instant as long as the median of the commits in its partitions, at most until its rollback began; files as long as
    commits with as many bytes in the same partition took. The assumption: a loser computes to its end, as the formats' own checks
    demand. An early abort costs less, a try without files isn't seen, and files of a job that was killed count, too.
@@ -24,12 +24,10 @@ Known is what the table says. All else is an estimate, and is kept apart:
    still be committed, and isn't counted.
 5. A history is cut at the limits of its reader, where the format has removed its log, or where a file can't be read. Nothing is
    said of what came before.
-6. **What the gate would change.** A commit that is in another one's way is admitted after it, so what was computed in vain isn't
+6. **What the gate would change.** A commit that is in another one's way is admitted after it, so what was wasted isn't
    computed, and the later one waits for the rest of the earlier one: for at least the time of the overlap. Writers whose
    commits share no partition wait for nothing.
 """
-
-from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -137,7 +135,7 @@ class WriterSum:
     writer: str
     commits: int = 0
     services: int = 0
-    """Of these, the ones that only rearranged."""
+    """How many of these only rearranged."""
     known_seconds: float = 0.0
     estimated_seconds: float = 0.0
 
@@ -153,9 +151,9 @@ class Assessment:
     commits: int
     by_gate: int
     known_seconds: float
-    """Of commits, from the table."""
+    """Seconds of commits, from the table."""
     estimated_seconds: float
-    """Of commits, at least."""
+    """Seconds of commits, at least."""
     overlapping: int
     """Commits that overlapped another one."""
     in_the_way: int
@@ -168,7 +166,7 @@ class Assessment:
     """Known: data files that no commit names."""
     lost_bytes: int
     lost_seconds: float | None
-    """Estimate of what was computed in vain. None: nothing to estimate it from."""
+    """Estimate of what was wasted. None: nothing to estimate it from."""
     writers: tuple[WriterSum, ...]
     pairs: tuple[WriterPair, ...]
     partitions: tuple[tuple[str, int], ...]
@@ -331,13 +329,11 @@ def _changes(
     often = many + losses >= OFTEN * len(commits)
     queues = ", so it would soon queue their writers" if often else ""
     lost = (
-        "what was computed in vain"
-        if lost_seconds is None
-        else f"about {duration(lost_seconds)} computed in vain"
+        "the wasted compute" if lost_seconds is None else f"about {duration(lost_seconds)} of wasted compute"
     )
     yield (
         f"admission auto: {many} of {len(commits)} commits were in another one's way, {losses} writes or files were "
-        f"lost{queues}; {lost} would not be computed, and writers would wait for at least {duration(found.seconds)} instead"
+        f"lost{queues}; {lost} would be saved, and writers would wait for at least {duration(found.seconds)} instead"
     )
     if not found.partitions:  # of a rolled back write without files
         return
@@ -379,7 +375,7 @@ def _unknown(history: TableHistory, leftovers: Sequence[Leftover] | None) -> Ite
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Seconds as text."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,7 +1,5 @@
 """Reads files of Avro records: Iceberg's and Paimon's manifests."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

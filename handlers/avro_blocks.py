@@ -5,14 +5,12 @@ A writer of the table can put anything there, so memory is bounded before fastav
 limit, and passed on uncompressed.
 """
 
-from __future__ import annotations
-
 import io
 
 from lakewarden.events.inflate import Codec, inflate_deflate, inflate_snappy, inflate_zstd
 
 MAX_BYTES = 128 * 1024 * 1024
-"""Of one file, uncompressed: twice the metadata of a commit of 100,000 files."""
+"""Limit of one file, uncompressed: twice the metadata of a commit of 100,000 files."""
 MAX_RECORDS = 1_000_000
 _MAGIC = b"Obj\x01"
 _SYNC = 16

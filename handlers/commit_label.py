@@ -1,7 +1,5 @@
 """How a commit of the gate is known in its table. The sinks write the label, and watchers look for it."""
 
-from __future__ import annotations
-
 from typing import Final
 
 TRANSACTION: Final = "lakewarden.transaction"

@@ -23,7 +23,7 @@ ADDS: Final[Operation] = "create"
 
 
 class UnreadableCommit(Exception):
-    """A file of the table says something that this version doesn't understand, or is damaged. The text is for people."""
+    """A file of the table says something that this version doesn't understand, or is damaged. The text is for operators."""
 
 
 class File(NamedTuple):
@@ -38,18 +38,8 @@ class File(NamedTuple):
     """By the store's clock, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedFile:
-    """A file that a commit has added or removed."""
-
-    partition: str
-    """Its path, as the sinks spell it."""
-    name: str
-    operation: Operation
-
-
 Place: TypeAlias = tuple[str, str]
-"""Partition and name of a file."""
+"""Partition, as the sinks spell it, and name of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,6 @@ class Maker:
 
     @classmethod
     def of(cls, *, engine: Any = None, user: Any = None, job: Any = None, application: Any = None) -> Maker:
-        """Return it from values that may be of any type."""
         found = (_clean(each) if each else None for each in (engine, user, job, application))
         return cls(*found)
 
@@ -122,34 +111,36 @@ class LogPosition:
         return None
 
 
-def changed_files(
-    refuting: Collection[Place], added: Iterable[Place], *, additions_refute: bool
-) -> Iterator[ChangedFile]:
-    """Yield the files of a commit. The `refuting` ones refute a rewrite of their partition.
+def observed_commit(
+    version: str,
+    refuting: Collection[Place],
+    added: Iterable[Place],
+    *,
+    additions_refute: bool,
+    rearranged: Iterable[Place] = (),
+    made_by: Maker = UNKNOWN_MAKER,
+) -> ObservedCommit | None:
+    """Return a commit with its markers, each file once, or None if it has changed no file.
 
-    So does an added file if the format says so, unless another file of its partition does it already.
+    The `refuting` files refute a rewrite of their partition. So does an added file, if the format says so, unless another file
+    of its partition does it already. A `rearranged` file refutes nothing.
     """
     refuted = {partition for partition, _ in refuting}
-    for partition, name in refuting:
-        yield ChangedFile(partition, name, INVALIDATES)
-    for partition, name in added:
-        alone = additions_refute and partition not in refuted
-        yield ChangedFile(partition, name, INVALIDATES if alone else ADDS)
+    operations: dict[Place, Operation] = {}
+    for place in rearranged:
+        operations[_bounded(place)] = ADDS
+    for place in added:
+        alone = additions_refute and place[0] not in refuted
+        operations[_bounded(place)] = INVALIDATES if alone else ADDS
+    operations |= dict.fromkeys(map(_bounded, refuting), INVALIDATES)
+    return ObservedCommit(version, tuple(_markers(operations)), made_by) if operations else None
 
 
-def observed_commit(
-    version: str, files: Iterable[ChangedFile], made_by: Maker = UNKNOWN_MAKER
-) -> ObservedCommit:
-    """Return the commit with its markers: each file once, and where its operations differ, the one that invalidates."""
-    places: dict[Place, Operation] = {}
-    for each in files:
-        place = (each.partition, each.name[-MAX_PATH:])
-        if places.get(place) != INVALIDATES:
-            places[place] = each.operation
-    return ObservedCommit(version, tuple(_markers(places)), made_by)
+def _bounded(place: Place) -> Place:
+    return place[0], place[1][-MAX_PATH:]
 
 
-def _markers(places: dict[Place, Operation]) -> Iterator[Marker]:
-    for (partition, name), operation in sorted(places.items()):
+def _markers(operations: dict[Place, Operation]) -> Iterator[Marker]:
+    for (partition, name), operation in sorted(operations.items()):
         if len(partition) <= MAX_PATH:  # no writer can declare a longer one
             yield Marker(partition=partition, file_group=name, operation=operation)

@@ -1,7 +1,5 @@
 """How table formats spell a value in a partition path. Sinks and watchers must spell alike: markers are compared as text."""
 
-from __future__ import annotations
-
 import base64
 import re
 from ctypes import c_float

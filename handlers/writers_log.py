@@ -3,25 +3,14 @@
 The agent decides who waits (`handlers/table/`). A writer reads the same log, and finds there for whom its own transaction waits.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from lakewarden.events import (
-    ALL_FILE_GROUPS,
-    WHOLE_TABLE,
-    CommitCompleted,
-    CommitIntent,
-    CommitRequested,
-    Marker,
-    MarkerCreated,
-    TransactionAbandoned,
-    WriterEventUnion,
-)
+from lakewarden import events as wire
 
+_FORMATS: Final = ("delta", "hudi", "iceberg", "paimon")
 _QUERY_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -31,22 +20,27 @@ def without_query(writer: str) -> str:
     return name if name and _QUERY_ID.fullmatch(query) else writer
 
 
+def without_gate(transaction: str) -> bool:
+    """Whether a watcher has reported this transaction: its id is that of its writer, and begins with its format."""
+    return transaction.partition(":")[0] in _FORMATS and ":" in transaction
+
+
 def short_table(uri: str) -> str:
     """A table as people name it: the last two segments of its URI."""
     return "/".join(uri.rstrip("/").rpartition("://")[2].split("/")[-2:])
 
 
-def overlap(mine: Iterable[Marker], theirs: Iterable[Marker]) -> bool:
+def overlap(mine: Iterable[wire.Marker], theirs: Iterable[wire.Marker]) -> bool:
     """Return whether two sets of markers have a file group in common, whatever is done to it."""
     groups: dict[str, set[str]] = {}
     for marker in mine:
         groups.setdefault(marker.partition, set()).add(marker.file_group)
     return any(
-        (groups and WHOLE_TABLE in (marker.partition, *groups))
+        (groups and wire.WHOLE_TABLE in (marker.partition, *groups))
         or (
             marker.partition in groups
             and (
-                ALL_FILE_GROUPS in (marker.file_group, *groups[marker.partition])
+                wire.ALL_FILE_GROUPS in (marker.file_group, *groups[marker.partition])
                 or marker.file_group in groups[marker.partition]
             )
         )
@@ -54,11 +48,11 @@ def overlap(mine: Iterable[Marker], theirs: Iterable[Marker]) -> bool:
     )
 
 
-def precise(declared: Iterable[Marker], touched: Iterable[Marker]) -> tuple[Marker, ...]:
-    """Return what was touched. In a partition, or table, without a marker beyond the declared scope, that is the scope."""
+def precise(declared: Iterable[wire.Marker], touched: Iterable[wire.Marker]) -> tuple[wire.Marker, ...]:
+    """Return the markers. Where they name nothing more exact than the scope, in a partition or table, return the scope."""
     scope = dict.fromkeys(declared)
     beyond = tuple(marker for marker in dict.fromkeys(touched) if marker not in scope)
-    finer = {marker.partition for marker in beyond} | ({WHOLE_TABLE} if beyond else set())
+    finer = {marker.partition for marker in beyond} | ({wire.WHOLE_TABLE} if beyond else set())
     return (*beyond, *(marker for marker in scope if marker.partition not in finer))
 
 
@@ -74,16 +68,16 @@ class _TransactionSeen:
     last: int = 0
     ordered: bool = False
     priority: int = 0
-    scope: tuple[Marker, ...] = ()
-    markers: list[Marker] = field(default_factory=list)
+    scope: tuple[wire.Marker, ...] = ()
+    markers: list[wire.Marker] = field(default_factory=list)
 
     @property
-    def touches(self) -> tuple[Marker, ...]:
+    def touches(self) -> tuple[wire.Marker, ...]:
         """What it has touched, or is going to."""
         return (*self.scope, *self.markers)
 
 
-def waited_for(events: Sequence[WriterEventUnion], transaction: str) -> set[str]:
+def waited_for(events: Sequence[wire.WriterEventUnion], transaction: str) -> set[str]:
     """Return the transactions ahead of a queued one: begun before it, not ended by then, and overlapping its scope.
 
     `events` are those of its partition of `writers`. A transaction whose intent they don't show counts.
@@ -103,14 +97,14 @@ def waited_for(events: Sequence[WriterEventUnion], transaction: str) -> set[str]
     }
 
 
-def writers_ahead(events: Sequence[WriterEventUnion], transaction: str) -> tuple[str, ...]:
+def writers_ahead(events: Sequence[wire.WriterEventUnion], transaction: str) -> tuple[str, ...]:
     """Return the names of the writers whose transactions are ahead (`waited_for`) and have not ended, sorted."""
     seen = _transactions(events)
     open_ones = (seen[name] for name in waited_for(events, transaction) if seen[name].end is None)
     return tuple(sorted({one.writer for one in open_ones}))
 
 
-def writers_before(events: Sequence[WriterEventUnion], transaction: str) -> tuple[str, ...]:
+def writers_before(events: Sequence[wire.WriterEventUnion], transaction: str) -> tuple[str, ...]:
     """Return the writers of the `ordered` transactions for whose turns an `ordered` one waits with its request, sorted.
 
     They began before it, touch its file groups, don't have a smaller priority, and are alive since its request. The turns
@@ -135,7 +129,7 @@ def writers_before(events: Sequence[WriterEventUnion], transaction: str) -> tupl
     return tuple(sorted(found))
 
 
-def writers_granted_before(events: Sequence[WriterEventUnion], transaction: str) -> tuple[str, ...]:
+def writers_granted_before(events: Sequence[wire.WriterEventUnion], transaction: str) -> tuple[str, ...]:
     """Return the writers that requested a grant of the table before this transaction and are alive since, sorted.
 
     One of them has the table's grant, or `writers_before` has them all.
@@ -156,11 +150,14 @@ def writers_granted_before(events: Sequence[WriterEventUnion], transaction: str)
 
 
 def met(
-    events: Sequence[WriterEventUnion], transaction: str, touched: Iterable[Marker], others: Iterable[str]
+    events: Sequence[wire.WriterEventUnion],
+    transaction: str,
+    touched: Iterable[wire.Marker],
+    others: Iterable[str],
 ) -> bool | None:
-    """Return whether a transaction touched what one of the others touched. None if `events` don't show all of them.
+    """Return whether a transaction touched what another one of `others` touched. None if `events` don't show all of them.
 
-    `touched` are its markers besides those in `events`. Where another one published nothing beyond its scope, that counts.
+    `touched` are its markers besides those in `events`. `precise` says when the scope of another transaction counts.
     """
     seen = _transactions(events)
     me = seen.get(transaction)
@@ -171,21 +168,21 @@ def met(
     return False if len(known) == len(set(others)) else None
 
 
-def _transactions(events: Sequence[WriterEventUnion]) -> dict[str, _TransactionSeen]:
+def _transactions(events: Sequence[wire.WriterEventUnion]) -> dict[str, _TransactionSeen]:
     seen: dict[str, _TransactionSeen] = {}
     for number, event in enumerate(events):
         one = seen.setdefault(event.transaction, _TransactionSeen(event.table, event.writer))
         one.last = number
         match event:
-            case CommitIntent():
+            case wire.CommitIntent():
                 one.intent, one.scope, one.priority = number, event.scope, event.priority
-                one.ordered = event.conflict_rule == "ordered" and not event.observed
-            case MarkerCreated():
+                one.ordered = event.conflict_rule in wire.IN_TURN and not event.observed
+            case wire.MarkerCreated():
                 one.markers.extend(event.markers)
-            case CommitRequested():
+            case wire.CommitRequested():
                 one.requested = number
                 one.markers.extend(event.markers)
-            case CommitCompleted() | TransactionAbandoned():
+            case wire.CommitCompleted() | wire.TransactionAbandoned():
                 one.end = number
             case _:
                 pass

@@ -1,7 +1,5 @@
 """`python -m lakewarden.spark_jobs.conflicts_job`: the documented name of the program in `jobs/conflicts.py`."""
 
-from __future__ import annotations
-
 import sys
 
 from lakewarden.spark_jobs.jobs.conflicts import main

@@ -1,7 +1,5 @@
 """`python -m lakewarden.spark_jobs.waste_job`: the documented name of the program in `jobs/waste.py`."""
 
-from __future__ import annotations
-
 import sys
 
 from lakewarden.spark_jobs.jobs.waste import main

@@ -38,6 +38,14 @@ SERVERS = {
 UNIT_TESTS = Path(__file__).parent / "unit"
 LONG = ("spark",)
 """The folders whose tests take longest, as they share a session."""
+OWN_PROCESSES = {
+    "test_delta_fence.py",
+    "test_exactly_once.py",
+    "test_logging.py",
+    "test_paimon_fence.py",
+    "test_paimon_processes_example.py",
+}
+"""The files of tests/spark that start Spark in processes of their own, most of it."""
 NOT_RUN = {"wide": "make test-all", "matrix": "make test-matrix"}
 """The command that runs the tests with this mark. A test with both marks belongs to the last one."""
 PORT_SHARES = 64
@@ -48,6 +56,7 @@ USED_BY_WORKER, DESELECTED_BY_WORKER = "servers used", "deselected"
 
 def pytest_configure() -> None:
     kafka.PORTS = _own_ports()
+    kafka.EmbeddedKafka.version = os.environ.get("LAKEWARDEN_TEST_KAFKA_VERSION") or kafka.KAFKA_VERSION
     # JVMs of tests live for minutes: what the second compiler would make faster isn't worth what it takes.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
@@ -93,15 +102,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file run in one worker, and those on Spark in two: a session costs half a minute of CPU time."""
+    """The tests of a file run in one worker, and those on Spark in two: a session costs half a minute of CPU time.
+
+    In `make test-all` they run in three, because one would still run for minutes when all others have ended. Files whose
+    tests start Spark in processes of their own need no session to share.
+    """
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    long = config.getoption("markexpr").startswith("wide")
 
     class BySession(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             folders = Path(file).parts
-            if folders[:2] != ("tests", "spark"):
+            if folders[:2] != ("tests", "spark") or folders[-1] in OWN_PROCESSES:
                 return file
+            if folders[2] == "rows" and long:
+                return "rows"
             contract = folders[-1] == "test_contract.py" or folders[2] == "rows"
             return "contract and rows" if contract else "gate, jobs, sinks and queries"
 

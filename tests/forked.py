@@ -156,7 +156,7 @@ def main() -> None:
     """Be the process that others are forked from. It is sent what to run, and the files to use."""
     from lakewarden.agent.cli import entry
 
-    for imported_when_needed in ("cli.app", "serving.http_endpoint", "stores.s3", "web.foreground"):
+    for imported_when_needed in ("cli.app", "serving.http_endpoint", "stores.s3", "web.server"):
         importlib.import_module(f"lakewarden.agent.{imported_when_needed}")
     del sys.path[0]
     sys.argv[0] = str(Path(sys.executable).with_name("lakewarden"))

@@ -6,21 +6,36 @@ It is the broker that `LAKEWARDEN_TEST_KAFKA` names (host:port), else the embedd
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import re
 import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import (
+    CompactArray,
+    CompactBytes,
+    CompactString,
+    Int8,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from lakewarden.agent.embedded.kafka import KAFKA_VERSION, EmbeddedKafka
+from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings
 
@@ -51,7 +66,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     with tempfile.TemporaryDirectory(prefix="lakewarden-kafka-", dir=_roomy_memory() or kept) as folder:
         with EmbeddedKafka(Path(folder), properties=COMPACTION_SOON) as broker:
             yield KafkaServer(
-                broker.bootstrap_servers, f"the embedded {KAFKA_VERSION} at {broker.bootstrap_servers}"
+                broker.bootstrap_servers, f"the embedded {broker.version} at {broker.bootstrap_servers}"
             )
         shutil.copy(Path(folder) / "broker.log", kept)
 
@@ -92,6 +107,17 @@ TAKES_KAFKA_AWAY = [pytest.mark.usefixtures("swept"), pytest.mark.filterwarnings
 """Marks of a module whose tests stop Kafka while clients use it."""
 
 
+@asynccontextmanager
+async def administering(bootstrap_servers: str) -> AsyncGenerator[AIOKafkaAdminClient]:
+    """An administrator's client, while the block runs."""
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
 async def read_to_end(
     settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, list[ConsumerRecord]]:
@@ -104,3 +130,62 @@ async def committed_offsets(settings: KafkaSettings) -> dict[TopicPartition, Off
     """Those of the agents' group."""
     async with Log(settings) as log:
         return await log.committed()
+
+
+class _Altered(Response):  # type: ignore[misc]  # aiokafka has no type annotations
+    API_KEY = 51
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "results",
+            CompactArray(
+                ("user", CompactString()),
+                ("error_code", Int16),
+                ("error_message", CompactString()),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class _Alter(RequestStruct):  # type: ignore[misc]
+    API_KEY = 51
+    API_VERSION = 0
+    FLEXIBLE_VERSION = True
+    RESPONSE_TYPE = _Altered
+    SCHEMA = Schema(
+        ("deletions", CompactArray(("name", CompactString()), ("mechanism", Int8), ("tags", TaggedFields))),
+        (
+            "upsertions",
+            CompactArray(
+                ("name", CompactString()),
+                ("mechanism", Int8),
+                ("iterations", Int32),
+                ("salt", CompactBytes),
+                ("salted_password", CompactBytes),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class _AlterScramCredentials(Request[_Alter]):  # type: ignore[misc]
+    API_KEY: ClassVar[int] = 51
+
+    def __init__(self, user: str, password: str) -> None:
+        self.user, self.password = user, password
+
+    def build(self, request_struct_class: type[_Alter]) -> _Alter:
+        salt, iterations, sha256 = os.urandom(16), 4096, 1
+        salted = hashlib.pbkdf2_hmac("sha256", self.password.encode(), salt, iterations)
+        return request_struct_class([], [(self.user, sha256, iterations, salt, salted, {})], {})
+
+
+async def set_scram_password(bootstrap_servers: str, user: str, password: str) -> None:
+    """A user of SCRAM-SHA-256, new or not. Kafka's own tool isn't among the jars of a broker."""
+    async with administering(bootstrap_servers) as admin:
+        answer = await admin._send_request(_AlterScramCredentials(user, password))
+        assert [(code, text) for _, code, text, _ in answer.results] == [(0, None)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import psutil
@@ -58,6 +58,8 @@ def ask(kafka: KafkaServer, topic_prefix: str, *command: str) -> Any:
 class AgentProcess:
     """A process of `lakewarden agent`, which appends its log to a file."""
 
+    command: ClassVar[str] = "agent"
+
     def __init__(
         self,
         values: dict[str, Any],
@@ -73,7 +75,7 @@ class AgentProcess:
             self._log_begins = out.tell()
             self.started_at = time.time()
             self.popen = subprocess.Popen(
-                launched([sys.executable, "-m", program, *options, "agent"]),
+                launched([sys.executable, "-m", program, *options, self.command]),
                 env=environment(values),
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -1,22 +1,19 @@
-"""The steps that the writers record, grouped into one attempt per transaction.
-
-A writer records each step of its gate as one line of JSON. This module reads the lines while they are written. Times are
-seconds since the epoch; all processes of the demo use the clock of this machine.
-"""
+"""The steps of a transaction, and its bar on a time line: of the page, and of the demo's picture. Times are in seconds."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
+from html import escape
 from typing import Any
+
+from lakewarden.handlers.explain.condition import BYPASSED, lane
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStep:
-    """One line of a writer's events file."""
+    """A step of a transaction, as its writer saw it or as the log has it."""
 
     at: float
     what: str
@@ -27,41 +24,27 @@ class AttemptStep:
     attempt: int
     detail: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, line: str | bytes) -> AttemptStep:
-        """Parse a line; unknown fields are ignored."""
-        found = json.loads(line)
-        return cls(
-            at=float(found["at"]),
-            what=str(found["what"]),
-            table=str(found.get("table", "")),
-            writer=short_name(str(found.get("writer", ""))),
-            transaction=str(found.get("transaction") or ""),
-            batch_id=found.get("batch_id"),
-            attempt=int(found.get("attempt") or 0),
-            detail=found.get("detail") or {},
-        )
-
-
-def short_name(writer: str) -> str:
-    """The writer's configured name: in events a streaming writer is `<name>:<query id>`."""
-    return writer.partition(":")[0]
-
 
 class AttemptOutcome(StrEnum):
     """How an attempt ended, if it has."""
 
     COMMITTED = "committed"
     CONFLICT = "aborted by conflict"
+    BYPASSED = "lost to a writer without the gate"
+    EMPTY = "empty"
     ABORTED = "aborted"
     FAILED = "failed"
     SKIPPED = "already committed"
     RUNNING = "running"
 
 
+_ABANDONED = {BYPASSED: AttemptOutcome.BYPASSED, "empty:": AttemptOutcome.EMPTY}
+"""How an attempt that its writer abandons ended, by the beginning of the reason. With any other it is aborted."""
+
+
 @dataclass(slots=True)
 class Attempt:
-    """One transaction, as recorded by its writer."""
+    """One transaction."""
 
     transaction: str
     writer: str
@@ -74,12 +57,10 @@ class Attempt:
         return next((step.at for step in self.steps if step.what == what), None)
 
     def first(self, *whats: str) -> AttemptStep | None:
-        """The first step of one of these kinds."""
         return next((step for step in self.steps if step.what in whats), None)
 
     @property
     def started(self) -> float:
-        """The time of the first step."""
         return self.steps[0].at
 
     @property
@@ -109,60 +90,156 @@ class Attempt:
             )
         if self.at("failed") is not None:
             return AttemptOutcome.FAILED
-        return AttemptOutcome.ABORTED if self.at("abandoned") is not None else AttemptOutcome.RUNNING
+        if (abandoned := self.first("abandoned")) is None:
+            return AttemptOutcome.RUNNING
+        reason = str(abandoned.detail.get("reason"))
+        return next(
+            (outcome for begins, outcome in _ABANDONED.items() if reason.startswith(begins)),
+            AttemptOutcome.ABORTED,
+        )
 
     @property
-    def winner(self) -> str | None:
-        """The winning writer that the abort names."""
+    def aborted_at(self) -> float | None:
+        """The time of the abort, if a conflict ended the attempt."""
+        return self.at("abort") if self.outcome is AttemptOutcome.CONFLICT else None
+
+    @property
+    def lost_to(self) -> list[str]:
+        """The writers to which it lost a conflict."""
         abort = self.first("abort")
-        others = abort.detail.get("others") if abort else None
-        return short_name(str(others[0])) if others else None
-
-
-class AttemptTrace:
-    """All attempts so far, in the order of their start."""
-
-    def __init__(self, steps: Iterable[AttemptStep] = ()) -> None:
-        self._attempts: dict[str, Attempt] = {}
-        for step in sorted(steps, key=lambda step: step.at):
-            self.add(step)
-
-    def add(self, step: AttemptStep) -> Attempt | None:
-        """Add a step; returns its attempt, or None for a step without a transaction."""
-        if not step.transaction:
-            return None
-        attempt = self._attempts.get(step.transaction)
-        if attempt is None:
-            attempt = Attempt(step.transaction, step.writer, step.batch_id, step.attempt)
-            self._attempts[step.transaction] = attempt
-        attempt.steps.append(step)
-        return attempt
+        return (
+            list(abort.detail.get("others", ())) if abort is not None and self.aborted_at is not None else []
+        )
 
     @property
-    def attempts(self) -> tuple[Attempt, ...]:
-        """All attempts, in the order of their start."""
-        return tuple(sorted(self._attempts.values(), key=lambda attempt: attempt.started))
-
-    def of(self, *outcomes: AttemptOutcome) -> tuple[Attempt, ...]:
-        return tuple(attempt for attempt in self.attempts if attempt.outcome in outcomes)
+    def made_by(self) -> str | None:
+        """Who made it, as far as the table says it of an observed commit."""
+        completed = self.first("completed")
+        return None if completed is None else completed.detail.get("made_by")
 
 
-class StepsFile:
-    """Reads a growing file of JSON lines. A line is complete when its newline is written."""
+WAITING = "#d5dae0"
+COMMITTING = "#1b5e3b"
+FAILED = "#6d28d9"
+COMPUTING = {
+    AttemptOutcome.COMMITTED: "#3fa66b",
+    AttemptOutcome.CONFLICT: "#e0524d",
+    AttemptOutcome.BYPASSED: "#b0357a",
+    AttemptOutcome.EMPTY: "#b8a9d9",
+    AttemptOutcome.ABORTED: "#e8963e",
+    AttemptOutcome.FAILED: FAILED,
+    AttemptOutcome.SKIPPED: "#b8a9d9",
+    AttemptOutcome.RUNNING: "#5b8def",
+}
+NAMES = {
+    AttemptOutcome.COMMITTED: "computing, then committed",
+    AttemptOutcome.CONFLICT: "computing, then aborted by a conflict",
+    AttemptOutcome.BYPASSED: "computing, then lost to a writer without the gate",
+    AttemptOutcome.EMPTY: "empty: nothing to write",
+    AttemptOutcome.ABORTED: "computing, then aborted otherwise",
+    AttemptOutcome.FAILED: "computing, then failed",
+    AttemptOutcome.SKIPPED: "skipped: already committed",
+    AttemptOutcome.RUNNING: "still running",
+}
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
+WAITING_LABEL = "waiting for admission or grant"
+_STYLE = "text{font:13px DejaVu Sans,Verdana,sans-serif;fill:#1f2933}.pale{fill:#7b8794}.white{fill:#fff;text-anchor:middle}"
 
-    def read_new(self) -> Iterator[AttemptStep]:
-        """The steps written since the last call."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        complete = data.rfind(b"\n") + 1
-        self._offset += complete
-        for line in data[:complete].splitlines():
-            if line.strip():
-                yield AttemptStep.from_json(line)
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One phase of an attempt."""
+
+    begin: float
+    end: float
+    colour: str
+    label: str
+
+
+def segments(attempt: Attempt, last: float) -> Iterator[Segment]:
+    """The phases of an attempt: queued, computing, waiting for the grant, committing. A running attempt ends at `last`."""
+    end = attempt.ended or last
+    admitted = min(attempt.at("admitted") or attempt.started, end)
+    requested = attempt.at("requested")
+    granted = attempt.at("granted")
+    computed = min(end, requested or end)
+    if admitted > attempt.started:
+        yield Segment(attempt.started, admitted, WAITING, WAITING_LABEL)
+    if computed > admitted:
+        yield Segment(admitted, computed, COMPUTING[attempt.outcome], NAMES[attempt.outcome])
+    if requested is not None and (ungranted := min(end, granted or end)) > requested:
+        colour, label = WAITING, WAITING_LABEL
+        if granted is None and attempt.outcome is AttemptOutcome.COMMITTED:
+            colour, label = COMMITTING, "committing"  # without an agent there is no grant
+        yield Segment(requested, ungranted, colour, label)
+    if granted is not None and end > granted:
+        yield Segment(granted, end, COMMITTING, "committing under the grant")
+
+
+TICKS = (5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+MAX_WRITERS = 30
+"""Rows of a drawing: the writers with the last transactions."""
+
+
+def drawing(attempts: Iterable[Attempt], begin: float, end: float) -> dict[str, Any]:
+    """What is drawn of a table between two times: a row per writer, a bar per transaction."""
+    shown = [each for each in attempts if (each.ended or end) >= begin and each.started <= end]
+    lanes = {each.transaction: lane(each.writer) for each in shown}
+    writers = list(dict.fromkeys(lanes[each.transaction] for each in reversed(shown)))[:MAX_WRITERS]
+    return {
+        "begin": begin,
+        "end": end,
+        "writers": [
+            {
+                "writer": name,
+                "attempts": [_bar(each, begin, end) for each in shown if lanes[each.transaction] == name],
+            }
+            for name in sorted(writers)
+        ],
+        "more_writers": len(set(lanes.values())) - len(writers),
+        "ticks": _ticks(begin, end),
+    }
+
+
+def _ticks(begin: float, end: float) -> list[float]:
+    step = next((each for each in TICKS if (end - begin) / each <= 12), TICKS[-1])
+    first = begin - begin % step + step
+    return [first + number * step for number in range(int((end - first) // step) + 1)]
+
+
+def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
+    return {
+        "transaction": attempt.transaction,
+        "batch_id": attempt.batch_id,
+        "outcome": attempt.outcome.value,
+        "started": attempt.started,
+        "ended": attempt.ended,
+        "aborted_at": attempt.aborted_at,
+        "lost_to": attempt.lost_to,
+        "made_by": attempt.made_by,
+        "segments": [
+            {"begin": max(each.begin, begin), "end": each.end, "label": each.label, "colour": each.colour}
+            for each in segments(attempt, end)
+            if each.end >= begin
+        ],
+    }
+
+
+def document(width: float, height: float, what: str, parts: Sequence[str]) -> str:
+    """An SVG with its title and these parts."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
+        f'<title>{escape(what)}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="14" y="32" style="font-size:19px;font-weight:bold">{escape(what)}</text>\n'
+        + "\n".join(parts)
+        + "</svg>\n"
+    )
+
+
+def key(shown: Mapping[str, str], y: float) -> Iterator[str]:
+    """What the colours mean, by label."""
+    x = 14.0
+    for label, colour in shown.items():
+        yield f'<rect x="{x}" y="{y}" width="14" height="11" fill="{colour}"/>'
+        yield f'<text x="{x + 21}" y="{y + 10}">{escape(label)}</text>'
+        x = round(x + 50 + 7.3 * len(label), 1)

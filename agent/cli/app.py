@@ -5,8 +5,6 @@ Exit codes: 0 success, 1 failure, 2 usage error. An error is one line on stderr 
 override the environment.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -19,33 +17,13 @@ import structlog
 import typer
 from aiokafka.errors import KafkaError
 
+from lakewarden.agent.cli import options, overview
+from lakewarden.agent.cli.demo import demo_command
 from lakewarden.agent.cli.dev import run_dev
-from lakewarden.agent.cli.doctor import doctor_command
 from lakewarden.agent.cli.lock import lock_app
-from lakewarden.agent.cli.options import (
-    BootstrapServers,
-    Config,
-    LockRoot,
-    OnlyTable,
-    Output,
-    OutputFormat,
-    S3Endpoint,
-    TransactionId,
-    Verbose,
-    run,
-    show_help_without_command,
-)
 from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
-from lakewarden.agent.cli.overview import (
-    agents_command,
-    assess_command,
-    losses_command,
-    refused_command,
-    status_command,
-)
+from lakewarden.agent.cli.overview import doctor_command, web_command
 from lakewarden.agent.cli.requests import abort_command, ledger_app
-from lakewarden.agent.cli.web import web_command
-from lakewarden.agent.demo.command import demo_command
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import denied_to_command
 from lakewarden.agent.logs import configure_logging
@@ -56,7 +34,7 @@ from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.watching.foreground import watch_until_signal
 from lakewarden.events import ConflictDetected
-from lakewarden.handlers.explain.condition import without_gate, writer_name
+from lakewarden.handlers.explain.condition import shown_name
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -70,25 +48,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(name="demo", short_help="Run two Spark queries that collide on one table.")(demo_command)
-app.command(name="abort", short_help="End an open transaction, for example one that hangs.")(abort_command)
-app.command(name="doctor", short_help="Check Kafka, rights, topics, clocks, stores and tables from here.")(
-    doctor_command
-)
-app.command(name="status", short_help="Print what is wrong, and each table's lock and open transactions.")(
-    status_command
-)
-app.command(name="losses", short_help="Print what conflicts have cost, by table, partition and writers.")(
-    losses_command
-)
-app.command(
-    name="assess", short_help="Print what writers cost each other today, from a table's own history."
-)(assess_command)
-app.command(name="refused", short_help="Print the events that agents refused, with the reason.")(
-    refused_command
-)
-app.command(name="agents", short_help="Print the agents and their Kafka partitions.")(agents_command)
-app.command(name="web", short_help="Serve a read-only page: tables, locks, waits, transactions.")(web_command)
+for _command, _help in (
+    (demo_command, "Run two Spark queries that collide on one table."),
+    (abort_command, "End an open transaction, for example one that hangs."),
+    (doctor_command, "Check Kafka, rights, topics, clocks, stores and tables from here."),
+    (overview.status_command, "Print what is wrong, and each table's lock and open transactions."),
+    (overview.losses_command, "Print what conflicts have cost, by table, partition and writers."),
+    (overview.assess_command, "Print what writers cost each other today, from a table's own history."),
+    (overview.refused_command, "Print the events that agents refused, with the reason."),
+    (overview.agents_command, "Print the agents and their Kafka partitions."),
+    (web_command, "Serve a read-only page: tables, locks, waits, transactions."),
+):
+    app.command(name=_command.__name__.removesuffix("_command"), short_help=_help)(_command)
 app.add_typer(
     ledger_app, name="ledger", short_help="Print or correct the last committed batch of each writer."
 )
@@ -126,16 +97,16 @@ def _root(
 ) -> None:
     if verbose:
         os.environ["LAKEWARDEN_VERBOSE"] = "1"
-    show_help_without_command(context)
+    options.show_help_without_command(context)
 
 
 @app.command(short_help="Run the agent.")
 def agent(
-    bootstrap_servers: BootstrapServers = None,
+    bootstrap_servers: options.BootstrapServers = None,
     tables: Tables = None,
-    lock_root: LockRoot = None,
-    s3_endpoint: S3Endpoint = None,
-    config: Config = None,
+    lock_root: options.LockRoot = None,
+    s3_endpoint: options.S3Endpoint = None,
+    config: options.Config = None,
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C.
 
@@ -150,7 +121,7 @@ def agent(
         s3_endpoint=s3_endpoint,
     )
     configure_logging(settings.log_level)
-    run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
+    options.run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
 
 
 @app.command(short_help="Run Kafka and the agent on this machine, for development.")
@@ -188,8 +159,8 @@ def dev(
             help="Folder for lock objects; default: DIR/.lakewarden.  [env: LAKEWARDEN_LOCK_ROOT]",
         ),
     ] = None,
-    s3_endpoint: S3Endpoint = None,
-    output: OutputFormat = Output.TEXT,
+    s3_endpoint: options.S3Endpoint = None,
+    output: options.OutputFormat = "text",
 ) -> None:
     """Run Kafka, the agent and the page on this machine, for development, until SIGTERM or Ctrl-C.
 
@@ -200,21 +171,19 @@ def dev(
     # The real settings need Kafka's address; these only configure the logs.
     settings = Settings.load(tables=("file:///dev/*",))
     quiet = (
-        output is Output.TEXT
+        output == "text"
         and "LAKEWARDEN_VERBOSE" not in os.environ
         and "log_level" not in settings.model_fields_set
     )
     configure_logging("warning" if quiet else settings.log_level, stream=sys.stderr)
-    run(
-        lambda: run_dev(
-            data.resolve(),
-            kafka_port=kafka_port,
-            web_port=web_port,
-            tables=tuple(tables or ()),
-            lock_root=lock_root,
-            s3_endpoint=s3_endpoint,
-            output=output,
-        )
+    run_dev(
+        data.resolve(),
+        kafka_port=kafka_port,
+        web_port=web_port,
+        tables=tuple(tables or ()),
+        lock_root=lock_root,
+        s3_endpoint=s3_endpoint,
+        output=output,
     )
 
 
@@ -229,9 +198,9 @@ def watch(
             "[env: LAKEWARDEN_WATCH]",
         ),
     ] = None,
-    bootstrap_servers: BootstrapServers = None,
-    s3_endpoint: S3Endpoint = None,
-    config: Config = None,
+    bootstrap_servers: options.BootstrapServers = None,
+    s3_endpoint: options.S3Endpoint = None,
+    config: options.Config = None,
 ) -> None:
     """Watch Hudi, Delta Lake, Paimon and Iceberg tables, and report their writers to the agents, until SIGTERM or Ctrl-C.
 
@@ -243,7 +212,9 @@ def watch(
     )
     configure_logging(settings.log_level)
     ready = structlog.get_logger()
-    run(lambda: watch_until_signal(settings, lambda: ready.info("watch.ready", tables=list(settings.watch))))
+    options.run(
+        lambda: watch_until_signal(settings, lambda: ready.info("watch.ready", tables=list(settings.watch)))
+    )
 
 
 @app.command(name="conflicts", short_help="Print the conflicts between transactions.")
@@ -252,36 +223,37 @@ def conflicts_command(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep running, and print new conflicts.")
     ] = False,
-    verbose: Verbose = False,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    verbose: options.Verbose = False,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Print each conflict: the losing writer, the winning writer, the file groups that both touched, and the times."""
-    settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("warning", stream=sys.stderr)
+    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
 
     async def show() -> None:
         found = 0
         async for event in conflicts(settings, follow=follow):
             found += 1
-            if output is Output.JSON:
+            if output == "json":
                 print_json(event.model_dump(mode="json"))
             else:
                 print_line(_conflict_line(event, verbose=verbose))
-        if not found and output is Output.TEXT:
+        if not found and output == "text":
             print_line("no conflicts")
 
-    run(show)
+    options.run(show)
 
 
 @app.command(name="explain", short_help="Print the history of one transaction, with reasons.")
 def explain_command(
-    transaction: TransactionId,
-    table: OnlyTable = None,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    transaction: options.TransactionId,
+    table: options.OnlyTable = None,
+    *,
+    verbose: options.Verbose = False,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Print the history of one transaction, event by event, with the reason of each decision.
 
@@ -290,18 +262,14 @@ def explain_command(
 
     Exit codes: 0 success; 1 no transaction or several transactions found, or another failure; 2 usage error.
     """
-    configure_logging("warning", stream=sys.stderr)
-    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    settings = options.settings_of(Settings, config, bootstrap_servers=bootstrap_servers)
     try:
-        explanation = run(lambda: explain(settings, transaction, table))
+        explanation = options.run(lambda: explain(settings, transaction, table))
     except AmbiguousError as ambiguous:
-        if output is Output.TEXT:
+        if output == "text":
             print_lines(candidate_lines(ambiguous.candidates))
         raise
-    if output is Output.JSON:
-        print_json(explanation_fields(explanation))
-    else:
-        print_lines(explanation_lines(explanation))
+    options.print_as(output, explanation_fields(explanation), explanation_lines(explanation, verbose=verbose))
 
 
 def main() -> None:
@@ -377,8 +345,7 @@ def _conflict_line(event: ConflictDetected, *, verbose: bool) -> str:
     loser, winner = event.victim_writer, event.winner_writer
     line = f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  "
     if not verbose:
-        bypassed = ", without the gate" if without_gate(winner) else ""
-        return f"{line}{writer_name(loser)} lost to {writer_name(winner)}{bypassed}: {where}{more}; {lost}"
+        return f"{line}{shown_name(loser)} lost to {shown_name(winner)}: {where}{more}; {lost}"
     return (
         f"{line}{loser} {event.victim} lost to {winner} {event.winner}, which {state}: {where}{more}; {lost}, "
         f"detected {event.detected_after_ms:.1f} ms after the later marker"

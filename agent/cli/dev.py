@@ -5,8 +5,6 @@ addresses. When Kafka and the agent are ready, what a person needs is printed on
 go to stderr.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -15,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-from lakewarden.agent.cli.options import Output
+from lakewarden.agent.cli.options import Output, run
 from lakewarden.agent.cli.output import print_json, print_line, print_lines
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, JarsUnavailable, JdkMissing, KafkaStartError
 from lakewarden.agent.errors import AgentError
@@ -26,7 +24,7 @@ HIDDEN = ".lakewarden"
 PORTS = "ports.json"
 
 
-async def run_dev(
+def run_dev(
     data: Path,
     *,
     kafka_port: int,
@@ -37,14 +35,9 @@ async def run_dev(
     output: Output,
 ) -> None:
     """Serve until SIGINT or SIGTERM. `data` is an absolute path without symbolic links."""
-    # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
-    from lakewarden.agent.web.foreground import running_page
-
     hidden = data / HIDDEN
     # Report wrong settings before anything is started.
     checked = Settings.load(tables=tables, lock_root=lock_root, s3_endpoint=s3_endpoint)
-    root = checked.lock_root or hidden.as_uri()
-    served = (f"file://{data}/*", *checked.tables)
     _create_folder(hidden)
     ports = _last_ports(hidden / PORTS)
     kafka = EmbeddedKafka(
@@ -53,11 +46,11 @@ async def run_dev(
         on_progress=lambda text: print_line(text, err=True),
     )
     try:
-        async with kafka:
+        with kafka:
             settings = Settings.load(
                 bootstrap_servers=kafka.bootstrap_servers,
-                tables=served,
-                lock_root=root,
+                tables=(f"file://{data}/*", *checked.tables),
+                lock_root=checked.lock_root or hidden.as_uri(),
                 s3_endpoint=s3_endpoint,
                 replication=1,
             )
@@ -66,37 +59,43 @@ async def run_dev(
                 host, port = settings.http_address or (None, 0)
                 settings = settings.model_copy(update={"http_listen": f"{host}:{_if_free(port)}"})
             web_port = web_port or _if_free(ports.get("page"))
-            page = settings.model_copy(update={"web_listen": f"127.0.0.1:{web_port}"})
-            async with running_page(page) as address:
-                _keep_ports(hidden / PORTS, kafka=kafka.bootstrap_servers, page=address)
-
-                def on_ready() -> None:
-                    if output is Output.JSON:
-                        print_json(
-                            {
-                                "ready": True,
-                                "bootstrap_servers": kafka.bootstrap_servers,
-                                "lock_root": settings.lock_root,
-                                "web": address,
-                            }
-                        )
-                    else:
-                        print_lines(_introduction(data, kafka.bootstrap_servers, address, checked.tables))
-                        sys.stdout.flush()
-
-                await serve_until_signal(settings, on_ready, log_to=sys.stderr)
+            run(lambda: _serve(settings, web_port, data, checked.tables, output))
     except (JdkMissing, KafkaStartError, JarsUnavailable) as error:
         raise AgentError(str(error)) from error
 
 
-def _introduction(data: Path, bootstrap_servers: str, page: str, others: tuple[str, ...]) -> list[str]:
+async def _serve(
+    settings: Settings, web_port: int, data: Path, others: tuple[str, ...], output: Output
+) -> None:
+    # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
+    from lakewarden.agent.web.server import running_page
+
+    kafka = settings.bootstrap_servers
+    page = settings.model_copy(update={"web_listen": f"127.0.0.1:{web_port}"})
+    async with running_page(page) as address:
+        _keep_ports(data / HIDDEN / PORTS, kafka=kafka, page=address)
+
+        def on_ready() -> None:
+            if output == "json":
+                ready = {"ready": True, "bootstrap_servers": kafka, "lock_root": settings.lock_root}
+                print_json({**ready, "web": address})
+            else:
+                print_lines(_introduction(data, kafka, str(settings.lock_root), address, others))
+                sys.stdout.flush()
+
+        await serve_until_signal(settings, on_ready, log_to=sys.stderr)
+
+
+def _introduction(
+    data: Path, bootstrap_servers: str, lock_root: str, page: str, others: tuple[str, ...]
+) -> list[str]:
     return [
         "ready; Ctrl-C stops it, and the next start has the same data and addresses",
         f"  Kafka   {bootstrap_servers}, as in CommitGate({bootstrap_servers!r})",
         f"  page    {page}",
         f"  tables  {', '.join((f'below {data}', *others))}; others by --tables 'file:///other/folder/*'",
         "  for the commands, in another shell:",
-        f"    export LAKEWARDEN_BOOTSTRAP_SERVERS={bootstrap_servers}",
+        f"    export LAKEWARDEN_BOOTSTRAP_SERVERS={bootstrap_servers} LAKEWARDEN_LOCK_ROOT={shlex.quote(lock_root)}",
         f"    {shlex.quote(sys.argv[0])} status",
     ]
 

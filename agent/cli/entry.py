@@ -1,7 +1,5 @@
 """The entry point of `lakewarden`. A writer's installation lacks the agent's dependencies, and gets an error that says so."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """The commands `lakewarden lock …`: their options, output and exit codes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -11,20 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from lakewarden.agent.cli import lock_text
-from lakewarden.agent.cli.options import (
-    BootstrapServers,
-    Config,
-    LockRoot,
-    OnlyTable,
-    Output,
-    OutputFormat,
-    S3Endpoint,
-    run,
-    show_help_without_command,
-    table_uri,
-)
-from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
+from lakewarden.agent.cli import lock_text, options
+from lakewarden.agent.cli.output import print_line, print_lines, print_message
 from lakewarden.agent.locks import commands as lock_commands
 from lakewarden.agent.locks.hold import GRACE_SECONDS, HoldOptions, hold
 from lakewarden.agent.logs import configure_logging
@@ -43,7 +29,7 @@ lock_app = typer.Typer(
 )
 
 Table = Annotated[
-    str, typer.Argument(metavar="TABLE", help="URI or absolute path of the table.", parser=table_uri)
+    str, typer.Argument(metavar="TABLE", help="URI or absolute path of the table.", parser=options.table_uri)
 ]
 Lock = Annotated[
     str | None,
@@ -62,7 +48,7 @@ Hudi = Annotated[
 _Value = TypeVar("_Value")
 
 
-lock_app.callback(invoke_without_command=True)(show_help_without_command)
+lock_app.callback(invoke_without_command=True)(options.show_help_without_command)
 
 
 @lock_app.command(name="probe", short_help="Check that a store honours conditional writes.")
@@ -70,8 +56,8 @@ def probe_command(
     uri: Annotated[
         str, typer.Argument(metavar="URI", help="Bucket with or without a prefix, or local folder.")
     ],
-    s3_endpoint: S3Endpoint = None,
-    config: Config = None,
+    s3_endpoint: options.S3Endpoint = None,
+    config: options.Config = None,
 ) -> None:
     """Check that a store honours conditional writes. Every lock depends on them.
 
@@ -94,10 +80,10 @@ def show_command(
     table: Table,
     lock: Lock = None,
     hudi: Hudi = False,
-    output: OutputFormat = Output.TEXT,
-    lock_root: LockRoot = None,
-    s3_endpoint: S3Endpoint = None,
-    config: Config = None,
+    output: options.OutputFormat = "text",
+    lock_root: options.LockRoot = None,
+    s3_endpoint: options.S3Endpoint = None,
+    config: options.Config = None,
 ) -> None:
     """Print the content of a table's lock object: its state, its holder and the end of the lease.
 
@@ -112,10 +98,7 @@ def show_command(
         return await lock_commands.show(settings, found)
 
     view = _run(show)
-    if output is Output.JSON:
-        print_json(lock_text.view_fields(view))
-    else:
-        print_lines(lock_text.view_lines(view))
+    options.print_as(output, lock_text.view_fields(view), lock_text.view_lines(view))
 
 
 @lock_app.command(name="hold", short_help="Acquire a table's lock and run a command while it is held.")
@@ -146,9 +129,9 @@ def hold_command(
     ] = None,
     lock: Lock = None,
     hudi: Hudi = False,
-    lock_root: LockRoot = None,
-    s3_endpoint: S3Endpoint = None,
-    config: Config = None,
+    lock_root: options.LockRoot = None,
+    s3_endpoint: options.S3Endpoint = None,
+    config: options.Config = None,
 ) -> None:
     """Acquire a table's lock, run a command while the lock is renewed, then release the lock.
 
@@ -164,10 +147,8 @@ def hold_command(
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
     argv = ["/bin/sh", "-c", shell] if shell is not None else command or []
     locate = partial(lock_commands.locate, settings, table, lock, hudi=hudi)
-    options = HoldOptions(
-        locate, seconds, wait, argv, print_message, _print_if_verbose if argv else _print_line
-    )
-    raise typer.Exit(_run(lambda: hold(settings, options)))
+    held = HoldOptions(locate, seconds, wait, argv, print_message, _print_if_verbose if argv else _print_line)
+    raise typer.Exit(_run(lambda: hold(settings, held)))
 
 
 @lock_app.command(name="release", short_help="Release a table's lock on behalf of its owner.")
@@ -184,9 +165,9 @@ def release_command(
     ],
     lock: Lock = None,
     hudi: Hudi = False,
-    lock_root: LockRoot = None,
-    s3_endpoint: S3Endpoint = None,
-    config: Config = None,
+    lock_root: options.LockRoot = None,
+    s3_endpoint: options.S3Endpoint = None,
+    config: options.Config = None,
 ) -> None:
     """Release a table's lock on behalf of an owner that can't do so. Never delete a lock object instead.
 
@@ -208,7 +189,7 @@ def release_command(
 @lock_app.command(name="audit", short_help="Prove that a lock never had two owners at once.")
 def audit_command(
     *,
-    table: OnlyTable = None,
+    table: options.OnlyTable = None,
     drift: Annotated[
         float | None,
         typer.Option(
@@ -218,9 +199,9 @@ def audit_command(
             help="Largest difference between two agents' clocks; default: the settings drift_seconds and hudi_drift_seconds.",
         ),
     ] = None,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Prove from the audit topic that a lock never had two owners at once, or print when it had.
 
@@ -232,16 +213,13 @@ def audit_command(
     audited = _run(
         lambda: lock_commands.audit(settings, table, Drifts(agents_drift * 1000, hudi_drift * 1000))
     )
-    if output is Output.JSON:
-        print_json(lock_text.audit_fields(audited))
-    else:
-        print_lines(lock_text.audit_lines(audited))
+    options.print_as(output, lock_text.audit_fields(audited), lock_text.audit_lines(audited))
     raise typer.Exit(0 if lock_text.proven(audited) else EXIT_FAILED)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
     try:
-        return run(work)
+        return options.run(work)
     except LocationError as error:
         raise typer.BadParameter(str(error)) from None
 

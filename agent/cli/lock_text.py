@@ -1,13 +1,19 @@
 """What `lakewarden lock` prints, as text and as JSON. `docs/lock.md` describes the JSON fields; their names never change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from lakewarden.agent.locks.commands import AuditResult, LockContents, ReleaseResult
-from lakewarden.agent.time_text import span, timestamp, when
-from lakewarden.handlers.explain.lock_audit import AuditPosition, Interval, LeaseOverlap, LockReport
+from lakewarden.agent.time_text import counted, span, timestamp, when
+from lakewarden.handlers.explain.lock_audit import (
+    AuditPosition,
+    Interval,
+    LeaseOverlap,
+    LockReport,
+    Loss,
+    PermanentRefusal,
+)
 
 MOST_LINES = 20
 """Lines of each kind for one lock; `--output json` has more."""
@@ -49,7 +55,7 @@ def view_lines(view: LockContents) -> Iterator[str]:
             yield f"until    {when(view.valid_until_ms)}"
             yield (
                 f"written  {when(view.written_ms)}, if its leases are {view.validity_seconds:g} s long as configured here; "
-                "the object doesn't contain since when the lock is held"
+                "the object doesn't record since when the lock is held"
             )
     for name, value in view.extra.items():
         yield f"also     {name}: {value!r}"
@@ -62,7 +68,7 @@ def _state(view: LockContents) -> str:
             return "absent: there is no lock object yet; the first holder creates it"
         case "malformed":
             return (
-                f"malformed: {view.why}. No contender overwrites it, so the table can't be locked: find out which program "
+                f"malformed: {view.why}. No contender overwrites it, so the table can't be locked. Find the program that "
                 "wrote it, make sure that no program relies on it, and replace it with a lock record"
             )
         case "released":
@@ -98,9 +104,9 @@ def audit_fields(result: AuditResult) -> dict[str, Any]:
         "events": report.events,
         "duplicates": report.duplicates,
         "unreadable": result.unreadable,
-        "unreadable_records": [{**_at(position), "why": why} for position, why in result.reasons],
+        "unreadable_records": [{**_fields(position), "why": why} for position, why in result.reasons],
         "violations": report.violations,
-        "locks": [_lock_fields(each) for each in report.locks],
+        "locks": _fields(report.locks),
     }
 
 
@@ -109,72 +115,29 @@ def proven(result: AuditResult) -> bool:
     return not result.report.violations and not result.unreadable
 
 
-def _lock_fields(lock: LockReport) -> dict[str, Any]:
-    return {
-        "lock": lock.lock,
-        "tables": list(lock.tables),
-        "drift_seconds": lock.drift / 1000,
-        "acquisitions": lock.acquisitions,
-        "renewals": lock.renewals,
-        "releases": lock.releases,
-        "lost": lock.lost,
-        "refused": lock.refused,
-        "requests": lock.requests,
-        "longest": None if lock.longest is None else _interval_fields(lock.longest),
-        "violations": lock.violations,
-        "overlaps": [_overlap_fields(each) for each in lock.overlaps],
-        "within_drift": lock.within_drift,
-        "closest": None if lock.closest is None else _overlap_fields(lock.closest),
-        "losses": [
-            {
-                "owner": each.owner,
-                "agent": each.agent,
-                "at": timestamp(each.at),
-                "why": each.why,
-                "holder": each.holder,
-                **_at(each.position),
-            }
-            for each in lock.losses
-        ],
-        "hindrances": [
-            {
-                "why": each.why,
-                "times": each.times,
-                "last_agent": each.agent,
-                "last_at": timestamp(each.at),
-                **_at(each.position),
-            }
-            for each in lock.permanent_refusals
-        ],
-        "cut": list(lock.truncated_owners),
-    }
-
-
-def _overlap_fields(overlap: LeaseOverlap) -> dict[str, Any]:
-    return {
-        "since": timestamp(overlap.since),
-        "until": timestamp(overlap.until),
-        "seconds": overlap.length / 1000,
-        "earlier": _interval_fields(overlap.earlier),
-        "later": _interval_fields(overlap.later),
-    }
-
-
-def _interval_fields(interval: Interval) -> dict[str, Any]:
-    return {
-        "owner": interval.owner,
-        "agent": interval.agent,
-        "since": timestamp(interval.since),
-        "until": timestamp(interval.until),
-        "seconds": (interval.until - interval.since) / 1000,
-        "ended_by": interval.ended_by,
-        "first": _at(interval.first),
-        "last": _at(interval.last),
-    }
-
-
-def _at(position: AuditPosition) -> dict[str, int]:
-    return {"partition": position.partition, "offset": position.offset}
+def _fields(value: object) -> Any:
+    """A part of the report as JSON: times as text, durations in seconds, a position beside the other fields."""
+    if isinstance(value, tuple):
+        return [_fields(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    found = {each.name: _fields(getattr(value, each.name)) for each in fields(value)}
+    match value:
+        case LockReport(drift=drift):
+            found["drift_seconds"] = drift / 1000
+            found["hindrances"], found["cut"] = found.pop("permanent_refusals"), found.pop("truncated_owners")
+            del found["drift"]
+        case Interval(since=since, until=until) | LeaseOverlap(since=since, until=until):
+            times = {"since": timestamp(since), "until": timestamp(until)}
+            found |= {**times, "seconds": (until - since) / 1000}
+        case Loss(at=at):
+            found |= {"at": timestamp(at), **found.pop("position")}
+        case PermanentRefusal(at=at):
+            found |= {"last_agent": found.pop("agent"), "last_at": timestamp(at), **found.pop("position")}
+            del found["at"]
+        case _:
+            pass
+    return found
 
 
 def audit_lines(result: AuditResult) -> Iterator[str]:
@@ -190,13 +153,13 @@ def audit_lines(result: AuditResult) -> Iterator[str]:
 
 def _conclusion(result: AuditResult) -> str:
     report = result.report
-    read = f"{_count(report.events, 'event')} of {_count(len(report.locks), 'lock')}"
+    read = f"{counted(report.events, 'event')} of {counted(len(report.locks), 'lock')}"
     if report.duplicates:
-        read += f", {_count(report.duplicates, 'duplicate')} ignored"
+        read += f", {counted(report.duplicates, 'duplicate')} ignored"
     if report.violations:
-        return f"VIOLATED: two owners at once, {_count(report.violations, 'time')}; {read}"
+        return f"VIOLATED: two owners at once, {counted(report.violations, 'time')}; {read}"
     if result.unreadable:
-        unread = f"{_count(result.unreadable, 'record')} could not be read"
+        unread = f"{counted(result.unreadable, 'record')} could not be read"
         return f"not proven: {unread}; no two owners at once in the other records; {read}"
     return f"proven: no two owners at once; {read}"
 
@@ -210,7 +173,7 @@ def _lock_lines(lock: LockReport) -> Iterator[str]:
     )
     yield (
         f"  acquired {lock.acquisitions}, renewed {lock.renewals}, released {lock.releases}, lost {lock.lost}, "
-        f"refused {lock.refused}; {_count(lock.requests, 'request')}{longest}"
+        f"refused {lock.refused}; {counted(lock.requests, 'request')}{longest}"
     )
     for overlap in lock.overlaps[:MOST_LINES]:
         yield f"  VIOLATION: {_overlap(overlap)}"
@@ -218,7 +181,7 @@ def _lock_lines(lock: LockReport) -> Iterator[str]:
         yield f"  … and {lock.violations - MOST_LINES} more"
     if lock.closest is not None:
         yield (
-            f"  within the drift of {lock.drift / 1000:g} s: {_count(lock.within_drift, 'overlap')}, the longest "
+            f"  within the drift of {lock.drift / 1000:g} s: {counted(lock.within_drift, 'overlap')}, the longest "
             f"{lock.closest.length / 1000:.3f} s ({_owner(lock.closest.earlier)}, then {_owner(lock.closest.later)})"
         )
     for loss in lock.losses[:MOST_LINES]:
@@ -231,8 +194,8 @@ def _lock_lines(lock: LockReport) -> Iterator[str]:
         yield f"  … and {lock.lost - MOST_LINES} more"
     for each in lock.permanent_refusals[:MOST_LINES]:
         yield (
-            f"  may need an operator: {each.why} ({_count(each.times, 'time')}, last {timestamp(each.at)} by agent {each.agent}, "
-            f"at {_offset(each.position)})"
+            f"  may need an operator: {each.why} ({counted(each.times, 'time')}, last {timestamp(each.at)} "
+            f"by agent {each.agent}, at {_offset(each.position)})"
         )
     if lock.truncated_owners:
         names = ", ".join(lock.truncated_owners[:MOST_LINES])
@@ -261,7 +224,3 @@ def _offsets(interval: Interval) -> str:
 
 def _offset(position: AuditPosition) -> str:
     return f"{position.partition}:{position.offset}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,33 +1,28 @@
 """Options that several commands share, and the function that runs a command's work."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Coroutine
-from enum import StrEnum
+import sys
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import anyio
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from lakewarden.agent.cli.output import print_json, print_lines
 from lakewarden.agent.errors import AgentError
+from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.name_text import typed, visible
-from lakewarden.agent.settings import catalog_entry
+from lakewarden.agent.settings import KafkaSettings, catalog_entry
 from lakewarden.events import canonical_table, is_glob
 from lakewarden.events.base import MAX_NAME, Name
 
 _Result = TypeVar("_Result")
+_Settings = TypeVar("_Settings", bound=KafkaSettings)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
-class Output(StrEnum):
-    """The output format of a command."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
+Output: TypeAlias = Literal["text", "json"]
 BootstrapServers = Annotated[
     str | None,
     typer.Option(
@@ -87,7 +82,7 @@ def watched_table(text: str) -> str:
 
 
 OnlyTable = Annotated[
-    str | None, typer.Option("--table", metavar="T", help="URI of the only table.", parser=table_uri)
+    str | None, typer.Option("--table", metavar="T", help="Only this table, by its URI.", parser=table_uri)
 ]
 Writer = Annotated[
     str,
@@ -101,6 +96,21 @@ TransactionId = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all of it: ids, exact times, counts.")]
 OutputFormat = Annotated[Output, typer.Option("--output", help="Output format.")]
+
+
+def settings_of(kind: type[_Settings], config: Path | None, **flags: object) -> _Settings:
+    """The settings of a command that prints, whose warnings go to stderr."""
+    settings = kind.load(config, **flags)
+    configure_logging("warning", stream=sys.stderr)
+    return settings
+
+
+def print_as(output: Output, value: Any, lines: Iterable[str]) -> None:
+    """Print the result of a command, as JSON or as text."""
+    if output == "json":
+        print_json(value)
+    else:
+        print_lines(lines)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:

@@ -1,8 +1,7 @@
 """How the commands print: every line that a command prints comes through here, so that no name acts on a terminal."""
 
-from __future__ import annotations
-
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -10,6 +9,7 @@ from typing import Any, TypeAlias
 import typer
 
 from lakewarden.agent.name_text import visible, visible_cell
+from lakewarden.agent.operators.conditions import Command
 
 Rows: TypeAlias = Sequence[Sequence[str]]
 """A table: the names of its columns, then its lines."""
@@ -44,9 +44,13 @@ def print_table(rows: Rows) -> None:
 
 
 def print_tree(root: str, branches: Sequence[str | Rows]) -> None:
-    """Print a line, and below it lines and tables."""
+    """Print a line, and below it lines, tables, and commands. A command's lines have nothing else in them, for copying."""
     print_line(root)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for number, branch in enumerate(branches, start=1):
+        if isinstance(branch, Command):
+            typer.echo("\n".join(f"    {visible(line)}" for line in branch.folded(width - 4)))
+            continue
         lines = [visible(branch)] if isinstance(branch, str) else _table_lines(branch)
         first, others = ("└── ", "    ") if number == len(branches) else ("├── ", "│   ")
         typer.echo("\n".join(f"{others if at else first}{line}" for at, line in enumerate(lines)))

@@ -1,57 +1,47 @@
-"""The commands `lakewarden status`, `losses`, `assess`, `refused` and `agents`: their options and output."""
-
-from __future__ import annotations
+"""The commands `lakewarden status`, `losses`, `assess`, `refused`, `agents`, `doctor` and `web`: their options and output."""
 
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from lakewarden.agent.cli.options import (
-    BootstrapServers,
-    Config,
-    OnlyTable,
-    Output,
-    OutputFormat,
-    S3Endpoint,
-    Verbose,
-    run,
-    watched_table,
-)
-from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_tree
+from lakewarden.agent.cli import options
+from lakewarden.agent.cli.options import BootstrapServers, Config, run
+from lakewarden.agent.cli.output import print_json, print_line, print_tree
+from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.agents import agent_lines, agents
 from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
 from lakewarden.agent.operators.conditions import status
+from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.operators.losses import loss_lines, losses
 from lakewarden.agent.operators.refused import refused, refused_lines
 from lakewarden.agent.operators.status_text import status_summary, status_tree
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import assess
+from lakewarden.handlers.setup.findings import Finding, has_problem
 
 
 def status_command(
-    table: OnlyTable = None,
+    table: options.OnlyTable = None,
     *,
-    verbose: Verbose = False,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    verbose: options.Verbose = False,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Print the condition of each table, the worst first: what is wrong, since when, who causes it, and what to do.
 
     Below it the table's lock, and its open transactions. The command reads the Kafka topics, so it also works while no agent
     runs.
     """
-    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("warning", stream=sys.stderr)
-    views = run(lambda: status(settings, table))
-    if output is Output.JSON:
+    settings = options.settings_of(Settings, config, bootstrap_servers=bootstrap_servers)
+    views = options.run(lambda: status(settings, table))
+    if output == "json":
         print_json([asdict(view) for view in views])
         return
     print_line(status_summary(views))
@@ -63,25 +53,27 @@ def losses_command(
     hours: Annotated[
         int, typer.Option("--hours", metavar="N", min=1, max=720, help="How far to look back.")
     ] = 6,
-    table: OnlyTable = None,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    table: options.OnlyTable = None,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Print what conflicts have cost in the last hours: by table, partition and pair of writers, the largest first.
 
-    The command reads the topic conflicts. The hours are full ones, and the current one.
+    A batch that is lost to a writer without the gate counts, too. The hours are full ones, and the current one.
     """
-    settings = _settings(bootstrap_servers, config)
-    report = run(lambda: losses(settings, hours, table))
-    _print(output, report, loss_lines(report))
+    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
+    report = options.run(lambda: losses(settings, hours, table))
+    options.print_as(output, report, loss_lines(report))
 
 
 def assess_command(
     tables: Annotated[
         list[str],
         typer.Argument(
-            metavar="TABLE...", help="URI of a table, or catalog:namespace.table.", parser=watched_table
+            metavar="TABLE...",
+            help="URI of a table, or catalog:namespace.table.",
+            parser=options.watched_table,
         ),
     ],
     *,
@@ -93,45 +85,47 @@ def assess_command(
         Path | None,
         typer.Option("--svg", metavar="FILE", dir_okay=False, help="Also write a picture, as SVG."),
     ] = None,
-    output: OutputFormat = Output.TEXT,
-    s3_endpoint: S3Endpoint = None,
-    config: Config = None,
+    output: options.OutputFormat = "text",
+    s3_endpoint: options.S3Endpoint = None,
+    config: options.Config = None,
 ) -> None:
     """Print what a table's writers cost each other today, from the table's own history: overlaps, losses, and what would change.
 
-    It needs no Kafka and no agent. It reads commits and lists data files, and writes nothing. See docs/assess.md.
+    The command needs no Kafka and no agent. It reads commits and lists data files, and writes nothing. See docs/assess.md.
     """
-    settings = Settings.load(config, s3_endpoint=s3_endpoint)
-    configure_logging("warning", stream=sys.stderr)
-    histories = [run(partial(past, table, settings, days=days)) for table in tables]
+    settings = options.settings_of(Settings, config, s3_endpoint=s3_endpoint)
+    histories = [options.run(partial(past, table, settings, days=days)) for table in tables]
     found = [assess(each) for each in histories]
-    if output is Output.JSON:
-        print_json([assessment_fields(each) for each in found])
-    else:
-        for number, each in enumerate(found):
-            print_lines([*([""] if number else []), *assessment_lines(each)])
+    lines = (
+        line
+        for number, each in enumerate(found)
+        for line in ([""] * bool(number) + [*assessment_lines(each)])
+    )
+    options.print_as(output, [assessment_fields(each) for each in found], lines)
     if svg is not None:
         svg.write_text(picture(histories), encoding="utf-8")
 
 
 def refused_command(
-    output: OutputFormat = Output.TEXT, bootstrap_servers: BootstrapServers = None, config: Config = None
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Print the events that agents refused, each with the reason: the last 500, the latest first.
 
     The command reads the topic dead-letters.
     """
-    settings = _settings(bootstrap_servers, config)
-    found = run(lambda: refused(settings))
-    _print(output, [asdict(each) for each in found], refused_lines(found))
+    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
+    found = options.run(lambda: refused(settings))
+    options.print_as(output, [asdict(each) for each in found], refused_lines(found))
 
 
 def agents_command(
     *,
-    verbose: Verbose = False,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    verbose: options.Verbose = False,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Print the agents of the consumer group with the number of their Kafka partitions, and the partitions without one.
 
@@ -139,19 +133,76 @@ def agents_command(
 
     The command reads Kafka, so it also works while no agent runs.
     """
-    settings = _settings(bootstrap_servers, config)
-    found = run(lambda: agents(settings))
-    _print(output, asdict(found), agent_lines(found, verbose=verbose))
+    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
+    found = options.run(lambda: agents(settings))
+    options.print_as(output, asdict(found), agent_lines(found, verbose=verbose))
 
 
-def _settings(bootstrap_servers: str | None, config: Any) -> KafkaSettings:
-    settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("warning", stream=sys.stderr)
-    return settings
+def web_command(
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Where to listen; :PORT: on all addresses.  [env: LAKEWARDEN_WEB_LISTEN; default: 127.0.0.1:8438]",
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+) -> None:
+    """Serve a page that shows tables, locks, waits and single transactions, until SIGTERM or Ctrl-C.
+
+    The page reads the Kafka topics, so it also works while no agent runs. Nothing can be changed through it. It prints its
+    address when it answers. See docs/web.md.
+    """
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers, web_listen=listen)
+    configure_logging(settings.log_level, stream=sys.stderr)
+    try:
+        # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
+        from lakewarden.agent.web.server import web_until_signal
+    except ModuleNotFoundError as missing:
+        raise AgentError(f"{missing.name} is not installed; run pip install 'lakewarden[agent]'") from missing
+    run(lambda: web_until_signal(settings, print_line))
 
 
-def _print(output: Output, value: Any, lines: Iterable[str]) -> None:
-    if output is Output.JSON:
-        print_json(value)
-    else:
-        print_lines(lines)
+EXIT_FAILED = 1
+
+
+def doctor_command(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE]...",
+            help="Tables to check: whether they are allowed, and where their locks are.",
+            parser=options.table_uri,
+        ),
+    ] = None,
+    *,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    lock_root: options.LockRoot = None,
+    s3_endpoint: options.S3Endpoint = None,
+    config: options.Config = None,
+) -> None:
+    """Check from here what an agent needs: Kafka, rights, topics, clocks, stores and tables.
+
+    Run it where an agent will run, with the agent's settings and credentials. It writes and deletes one small object in each
+    store of locks, as the agent does when it starts, and changes nothing else. One line is printed per finding: ok, warning,
+    problem, or unchecked.
+
+    Exit codes: 0 no problem; 1 at least one problem; 2 usage error.
+    """
+    configure_logging("error", stream=sys.stderr)
+    settings = Settings.load(
+        config, bootstrap_servers=bootstrap_servers, lock_root=lock_root, s3_endpoint=s3_endpoint
+    )
+    findings = options.run(lambda: diagnose(settings, tables or []))
+    options.print_as(output, [asdict(each) for each in findings], map(line_of, findings))
+    raise typer.Exit(EXIT_FAILED if has_problem(findings) else 0)
+
+
+def line_of(finding: Finding) -> str:
+    """The finding as one line."""
+    advice = "" if finding.next is None else f"; {finding.next}"
+    text = f"{finding.result:<9}  {finding.check:<11}  {finding.about}: {finding.found}{advice}"
+    return " ".join(text.splitlines())

@@ -1,11 +1,8 @@
 """The commands `lakewarden abort` and `lakewarden ledger …`: their options, output and exit codes."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import socket
-import sys
 from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,19 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lakewarden.agent.cli.options import (
-    BootstrapServers,
-    Config,
-    OnlyTable,
-    Output,
-    OutputFormat,
-    TransactionId,
-    Writer,
-    run,
-    show_help_without_command,
-)
+from lakewarden.agent.cli import options
 from lakewarden.agent.cli.output import print_json, print_line, print_message, print_table
-from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.name_text import typed
 from lakewarden.agent.operators.at_rest import ledger_at_rest
 from lakewarden.agent.operators.ledger import LedgerLine, ledger
@@ -58,15 +44,15 @@ Timeout = Annotated[
 
 
 def abort_command(
-    transaction: TransactionId,
+    transaction: options.TransactionId,
     *,
-    table: OnlyTable = None,
+    table: options.OnlyTable = None,
     reason: Reason = "no reason given",
     operator: Operator = None,
     timeout: Timeout = DEFAULT_TIMEOUT_SECONDS,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """End an open transaction, for example one whose work hangs, and print the outcome.
 
@@ -77,21 +63,18 @@ def abort_command(
     Exit codes: 0 the transaction has ended; 1 no such open transaction, no outcome in time, or another failure; 2 usage
     error.
     """
-    settings = _settings(config, bootstrap_servers)
+    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     requester = _requester(operator, reason, timeout)
 
     def report(line: str) -> None:
-        if output is Output.TEXT:
+        if output == "text":
             print_line(line)
 
-    outcome = run(lambda: abort(settings, transaction, table, requester, report))
-    if output is Output.JSON:
-        print_json(asdict(outcome))
-    else:
-        print_line(_outcome_line(outcome))
+    outcome = options.run(lambda: abort(settings, transaction, table, requester, report))
+    options.print_as(output, asdict(outcome), [_outcome_line(outcome)])
 
 
-ledger_app.callback(invoke_without_command=True)(show_help_without_command)
+ledger_app.callback(invoke_without_command=True)(options.show_help_without_command)
 
 
 @ledger_app.command(name="show", short_help="Print the last committed batch of each writer.")
@@ -111,9 +94,9 @@ def show_command(
             help="Fail unless nothing can change the ledger any more, for a move to another topic prefix.",
         ),
     ] = False,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Print what the ledger has for each writer of each table: its last committed batch, and the conflicts lost in a row.
 
@@ -126,18 +109,18 @@ def show_command(
 
     Exit codes: 0 printed; 1 not at rest, or another failure; 2 usage error.
     """
-    settings = _settings(config, bootstrap_servers)
+    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     wanted = [_canonical_if_table(typed(each)) for each in names or ()]
     if at_rest:
-        lines, left_behind = run(lambda: ledger_at_rest(settings, wanted))
+        lines, left_behind = options.run(lambda: ledger_at_rest(settings, wanted))
         if left_behind:
             print_message(
                 f"left behind: {left_behind} events of {settings.topics.writers}, published since partitions were added; none of "
                 "their transactions was granted, so their writers repeat the batches"
             )
     else:
-        lines = run(lambda: ledger(settings, wanted))
-    if output is Output.JSON:
+        lines = options.run(lambda: ledger(settings, wanted))
+    if output == "json":
         print_json([asdict(each) for each in lines])
     elif lines:
         _print_lines(lines)
@@ -148,22 +131,22 @@ def show_command(
 @ledger_app.command(name="correct", short_help="State which batch of a writer is its last committed one.")
 def correct_command(
     *,
-    writer: Writer,
+    writer: options.Writer,
     batch_id: Annotated[
         str,
         typer.Option(
             "--batch-id",
             metavar="N|none",
-            help="Its last committed batch: smaller ids are skipped too. none: the next batch is written whatever its id.",
+            help="Its last committed batch: smaller ids are also skipped. none: the next batch is written with any id.",
         ),
     ],
     reason: Reason,
-    table: OnlyTable = None,
+    table: options.OnlyTable = None,
     operator: Operator = None,
     timeout: Timeout = DEFAULT_TIMEOUT_SECONDS,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """State which batch of a writer is its last committed one, from now on.
 
@@ -172,14 +155,11 @@ def correct_command(
 
     Exit codes: 0 the ledger has the correction; 1 no agent recorded it in time, or another failure; 2 usage error.
     """
-    settings = _settings(config, bootstrap_servers)
+    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     number = _batch_id(batch_id)
     requester = _requester(operator, reason, timeout)
-    before, after = run(lambda: correct(settings, table, writer, number, requester))
-    if output is Output.JSON:
-        print_json(_correction(before, after))
-    else:
-        print_line(_correction_line(before, after))
+    before, after = options.run(lambda: correct(settings, table, writer, number, requester))
+    options.print_as(output, _correction(before, after), [_correction_line(before, after)])
 
 
 @ledger_app.command(name="restore", short_help="State the last committed batches of a backup again.")
@@ -189,16 +169,16 @@ def restore_command(
     ],
     *,
     reason: Reason,
-    table: OnlyTable = None,
+    table: options.OnlyTable = None,
     lower: Annotated[
         bool,
         typer.Option("--lower", help="Also where the ledger has a later batch, which is written again then."),
     ] = False,
     operator: Operator = None,
     timeout: Timeout = DEFAULT_TIMEOUT_SECONDS,
-    output: OutputFormat = Output.TEXT,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    output: options.OutputFormat = "text",
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """State the last committed batch of each writer in a backup of the ledger, as lakewarden ledger correct does for one.
 
@@ -208,7 +188,7 @@ def restore_command(
 
     Exit codes: 0 the ledger has all of them; 1 no agent recorded one in time, or another failure; 2 usage error.
     """
-    settings = _settings(config, bootstrap_servers)
+    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     requester = _requester(operator, reason, timeout)
     lines = read_backup(backup, table)
     done: list[dict[str, Any]] = []
@@ -217,14 +197,11 @@ def restore_command(
         async with aclosing(restore(settings, lines, requester, lower=lower)) as restored:
             async for before, after in restored:
                 done.append(_correction(before, after))
-                if output is not Output.JSON:
+                if output != "json":
                     print_line(_correction_line(before, after))
 
-    run(restore_all)
-    if output is Output.JSON:
-        print_json(done)
-    else:
-        print_line(f"{len(done)} writers are restored from {backup}")
+    options.run(restore_all)
+    options.print_as(output, done, [f"{len(done)} writers are restored from {backup}"])
 
 
 def _correction(before: LedgerLine | None, after: LedgerLine) -> dict[str, Any]:
@@ -235,12 +212,6 @@ def _correction_line(before: LedgerLine | None, after: LedgerLine) -> str:
     was = "no batch" if before is None or before.batch_id is None else f"batch {before.batch_id}"
     now = "no batch" if after.batch_id is None else f"batch {after.batch_id}"
     return f"writer {after.writer}, table {after.table}: the ledger had {was} as committed; now it has {now}"
-
-
-def _settings(config: Config, bootstrap_servers: BootstrapServers) -> KafkaSettings:
-    settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
-    configure_logging("warning", stream=sys.stderr)
-    return settings
 
 
 def _canonical_if_table(name: str) -> str:

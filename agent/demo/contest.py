@@ -1,19 +1,55 @@
 """A contest: both queries write the same flights to one table. The demo runs one for each admission, and compares them."""
 
-from __future__ import annotations
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import pyarrow as pa
 
-from rich.console import Console
-from rich.text import Text
-
-from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome, AttemptStep, AttemptTrace, short_name
-from lakewarden.agent.demo.verification import TableCheck
+from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome, AttemptStep
 from lakewarden.events import ALL_FILE_GROUPS
 
 _SHOWN_OVERLAPS = 2
-_COLOURS = {"departures": "blue", "arrivals": "magenta"}
+
+
+@dataclass(frozen=True, slots=True)
+class TableCheck:
+    """The result of the comparison."""
+
+    expected: int
+    """Flights that must be in the table."""
+    missing: int
+    """Expected flights without a row."""
+    duplicated: int
+    """Rows beyond the first row of their flight."""
+    wrong: int
+    """Flights with a row that differs from the expected row, and flights that are in no feed."""
+
+    @property
+    def lost(self) -> int:
+        return self.missing + self.wrong
+
+    @property
+    def clean(self) -> bool:
+        """Whether every flight is present exactly once and correct."""
+        return self.lost == self.duplicated == 0
+
+
+def compare(actual: pa.Table, expected: pa.Table) -> TableCheck:
+    """Compare the rows by `flight_id`. Two nulls are equal; a null and a value are not."""
+    wanted = dict(_rows(expected))
+    found = list(_rows(actual.select(expected.schema.names)))
+    present = {flight for flight, _ in found}
+    wrong = {flight for flight, row in found if wanted.get(flight) != row}
+    return TableCheck(
+        len(wanted), len(wanted.keys() - present), duplicated=len(found) - len(present), wrong=len(wrong)
+    )
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    columns = [column.to_pylist() for column in table.columns]
+    return zip(table["flight_id"].to_pylist(), zip(*columns, strict=True), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +58,8 @@ class Contest:
 
     admission: str | None
     """None: without an agent."""
-    trace: AttemptTrace
+    attempts: tuple[Attempt, ...]
+    """In the order of their start."""
     check: TableCheck
     restarts: Mapping[str, int] = field(default_factory=dict)
     """How often the demo restarted each writer."""
@@ -34,26 +71,26 @@ class Contest:
         """The heading of its column and its time line."""
         return self.admission or "without an agent"
 
+    def _of(self, outcome: AttemptOutcome) -> list[Attempt]:
+        return [each for each in self.attempts if each.outcome is outcome]
+
     @property
     def conflicts(self) -> int:
-        """The transactions that the agent aborted because of a conflict."""
-        return len(self.trace.of(AttemptOutcome.CONFLICT))
+        return len(self._of(AttemptOutcome.CONFLICT))
 
     @property
     def wasted_seconds(self) -> float:
-        """What the losers computed in vain: from the admission to the end of the Spark jobs, or to the commit request."""
-        return sum(_computed_seconds(each) for each in self.trace.of(AttemptOutcome.CONFLICT))
+        """Compute that the losers wasted: from the admission to the end of the Spark jobs, or to the commit request."""
+        return sum(_computed_seconds(each) for each in self._of(AttemptOutcome.CONFLICT))
 
     @property
     def batches(self) -> int:
-        """Batches committed by both writers together."""
-        return len(self.trace.of(AttemptOutcome.COMMITTED))
+        return len(self._of(AttemptOutcome.COMMITTED))
 
     @property
     def seconds(self) -> float:
         """From the first step of a writer to the last one, without the start of Spark."""
-        times = [step.at for attempt in self.trace.attempts for step in attempt.steps]
-        return max(times) - min(times) if times else 0.0
+        return max((each.steps[-1].at for each in self.attempts), default=0.0)
 
 
 def _computed_seconds(attempt: Attempt) -> float:
@@ -62,59 +99,69 @@ def _computed_seconds(attempt: Attempt) -> float:
 
 
 class Transcript:
-    """Prints a line for each step of a contest, and keeps the steps."""
+    """Prints a line for each step of a contest, and keeps the steps. Times are seconds since the first one."""
 
-    def __init__(self, console: Console) -> None:
-        self.trace = AttemptTrace()
-        self._console = console
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._attempts: dict[str, Attempt] = {}
+        self._show = show
         self._began: float | None = None
 
-    def show(self, step: AttemptStep) -> None:
-        """Record a writer's step, and print its line if it has one."""
-        attempt = self.trace.add(step)
-        if (line := line_of(step, attempt)) is None:
-            return
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        return tuple(sorted(self._attempts.values(), key=lambda each: each.started))
+
+    def add(self, step: AttemptStep) -> None:
+        """Record a step of a transaction, and print its line if it has one."""
         self._began = step.at if self._began is None else self._began
-        text, style = line
-        self._console.print(
-            Text.assemble(
-                (f"{step.at - self._began:6.1f} s  ", "dim"),
-                (f"{step.writer:<11}", _COLOURS.get(step.writer, "bold")),
-                (f"{'' if step.batch_id is None else f'batch {step.batch_id}':<10}", "dim"),
-                (text, style),
-            ),
-            soft_wrap=True,
-        )
+        step = replace(step, at=step.at - self._began)
+        attempt = Attempt(step.transaction, step.writer, step.batch_id, step.attempt)
+        if step.transaction:  # a batch that failed early has none
+            attempt = self._attempts.setdefault(step.transaction, attempt)
+        attempt.steps.append(step)
+        if line := line_of(step, attempt):
+            batch = "" if step.batch_id is None else f"batch {step.batch_id}"
+            self._show(f"{step.at:6.1f} s  {step.writer:<11}{batch:<10}{line}")
 
 
-def line_of(step: AttemptStep, attempt: Attempt | None) -> tuple[str, str] | None:
-    """The text of a step and its style, or None for a step that is not shown. `attempt` already contains the step."""
+def step_of(line: str) -> AttemptStep:
+    """The step that a writer has printed."""
+    found = json.loads(line)
+    return AttemptStep(**{**found, "writer": _short(found["writer"])})
+
+
+def _short(writer: str) -> str:
+    """The writer's configured name: in events a streaming writer is `<name>:<query id>`."""
+    return writer.partition(":")[0]
+
+
+def line_of(step: AttemptStep, attempt: Attempt) -> str | None:
+    """The text of a step, or None for a step that is not shown. `attempt` already contains the step."""
 
     def since(what: str) -> float:
-        earlier = None if attempt is None else attempt.at(what)
+        earlier = attempt.at(what)
         return 0.0 if earlier is None else max(0.0, step.at - earlier)
 
     match step.what:
         case "intent":
             queued = ", queued for admission" if step.detail.get("admission") == "queued" else ""
-            return f"{'restarts' if step.attempt > 1 else 'starts'}{queued}", "dim"
+            return f"{'restarts' if step.attempt > 1 else 'starts'}{queued}"
         case "admitted" if since("intent") > 0.5:
-            return f"admitted after {since('intent'):.1f} s in the queue", "dim"
+            return f"admitted after {since('intent'):.1f} s in the queue"
         case "abort":
-            return _abort(step), "bold red"
+            return _abort(step)
         case "jobs-stopped":
-            return f"Spark jobs stopped {since('abort'):.2f} s after the abort", "red"
+            return f"Spark jobs stopped {since('abort'):.2f} s after the abort"
         case "granted":
-            return f"commit granted {since('requested'):.2f} s after its request", "cyan"
+            return f"commit granted {since('requested'):.2f} s after its request"
         case "completed":
-            return "committed", "green"
+            return "committed"
         case "already-committed":
-            return "skipped: already committed", "yellow"
-        case "abandoned" if attempt is None or attempt.at("abort") is None:
-            return "abandoned", "yellow"
+            return "skipped: already committed"
+        case "abandoned" if attempt.at("abort") is None:
+            return "abandoned"
         case "failed":
             reason = str(step.detail.get("error") or step.detail.get("reason") or "see the writer's log")
-            return f"failed: {reason.splitlines()[0][:200]}", "bold red"
+            return f"failed: {reason.splitlines()[0][:200]}"
         case _:
             return None
 
@@ -123,7 +170,7 @@ def _abort(step: AttemptStep) -> str:
     reason = str(step.detail.get("reason", "conflict"))
     if reason != "conflict":
         return f"aborted: {reason}"
-    others = ", ".join(short_name(str(other)) for other in step.detail.get("others") or ("another writer",))
+    others = ", ".join(_short(str(other)) for other in step.detail.get("others") or ("another writer",))
     return f"aborted: CONFLICT with {others} on {overlaps(step.detail.get('conflicts') or ())}"
 
 
@@ -137,3 +184,54 @@ def overlaps(touched: Iterable[Sequence[str]]) -> str:
     )
     more = f" and {len(names) - _SHOWN_OVERLAPS} more" if len(names) > _SHOWN_OVERLAPS else ""
     return ", ".join(names[:_SHOWN_OVERLAPS]) + more
+
+
+def report_lines(contests: Sequence[Contest], whole_seconds: float) -> Iterator[str]:
+    """The figures of the contests side by side, and whether each table is right."""
+
+    def line(name: str, values: Iterable[str], meaning: str = "") -> str:
+        return f" {name:<18}{''.join(f'{each:>12}' for each in values)}  {meaning}".rstrip()
+
+    def counts(name: str, values: Iterable[int], meaning: str) -> str:
+        return line(name, (f"{each:,}" for each in values), meaning)
+
+    checks = [each.check for each in contests]
+    yield line("admission", (each.admission or "–" for each in contests))
+    yield counts(
+        "rows expected", [each.expected for each in checks], "every flight once, columns of both feeds"
+    )
+    yield counts("rows missing", [each.missing for each in checks], "flights without a row")
+    yield counts("rows duplicated", [each.duplicated for each in checks], "further rows of the same flight")
+    yield counts("rows wrong", [each.wrong for each in checks], "flights with a wrong value in some column")
+    again = [f"{writer} {n}×" for each in contests for writer, n in each.restarts.items() if n]
+    restarts = f"restarted after a failure: {', '.join(again)}" if again else "no writer failed"
+    yield counts("batches committed", [each.batches for each in contests], restarts)
+    if contests[0].compactions is not None:
+        yield counts(
+            "compactions", [each.compactions or 0 for each in contests], "committed by the compactor"
+        )
+    if contests[0].admission is not None:
+        yield counts(
+            "conflicts", [each.conflicts for each in contests], "the agent aborted one of two transactions"
+        )
+        wasted = (f"{each.wasted_seconds:.1f} s" for each in contests)
+        yield line("compute wasted", wasted, "by aborted attempts before they stopped")
+    seconds = (f"{each.seconds:.0f} s" for each in contests)
+    yield line(
+        "contest time", seconds, f"without the start of Spark; the whole run took {whole_seconds:.0f} s"
+    )
+    yield _verdict(contests)
+
+
+def _verdict(contests: Sequence[Contest]) -> str:
+    expected = contests[0].check.expected
+    each_table = " in each table" if len(contests) > 1 else ""
+    if all(contest.check.clean for contest in contests):
+        chance = "" if contests[0].admission else ". Without an agent this is chance"
+        return f"All {expected:,} rows are present exactly once and correct{each_table}{chance}."
+    lost = sum(contest.check.lost for contest in contests)
+    if contests[0].admission is None:
+        cause = "The queries reported no error: each overwrote rows that the other had just written."
+    else:
+        cause = "A bug of lakewarden: please report it with the kept folder."
+    return f"{lost:,} of {expected * len(contests):,} rows are lost or damaged. {cause}"

@@ -1,20 +1,20 @@
-"""Draws a run as one SVG: per contest, a row for each writer with its transactions on a time line."""
-
-from __future__ import annotations
+"""Draws a run as one SVG: the time line of each contest, with the bars of the page, side by side on one scale."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from typing import Any
 
-from lakewarden.agent.attempts.segments import document, key, segments
-from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome
+from lakewarden.agent.attempts.trace import document, drawing, key
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.flights import FEEDS
 
 _WIDTH, _LEFT, _GAP, _TOP, _ROW, _BAR = 1500.0, 120.0, 36.0, 90.0, 100.0, 50.0
-_LEAST_WIDTH = 0.3
 _LEAST_LABEL = 16.0
 """A bar that is narrower gets no number, because it would not fit."""
+_MIDDLES = {feed: _TOP + _ROW * (number + 0.5) for number, feed in enumerate(FEEDS)}
+_BOTTOM = _TOP + _ROW * len(FEEDS)
 _RED = "#8f1d1a"
+_ABORTED = "cross: abort received, line: from the winner"
 
 
 def title(contests: Sequence[Contest]) -> str:
@@ -35,7 +35,7 @@ def caption(contest: Contest) -> str:
     if contest.admission is None:
         return f"without an agent: {batches}"
     return (
-        f"{contest.name}: {_conflicts(contest)}, {contest.wasted_seconds:.1f} s computed in vain, {batches}"
+        f"{contest.name}: {_conflicts(contest)}, {contest.wasted_seconds:.1f} s of compute wasted, {batches}"
     )
 
 
@@ -45,74 +45,41 @@ def _conflicts(contest: Contest) -> str:
 
 def draw(contests: Sequence[Contest]) -> str:
     """The contests side by side, on the same scale."""
-    seconds = max(1.0, *(contest.seconds for contest in contests))
-    panel = (_WIDTH - _LEFT - _GAP * len(contests)) / len(contests)
-    height = _TOP + len(FEEDS) * _ROW + 90
-    parts: list[str] = []
-    for index, feed in enumerate(FEEDS):
-        parts.append(f'<text x="{_LEFT - 10}" y="{_middle(index) + 5}" text-anchor="end">{feed}</text>')
+    panel = (_WIDTH - _LEFT) / len(contests)
+    scale = (panel - _GAP) / max(1.0, *(contest.seconds for contest in contests))
+    parts = [
+        f'<text x="{_LEFT - 10}" y="{y + 5}" text-anchor="end">{feed}</text>' for feed, y in _MIDDLES.items()
+    ]
     shown: dict[str, str] = {}
     for number, contest in enumerate(contests):
-        parts += _time_line(contest, _LEFT + number * (panel + _GAP), panel, seconds, shown)
-    return document(_WIDTH, height, title(contests), [*parts, *key(shown, height - 32)])
+        left = _LEFT + number * panel
+        line = drawing(contest.attempts, 0.0, contest.seconds)
+        parts.append(f'<text x="{left}" y="{_TOP - 16}" class="pale">{escape(caption(contest))}</text>')
+        for tick in line["ticks"]:
+            x = round(left + tick * scale, 1)
+            parts.append(f'<path d="M{x} {_TOP} V{_BOTTOM}" stroke="#e4e7eb"/>')
+            parts.append(
+                f'<text x="{x}" y="{_BOTTOM + 20}" class="pale" text-anchor="middle">{tick:.0f} s</text>'
+            )
+        for row in line["writers"]:
+            for bar in row["attempts"]:
+                parts += _bar(bar, row["writer"], left, scale, shown)
+    return document(_WIDTH, _BOTTOM + 90, title(contests), [*parts, *key(shown, _BOTTOM + 58)])
 
 
-def _middle(row: int) -> float:
-    return _TOP + row * _ROW + _ROW / 2
-
-
-def _time_line(
-    contest: Contest, left: float, width: float, seconds: float, shown: dict[str, str]
-) -> Iterator[str]:
-    """A contest. Adds to `shown` what its colours mean."""
-    attempts = contest.trace.attempts
-    begin = attempts[0].started if attempts else 0.0
-    last = begin + contest.seconds
-
-    def at(moment: float) -> float:
-        return round(left + (moment - begin) / seconds * width, 1)
-
-    yield f'<text x="{left}" y="{_TOP - 16}" class="pale">{escape(caption(contest))}</text>'
-    for row in range(len(FEEDS)):
-        yield f'<rect x="{left}" y="{_middle(row) - 38}" width="{width}" height="76" fill="#f7f8fa"/>'
-    step = next(each for each in (10, 20, 50, 100, 200, 500, 1000, 10_000) if seconds / each <= 5)
-    bottom = _TOP + len(FEEDS) * _ROW
-    for tick in range(0, int(seconds) + 1, step):
-        yield f'<path d="M{at(begin + tick)} {_TOP} V{bottom}" stroke="#e4e7eb"/>'
-        yield f'<text x="{at(begin + tick)}" y="{bottom + 20}" class="pale" text-anchor="middle">{tick} s</text>'
-    rows = {feed: index for index, feed in enumerate(FEEDS)}
-    for attempt in attempts:
-        y = _middle(rows.get(attempt.writer, 0))
-        for part in segments(attempt, last):
-            if (wide := at(part.end) - at(part.begin)) < _LEAST_WIDTH:
-                continue
-            yield f'<rect x="{at(part.begin)}" y="{y - _BAR / 2}" width="{wide:.1f}" height="{_BAR}" fill="{part.colour}"/>'
-            shown.setdefault(part.label, part.colour)
-        yield from _number(
-            attempt,
-            at(attempt.computing_since),
-            at(min(attempt.at("requested") or last, attempt.ended or last)),
-            y,
-        )
-    for attempt in attempts:
-        abort = attempt.first("abort")
-        if abort is not None and attempt.outcome is AttemptOutcome.CONFLICT:
-            x, y = at(abort.at), _middle(rows.get(attempt.writer, 0))
-            if (winner := rows.get(attempt.winner or "")) is not None and _middle(winner) != y:
-                towards = 1 if _middle(winner) < y else -1
-                tip = y - towards * 10
-                yield f'<path d="M{x} {_middle(winner) + towards * _BAR / 2} V{tip}" stroke="{_RED}" stroke-width="1.4"/>'
-                yield f'<path d="M{x - 4} {tip - towards * 8} h8 L{x} {tip} z" fill="{_RED}"/>'
-            yield f'<path d="M{x - 5} {y - 5} l10 10 m0 -10 l-10 10" stroke="{_RED}" stroke-width="6"/>'
-            yield f'<path d="M{x - 5} {y - 5} l10 10 m0 -10 l-10 10" stroke="#fff" stroke-width="3"/>'
-            shown.setdefault("cross: abort received, arrow: from the winner", _RED)
-
-
-def _number(attempt: Attempt, start: float, end: float, y: float) -> Iterator[str]:
-    """The batch's number on the bar of its computation, if it fits."""
-    if (
-        attempt.batch_id is not None
-        and attempt.outcome is not AttemptOutcome.CONFLICT
-        and end - start >= _LEAST_LABEL
-    ):
-        yield f'<text x="{(start + end) / 2:.1f}" y="{y + 4}" class="white">{attempt.batch_id}</text>'
+def _bar(bar: dict[str, Any], writer: str, left: float, scale: float, shown: dict[str, str]) -> Iterator[str]:
+    """A transaction. Adds to `shown` what its colours mean."""
+    y = _MIDDLES[writer]
+    for part in bar["segments"]:
+        x, wide = left + part["begin"] * scale, (part["end"] - part["begin"]) * scale
+        yield f'<rect x="{x:.1f}" y="{y - _BAR / 2}" width="{wide:.1f}" height="{_BAR}" fill="{part["colour"]}"/>'
+        shown.setdefault(part["label"], part["colour"])
+        if part["label"].startswith("computing") and bar["aborted_at"] is None and wide >= _LEAST_LABEL:
+            yield f'<text x="{x + wide / 2:.1f}" y="{y + 4}" class="white">{bar["batch_id"]}</text>'
+    if bar["aborted_at"] is not None:
+        x = round(left + bar["aborted_at"] * scale, 1)
+        winner = bar["lost_to"][0].partition(":")[0] if bar["lost_to"] else writer
+        yield f'<path d="M{x} {_MIDDLES.get(winner, y)} V{y}" stroke="{_RED}" stroke-width="1.4"/>'
+        for colour, width in ((_RED, 6), ("#fff", 3)):
+            yield f'<path d="M{x - 5} {y - 5} l10 10 m0 -10 l-10 10" stroke="{colour}" stroke-width="{width}"/>'
+        shown.setdefault(_ABORTED, _RED)

@@ -8,8 +8,6 @@ For the kernel, the *thread* that started a child is its parent. Start a child f
 worker thread would kill it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -5,8 +5,6 @@
 It downloads its jars the first time, and prints `{"ready": true, "uri": …}` when it answers. Hadoop's classes are pyspark's.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -25,12 +23,19 @@ from lakewarden.agent.embedded.jars import JarsUnavailable, Library, downloaded
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 from lakewarden.agent.embedded.kafka import free_port
 
-VERSION: Final = "1.10.0"
+VERSION: Final = "1.11.0"
+"""A release that the sinks were tried with. Maven Central has the newest one, 1.12.0, without its server."""
 SQLITE: Final = "org.xerial:sqlite-jdbc:3.50.3.0"
+_JETTY: Final = "12.1.5"
 _JARS: Final = Library(
     f"Iceberg's REST server {VERSION}",
     f"iceberg-rest-server-{VERSION}",
-    (f"org.apache.iceberg:iceberg-core:{VERSION}", "org.eclipse.jetty:jetty-servlet:11.0.26"),
+    (
+        f"org.apache.iceberg:iceberg-core:{VERSION}",
+        f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{_JETTY}",
+        f"org.eclipse.jetty.compression:jetty-compression-server:{_JETTY}",
+        f"org.eclipse.jetty.compression:jetty-compression-gzip:{_JETTY}",
+    ),
     (
         # Without the dependencies of the tests.
         f"org.apache.iceberg:iceberg-open-api:{VERSION}:test-fixtures",

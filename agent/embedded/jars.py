@@ -10,8 +10,6 @@ or ~/.m2/repository), but never changes it. To use a mirror, write `[repositorie
 `python -m lakewarden.agent.embedded.jars` downloads Kafka's in advance, for a machine that will have no network later.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
@@ -26,7 +24,7 @@ from typing import Any
 
 from lakewarden.agent.errors import AgentError
 
-KAFKA_VERSION = "4.1.0"
+KAFKA_VERSION = "4.4.0"
 ATTEMPTS = 3
 """Some of 45 downloads may fail on a bad connection. After this many attempts the network is probably down."""
 REQUEST_SECONDS = 30
@@ -45,7 +43,7 @@ class Library:
     """The jars of a program, by their coordinates."""
 
     name: str
-    """For people."""
+    """Human-readable."""
     folder: str
     """In the cache."""
     with_dependencies: Sequence[str]
@@ -54,15 +52,17 @@ class Library:
     """Groups that nothing is taken from."""
 
 
-KAFKA = Library(
-    f"Kafka {KAFKA_VERSION}",
-    f"kafka-{KAFKA_VERSION}",
-    (
-        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-        # Kafka depends on log4j, but not on its bridge from slf4j, which is only in Kafka's distribution.
-        "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
-    ),
-)
+def kafka_library(version: str = KAFKA_VERSION) -> Library:
+    """The jars of a release of Kafka."""
+    return Library(
+        f"Kafka {version}",
+        f"kafka-{version}",
+        (
+            f"org.apache.kafka:kafka_2.13:{version}",
+            # Kafka depends on log4j, but not on its bridge from slf4j, which is only in Kafka's distribution.
+            "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
+        ),
+    )
 
 
 def cache_root() -> Path:
@@ -115,7 +115,6 @@ def _download(home: Path, library: Library, on_progress: Progress) -> None:
 
 
 def _download_all(partial: Path, library: Library, on_progress: Progress) -> None:
-    """Resolve and download all jars into `partial/jars`."""
     jars = partial / "jars"
     jars.mkdir(parents=True)
     on_progress(f"resolving {library.name} (first time only)")
@@ -160,7 +159,6 @@ def dependency(maven: Any, coordinate: str) -> Any:
 
 
 def _resolve(repository: Path, library: Library) -> list[Any]:
-    """The artifacts of the whole dependency graph."""
     maven = maven_context(repository)
     wanted = [dependency(maven, each) for each in library.with_dependencies]
     inputs, transitive = maven.resolver.resolve(wanted) if wanted else ([], [])
@@ -198,6 +196,6 @@ def _exclusive_lock(path: Path, library: Library, on_progress: Progress) -> Iter
 
 if __name__ == "__main__":
     try:
-        downloaded(KAFKA, lambda text: print(text, flush=True))  # noqa: T201 - read by a user, or by kafka.py
+        downloaded(kafka_library(*sys.argv[1:]), lambda text: print(text, flush=True))  # noqa: T201 - read by a user, or by kafka.py
     except JarsUnavailable as unavailable:
         sys.exit(str(unavailable))

@@ -7,8 +7,6 @@ This module imports only the standard library, so that `make` can run it before 
 `python3 -P agent/embedded/jdk.py`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

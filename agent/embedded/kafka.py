@@ -10,11 +10,10 @@
   parent (`bound_child.py`), so that it ends even if the parent is killed.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import fcntl
+import math
 import os
 import random
 import re
@@ -30,11 +29,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import anyio
-import anyio.to_thread
-
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.agent.embedded.jars import KAFKA, KAFKA_VERSION, JarsUnavailable, Progress, jars_folder
+from lakewarden.agent.embedded.jars import (
+    KAFKA_VERSION,
+    JarsUnavailable,
+    Progress,
+    jars_folder,
+    kafka_library,
+)
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 from lakewarden.agent.errors import AgentError
 
@@ -42,16 +44,18 @@ __all__ = ["KAFKA_VERSION", "EmbeddedKafka", "JarsUnavailable", "JdkMissing", "K
 
 HOST = "127.0.0.1"
 START_SECONDS = 90
-"""Limit from launch to ready, which takes 4 s on an idle machine, and many times that beside a test suite on two cores."""
+"""Limit from launch to ready, and for formatting the data folder. A launch takes 4 s on an idle machine, and many times that
+beside a test suite on two cores."""
 STOP_SECONDS = 20
 """Limit for an orderly stop, which takes 1 s. Then SIGKILL; Kafka recovers its log at the next start."""
-FORMAT_SECONDS = 60
 POLL_SECONDS = 0.05
 PORT_ATTEMPTS = 3
 """Another process may bind the free port before the broker does. Three times in a row is no coincidence."""
 PORTS = range(20_000, 32_768)
 """Where a free port is searched. Linux and macOS choose the ports of outgoing connections above it, so that none of the
 connections that are opened until the broker binds its port, seconds later, can get that port."""
+_used_ports: dict[int, float] = {}
+"""The monotonic time at which this process last chose each port, which it may not have bound yet."""
 LOG_TAIL_LINES = 15
 REASON_CHARACTERS = 300
 """Limit for the message of a Java exception; the log contains the whole message."""
@@ -123,12 +127,14 @@ class KafkaStartError(AgentError):
 
 
 class EmbeddedKafka:
-    """One broker on one data folder. Use it as a context manager, sync or async, from the main thread.
+    """One broker on one data folder. Use it as a context manager, from the main thread.
 
     The data folder is created if it is missing; it keeps topics and records for later starts. With `port` 0 the broker uses a
     free port. `on_progress` is called with a sentence for each step of the first download of Kafka. `properties` override
     settings of the broker; `{host}`, `{port}` and `{controller_port}` in them are replaced at each start.
     """
+
+    version = KAFKA_VERSION
 
     def __init__(
         self,
@@ -176,11 +182,13 @@ class EmbeddedKafka:
 
     def stop(self) -> None:
         """Stop the broker in an orderly way, with SIGKILL after `STOP_SECONDS`. A second call has no effect."""
-        if self._process:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)
-        self.kill()
+        try:
+            if self._process:
+                self._process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_SECONDS)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """End the broker with SIGKILL, as a crash. The next start takes 9 s longer, until the broker's old session expires."""
@@ -194,14 +202,6 @@ class EmbeddedKafka:
         if lock is not None:
             os.close(lock)
 
-    def restart(self, *, port: int | None = None) -> None:
-        """Stop and start, on the same port unless `port` is set (0: a free one)."""
-        if port is None:
-            port = self._port or 0
-        self.stop()
-        self._requested_port = port
-        self.start()
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -210,26 +210,6 @@ class EmbeddedKafka:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    async def __aenter__(self) -> Self:
-        # Blocking steps run in a thread. The broker itself must be started in the main thread (see bound_child.py).
-        try:
-            await anyio.to_thread.run_sync(self._prepare, abandon_on_cancel=True)
-            for attempt in range(1, PORT_ATTEMPTS + 1):
-                self._spawn()
-                last = attempt == PORT_ATTEMPTS
-                if await anyio.to_thread.run_sync(self._wait_until_ready, last, abandon_on_cancel=True):
-                    break
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with anyio.CancelScope(shield=True):  # bounded by STOP_SECONDS
-            await anyio.to_thread.run_sync(self.stop)
 
     def _prepare(self) -> None:
         """The steps before the launch: find Java, get the jars, lock the data folder, format it the first time."""
@@ -247,11 +227,11 @@ class EmbeddedKafka:
 
     def _fetch_jars(self) -> Path:
         """The folder of the jars. Another process downloads them, since download threads would survive an interrupt."""
-        jars = jars_folder(KAFKA)
+        jars = jars_folder(kafka_library(self.version))
         if jars.is_dir():
             return jars
         with subprocess.Popen(
-            [sys.executable, "-m", "lakewarden.agent.embedded.jars"],
+            [sys.executable, "-m", "lakewarden.agent.embedded.jars", self.version],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -279,23 +259,27 @@ class EmbeddedKafka:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = self._command("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}")
         with self._console.open("wb") as console:
-            done = subprocess.run(
-                [*command, f"--config={self._settings}", "--ignore-formatted"],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                timeout=FORMAT_SECONDS,
-                check=False,
-            )
-        if done.returncode != 0:
-            raise self._failure(f"Kafka could not format the data folder {self.data_dir}")
+            try:
+                subprocess.run(
+                    [*command, f"--config={self._settings}", "--ignore-formatted"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=subprocess.STDOUT,
+                    timeout=START_SECONDS,
+                    check=True,
+                )
+            except subprocess.SubprocessError as error:
+                late = f" in {START_SECONDS} s" if isinstance(error, subprocess.TimeoutExpired) else ""
+                raise self._failure(
+                    f"Kafka could not format the data folder {self.data_dir}{late}"
+                ) from error
 
     def _spawn(self) -> None:
-        """Launch the broker on free ports."""
         assert self._lock is not None, "call _prepare first"
         self._port = self._requested_port or free_port()
         _require_free(self._port)
-        self._write_settings(self._port, controller_port=free_port(besides=self._port))
+        _used_ports[self._port] = time.monotonic()
+        self._write_settings(self._port, controller_port=free_port())
         self._logged_before = self._log.stat().st_size if self._log.exists() else 0
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
@@ -307,7 +291,7 @@ class EmbeddedKafka:
                 pass_fds=[self._lock],
             )
 
-    def _wait_until_ready(self, last: bool) -> bool:  # noqa: FBT001 - run_sync passes no keywords
+    def _wait_until_ready(self, *, last: bool) -> bool:
         """Wait until the broker answers. Returns False if another process took one of its ports, and another try may succeed.
 
         Another try with a requested port replaces the controller's port, or fails with an error that names the requested one.
@@ -374,7 +358,7 @@ class EmbeddedKafka:
         for path, start in ((self._log, self._logged_before), (self._console, 0)):
             if path.exists():
                 with path.open("rb") as file:
-                    # A log that became too long meanwhile was renamed, and is shorter now.
+                    # A log that became too long was renamed, and is shorter now.
                     file.seek(start if start <= path.stat().st_size else 0)
                     lines += file.read().decode(errors="replace").splitlines()
         return "\n".join(line for line in lines if line and not line.startswith("\t"))
@@ -417,12 +401,11 @@ def _lock_folder(data_dir: Path) -> int:
     return descriptor
 
 
-def free_port(*, besides: int | None = None) -> int:
-    """A port of `PORTS`, but not `besides`, that is free now. Another process may bind it before it is used."""
-    for port in random.sample(PORTS, k=len(PORTS)):
-        if port == besides:
-            continue
+def free_port() -> int:
+    """The port of `PORTS` that is free now and was chosen longest ago, or never. Another process may bind it first."""
+    for port in sorted(random.sample(PORTS, k=len(PORTS)), key=lambda port: _used_ports.get(port, -math.inf)):
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            _used_ports[port] = time.monotonic()
             return port
     raise KafkaStartError(f"no port from {PORTS[0]} to {PORTS[-1]} on {HOST} is free")
 
@@ -447,13 +430,3 @@ def _answers_metadata(port: int) -> bool:
     except OSError:
         return False
     return len(head) == 12 and struct.unpack(">iii", head)[2] > 0  # length, correlation id, number of brokers
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--check-jdk"]:
-        try:
-            find_java()
-        except JdkMissing as missing:
-            sys.exit(f"error: {missing}")
-    else:
-        sys.exit("usage: python -m lakewarden.agent.embedded.kafka --check-jdk")

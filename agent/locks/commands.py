@@ -9,45 +9,23 @@ This takes one read, or none with rule 1 or a place in `lock_places`. These comm
 command that writes opens the store as the agent does, and probes it first.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import anyio
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.locks.keeper import Stores, store_at
+from lakewarden.agent.locks.keeper import Stores, folder_of, store_at
 from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, probe
-from lakewarden.agent.stores.locations import parse_location
-from lakewarden.events import (
-    AUDIT_EVENT,
-    Undecodable,
-    canonical_location,
-    canonical_table,
-    decode,
-    object_uri,
-)
 from lakewarden.handlers.explain.lock_audit import AuditPosition, AuditReport, Drifts, LockAudit
-from lakewarden.handlers.lease.conditional import (
-    Absent,
-    Condition,
-    Found,
-    IfMatch,
-    Lost,
-    ReadOutcome,
-    Refused,
-    Throttled,
-    Unknown,
-    Won,
-    WriteOutcome,
-)
+from lakewarden.handlers.lease import conditional
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.placement import (
     HUDI_LOCK,
@@ -122,7 +100,7 @@ class ReleaseResult:
     valid_until_ms: int
     seconds_left: float
     current_owner: str | None
-    """The owner that has acquired the lock meanwhile, if any."""
+    """The owner that acquired the lock first, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,67 +112,30 @@ class AuditResult:
     reasons: tuple[tuple[AuditPosition, str], ...]
 
 
-class Reader:
-    """Opens stores for reading, without a probe and without creating a folder."""
-
-    def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
-        self._settings = settings
-        self._stack = stack
-        self._open: dict[str, ConditionalStore | None] = {}
-
-    async def read(self, uri: str) -> Found | Absent:
-        """Read an object. Raises `AgentError` if the store refuses or does not answer."""
-        root = _root(uri)
-        if root not in self._open:
-            self._open[root] = await self._enter(root)
-        store = self._open[root]
-        return Absent() if store is None else await _read_retrying(store, uri)
-
-    async def _enter(self, root: str) -> ConditionalStore | None:
-        try:
-            if root.startswith("file://") and not await _path(root).exists():
-                return None
-            return await self._stack.enter_async_context(store_at(root, self._settings))
-        except LocationError:
-            raise
-        except OSError as error:
-            raise AgentError(f"{root} can't be opened: {error.strerror}") from error
-        except ValueError as error:
-            raise AgentError(f"the store can't be opened: {error}; store={root}") from error
-
-
-def _root(uri: str) -> str:
-    scheme, rest = uri.split("://", 1)
-    return uri.rsplit("/", 1)[0] if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}"
-
-
-def _path(root: str) -> anyio.Path:
-    """The folder's path, decoded as the store does: a URI escapes some characters with percent signs."""
-    return anyio.Path("/" + parse_location(root).key)
-
-
-async def _read_retrying(store: ConditionalStore, uri: str) -> Found | Absent:
-    outcome: ReadOutcome = Absent()
+async def _read_retrying(
+    store: ConditionalStore | Stores, uri: str
+) -> conditional.Found | conditional.Absent:
+    """Read an object. Raises `AgentError` if the store refuses or does not answer."""
+    outcome: conditional.ReadOutcome = conditional.Absent()
     for tried in range(READ_TRIES):
         await _pause_before(tried)
         outcome = await store.read(uri)
         match outcome:
-            case Found() | Absent():
+            case conditional.Found() | conditional.Absent():
                 return outcome
-            case Refused(why=why):
+            case conditional.Refused(why=why):
                 raise AgentError(
                     f"{uri} can't be read: {why}; if the lock is elsewhere, use --lock or --hudi"
                 )
-            case Throttled() | Unknown():
+            case conditional.Throttled() | conditional.Unknown():
                 pass
-    assert isinstance(outcome, Throttled | Unknown)
+    assert isinstance(outcome, conditional.Throttled | conditional.Unknown)
     raise StoreUnavailableError(
         f"{uri} could not be read in {READ_TRIES} tries: {outcome.why}; check endpoint and network, then try again"
     )
 
 
 async def _pause_before(tried: int) -> None:
-    """Wait before a retry; the first try does not wait."""
     if tried:
         await anyio.sleep(PAUSE_SECONDS * 2 ** (tried - 1))
 
@@ -204,9 +145,9 @@ async def _pause_before(tried: int) -> None:
 
 async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool) -> TableLock:
     """Find the table's lock by the rules above. Raises `ValueError` for an invalid URI."""
-    table = canonical_table(table)
+    table = events.canonical_table(table)
     if lock is not None:
-        lock = canonical_location(lock)
+        lock = events.canonical_location(lock)
         return TableLock(table, LockLocation(lock, shared=lock.endswith(HUDI_LOCK)))
     if hudi:
         return TableLock(table, hudi_location(table))
@@ -214,8 +155,9 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
     location = placement.configured(table)
     if location is None:
         async with AsyncExitStack() as stack:
-            properties = await Reader(settings, stack).read(object_uri(table, HUDI_PROPERTIES))
-        location = placement.location(table, hudi=isinstance(properties, Found))
+            stores = Stores(settings, stack)
+            properties = await _read_retrying(stores, events.object_uri(table, HUDI_PROPERTIES))
+        location = placement.location(table, hudi=isinstance(properties, conditional.Found))
     if isinstance(location, NotAllowed):
         raise AgentError(
             f"local table {table} has no bucket for its lock; set the folder of the locks with --lock-root, "
@@ -230,10 +172,10 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
 async def show(settings: Settings, lock: TableLock) -> LockContents:
     """Read the lock object."""
     async with AsyncExitStack() as stack:
-        found = await Reader(settings, stack).read(lock.location.uri)
+        found = await _read_retrying(Stores(settings, stack), lock.location.uri)
     lease = settings.lease(shared=lock.location.shared)
     now_ms = moment().wall_ms
-    record = parse(found.body) if isinstance(found, Found) else None
+    record = parse(found.body) if isinstance(found, conditional.Found) else None
     held = isinstance(record, LockRecord)
     valid_until = record.valid_until if isinstance(record, LockRecord) else None
     return LockContents(
@@ -247,9 +189,9 @@ async def show(settings: Settings, lock: TableLock) -> LockContents:
         written_ms=None if valid_until is None else valid_until - round(lease.validity * 1000),
         validity_seconds=lease.validity,
         drift_seconds=lease.drift,
-        extra=_extra(found.body) if held and isinstance(found, Found) else {},
+        extra=_extra(found.body) if held and isinstance(found, conditional.Found) else {},
         why=record.why if isinstance(record, Malformed) else None,
-        version=found.version if isinstance(found, Found) else None,
+        version=found.version if isinstance(found, conditional.Found) else None,
     )
 
 
@@ -282,9 +224,10 @@ async def release(settings: Settings, lock: TableLock, owner: str) -> ReleaseRes
     uri = lock.location.uri
     async with AsyncExitStack() as stack:
         # Fail before the probe if a read shows that `owner` does not hold the lock.
-        first = await Reader(settings, stack).read(uri)
-        _require_owner(uri, parse(first.body) if isinstance(first, Found) else None, owner)
-        return await release_in(await Stores(settings, stack).for_lock(uri), uri, owner)
+        stores = Stores(settings, stack)
+        first = await _read_retrying(stores, uri)
+        _require_owner(uri, parse(first.body) if isinstance(first, conditional.Found) else None, owner)
+        return await release_in(await stores.for_lock(uri), uri, owner)
 
 
 async def release_in(store: ConditionalStore, uri: str, owner: str) -> ReleaseResult:
@@ -301,20 +244,20 @@ async def release_in(store: ConditionalStore, uri: str, owner: str) -> ReleaseRe
             raise StoreUnavailableError(
                 f"whether {uri} was released is not known: {why}; then {error}"
             ) from error
-        record = parse(found.body) if isinstance(found, Found) else None
+        record = parse(found.body) if isinstance(found, conditional.Found) else None
         if sent is not None and (done := _took_effect(sent, record)) is not None:
             return done
         live = _require_owner(uri, record, owner)
-        assert isinstance(found, Found)
-        written = await store.write(uri, render(_expired(live)), IfMatch(found.version))
+        assert isinstance(found, conditional.Found)
+        written = await store.write(uri, render(_expired(live)), conditional.IfMatch(found.version))
         match written:
-            case Won():
+            case conditional.Won():
                 return _release_result(live, None)
-            case Refused(why=why):
+            case conditional.Refused(why=why):
                 raise AgentError(f"{uri} can't be written: {why}")
-            case Lost() | Throttled():
-                pass  # The object changed meanwhile (a renewal), or nothing was written: read it again.
-            case Unknown():
+            case conditional.Lost() | conditional.Throttled():
+                pass  # The object changed since it was read (a renewal), or nothing was written: read it again.
+            case conditional.Unknown():
                 sent = live
         why = written.why
     raise AgentError(
@@ -358,39 +301,12 @@ def _require_owner(uri: str, record: LockRecord | Malformed | None, owner: str) 
 # -- probe -------------------------------------------------------------------------------------------------------------
 
 
-class _CountingStore:
-    """A store that counts its requests."""
-
-    def __init__(self, store: ConditionalStore) -> None:
-        self._store = store
-        self.requests = 0
-
-    async def read(self, uri: str) -> ReadOutcome:
-        self.requests += 1
-        return await self._store.read(uri)
-
-    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        self.requests += 1
-        return await self._store.write(uri, body, condition)
-
-    async def delete(self, uri: str) -> None:
-        self.requests += 1
-        await self._store.delete(uri)
-
-    async def __aenter__(self) -> Self:
-        await self._store.__aenter__()
-        return self
-
-    async def __aexit__(self, *raised: Any) -> bool | None:  # noqa: PYI036 - passed on as they are
-        return await self._store.__aexit__(*raised)
-
-
 async def probe_location(settings: Settings, root: str) -> ProbeResult:
     """Probe the store at `root`, as the agent does at its start. Raises `StoreProbeError` if it is unfit for locks."""
     try:
-        if root.startswith("file://") and not await _path(root).is_dir():
-            raise StoreProbeError(f"there is no folder {_path(root)}; create it, or use another")
-        async with _CountingStore(store_at(root, settings)) as store:
+        if root.startswith("file://") and not await folder_of(root).is_dir():
+            raise StoreProbeError(f"there is no folder {folder_of(root)}; create it, or use another")
+        async with store_at(root, settings) as store:
             begun = monotonic()
             try:
                 await probe(store, root)
@@ -433,8 +349,8 @@ async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> A
 
 
 def _add_record(lock_audit: LockAudit, position: AuditPosition, record: ConsumerRecord) -> str | None:
-    event = decode(AUDIT_EVENT, record.value)
-    if isinstance(event, Undecodable):
+    event = events.decode(events.AUDIT_EVENT, record.value)
+    if isinstance(event, events.Undecodable):
         return event.reason
     lock_audit.add(position, event)
     return None

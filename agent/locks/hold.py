@@ -11,13 +11,12 @@
   resolve (an object that is no lock record, a store that refuses access) is raised immediately.
 """
 
-from __future__ import annotations
-
 import os
+import shutil
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,10 +24,9 @@ import anyio
 import anyio.abc
 
 from lakewarden.agent.clock import monotonic
+from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.locks import held_command
 from lakewarden.agent.locks.commands import StoreUnavailableError, TableLock
-from lakewarden.agent.locks.held_command import HeldCommand
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, Stores
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore, StoreUnreachableError
@@ -90,7 +88,6 @@ class _Inbox:
         self._woken.set()
 
     async def get(self, until: float) -> HoldEvent | None:
-        """The next event, or None at `until` (monotonic)."""
         if not self._events:
             self._woken = anyio.Event()
             with anyio.move_on_after(max(0.0, until - monotonic())):
@@ -115,7 +112,7 @@ class HoldOptions:
 async def hold(settings: Settings, options: HoldOptions) -> int:
     """Hold the lock. Return the exit status."""
     if options.command:
-        held_command.require_program(options.command)
+        require_program(options.command)
     deadline = monotonic() + options.wait
     lock = await _located(options, deadline)
     if lock is None:
@@ -256,7 +253,7 @@ class _Holder:
                 "LAKEWARDEN_LOCK_URI": self._uri,
                 "LAKEWARDEN_TABLE": self._table,
             }
-            self._command = await held_command.start(self._options.command, {**os.environ, **environment})
+            self._command = await start(self._options.command, {**os.environ, **environment})
             self._tasks.start_soon(self._command.wait, lambda status: self._inbox.put(CommandEnded(status)))
         ends_at = monotonic() + self._options.seconds
         while True:
@@ -355,3 +352,71 @@ def describe_holder(denied: lease.LockDenied) -> str:
     if denied.holder is None or denied.held_until is None:
         return denied.why
     return f"{denied.why}: {denied.holder}, until {when(denied.held_until)}"
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+class CommandMissing(AgentError):
+    """The program is not on the PATH. Nothing was started, and the lock was not acquired."""
+
+
+class HeldCommand:
+    """A command that runs under a lock, in a session and a process group of its own.
+
+    - It has ended when no process of its group is left. Background processes count, because the lock protects them too.
+    - It dies with this process on Linux (`bound_child.py`); what it has started then lives on.
+    - It uses this process's stdin, stdout and stderr. A terminal sends Ctrl-C to this process only, which passes it on.
+    """
+
+    def __init__(self, process: anyio.abc.Process) -> None:
+        self._process = process
+
+    @property
+    def ended(self) -> bool:
+        if self._process.returncode is None:
+            return False
+        self._reap()
+        return not self._signalled(0)
+
+    def _reap(self) -> None:
+        """Reap what the command has left: in a container, the first process adopts it."""
+        with suppress(ChildProcessError):
+            while os.waitpid(-self._process.pid, os.WNOHANG)[0]:
+                pass
+
+    def _signalled(self, number: int) -> bool:
+        """Send a signal to the group; 0 sends none. Returns whether it has a process."""
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    async def wait(self, report: Callable[[int], None]) -> None:
+        """Report the command's exit status (128 + signal if a signal ended it) once the command itself has ended."""
+        code = await self._process.wait()
+        report(code if code >= 0 else 128 - code)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._signalled(number)
+
+
+def require_program(argv: Sequence[str]) -> None:
+    """Raise `CommandMissing` if the program does not exist."""
+    if shutil.which(argv[0]) is None:
+        raise CommandMissing(f"no such program: {argv[0]}; the lock was not acquired")
+
+
+async def start(argv: Sequence[str], environment: Mapping[str, str]) -> HeldCommand:
+    """Start the command. Call it from the main thread only (`bound_child.py`).
+
+    A cancellation waits until it runs, so that the lock is not released while an unknown command runs.
+    """
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(
+            bound(argv), stdin=None, stdout=None, stderr=None, env=environment, start_new_session=True
+        )
+    return HeldCommand(process)

@@ -37,7 +37,7 @@ from lakewarden.agent.stores import (
     probe,
 )
 from lakewarden.agent.stores.locations import parse_location
-from lakewarden.agent.stores.wrapped import LimitedStore, MeteredStore, OnRequest
+from lakewarden.agent.stores.port import OnRequest
 from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers.lease import machine as lease
@@ -136,7 +136,6 @@ class LockKeeper:
 
     @property
     def idle(self) -> bool:
-        """Whether no lock is held and no request is outstanding."""
         return self._idle.is_set()
 
     async def wait_released(self) -> None:
@@ -213,7 +212,7 @@ def store_at(root: str, settings: Settings) -> ConditionalStore:
     """The store of all objects below `root`, not entered and not probed."""
     timeout = settings.request_timeout_seconds
     if root.startswith("file://"):
-        return open_store(root, request_timeout_seconds=timeout, root=_folder(root))
+        return open_store(root, request_timeout_seconds=timeout, root=f"/{parse_location(root).key}")
     if root.startswith("s3://"):
         from lakewarden.agent.stores.s3 import S3Options
 
@@ -222,9 +221,9 @@ def store_at(root: str, settings: Settings) -> ConditionalStore:
     return open_store(root, request_timeout_seconds=timeout, endpoint=endpoint)
 
 
-def _folder(root: str) -> str:
+def folder_of(root: str) -> anyio.Path:
     """The folder's path, decoded as the store does: a URI escapes some characters with percent signs."""
-    return "/" + parse_location(root).key
+    return anyio.Path("/" + parse_location(root).key)
 
 
 class Stores:
@@ -262,14 +261,14 @@ class Stores:
         return self._open[root]
 
     async def read(self, uri: str) -> ReadOutcome:
-        """Read an object of a table, without a probe: the agent may have no right to write there."""
+        """Read an object, without a probe, which needs the right to write, and without creating a folder."""
+        root = self.root_of(uri)
         try:
-            root = self.root_of(uri)
-            if root.startswith("file://") and not await anyio.Path(_folder(root)).is_dir():
+            if root.startswith("file://") and not await folder_of(root).is_dir():
                 return Absent()
             store = self._open.get(root) or await self._reader(root)
-        except LocationError as error:
-            return Refused(str(error), unusable=True)
+        except LocationError:
+            raise
         except (OSError, ValueError) as error:
             return Refused(f"the store can't be opened: {error}")
         return await store.read(uri)
@@ -290,9 +289,9 @@ class Stores:
 
     async def _open_probed(self, root: str) -> ConditionalStore:
         if root.startswith("file://"):
-            folder = _folder(root)
+            folder = folder_of(root)
             try:
-                await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
+                await folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StoreRefusedError(
                     f"the folder for locks can't be created: {error.strerror}; create it, or use another: folder={folder}"
@@ -307,8 +306,10 @@ class Stores:
         log.info("store.honours-conditions", store=root)
         return entered
 
-    def _store(self, root: str) -> LimitedStore:
-        return LimitedStore(MeteredStore(store_at(root, self._settings), self._on_request))
+    def _store(self, root: str) -> ConditionalStore:
+        store = store_at(root, self._settings)
+        store.on_request = self._on_request
+        return store
 
     def root_of(self, uri: str) -> str:
         """The part of a URI that is opened and probed: the lock root, a bucket, or the folder of a local table's glob."""

@@ -12,8 +12,6 @@
 A keeper is one task per table (`keeper.py`). `handlers/table/grants.py` decides when a table needs its lock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
@@ -27,10 +25,11 @@ from lakewarden.agent.errors import TaskEndedError
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch, Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import LocationError
 from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, encode, object_uri
 from lakewarden.handlers.lease import machine as lease
-from lakewarden.handlers.lease.conditional import ReadOutcome, Unknown
+from lakewarden.handlers.lease.conditional import ReadOutcome, Refused, Unknown
 from lakewarden.handlers.lease.lock_object import owner_prefix
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import (
@@ -140,6 +139,8 @@ class TableLocks:
                     outcome = await self._stores.read(object_uri(uri, HUDI_PROPERTIES))
             except TaskEndedError as error:
                 outcome = Unknown(str(error))
+            except LocationError as error:
+                outcome = Refused(str(error), unusable=True)
             at = moment()
             judged = judge_look_up(
                 self._placement, uri, look_up, outcome, settings, now=at.now, jitter=at.jitter
@@ -220,7 +221,6 @@ class TableLocks:
         return True
 
     async def release(self, uris: Collection[str]) -> None:
-        """Release the locks of these tables; leave all others to expire."""
         for uri in list(self._searches):
             self._stop_search(uri)
         async with anyio.create_task_group() as releases:
@@ -231,7 +231,6 @@ class TableLocks:
                     scope.cancel()
 
     def unreleased(self, uris: Collection[str]) -> list[str]:
-        """The tables among these whose locks are not released yet."""
         return [uri for uri, (keeper, _) in self._keepers.items() if uri in uris and not keeper.idle]
 
     def _stop_search(self, uri: str) -> None:

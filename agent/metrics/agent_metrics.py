@@ -7,8 +7,6 @@ Counters and histograms live as long as the process. They count what this proces
 set at each scrape (`agent/serving/gauges.py`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,27 +14,18 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 
-from lakewarden.agent.errors import (
-    AgentError,
-    KafkaRefusedError,
-    KafkaUnreachableError,
-    LogCutError,
-    PublishFailedError,
-    ReplacedError,
-    SuspendedError,
-    TaskEndedError,
-)
+from lakewarden.agent import errors
 from lakewarden.handlers.explain.condition import NAMES as CONDITIONS
 
 DEFAULT_TABLES = 100
-SESSION_ENDS: tuple[type[AgentError], ...] = (
-    KafkaRefusedError,
-    KafkaUnreachableError,
-    LogCutError,
-    PublishFailedError,
-    ReplacedError,
-    SuspendedError,
-    TaskEndedError,
+SESSION_ENDS: tuple[type[errors.AgentError], ...] = (
+    errors.KafkaRefusedError,
+    errors.KafkaUnreachableError,
+    errors.LogCutError,
+    errors.PublishFailedError,
+    errors.ReplacedError,
+    errors.SuspendedError,
+    errors.TaskEndedError,
 )
 WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -149,9 +138,9 @@ class AgentMetrics:
         )
         self.table_condition = self._gauge(
             "lakewarden_table_condition_seconds",
-            "How long the table has been in this condition, as `lakewarden status` names it: "
+            "How long the table has been: "
             + ", ".join(each for each in CONDITIONS if each != "ok")
-            + ". No sample: ok. Of several tables with one label, the longest.",
+            + ". No sample: ok. Of tables with one label, the longest.",
             "table",
             "condition",
         )
@@ -163,7 +152,7 @@ class AgentMetrics:
         self.ended = self._counter(
             "lakewarden_transactions_total",
             "Transactions that ended, by outcome: committed, aborted, abandoned, skipped (already committed), unknown. "
-            "An unknown one that is reported later counts as committed, too.",
+            "An unknown one that is reported later also counts as committed.",
             "table",
             "outcome",
         )
@@ -175,16 +164,16 @@ class AgentMetrics:
         )
         self.conflicts = self._counter(
             "lakewarden_conflicts_total",
-            "Pairs of transactions in conflict. `kind`: marker (the winner was open) or commit (it had committed). `outcome`: "
-            "stopped (the loser was computing), in-vain (it had computed and asked for the grant), reported (both are observed).",
+            "Conflicts. `kind`: marker (the winner was open), commit (it had committed). `outcome`: stopped (the loser was "
+            "computing), wasted (it had computed), reported (both are observed).",
             "table",
             "kind",
             "outcome",
         )
         self.lost_seconds = self._counter(
             "lakewarden_lost_compute_seconds_total",
-            "Time from the intents to the aborts of transactions that lost a conflict. `stopped`: what they had computed when "
-            "the agent stopped them; `in-vain`: they had computed everything.",
+            "Time from intent to abort of transactions that lost a conflict. `stopped`: while they computed; `wasted`: after "
+            "they had computed everything.",
             "table",
             "outcome",
         )
@@ -266,7 +255,7 @@ def _reason(problem: Exception | None) -> str:
     match problem:
         case None:
             return "stopped"
-        case AgentError():
+        case errors.AgentError():
             return _name_of(type(problem))
         case OSError():
             return "os-error"
@@ -274,7 +263,7 @@ def _reason(problem: Exception | None) -> str:
             return "kafka-error"
 
 
-def _name_of(error: type[AgentError]) -> str:
+def _name_of(error: type[errors.AgentError]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", error.__name__.removesuffix("Error")).lower()
 
 

@@ -10,36 +10,19 @@ Of a transaction that was open when the partition was taken over, these times ar
 counted.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from lakewarden import events
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.events import (
-    Abort,
-    Admitted,
-    AlreadyCommitted,
-    AuditEventUnion,
-    CommitCompleted,
-    CommitGranted,
-    CommitIntent,
-    CommitRequested,
-    ConflictDetected,
-    LockAcquired,
-    LockLost,
-    LockRefused,
-    LockReleased,
-    LockRenewed,
-    TransactionAbandoned,
-)
-from lakewarden.handlers.explain.condition import BYPASSED, Denied, Recent, without_gate
+from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, Denied, Recent
 from lakewarden.handlers.table.effects import Effect, Warn
 from lakewarden.handlers.table.machine import EventRead, Input, Replayed
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.writers_log import without_gate
 
 MAX_UNREPORTED = 10_000
 """Transactions with an unknown outcome that are remembered, to count a late report once."""
@@ -84,10 +67,10 @@ class PartitionMetrics:
             self._on_event(state, step_input)
         if effects:
             self._on_effects(state.uri, effects, step_input.now)
-        if isinstance(step_input, EventRead) and isinstance(step_input.event, CommitIntent):
+        if isinstance(step_input, EventRead) and isinstance(step_input.event, events.CommitIntent):
             self._drop_unknown(state, step_input.event.transaction)
 
-    def on_stop(self, uri: str, aborted: Iterable[Abort]) -> None:
+    def on_stop(self, uri: str, aborted: Iterable[events.Abort]) -> None:
         """Count the aborts of a stopped table. A granted transaction ends later: the next owner counts that."""
         table = self._metrics.tables.of(uri)
         for each in aborted:
@@ -95,7 +78,7 @@ class PartitionMetrics:
             if each.reason != "lease-lost":
                 self._end(uri, "aborted")
 
-    def on_refusal(self, abort: Abort, *, served: bool) -> None:
+    def on_refusal(self, abort: events.Abort, *, served: bool) -> None:
         """Count the abort that answers a refused event. `served`: the owner has the table's state.
 
         It ends a transaction only if that was open.
@@ -107,7 +90,6 @@ class PartitionMetrics:
             self._end(uri, "aborted")
 
     def forget_table(self, uri: str) -> None:
-        """Drop what was noted of a table that is stopped."""
         for key in [each for each in self._open if each[0] == uri]:
             del self._open[key]
 
@@ -121,15 +103,17 @@ class PartitionMetrics:
     def _on_event(self, state: TableState, read: EventRead) -> None:
         key = state.uri, read.event.transaction
         match read.event:
-            case CommitIntent():
+            case events.CommitIntent():
                 self._open.setdefault(key, _Times(began=read.read_at))
-            case CommitRequested() if key in self._open and not self._open[key].has_requested:
+            case events.CommitRequested() if key in self._open and not self._open[key].has_requested:
                 self._open[key].requested, self._open[key].has_requested = read.read_at, True
-            case TransactionAbandoned(reason=reason) if self._open.pop(key, None) is not None:
+            case events.TransactionAbandoned(reason=reason) if self._open.pop(key, None) is not None:
                 self._end(state.uri, "abandoned")
                 if reason.startswith(BYPASSED):
                     self._lost(state.uri, read.event.writer, read.read_at, read.event.transaction)
-            case CommitCompleted() if self._open.pop(key, None) is not None or self._was_unreported(key):
+            case events.CommitCompleted() if self._open.pop(key, None) is not None or self._was_unreported(
+                key
+            ):
                 self._end(state.uri, "committed")
                 self._recent_of(state.uri).note_commit(read.event.writer, read.read_at)
             case _:
@@ -148,7 +132,7 @@ class PartitionMetrics:
         return found
 
     def _lost(self, uri: str, writer: str, at: float, transaction: str) -> None:
-        self._recent_of(uri).note_loss(writer, at, "a writer without the gate", transaction)
+        self._recent_of(uri).note_loss(writer, at, UNKNOWN_WINNER, transaction)
 
     def _drop_unknown(self, state: TableState, transaction: str) -> None:
         """Drop the entry of an intent that opened nothing: a repeated delivery, or one that is answered already."""
@@ -169,26 +153,26 @@ class PartitionMetrics:
         counted: set[str] = set()
         for effect in effects:
             match effect:
-                case Admitted(transaction=transaction):
+                case events.Admitted(transaction=transaction):
                     times = self._open.get((uri, transaction))
                     if times is not None and times.began is not None:
                         table = metrics.tables.of(uri)
                         metrics.admission_wait.labels(table).observe(max(0.0, now - times.began))
-                        for outcome in ("stopped", "in-vain"):  # from 0 on, or `rate` misses the first loss
+                        for outcome in ("stopped", "wasted"):  # from 0 on, or `rate` misses the first loss
                             metrics.lost_seconds.labels(table, outcome)
-                case CommitGranted(transaction=transaction):
+                case events.CommitGranted(transaction=transaction):
                     self._on_grant(uri, transaction, now)
-                case AlreadyCommitted(transaction=transaction):
+                case events.AlreadyCommitted(transaction=transaction):
                     self._open.pop((uri, transaction), None)
                     self._end(uri, "skipped")
-                case Abort(transaction=transaction):
+                case events.Abort(transaction=transaction):
                     times = self._on_abort(uri, effect)
                     if any(without_gate(each.other_transaction) for each in effect.conflicts):
                         self._lost(uri, effect.writer, now, transaction)
                     aborted[transaction] = (
-                        "in-vain" if times is not None and times.has_requested else "stopped"
+                        "wasted" if times is not None and times.has_requested else "stopped"
                     )
-                case ConflictDetected(victim=victim, kind=kind, victim_age_seconds=seconds):
+                case events.ConflictDetected(victim=victim, kind=kind, victim_age_seconds=seconds):
                     outcome = aborted.get(victim, "reported")
                     table = metrics.tables.of(uri)
                     metrics.conflicts.labels(table, kind, outcome).inc()
@@ -209,7 +193,7 @@ class PartitionMetrics:
         if times.requested is not None:
             metrics.grant_wait.labels(table).observe(max(0.0, now - times.requested))
 
-    def _on_abort(self, uri: str, abort: Abort) -> _Times | None:
+    def _on_abort(self, uri: str, abort: events.Abort) -> _Times | None:
         metrics = self._metrics
         table, key = metrics.tables.of(uri), (uri, abort.transaction)
         metrics.aborts.labels(table, abort.reason).inc()
@@ -231,29 +215,29 @@ class PartitionMetrics:
 
     # -- locks -------------------------------------------------------------------------------------------------------
 
-    def on_lock_event(self, event: AuditEventUnion, renew_seconds: float) -> None:
+    def on_lock_event(self, event: events.AuditEventUnion, renew_seconds: float) -> None:
         """Count a step of a lock. `renew_seconds`: the usual interval of this lock's renewals."""
         metrics, lock = self._metrics, event.lock
         self.denied.pop(event.table, None)
         match event:
-            case LockAcquired():
+            case events.LockAcquired():
                 step = "acquired"
                 self._renewed[lock] = event.valid_until
                 metrics.lock_wait.observe(event.duration_ms / 1000)
-            case LockRenewed():
+            case events.LockRenewed():
                 step = "renewed"
                 # Each lease has the same length, so the ends are as far apart as the writes that made them.
                 since = event.valid_until - self._renewed.get(lock, event.valid_until)
                 self._renewed[lock] = event.valid_until
                 if since > LATE_RENEWALS * renew_seconds * 1000:
                     metrics.late_renewals.inc()
-            case LockReleased():
+            case events.LockReleased():
                 step = "released"
                 self._renewed.pop(lock, None)
-            case LockLost():
+            case events.LockLost():
                 step = "lost"
                 self._renewed.pop(lock, None)
-            case LockRefused(waiting=waiting):
+            case events.LockRefused(waiting=waiting):
                 self.denied[event.table] = Denied(lock, waiting, event.holder, event.detail)
                 step = "waiting" if waiting else "refused"
             case _:

@@ -1,7 +1,5 @@
 """`lakewarden agents`: the agents of the consumer group, and which agent has which Kafka partition, under which term."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from lakewarden.agent.log import Log
 from lakewarden.agent.operators.cluster_facts import group_facts
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.events import LEDGER_EVENT, PartitionTaken, Undecodable, decode
+from lakewarden.events import LEDGER_EVENT, PartitionTaken, decode
 
 _TAKEN = b'"type":"partition-taken"'
 
@@ -119,7 +117,7 @@ async def _take_overs(log: Log) -> dict[int, PartitionTaken]:
             for record in records:
                 if _TAKEN in (record.value or b""):
                     event = decode(LEDGER_EVENT, record.value)
-                    if isinstance(event, PartitionTaken) and not isinstance(event, Undecodable):
+                    if isinstance(event, PartitionTaken):
                         found[partition.partition] = event
     return found
 

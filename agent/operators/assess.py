@@ -3,22 +3,19 @@
 It reads the tables and nothing else: no Kafka, no agent. The rules are in `handlers/assessment.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from lakewarden.agent.attempts.segments import COMPUTING, WAITING, document, key
-from lakewarden.agent.attempts.trace import AttemptOutcome
+from lakewarden.agent.attempts.trace import COMPUTING, WAITING, AttemptOutcome, document, key
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.assessment import Assessment, TableHistory, duration, overlaps_of
 
 _COMMITTED = COMPUTING[AttemptOutcome.COMMITTED], "computing, then committed"
 _CONTENDED = COMPUTING[AttemptOutcome.ABORTED], "the same, in another commit's way"
-_LOST = COMPUTING[AttemptOutcome.CONFLICT], "computed in vain: rolled back, or files without a commit"
+_LOST = COMPUTING[AttemptOutcome.CONFLICT], "wasted: rolled back, or files without a commit"
 _WIDTH, _LEFT, _TOP, _ROW = 1500.0, 260.0, 62.0, 26.0
 _MAX_ROWS = 30
 _MAX_BARS = 20_000
@@ -57,9 +54,9 @@ def assessment_lines(found: Assessment) -> Iterator[str]:
     yield "estimated"
     yield f"  {duration(found.estimated_seconds):>8}  or more, computed by the other commits since their first data file"
     yield (
-        "         ?  computed in vain"
+        "         ?  wasted"
         if found.lost_seconds is None
-        else f"  {duration(found.lost_seconds):>8}  or more, computed in vain, if losers compute to their end"
+        else f"  {duration(found.lost_seconds):>8}  or more, wasted, if losers compute to their end"
     )
     yield from (f"not known: {each}" for each in found.unknown)
     yield ""
@@ -71,7 +68,7 @@ def assessment_lines(found: Assessment) -> Iterator[str]:
     if found.pairs:
         yield "by pair of writers: in each other's way, of all overlaps"
     for pair in found.pairs:
-        yield f"  {pair.in_the_way:8} of {pair.overlaps:<6}  {pair.later} beside {pair.earlier}"
+        yield f"  {pair.in_the_way:8} of {pair.overlaps:<6}  {pair.later} during {pair.earlier}"
     if found.partitions:
         yield "by partition: how often commits met there, or were lost"
     for partition, times in found.partitions:
@@ -82,7 +79,7 @@ def assessment_lines(found: Assessment) -> Iterator[str]:
 
 
 def picture(histories: Sequence[TableHistory]) -> str:
-    """One SVG: a row for each writer of each table, with a bar for each commit, and one for what was computed in vain."""
+    """One SVG: a row for each writer of each table, with a bar for each commit, and one for wasted compute."""
     parts: list[str] = []
     y = _TOP
     for history in histories:
@@ -112,7 +109,7 @@ def _rows(history: TableHistory, y: float) -> tuple[list[str], float]:
     writers = list(dict.fromkeys(each.writer for each in commits))[:_MAX_ROWS]
     lines = {writer: y + (number + 1) * _ROW for number, writer in enumerate(writers)}
     lost = y + (len(writers) + 1) * _ROW
-    for name, row in [*lines.items(), ("in vain", lost)]:
+    for name, row in [*lines.items(), ("wasted", lost)]:
         shown = visible(name)
         shown = shown if len(shown) <= 34 else f"{shown[:33]}…"
         parts.append(f'<text x="{_LEFT - 10}" y="{row}" text-anchor="end">{escape(shown)}</text>')

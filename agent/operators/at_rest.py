@@ -3,8 +3,6 @@
 The rules are in `handlers/table/at_rest.py`, the reasons in docs/decisions/0029.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -47,7 +45,6 @@ async def ledger_at_rest(
 
 
 async def _ends(log: Log) -> dict[TopicPartition, int]:
-    """The ends of the topics that are the state."""
     topics = log.topics
     return await log.ends(await log.partitions(topics.writers, topics.decisions, topics.ledger))
 

@@ -1,7 +1,5 @@
 """Requests that return what a user may do (KIP-430): aiokafka has them in older versions, or reads their answers without it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

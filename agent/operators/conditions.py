@@ -1,7 +1,5 @@
 """`lakewarden status`: each table with its condition (`handlers/explain/condition.py` has the rules), and complete commands."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from datetime import datetime
@@ -32,6 +30,7 @@ from lakewarden.handlers.setup.agents import Member
 
 _OF_LOCKS = ("lock", "doctor")
 """Commands that read the stores of the locks, and not only Kafka."""
+_OF_STORES = (*_OF_LOCKS, "watch")
 
 
 async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
@@ -144,7 +143,26 @@ def _open(view: TransactionView, now: float) -> Open:
     )
 
 
-def command(settings: KafkaSettings, *words: str) -> str:
+class Command(str):
+    """A command to copy. As text it is one line."""
+
+    __slots__ = ("words",)
+    words: tuple[str, ...]
+    """Quoted for a shell, each option with its value."""
+
+    def folded(self, width: int) -> list[str]:
+        """Lines that a shell reads as the same command. One that has to be longer has a single word."""
+        lines = [""]
+        for word in self.words:
+            longer = f"{lines[-1]} {word}" if lines[-1] else word
+            if len(longer) + len(" \\") <= width or not lines[-1]:
+                lines[-1] = longer
+            else:
+                lines.append(f"  {word}")
+        return [*(f"{each} \\" for each in lines[:-1]), lines[-1]]
+
+
+def command(settings: KafkaSettings, *words: str) -> Command:
     """A command to copy, complete and quoted for a shell: it finds the same Kafka, topics and locks in a shell without settings.
 
     Credentials are not in it. Control characters are shown, never executed by pasting.
@@ -154,12 +172,21 @@ def command(settings: KafkaSettings, *words: str) -> str:
     options: list[str] = []
     if words[0] != "lock":
         options += ["--bootstrap-servers", settings.bootstrap_servers]
-    if words[0] in _OF_LOCKS and isinstance(settings, Settings):
-        if settings.lock_root is not None and "--lock" not in words and words[:2] != ("lock", "probe"):
+    if words[0] in _OF_STORES and isinstance(settings, Settings):
+        placed = "--lock" in words or words[0] == "watch" or words[:2] == ("lock", "probe")
+        if settings.lock_root is not None and not placed:
             options += ["--lock-root", settings.lock_root]
         if settings.s3_endpoint is not None:
             options += ["--s3-endpoint", settings.s3_endpoint]
-    return " ".join([*names, *map(_quoted, ("lakewarden", *words, *options))])
+    parts: list[str] = []
+    for word in (*names, *map(_quoted, ("lakewarden", *words, *options))):
+        if parts and parts[-1].startswith("--") and " " not in parts[-1]:
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    found = Command(" ".join(parts))
+    found.words = tuple(parts)
+    return found
 
 
 def _quoted(word: str) -> str:

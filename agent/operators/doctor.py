@@ -4,8 +4,6 @@ It writes and deletes the probe of each store, as an agent does at its start, an
 rules of the findings, the same that an agent uses. A check that fails becomes a finding; the others go on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -26,6 +24,7 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import admin_client, create_topics, start_client
 from lakewarden.agent.locks.commands import locate
 from lakewarden.agent.locks.keeper import Stores
+from lakewarden.agent.log import with_coordinator
 from lakewarden.agent.operators.cluster_facts import group_facts, topic_facts
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError
@@ -34,7 +33,7 @@ from lakewarden.events.access import stop_client
 from lakewarden.events.access.batches import readable_codecs
 from lakewarden.handlers.setup.agents import judge_agents
 from lakewarden.handlers.setup.clocks import judge_store_clock
-from lakewarden.handlers.setup.findings import Check, Finding, failed
+from lakewarden.handlers.setup.findings import Check, Finding, Result, failed
 from lakewarden.handlers.setup.topics import (
     GROUP_RIGHTS,
     TopicFacts,
@@ -44,7 +43,7 @@ from lakewarden.handlers.setup.topics import (
 )
 
 COMPRESSIONS = ("gzip", "snappy", "lz4", "zstd")
-"""Of Kafka. A client may use any of them."""
+"""Those of Kafka. A client may use any of them."""
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
 
 
@@ -152,36 +151,23 @@ async def _check_missing(
     )
     found: list[Finding] = []
     for name, code, *text in answers:
+        result: Result = "problem"
         if code == 0:
-            found.append(Finding("topic", "warning", name, "missing", "start an agent: it creates the topic"))
+            result, problem, remedy = "warning", "missing", "start an agent: it creates the topic"
         elif code in _FORBIDDEN:
-            found.append(
-                Finding(
-                    "topic",
-                    "problem",
-                    name,
-                    "missing, and Kafka denies this user to create it",
-                    "create it with the settings of docs/kafka.md, or grant create on it",
-                )
-            )
+            problem = "missing, and Kafka denies this user to create it"
+            remedy = "create it with the settings of docs/kafka.md, or grant create on it"
         else:
             why = " ".join(str(each) for each in text if each) or f"error {code}"
-            found.append(
-                Finding(
-                    "topic",
-                    "problem",
-                    name,
-                    f"missing, and Kafka can't create it: {why}",
-                    "create it yourself",
-                )
-            )
+            problem, remedy = f"missing, and Kafka can't create it: {why}", "create it yourself"
+        found.append(Finding("topic", result, name, problem, remedy))
     return found
 
 
 async def _check_group(admin: AIOKafkaAdminClient, settings: Settings, *, started: bool) -> list[Finding]:
     group = settings.group
     try:
-        facts = await group_facts(admin, group)
+        facts = await with_coordinator(lambda: group_facts(admin, group))
     except GroupAuthorizationFailedError:
         return [
             Finding(
@@ -225,6 +211,10 @@ def _check_allowed(settings: Settings, table: str) -> Finding:
 
 
 async def _check_lock(settings: Settings, table: str) -> tuple[str | None, Finding]:
+    if settings.lock_root is None and table.startswith("file:"):
+        unknown = "lock_root is not set here, so this command doesn't know where the agents keep the lock"
+        advice = "run it with the agents' settings (LAKEWARDEN_LOCK_ROOT or --config)"
+        return None, Finding("lock", "unchecked", table, unknown, advice)
     try:
         found = await locate(settings, table, None, hudi=False)
     except (AgentError, ValueError) as error:

@@ -1,14 +1,12 @@
 """`lakewarden explain`: reads one transaction's history from Kafka. It asks no agent, so it works while none runs.
 
-It reads the log twice:
+The log is read twice:
 
 1. A search of all partitions of `writers` and `decisions` for the transaction, because only its own events name its table. It
    keeps names only.
 2. The table's partition of both topics, from the beginning. The events and decisions of the table go to the explainer
    (`handlers/explain/transaction.py`); steps of the lock and conflict reports come from `audit` and `conflicts`.
 """
-
-from __future__ import annotations
 
 import difflib
 from collections import deque
@@ -23,23 +21,12 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 from pydantic import BaseModel
 
+from lakewarden import events
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.log import Log
+from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import utc_time
-from lakewarden.events import (
-    AUDIT_EVENT,
-    CONFLICT_EVENT,
-    DECISION_RECORD,
-    WRITER_EVENT,
-    AuditEventUnion,
-    CommitIntent,
-    ConflictDetected,
-    DecisionRecord,
-    EventBase,
-    Undecodable,
-    decode,
-)
 from lakewarden.handlers.explain.timeline import Because, Explanation, RecordRef, Step, TransactionRef
 from lakewarden.handlers.explain.transaction import Explainer
 
@@ -84,18 +71,18 @@ class Search:
         intent = _INTENT in value
         if not intent and self.prefix.isascii() and self.prefix.encode() not in value:
             return
-        kind = DECISION_RECORD if record.topic.endswith(".decisions") else WRITER_EVENT
-        event: EventBase | Undecodable = decode(kind, value)  # type: ignore[arg-type]  # both are adapters of events
-        if isinstance(event, Undecodable):
+        kind = events.DECISION_RECORD if record.topic.endswith(".decisions") else events.WRITER_EVENT
+        event: events.EventBase | events.Undecodable = events.decode(kind, value)  # type: ignore[arg-type]  # both are adapters of events
+        if isinstance(event, events.Undecodable):
             return
-        if isinstance(event, CommitIntent):
+        if isinstance(event, events.CommitIntent):
             self.names.append(event.transaction)
         if event.transaction.startswith(self.prefix) and len(self.found) < MAX_CANDIDATES:
             self._keep(record, event)
 
-    def _keep(self, record: ConsumerRecord, event: EventBase) -> None:
+    def _keep(self, record: ConsumerRecord, event: events.EventBase) -> None:
         key = (event.transaction, event.table)
-        if isinstance(event, CommitIntent):
+        if isinstance(event, events.CommitIntent):
             batch_id, first = event.batch_id, True
         else:
             batch_id, first = None, key not in self.found
@@ -178,12 +165,12 @@ def not_found(settings: KafkaSettings, search: Search, table: str | None) -> str
 
 async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Explanation:
     topics, key = log.topics, candidate.table.encode()
-    decisions: list[tuple[RecordRef, DecisionRecord]] = []
+    decisions: list[tuple[RecordRef, events.DecisionRecord]] = []
     # `decisions` is read first, to its end. A decision that an agent publishes after that is missing here; a later call has it.
     async with aclosing(_records(log, TopicPartition(topics.decisions, candidate.partition))) as records:
         async for record in records:
-            decision = decode(DECISION_RECORD, record.value)
-            if not isinstance(decision, Undecodable) and (
+            decision = decoded(events.DECISION_RECORD, record)
+            if decision is not None and (
                 decision.table == candidate.table or decision.type == "partition-taken"
             ):
                 decisions.append((_reference("decisions", record), decision))
@@ -194,8 +181,8 @@ async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Expla
         async for record in records:
             if record.key != key:
                 continue
-            event = decode(WRITER_EVENT, record.value, key=record.key)
-            if isinstance(event, Undecodable):
+            event = events.decode(events.WRITER_EVENT, record.value, key=record.key)
+            if isinstance(event, events.Undecodable):
                 continue
             if event.transaction == candidate.transaction and began_ms is None:
                 began_ms = record.timestamp
@@ -208,26 +195,22 @@ async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Expla
 
 async def _lock_steps_and_conflicts(
     log: Log, table: str, since_ms: int
-) -> tuple[list[tuple[RecordRef, AuditEventUnion]], list[ConflictDetected]]:
+) -> tuple[list[tuple[RecordRef, events.AuditEventUnion]], list[events.ConflictDetected]]:
     """The steps of the table's lock except renewals, and its conflict reports, since then."""
-    locks: list[tuple[RecordRef, AuditEventUnion]] = []
-    reports: list[ConflictDetected] = []
+    locks: list[tuple[RecordRef, events.AuditEventUnion]] = []
+    reports: list[events.ConflictDetected] = []
     topics = log.topics
     spans = await log.offsets_at(await log.partitions(topics.audit, topics.conflicts), since_ms)
     async with aclosing(log.batches(spans)) as batches:
         async for partition, records in batches:
             for record in records:
-                value = record.value or b""
-                if record.key != table.encode() or _RENEWED in value:
+                if record.key != table.encode() or _RENEWED in (record.value or b""):
                     continue
                 if partition.topic == topics.conflicts:
-                    report = decode(CONFLICT_EVENT, value)
-                    if not isinstance(report, Undecodable):
+                    if (report := decoded(events.CONFLICT_EVENT, record)) is not None:
                         reports.append(report)
-                else:
-                    step = decode(AUDIT_EVENT, value)
-                    if not isinstance(step, Undecodable):
-                        locks.append((_reference("audit", record), step))
+                elif (step := decoded(events.AUDIT_EVENT, record)) is not None:
+                    locks.append((_reference("audit", record), step))
     return locks, reports
 
 

@@ -1,54 +1,79 @@
-"""An explanation as text. Each line of a step: its place in the log, the time since the intent, what happened and why."""
+"""An explanation as text. Each line of a step: the time since the intent, what happened and why.
 
-from __future__ import annotations
+With `verbose` also places in the log, whole names and ids, and what the agent and its clients need for themselves.
+"""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import assert_never
 
 from lakewarden import events
 from lakewarden.agent.operators.explain import Candidate
-from lakewarden.agent.time_text import utc_time
+from lakewarden.agent.operators.status_text import short_names
+from lakewarden.agent.time_text import counted, utc_time
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.condition import made_by
 from lakewarden.handlers.explain.timeline import Because, Explanation, Outcome, Step, TransactionRef
+from lakewarden.handlers.explain.waits import WAIT_TEXTS
 from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.writers_log import without_gate
 
 MOST_NAMED = 3
 """Places and names in one line; `--output json` has more."""
 MOST_CANDIDATES = 20
 """Lines in the list of matching transactions, which is only there to choose from."""
 
+_PLACE = re.compile(r" at (?:writers|decisions|audit):\d+")
 UUID_LENGTH = 36
 NOTABLE_WAIT_MS = 500
 """Shorter waits for the lock or an agent are not printed: the grant itself takes some milliseconds through Kafka."""
 
+NOTABLE_GAP_MS = 10_000
+"""A shorter silence of a writer is not printed: heartbeats come every 5 s."""
 
-def explanation_lines(explanation: Explanation) -> Iterator[str]:
+
+def explanation_lines(explanation: Explanation, *, verbose: bool = False) -> Iterator[str]:
     """The whole explanation."""
+    lines = _lines(explanation, verbose=verbose)
+    yield next(lines)
+    yield from lines if verbose else map(_short_text, lines)
+
+
+def _short_text(text: str) -> str:
+    return short_names(_PLACE.sub("", text))
+
+
+def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
     transaction = explanation.transaction
     batch = "" if transaction.batch_id is None else f", batch {transaction.batch_id}"
-    touched = _count(explanation.markers, "file group")
+    touched = counted(explanation.markers, "file group")
     yield f"transaction  {transaction.id}"
     yield f"writer       {transaction.writer}{batch}"
     yield f"table        {explanation.table}"
-    yield f"outcome      {final_outcome(explanation)}"
-    yield f"touched      {touched}; {_heartbeats(explanation.heartbeats)}{_repeated(explanation.repeated)}"
+    yield f"outcome      {final_outcome(explanation, verbose=verbose)}"
+    beats = _heartbeats(explanation.heartbeats, verbose=verbose)
+    yield f"touched      {touched}{beats}{_repeated(explanation.repeated)}"
     yield ""
-    rows = story(explanation)
+    rows = story(explanation, verbose=verbose)
     places = max((len(place) for place, _, _ in rows), default=0)
     times = max((len(time) for _, time, _ in rows), default=0)
     for place, time, text in rows:
-        yield f"{place:<{places}}  {time:>{times}}  {text}"
+        yield f"{f'{place:<{places}}  ' if verbose else ''}{time:>{times}}  {text}"
     if explanation.others:
         yield ""
         yield from _others(explanation)
     yield from _attempts(explanation)
 
 
-def story(explanation: Explanation) -> list[tuple[str, str, str]]:
+def story(explanation: Explanation, *, verbose: bool = False) -> list[tuple[str, str, str]]:
     """The steps: where the record is, when it was, and what happened."""
+    shown: Callable[[str], str] = str if verbose else _short_text
     return [
-        (_place(step), _time(explanation, step), _text(step, explanation.transaction.id))
+        (
+            _place(step),
+            _time(explanation, step),
+            shown(_text(step, explanation.transaction.id, verbose=verbose)),
+        )
         for step in explanation.steps
     ]
 
@@ -71,8 +96,13 @@ def timestamp(epoch_ms: float) -> str:
 # -- before and after the steps ----------------------------------------------------------------------------------------
 
 
-def final_outcome(explanation: Explanation, *, record: bool = True) -> str:
-    """How the transaction ended, in one line; `record`: with its place in the log."""
+def final_outcome(explanation: Explanation, *, verbose: bool = False) -> str:
+    """How the transaction ended, in one line."""
+    found = _final_outcome(explanation)
+    return found if verbose else _short_text(found)
+
+
+def _final_outcome(explanation: Explanation) -> str:
     outcome = explanation.outcome
     if explanation.waits_for:
         awaited = "admission" if outcome.phase is Phase.QUEUED else "grant"
@@ -81,22 +111,22 @@ def final_outcome(explanation: Explanation, *, record: bool = True) -> str:
         return "no agent has answered its intent yet"
     if outcome.phase is Phase.WAITING:
         return "waits for its grant: no transaction is ahead; it waits for the table's lock, or no agent runs"
-    return _outcome(outcome, record=record)
+    return _outcome(outcome)
 
 
-def _heartbeats(heartbeats: timeline.Heartbeats) -> str:
+def _heartbeats(heartbeats: timeline.Heartbeats, *, verbose: bool) -> str:
     first, last, gap_after = heartbeats.first, heartbeats.last, heartbeats.gap_after
-    if not heartbeats.count or first is None or last is None:
-        counted = "no heartbeats"
-    else:
-        counted = f"{_count(heartbeats.count, 'heartbeat')} (writers:{first.offset} to writers:{last.offset})"
-    if gap_after is None:
-        return counted
-    return f"{counted}; longest gap between its events {_seconds(heartbeats.longest_gap_ms)}, after writers:{gap_after.offset}"
+    sent = gap = ""
+    if first is not None and last is not None and verbose:
+        sent = f"; {counted(heartbeats.count, 'heartbeat')} (writers:{first.offset} to writers:{last.offset})"
+    if gap_after is not None and heartbeats.longest_gap_ms >= NOTABLE_GAP_MS:
+        seconds = _seconds(heartbeats.longest_gap_ms)
+        gap = f"; longest gap between its events {seconds}{f', after writers:{gap_after.offset}' if verbose else ''}"
+    return sent + gap
 
 
 def _repeated(repeated: int) -> str:
-    return f"; {_count(repeated, 'event')} delivered again, without effect" if repeated else ""
+    return f"; {counted(repeated, 'event')} delivered again, without effect" if repeated else ""
 
 
 def _place(step: Step) -> str:
@@ -120,7 +150,7 @@ def _opens(explanation: Explanation, step: Step) -> bool:
 def _others(explanation: Explanation) -> Iterator[str]:
     yield "other transactions"
     for each in explanation.others:
-        shared = f"; {_count(each.places, 'shared place')}" if each.places else ""
+        shared = f"; {counted(each.places, 'shared place')}" if each.places else ""
         yield f"  {_name(each.transaction)}: {_outcome(each.outcome)}{shared}"
 
 
@@ -141,28 +171,28 @@ def _attempts(explanation: Explanation) -> Iterator[str]:
 # -- one line for each step --------------------------------------------------------------------------------------------
 
 
-def _text(step: Step, this: str) -> str:
+def _text(step: Step, this: str, *, verbose: bool) -> str:
     """What happened, and what the record met. Of another transaction's event, only what it met. `this`: the explained one."""
     own = step.record.topic != "writers" or step.event.transaction == this
     met = [_encounter(each, own=own) for each in step.because.overlaps]
     if step.because.waits_for:
         met.append(f"waits for its {step.because.awaited}, behind {_blockers(step.because.waits_for)}")
-    return "; ".join([_event_text(step, this), *met] if own else met)
+    return "; ".join([_event_text(step, this, verbose=verbose), *met] if own else met)
 
 
-def _event_text(step: Step, this: str) -> str:  # noqa: C901, PLR0912 - one case for each type
+def _event_text(step: Step, this: str, *, verbose: bool) -> str:  # noqa: C901, PLR0912 - one case for each type
     event, because = step.event, step.because
     if because.without_effect:
         return _without_effect(step)
     match event:
         case events.CommitIntent():
-            return _intent(event, because)
+            return _intent(event, because, verbose=verbose)
         case events.MarkerCreated():
-            markers, count = _count(because.markers or 0, "marker"), _count(step.times, "event")
+            markers, count = counted(because.markers or 0, "marker"), counted(step.times, "event")
             some_new = "" if because.new == because.markers else f", {because.new} of them new"
             return f"{markers} in {count}{some_new}: {_partitions(because.partitions)}"
         case events.CommitRequested(markers=markers):
-            last = f", with {_count(len(markers), 'last marker')}" if markers else ""
+            last = f", with {counted(len(markers), 'last marker')}" if markers else ""
             return f"requests its grant{last}"
         case events.CommitCompleted(grant=grant):
             if grant is None:
@@ -184,7 +214,7 @@ def _event_text(step: Step, this: str) -> str:  # noqa: C901, PLR0912 - one case
             place = "" if turn is None else f", turn {turn}"
             return f"admitted by agent {agent}{place}{after}{kept}"
         case events.CommitGranted():
-            return _granted(step.record, event, because)
+            return _granted(step.record, event, because, verbose=verbose)
         case events.GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):
             often = "" if step.times == 1 else f" {step.times} times"
             return f"grant lease renewed{often} by agent {event.agent}: {lease:.1f} s from seq {seq}{_covered(owner)}"
@@ -195,7 +225,7 @@ def _event_text(step: Step, this: str) -> str:  # noqa: C901, PLR0912 - one case
             why = _lost_conflict(victim, event, because.lost_conflicts[0], because)
             return f"wins against {_name(victim)}, which is aborted ({event.reason}): {why}"
         case events.Abort():
-            return _aborted(event, because)
+            return _aborted(event, because, verbose=verbose)
         case events.PartitionTaken(agent=agent):
             return f"agent {agent} took over the partition"
         case events.LockAcquired() | events.LockLost() | events.LockRefused():
@@ -209,7 +239,7 @@ def _event_text(step: Step, this: str) -> str:  # noqa: C901, PLR0912 - one case
 def _without_effect(step: Step) -> str:
     event, because = step.event, step.because
     if step.record.topic == "writers":
-        return f"{_count(step.times, event.type)} without effect: {_standing(because.phase_before)}"
+        return f"{counted(step.times, event.type)} without effect: {_standing(because.phase_before)}"
     why = f" ({event.reason})" if isinstance(event, events.Abort) else ""
     agent = getattr(event, "agent", "")
     since = "" if because.taken_at is None else f" at decisions:{because.taken_at.offset}"
@@ -221,7 +251,7 @@ def _version(version: str | None) -> str:
     return "" if version is None else f" as version {version}"
 
 
-def _intent(event: events.CommitIntent, because: Because) -> str:
+def _intent(event: events.CommitIntent, because: Because, *, verbose: bool) -> str:
     scope = (
         f", scope {_few([_marker(each) for each in event.scope], len(event.scope))}" if event.scope else ""
     )
@@ -235,10 +265,14 @@ def _intent(event: events.CommitIntent, because: Because) -> str:
     what = (
         "seen by a watcher: its writer doesn't use the gate"
         if event.observed
-        else f"intent: {event.admission}{reason}, priority {event.priority}"
+        else f"intent: {event.admission}{reason}"
     )
-    beats = f"a heartbeat every {event.heartbeat_seconds:g} s"
-    return f"{what}, rule {event.conflict_rule}{scope}{lock}, {beats}{before}"
+    more = (
+        f", priority {event.priority}, rule {event.conflict_rule}, a heartbeat every {event.heartbeat_seconds:g} s"
+        if verbose
+        else ""
+    )
+    return f"{what}{more}{scope}{lock}{before}"
 
 
 def _unexpected(phase_before: Phase | None) -> str:
@@ -251,7 +285,9 @@ def _unexpected(phase_before: Phase | None) -> str:
     return f", WITHOUT A GRANT: {_standing(phase_before)}"
 
 
-def _granted(record: timeline.RecordRef, event: events.CommitGranted, because: Because) -> str:
+def _granted(
+    record: timeline.RecordRef, event: events.CommitGranted, because: Because, *, verbose: bool
+) -> str:
     waited, unblocked_ms = because.waited_ms or 0, because.unblocked_ms or 0
     after = "" if because.freed_by is None else f": {_ended(because.freed_by)}"
     unblocked = (
@@ -259,9 +295,12 @@ def _granted(record: timeline.RecordRef, event: events.CommitGranted, because: B
         if unblocked_ms >= NOTABLE_WAIT_MS
         else ""
     )
+    granted = f"commit granted by agent {event.agent} {_seconds(waited)} after its request{after}{unblocked}"
+    if not verbose:
+        return granted
     return (
-        f"commit granted by agent {event.agent} {_seconds(waited)} after its request{after}{unblocked}; grant lease "
-        f"{event.lease_seconds:.1f} s from its seq {event.seq}, fencing token {record.offset}{_covered(event.lock_owner)}"
+        f"{granted}; grant lease {event.lease_seconds:.1f} s from its seq {event.seq}, "
+        f"fencing token {record.offset}{_covered(event.lock_owner)}"
     )
 
 
@@ -269,7 +308,7 @@ def _covered(lock_owner: str | None) -> str:
     return "" if lock_owner is None else f", under lock owner {_short(lock_owner)}"
 
 
-def _aborted(event: events.Abort, because: Because) -> str:
+def _aborted(event: events.Abort, because: Because, *, verbose: bool) -> str:
     detail = f": {event.detail}" if event.detail else ""
     if because.phase_before is Phase.GRANTED and event.reason == "outcome-unknown":
         return f"GRANT LEASE EXPIRED{detail} (agent {event.agent})"
@@ -281,7 +320,7 @@ def _aborted(event: events.Abort, because: Because) -> str:
     if because.phase_before is Phase.ABORTED:
         return f"abort repeated ({event.reason}) by agent {event.agent}"
     retry = "retriable" if event.retriable else "not retriable"
-    losses = f", {_count(event.losses, 'conflict')} lost in a row" if event.losses else ""
+    losses = f", {counted(event.losses, 'conflict')} lost in a row" if event.losses else ""
     head = f"ABORTED ({event.reason}) by agent {event.agent}, {retry}{losses}"
     lost = because.lost_conflicts
     if not lost:
@@ -290,8 +329,8 @@ def _aborted(event: events.Abort, because: Because) -> str:
         return f"{head}{detail}; {by} writers:{event.cause_offset if cause is None else cause.record.offset}"
     reasons = "; and ".join(_lost_conflict(None, event, each, because) for each in lost[:MOST_NAMED])
     more = len(lost) - MOST_NAMED
-    others = f"; and {_count(more, 'more winner')}" if more > 0 else ""
-    return f"{head}: {reasons}{others}{_detected(because)}"
+    others = f"; and {counted(more, 'more winner')}" if more > 0 else ""
+    return f"{head}: {reasons}{others}{_detected(because) if verbose else ''}"
 
 
 def _detected(because: Because) -> str:
@@ -343,7 +382,7 @@ def _rule(lost: timeline.LostConflict, victim: str) -> str:
         case "priority":
             return f"{winner} has the higher priority"
         case "sequence":
-            older = _count(lost.offsets_older or 0, "offset")
+            older = counted(lost.offsets_older or 0, "offset")
             return f"{winner} is older by {older}, and the younger transaction loses"
         case None:
             return f"{winner} is no longer in the log"
@@ -399,24 +438,12 @@ def _blocker(blocker: timeline.Blocker) -> str:
     name = _name(blocker.transaction)
     places = _few([_marker(each) for each in blocker.shared], len(blocker.shared))
     on = f" on {places}" if blocker.shared else ""
-    match blocker.reason:
-        case "computing":
-            return f"{name}, which is computing{on}"
-        case "ahead in the queue":
-            return f"{name}, which is ahead in the queue{on}"
-        case "granted":
-            return f"{name}, which holds the grant{on}"
-        case "publishing":
-            return f"{name}, an older transaction of its writer, which may still be publishing"
-        case "earlier turn":
-            return f"{name}, whose turn is earlier and which has not ended{on}"
-        case _:
-            assert_never(blocker.reason)
+    return f"{name}, {WAIT_TEXTS[blocker.reason]}{on}"
 
 
-def _outcome(outcome: Outcome, *, record: bool = True) -> str:
-    """How a transaction ended, or its phase; with the place in the log that says so, unless `record` is false."""
-    at = f" at {outcome.record.topic}:{outcome.record.offset}" if record and outcome.record else ""
+def _outcome(outcome: Outcome) -> str:
+    """How a transaction ended, or its phase; with the place in the log that says so."""
+    at = f" at {outcome.record.topic}:{outcome.record.offset}" if outcome.record else ""
     version = "" if outcome.version is None else f" as version {outcome.version}"
     if outcome.reason == "already-committed" and outcome.phase is not None:
         return f"nothing to do{at}: its batch was already committed{version}"
@@ -447,7 +474,8 @@ def _standing(phase: Phase | None) -> str:
 
 
 def _name(transaction: TransactionRef) -> str:
-    return f"{transaction.writer} ({transaction.id})"
+    named = f"{transaction.writer} ({transaction.id})"
+    return f"{transaction.id}, without the gate" if without_gate(transaction.id) else named
 
 
 def _short(owner: str) -> str:
@@ -478,10 +506,6 @@ def _entry(entry: events.ConflictEntry) -> str:
 def _few(names: list[str], count: int) -> str:
     shown = ", ".join(names[:MOST_NAMED])
     return shown if count <= MOST_NAMED else f"{shown} and {count - MOST_NAMED} more"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def _seconds(milliseconds: float) -> str:

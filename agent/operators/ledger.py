@@ -1,7 +1,5 @@
 """`lakewarden ledger show`: what the ledger topic has for each writer of each table."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -9,10 +7,10 @@ from dataclasses import dataclass, replace
 from aiokafka import TopicPartition
 
 from lakewarden.agent.log import Log
-from lakewarden.agent.serving.log_records import decoded_ledger
+from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.serving.takeover import RECORDS_READ_AT_ONCE
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.events import ConflictsLost, LedgerEventUnion
+from lakewarden.events import LEDGER_EVENT, ConflictsLost, LedgerEventUnion
 from lakewarden.handlers.table.ledger import InForce
 
 
@@ -80,7 +78,7 @@ async def entries_in_force(log: Log) -> AsyncGenerator[LedgerEventUnion]:
     spans: dict[TopicPartition, int | None] = dict.fromkeys(partitions)
     async with aclosing(log.batches(spans, max_records=RECORDS_READ_AT_ONCE)) as batches:
         async for partition, records in batches:
-            for record in decoded_ledger(records):
+            for record in decoded_all(LEDGER_EVENT, records):
                 if (entry := in_force[partition].replaces(record)) is not None:
                     yield entry
 

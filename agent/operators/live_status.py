@@ -4,32 +4,17 @@ It begins with the replay of `status`, and goes on with the same functions, in r
 partition together with all decisions that were published before it asked for their end. This module does no I/O.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events as wire
 from lakewarden.agent.clock import moment
+from lakewarden.agent.operators import status
 from lakewarden.agent.operators.log_replay import LogReplay
-from lakewarden.agent.operators.status import (
-    AUDIT_WINDOW,
-    TableView,
-    note_refusal,
-    partition_views,
-    table_view,
-)
 from lakewarden.agent.serving.log_records import decisions_in
-from lakewarden.events import (
-    DECISION_RECORD,
-    AuditEventUnion,
-    DecisionEventUnion,
-    PartitionTaken,
-    Undecodable,
-    decode,
-)
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.memory import largest_excess, used_bytes
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
@@ -51,8 +36,8 @@ class LiveStatus:
         self._partitions = {
             number: _Partition(start.decisions.term) for number, start in replay.starts.items()
         }
-        self._locks: dict[str, AuditEventUnion] = {}
-        self._views: dict[str, TableView] = {}
+        self._locks: dict[str, wire.AuditEventUnion] = {}
+        self._views: dict[str, status.TableView] = {}
         self._idle: dict[str, None] = {}
         """The tables without an open transaction, in the order of their last events."""
         self._clean_up_at = _LATE_NAMES
@@ -91,19 +76,19 @@ class LiveStatus:
         for uri in touched:
             self._views.pop(uri, None)
 
-    def _apply(self, decision: DecisionEventUnion, touched: set[str]) -> None:
+    def _apply(self, decision: wire.DecisionEventUnion, touched: set[str]) -> None:
         self._replay.apply(decision)
         touched.add(decision.table)
 
-    def add_lock_step(self, step: AuditEventUnion) -> None:
+    def add_lock_step(self, step: wire.AuditEventUnion) -> None:
         self._locks[step.table] = step
         self._views.pop(step.table, None)
 
     # -- what is shown -----------------------------------------------------------------------------------------------
 
-    def views(self) -> list[TableView]:
+    def views(self) -> list[status.TableView]:
         now_ms = moment().wall_ms
-        oldest = now_ms - AUDIT_WINDOW.total_seconds() * 1000
+        oldest = now_ms - status.AUDIT_WINDOW.total_seconds() * 1000
         for uri in [each for each, step in self._locks.items() if step.at.timestamp() * 1000 < oldest]:
             del self._locks[uri]
             self._views.pop(uri, None)
@@ -111,21 +96,21 @@ class LiveStatus:
             uri: why for partition in self._partitions.values() for uri, why in partition.refused.items()
         }
         open_tables = {uri for uri, state in self._replay.tables.items() if state.open()}
-        troubles = list(partition_views(self._replay.starts, self._replay.refused, {}).values())
+        troubles = list(status.partition_views(self._replay.starts, self._replay.refused, {}).values())
         return troubles + [
             self._view(uri, refused.get(uri), now_ms)
             for uri in sorted(open_tables | set(self._locks) | set(refused))
         ]
 
-    def view(self, table: str) -> TableView:
+    def view(self, table: str) -> status.TableView:
         refused = (found for each in self._partitions.values() if (found := each.refused.get(table)))
         return self._view(table, next(refused, None), moment().wall_ms)
 
-    def _view(self, uri: str, refused: str | None, now_ms: int) -> TableView:
+    def _view(self, uri: str, refused: str | None, now_ms: int) -> status.TableView:
         known, lock = self._views.get(uri), self._locks.get(uri)
         expired = known is not None and known.lock is not None and known.lock.held
         if known is None or (expired and lock is not None and lock.valid_until <= now_ms):
-            known = table_view(uri, self._replay, lock, refused)
+            known = status.table_view(uri, self._replay, lock, refused)
             if uri in self._locks or uri in self._replay.tables or refused is not None:
                 self._views[uri] = known
         return known
@@ -177,26 +162,26 @@ class _Partition:
         self.term = term
         self.read = -1
         """Offset of the last event that was applied."""
-        self.pending: deque[DecisionEventUnion] = deque()
+        self.pending: deque[wire.DecisionEventUnion] = deque()
         """Decisions that follow from later events."""
         self.refused: dict[str, str] = {}
 
-    def note(self, records: Sequence[ConsumerRecord]) -> tuple[list[DecisionEventUnion], bool]:
+    def note(self, records: Sequence[ConsumerRecord]) -> tuple[list[wire.DecisionEventUnion], bool]:
         """Note the next decisions. Return those that count, and whether an agent took the partition over."""
         published = PublishedDecisions(Position(0, self.term), ())
         taken_over = False
         for record in records:
-            decision = decode(DECISION_RECORD, record.value)
-            if not isinstance(decision, Undecodable):
-                note_refusal(self.refused, decision)
-                taken_over = taken_over or isinstance(decision, PartitionTaken)
+            decision = wire.decode(wire.DECISION_RECORD, record.value)
+            if not isinstance(decision, wire.Undecodable):
+                status.note_refusal(self.refused, decision)
+                taken_over = taken_over or isinstance(decision, wire.PartitionTaken)
                 published.add(record.offset, decision)
         self.term = published.term
         return published.all(), taken_over
 
-    def due(self) -> list[DecisionEventUnion]:
+    def due(self) -> list[wire.DecisionEventUnion]:
         """The decisions that follow from the events that were applied, and mark them as applied."""
-        found: list[DecisionEventUnion] = []
+        found: list[wire.DecisionEventUnion] = []
         while self.pending and self.pending[0].cause_offset <= self.read:
             found.append(self.pending.popleft())
         return found

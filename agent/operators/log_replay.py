@@ -1,7 +1,5 @@
 """Replays the log for operators' commands, with the code of a starting agent. It asks no agent, so it works while none runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -9,22 +7,12 @@ from datetime import datetime
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events as wire
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.kafka import require_equal_counts
 from lakewarden.agent.log import Log
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
-from lakewarden.events import (
-    WRITER_EVENT,
-    Abort,
-    CommitGranted,
-    CommitIntent,
-    CommitRequested,
-    DecisionEventUnion,
-    LedgerCorrected,
-    Undecodable,
-    decode,
-)
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.table.machine import replay_decision, replay_event
 from lakewarden.handlers.table.replay import PublishedDecisions
@@ -57,7 +45,7 @@ class LogReplay:
     """The records of `decisions`, by Kafka partition."""
     refused: dict[int, str] = field(default_factory=dict)
     """The Kafka partitions that an agent of this version refuses, each with the reason."""
-    corrections: list[LedgerCorrected] = field(default_factory=list)
+    corrections: list[wire.LedgerCorrected] = field(default_factory=list)
     """The operators' corrections of the ledger, in all partitions."""
 
     def replay(
@@ -82,16 +70,16 @@ class LogReplay:
 
     def apply_event(self, number: int, record: ConsumerRecord) -> str | None:
         """Apply a record of `writers`. Return the table of its event, or None if it is none."""
-        event = decode(WRITER_EVENT, record.value, key=record.key or b"")
-        if isinstance(event, LedgerCorrected):
+        event = wire.decode(wire.WRITER_EVENT, record.value, key=record.key or b"")
+        if isinstance(event, wire.LedgerCorrected):
             self.corrections.append(event)
-        if isinstance(event, Undecodable) or self._partition_of(event.table) != number:
+        if isinstance(event, wire.Undecodable) or self._partition_of(event.table) != number:
             return None
-        if isinstance(event, CommitIntent | CommitRequested):
+        if isinstance(event, wire.CommitIntent | wire.CommitRequested):
             self.opened.setdefault(event.transaction, event.at)
-        if isinstance(event, CommitIntent) and (where := runs_at(event)):
+        if isinstance(event, wire.CommitIntent) and (where := runs_at(event)):
             self.runs_at.setdefault(event.transaction, where)
-        if isinstance(event, CommitRequested):
+        if isinstance(event, wire.CommitRequested):
             self.requested.setdefault(event.transaction, event.at)
         state = self.tables.setdefault(event.table, TableState(event.table, TableSettings()))
         replay_event(state, event, record.offset, monotonic())
@@ -102,22 +90,22 @@ class LogReplay:
             self.partition[table] = partition_of(table, len(self.starts))
         return self.partition[table]
 
-    def apply(self, decision: DecisionEventUnion) -> None:
+    def apply(self, decision: wire.DecisionEventUnion) -> None:
         state = self.tables.get(decision.table)
         if state is None:
             return
         kept = state.transactions.get(decision.transaction)
-        if isinstance(decision, Abort) and kept is not None and kept.phase is Phase.GRANTED:
+        if isinstance(decision, wire.Abort) and kept is not None and kept.phase is Phase.GRANTED:
             self.revoked.setdefault(
                 decision.transaction, ": ".join(filter(None, (decision.reason, decision.detail)))
             )
-        if isinstance(decision, CommitGranted):
+        if isinstance(decision, wire.CommitGranted):
             self.granted.setdefault(decision.transaction, decision.at)
         replay_decision(state, decision, monotonic())
 
 
-def runs_at(intent: CommitIntent) -> str | None:
-    """Where a writer runs, for people. None: its intent doesn't say it."""
+def runs_at(intent: wire.CommitIntent) -> str | None:
+    """Where a writer runs, as text. None: its intent doesn't say it."""
     process = None if intent.pid is None else f"process {intent.pid}"
     application = None if intent.application_id is None else f"Spark application {intent.application_id}"
     parts = (intent.host and f"host {intent.host}", process, application, intent.application_ui)

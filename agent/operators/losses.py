@@ -5,8 +5,6 @@ them counts it, with an equal share of the seconds. Who loses to several writers
 count once, for the first of them. Times are those of Kafka's records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,9 +14,11 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.log import Log
+from lakewarden.agent.operators.timelines import read_timelines
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.agent.time_text import last
 from lakewarden.events import CONFLICT_EVENT, ConflictDetected, Undecodable, decode
-from lakewarden.handlers.explain.condition import lane
+from lakewarden.handlers.explain.condition import UNKNOWN_WINNER, lane
 
 HOUR_MS = 3_600_000
 MAX_ENTRIES = 20_000
@@ -52,7 +52,6 @@ class Losses:
         """By table. The conflicts of one victim follow each other."""
 
     def add(self, record: ConsumerRecord) -> ConflictDetected | None:
-        """Add a record of `conflicts`. Returns its event."""
         event = decode(CONFLICT_EVENT, record.value)
         if isinstance(event, Undecodable):
             return None
@@ -63,14 +62,15 @@ class Losses:
         self._last_victims[event.table] = event.victim
         if len(self._last_victims) > MAX_ENTRIES:
             del self._last_victims[next(iter(self._last_victims))]
-        _count(self._pairs, hour, (event.table, lane(event.winner_writer), event.victim_writer), seconds)
+        self._count(self._pairs, hour, (event.table, lane(event.winner_writer), event.victim_writer), seconds)
         partitions = list(dict.fromkeys(each.partition for each in event.conflicts))
         for each in partitions:
-            _count(self._partitions, hour, (event.table, each, ""), seconds / len(partitions))
-        for counted in (self._pairs, self._partitions):
-            for old in [each for each in counted if each < max(counted) - self.hours]:
-                del counted[old]
+            self._count(self._partitions, hour, (event.table, each, ""), seconds / len(partitions))
         return event
+
+    def add_bypassed(self, at_ms: int, table: str, writer: str, seconds: float) -> None:
+        """Add a transaction that its writer abandoned: under the grant, it found a commit without the gate."""
+        self._count(self._pairs, at_ms // HOUR_MS, (table, UNKNOWN_WINNER, writer), seconds)
 
     def report(self, table: str | None = None) -> dict[str, Any]:
         """The JSON of `lakewarden losses`. `table`: of this table only."""
@@ -89,12 +89,13 @@ class Losses:
             "pairs": _lines(pairs, lambda key: {"table": key[0], "winner": key[1], "loser": key[2]}),
         }
 
-
-def _count(counted: dict[int, dict[Key, _Loss]], hour: int, key: Key, seconds: float) -> None:
-    found = counted.setdefault(hour, {})
-    if key not in found and len(found) >= MAX_ENTRIES:
-        key = (OTHERS, OTHERS, OTHERS)
-    found.setdefault(key, _Loss()).add(1, seconds)
+    def _count(self, counted: dict[int, dict[Key, _Loss]], hour: int, key: Key, seconds: float) -> None:
+        found = counted.setdefault(hour, {})
+        if key not in found and len(found) >= MAX_ENTRIES:
+            key = (OTHERS, OTHERS, OTHERS)
+        found.setdefault(key, _Loss()).add(1, seconds)
+        for old in [each for each in counted if each < max(counted) - self.hours]:
+            del counted[old]
 
 
 def _sums(counted: dict[int, dict[Key, _Loss]], since: int, table: str | None) -> dict[Key, _Loss]:
@@ -115,7 +116,7 @@ def _lines(losses: dict[Any, _Loss], named: Callable[[Any], dict[str, str]]) -> 
 
 
 async def losses(settings: KafkaSettings, hours: int, table: str | None) -> dict[str, Any]:
-    """The report of the last `hours`, the current one included."""
+    """The report of the last `hours`, the current one included. Of what no conflict shows, it has what `read_timelines` reads."""
     found = Losses(hours)
     since_ms = (moment().wall_ms // HOUR_MS - hours + 1) * HOUR_MS
     async with Log(settings) as log:
@@ -124,15 +125,17 @@ async def losses(settings: KafkaSettings, hours: int, table: str | None) -> dict
             async for _, records in batches:
                 for record in records:
                     found.add(record)
+        await read_timelines(log, since_ms, found.add_bypassed)
     return found.report(table)
 
 
 def loss_lines(report: dict[str, Any]) -> Iterator[str]:
     """A report as text."""
     if not report["conflicts"]:
-        yield f"no conflict in the last {report['hours']} hours"
+        yield f"no conflict in {last(report['hours'], 'hour')}"
         return
-    yield f"{report['conflicts']} conflicts in the last {report['hours']} hours, {report['seconds']:.1f} s computed in vain"
+    conflicts = "1 conflict" if report["conflicts"] == 1 else f"{report['conflicts']} conflicts"
+    yield f"{conflicts} in {last(report['hours'], 'hour')}, {report['seconds']:.1f} s of compute wasted"
     for title, name in (("table", "tables"), ("partition", "partitions"), ("pair of writers", "pairs")):
         yield ""
         yield f"by {title}"

@@ -1,7 +1,5 @@
 """`lakewarden refused`: the events that agents refused, from the dead letters, each with the reason."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ class RefusedEvent:
     topic: str
     partition: int
     offset: int
-    """Of the refused record."""
+    """Offset of the refused record."""
     table: str | None
     """What could be read of it, as it stands there."""
     transaction: str | None

@@ -4,8 +4,6 @@ A request is an event in the log. The command publishes it, then consumes the to
 runs, the request stays in the log, and the agent that takes the table over answers it.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events as wire
 from lakewarden.agent.clock import fresh_id, utc_now
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import denied_write, producer, start_client
@@ -25,14 +24,6 @@ from lakewarden.agent.operators.ledger import LedgerLine, ledger, line_of
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.serving.log_records import decoded_decisions
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.events import (
-    LEDGER_EVENT,
-    AbortRequested,
-    BatchCommitted,
-    LedgerCorrected,
-    decode,
-    encode,
-)
 from lakewarden.events.access import stop_client
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
@@ -87,7 +78,7 @@ async def abort(
         state, transaction = found
         phase, batch_id = transaction.phase, transaction.batch_id
         name = f"transaction {transaction.id} of writer {transaction.writer}, table {state.uri}"
-        request = AbortRequested(
+        request = wire.AbortRequested(
             event_id=fresh_id(),
             table=state.uri,
             transaction=transaction.id,
@@ -169,7 +160,7 @@ async def correct_all(
     The timeout holds for each further entry. Close the generator (`aclosing`).
     """
     requests = [
-        LedgerCorrected(
+        wire.LedgerCorrected(
             event_id=fresh_id(),
             table=uri,
             transaction=f"ledger-corrected-{fresh_id()}",
@@ -188,7 +179,7 @@ async def correct_all(
 
 
 async def _corrected(
-    log: Log, requests: Sequence[LedgerCorrected], requester: Requester
+    log: Log, requests: Sequence[wire.LedgerCorrected], requester: Requester
 ) -> AsyncGenerator[LedgerLine]:
     """Publish the corrections, and yield what the ledger records."""
     settings = log.settings
@@ -214,13 +205,12 @@ async def _corrected(
 
 
 def _recorded(
-    batch: Mapping[TopicPartition, list[ConsumerRecord]], missing: dict[str, tuple[LedgerCorrected, int]]
+    batch: Mapping[TopicPartition, list[ConsumerRecord]], missing: dict[str, tuple[wire.LedgerCorrected, int]]
 ) -> list[LedgerLine]:
-    """The entries of these corrections, which are missing no more."""
     found = []
     for record in (each for records in batch.values() for each in records):
-        entry = decode(LEDGER_EVENT, record.value)
-        if isinstance(entry, BatchCommitted) and missing.pop(entry.correction or "", None) is not None:
+        entry = wire.decode(wire.LEDGER_EVENT, record.value)
+        if isinstance(entry, wire.BatchCommitted) and missing.pop(entry.correction or "", None) is not None:
             found.append(line_of(entry))
     return found
 
@@ -294,15 +284,14 @@ def _table_of(lines: list[LedgerLine], writer: str, table: str | None) -> str:
 
 
 async def _publish(
-    settings: KafkaSettings, events: Sequence[AbortRequested | LedgerCorrected], number: int | None
+    settings: KafkaSettings, events: Sequence[wire.AbortRequested | wire.LedgerCorrected], number: int | None
 ) -> list[int]:
-    """Publish to `writers`. Return the offsets."""
     client = producer(settings)
     topic = settings.topics.writers
     try:
         await start_client(client, settings)
         sent = [
-            await client.send(topic, encode(each), key=each.table.encode(), partition=number)
+            await client.send(topic, wire.encode(each), key=each.table.encode(), partition=number)
             for each in events
         ]
         return [int((await each).offset) for each in sent]

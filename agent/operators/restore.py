@@ -5,8 +5,6 @@ If one isn't recorded in time, the command ends; while the writers are stopped, 
 ledger is never lowered unless the operator says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -74,7 +72,7 @@ async def restore(
     if lowered and not lower:
         raise AgentError(
             f"the ledger has later batches than the backup of {len(lowered)} writers, for example {lowered[0]}; their batches "
-            "would be written again; give --lower if the table was restored from that time, too; nothing was restored"
+            "would be written again; give --lower if the table was also restored from that time; nothing was restored"
         )
     number = 0
     everything = [(*key, *last) for key, last in stated.items()]

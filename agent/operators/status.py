@@ -8,37 +8,22 @@ uses as its table: what the next take-over will find, and what former ones found
 that an agent refuses, because this version doesn't know a decision (`serving/partition/replay.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import islice
+from itertools import chain, islice
 
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
 from lakewarden.agent.operators.log_replay import LogReplay
+from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.serving.takeover import Start
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import utc_time
-from lakewarden.events import (
-    AUDIT_EVENT,
-    CONFLICT_EVENT,
-    DECISION_RECORD,
-    Abort,
-    AuditEventUnion,
-    ConflictDetected,
-    DecisionRecord,
-    LockRefused,
-    LocksHandedOver,
-    PartitionTaken,
-    Undecodable,
-    decode,
-    partition_name,
-)
 from lakewarden.handlers.explain.condition import Condition
 from lakewarden.handlers.explain.waits import Wait, waits
 from lakewarden.handlers.table.log_gaps import Gap
@@ -103,7 +88,7 @@ class LockHolder:
     last_step: str
     detail: str | None
     waiting: bool = False
-    """Of a refusal: another owner holds the lock. It is `owner`."""
+    """Whether the agent waits because another owner, `owner`, holds the lock."""
 
     @property
     def ends_with_lease(self) -> bool:
@@ -152,13 +137,17 @@ def partition_views(
     """The partitions whose log is incomplete, and those that an agent refuses, by number."""
     gaps = {number: _gaps(start, ledger_gaps.get(number)) for number, start in sorted(starts.items())}
     return {
-        number: TableView(partition_name(number), None, (), incomplete=found, refused=refused.get(number))
+        number: TableView(
+            events.partition_name(number), None, (), incomplete=found, refused=refused.get(number)
+        )
         for number, found in gaps.items()
         if found or number in refused
     }
 
 
-def table_view(uri: str, replay: LogReplay, lock: AuditEventUnion | None, refused: str | None) -> TableView:
+def table_view(
+    uri: str, replay: LogReplay, lock: events.AuditEventUnion | None, refused: str | None
+) -> TableView:
     """What `status` shows of one table."""
     state = replay.tables.get(uri)
     return TableView(
@@ -170,7 +159,6 @@ def table_view(uri: str, replay: LogReplay, lock: AuditEventUnion | None, refuse
 
 
 def _gaps(start: Start, ledger: Gap | None) -> tuple[str, ...]:
-    """What the log lacks now, and what former take-overs found."""
     known = () if start.checkpoint is None else start.checkpoint.gaps
     return (
         *(
@@ -185,46 +173,40 @@ def _gaps(start: Start, ledger: Gap | None) -> tuple[str, ...]:
 def refused_tables(decisions: Iterable[ConsumerRecord]) -> dict[str, str]:
     """The tables of a partition whose last transaction its present owner has refused, each with the reason."""
     found: dict[str, str] = {}
-    for record in decisions:
-        decision = decode(DECISION_RECORD, record.value)
-        if not isinstance(decision, Undecodable):
-            note_refusal(found, decision)
+    for decision in decoded_all(events.DECISION_RECORD, decisions):
+        note_refusal(found, decision)
     return found
 
 
-def note_refusal(refused: dict[str, str], decision: DecisionRecord) -> None:
+def note_refusal(refused: dict[str, str], decision: events.DecisionRecord) -> None:
     """Note the next record of `decisions` of a partition: a new owner starts each stopped table again."""
     match decision:
-        case PartitionTaken():
+        case events.PartitionTaken():
             refused.clear()
-        case Abort(reason="not-allowed", retriable=False):
+        case events.Abort(reason="not-allowed", retriable=False):
             refused.pop(decision.table, None)
             refused[decision.table] = decision.detail or decision.reason
             if len(refused) > MAX_REFUSED:
                 del refused[next(iter(refused))]
-        case Abort() | LocksHandedOver():
+        case events.Abort() | events.LocksHandedOver():
             pass
         case _:
             refused.pop(decision.table, None)
 
 
-async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[ConflictDetected]:
+async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[events.ConflictDetected]:
     """The published conflicts, oldest first. With `follow` it also yields new ones, and never ends."""
     async with Log(settings, follows=follow) as log:
         partitions = dict.fromkeys(await log.partitions(log.topics.conflicts))
         if not follow:
-            found = await log.read(partitions)
-            for record in sorted(
-                (each for some in found.values() for each in some), key=lambda r: r.timestamp
-            ):
-                if not isinstance(event := decode(CONFLICT_EVENT, record.value), Undecodable):
-                    yield event
+            found = chain(*(await log.read(partitions)).values())
+            for event in decoded_all(events.CONFLICT_EVENT, sorted(found, key=lambda each: each.timestamp)):
+                yield event
             return
         async with aclosing(log.follow(partitions)) as batches:
             async for batch in batches:
-                for record in (each for some in batch.values() for each in some):
-                    if not isinstance(event := decode(CONFLICT_EVENT, record.value), Undecodable):
-                        yield event
+                for event in decoded_all(events.CONFLICT_EVENT, chain(*batch.values())):
+                    yield event
 
 
 def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> TransactionView:
@@ -252,7 +234,7 @@ def _waiting_on(state: TableState, transaction: Transaction, found: Iterable[Wai
     if transaction.phase is Phase.QUEUED:
         return ", ".join(sorted({each.other.writer for each in found})) or "its admission"
     if transaction.phase is Phase.WAITING:
-        if earlier := {each.other.writer for each in found if each.reason == "earlier turn"}:
+        if earlier := {each.other.writer for each in found if each.overlaps}:
             return f"the end of {', '.join(sorted(earlier))}"
         running = state.running()
         return f"the grant of {running.writer}" if running is not None else "the table's lock"
@@ -264,20 +246,15 @@ def _blocker(wait: Wait) -> BlockerView:
     return BlockerView(wait.other.id, wait.other.writer, wait.reason, partition)
 
 
-async def last_lock_steps(log: Log) -> dict[str, AuditEventUnion]:
+async def last_lock_steps(log: Log) -> dict[str, events.AuditEventUnion]:
     """The last step of each table's lock within `AUDIT_WINDOW`, from the audit topic."""
     since = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
     spans = await log.offsets_at(await log.partitions(log.topics.audit), since)
-    last: dict[str, AuditEventUnion] = {}
-    for records in (await log.read(spans)).values():
-        for record in records:
-            event = decode(AUDIT_EVENT, record.value)
-            if not isinstance(event, Undecodable):
-                last[event.table] = event
-    return last
+    steps = decoded_all(events.AUDIT_EVENT, chain(*(await log.read(spans)).values()))
+    return {each.table: each for each in steps}
 
 
-def lock_holder(step: AuditEventUnion) -> LockHolder:
+def lock_holder(step: events.AuditEventUnion) -> LockHolder:
     """Who holds the lock by its last step."""
     until = utc_time(step.valid_until)
     holder = LockHolder(
@@ -288,6 +265,6 @@ def lock_holder(step: AuditEventUnion) -> LockHolder:
         valid_until=until.isoformat(timespec="milliseconds"),
         last_step=step.type,
         detail=step.detail,
-        waiting=isinstance(step, LockRefused) and step.waiting,
+        waiting=isinstance(step, events.LockRefused) and step.waiting,
     )
     return replace(holder, held=holder.ends_with_lease and until > utc_now())

@@ -1,7 +1,5 @@
 """What `lakewarden status` prints: first what is wrong, then each table, the worst first."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,9 +8,12 @@ from lakewarden.agent.clock import moment
 from lakewarden.agent.operators.conditions import command
 from lakewarden.agent.operators.status import AUDIT_WINDOW, LockHolder, TableView, TransactionView
 from lakewarden.agent.settings import Settings
-from lakewarden.handlers.explain.condition import age, writer_name
+from lakewarden.agent.time_text import counted
+from lakewarden.handlers.explain.condition import age, shown_name, writer_name
 
 _ID = re.compile(r"[0-9a-f]{32}")
+_LONG = re.compile(r":[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|(?<![/\w])[0-9a-f]{32}\b")
+"""The query id of a writer's name, and the id of a transaction. A table may have such a segment."""
 SHORT_ID = 8
 """Digits of an id. Every command accepts the beginning of an id."""
 
@@ -22,19 +23,26 @@ def short_id(transaction: str) -> str:
     return transaction[:SHORT_ID] if _ID.fullmatch(transaction) else transaction
 
 
+def short_names(text: str) -> str:
+    """A sentence with the names of its writers and the beginnings of its ids."""
+    return _LONG.sub(lambda found: "" if found[0].startswith(":") else short_id(found[0]), text)
+
+
 def status_summary(views: Sequence[TableView]) -> str:
     """How many tables need a look, and whether agents serve them."""
     if not views:
         return "no table has an open transaction, a lock, or a commit in the last hours"
-    names = ["partition" if view.condition is None else view.condition.name for view in views]
+    names = [view.condition.name for view in views if view.condition is not None]
     bad, unserved = len(names) - names.count("ok"), names.count("no-agent")
-    tables = "1 table" if len(views) == 1 else f"{len(views)} tables"
-    if not bad:
-        return f"{tables}, ok"
+    found = []
+    if partitions := len(views) - len(names):
+        found.append(f"{counted(partitions, 'Kafka partition')} with a problem")
+    if names:
+        found.append(f"{counted(len(names), 'table')}, {f'{bad} with a problem' if bad else 'ok'}")
     without = (
         f", {unserved} of them without an agent: nothing is admitted or granted there" if unserved else ""
     )
-    return f"{tables}, {bad} with a problem{without}"
+    return "; ".join(found) + without
 
 
 def status_tree(
@@ -74,11 +82,11 @@ def _transactions(found: Sequence[TransactionView], *, verbose: bool) -> list[tu
     more = ("since", "partitions", "file groups", "runs at") if verbose else ()
     rows = [
         (
-            each.writer if verbose else writer_name(each.writer),
+            each.writer if verbose else shown_name(each.writer),
             "" if each.batch_id is None else str(each.batch_id),
             each.phase if each.revoked is None else f"{each.phase}, withdrawn",
             _ago(each.granted or each.waiting_since or each.since),
-            each.waiting_on or "",
+            (each.waiting_on or "") if verbose else short_names(each.waiting_on or ""),
             each.transaction if verbose else short_id(each.transaction),
             *(
                 (each.since, str(each.partitions), str(each.file_groups), each.runs_at or "")

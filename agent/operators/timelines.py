@@ -5,59 +5,42 @@ The page draws them as the demo draws its own; the condition of a table (`handle
 Times are those of Kafka's records. The two topics are read in any order, so the steps of a transaction are sorted by time.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.attempts.segments import segments
-from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome, AttemptStep
+from lakewarden import events
+from lakewarden.agent.attempts.trace import Attempt, AttemptStep, drawing
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
-from lakewarden.events import (
-    DECISION_RECORD,
-    WRITER_EVENT,
-    Abort,
-    Admitted,
-    AlreadyCommitted,
-    CommitCompleted,
-    CommitGranted,
-    CommitIntent,
-    CommitRequested,
-    DecisionEventUnion,
-    LocksHandedOver,
-    PartitionTaken,
-    TransactionAbandoned,
-    Undecodable,
-    WriterEventUnion,
-    counts,
-    decode,
-)
-from lakewarden.handlers.explain.condition import BYPASSED, Recent, lane, made_by, without_gate
+from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, Recent, lane, made_by
+from lakewarden.handlers.writers_log import without_gate
 
 MAX_OF_TABLE = 200
 """Transactions of one table, the last ones."""
 MAX_TRANSACTIONS = 20_000
 """Transactions of all tables, about 3 KB each. Beyond, the table without an event for longest loses its own."""
-TICKS = (5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-MAX_WRITERS = 30
-"""Rows of a drawing: the writers with the last transactions."""
 HISTORY = timedelta(hours=6)
 MAX_RECORDS = 20_000
-"""Of each partition, that `status` reads for what is past: with 12 partitions about 5 s."""
+"""Records of each partition that `status` reads for what is past: with 12 partitions about 5 s."""
 _SKIPPED = (b'"type":"marker-created"', b'"type":"writer-heartbeat"', b'"type":"grant-renewed"')
 """Most records of a busy log. Those of a client that writes its JSON otherwise are decoded and skipped then."""
+
+OnBypassed: TypeAlias = Callable[[int, str, str, float], None]
+"""Gets each transaction that is lost to a writer without the gate, which no conflict shows: when it ended (epoch milliseconds),
+table, writer, and its seconds."""
 
 
 class Timelines:
     """The transactions of all tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_bypassed: OnBypassed | None = None) -> None:
+        self._on_bypassed = on_bypassed
         self._tables: OrderedDict[str, dict[str, Attempt]] = OrderedDict()
         self._terms: dict[int, str] = {}
         self._size = 0
@@ -65,50 +48,55 @@ class Timelines:
         """By table."""
 
     def add_event(self, record: ConsumerRecord) -> None:
-        event = _decoded(WRITER_EVENT, record)
+        event = _decoded(events.WRITER_EVENT, record)
         if event is None:
             return
         match event:
-            case CommitIntent(batch_id=batch_id):
+            case events.CommitIntent(batch_id=batch_id):
                 self._step(record, event, "intent", {}, batch_id)
-            case CommitRequested():
+            case events.CommitRequested():
                 self._step(record, event, "requested", {})
-            case CommitCompleted(version=version):
+            case events.CommitCompleted(version=version):
                 maker, recent = made_by(event), self._recent_of(event.table)
                 if self._step(record, event, "completed", {"version": version, "made_by": maker}):
                     recent.note_commit(event.writer, record.timestamp / 1000)
                 if maker is not None:
                     recent.note_maker(event.transaction, _bypassing(event.writer, maker))
-            case TransactionAbandoned(reason=reason):
+            case events.TransactionAbandoned(reason=reason):
                 new = self._step(record, event, "abandoned", {"reason": reason})
                 if new and reason.startswith(BYPASSED):
-                    self._lost(record, event, "a writer without the gate")
+                    self._lost(record, event, UNKNOWN_WINNER)
+                    if self._on_bypassed is not None:
+                        seconds = (
+                            record.timestamp / 1000 - self._tables[event.table][event.transaction].started
+                        )
+                        self._on_bypassed(record.timestamp, event.table, event.writer, seconds)
             case _:
                 pass
 
     def add_decision(self, record: ConsumerRecord) -> None:
         """Add a record of `decisions`. Those of an agent that was replaced don't count."""
-        decision = _decoded(DECISION_RECORD, record)
-        if decision is None or isinstance(decision, LocksHandedOver):
+        decision = _decoded(events.DECISION_RECORD, record)
+        if decision is None or isinstance(decision, events.LocksHandedOver):
             return
-        if isinstance(decision, PartitionTaken):
+        if isinstance(decision, events.PartitionTaken):
             self._terms[record.partition] = decision.term
             return
-        if not counts(decision, self._terms.get(record.partition)):
+        if not events.counts(decision, self._terms.get(record.partition)):
             return
         match decision:
-            case Admitted():
+            case events.Admitted():
                 self._step(record, decision, "admitted", {})
-            case CommitGranted():
+            case events.CommitGranted():
                 self._step(record, decision, "granted", {})
-            case AlreadyCommitted():
+            case events.AlreadyCommitted():
                 self._step(record, decision, "already-committed", {})
-            case Abort(reason=reason, conflicts=conflicts):
+            case events.Abort(reason=reason, conflicts=conflicts):
                 others = list(dict.fromkeys(each.other_writer for each in conflicts))
                 self._step(record, decision, "abort", {"reason": reason, "others": others})
                 if lost_to := next(filter(without_gate, others), None):  # its transaction has the same name
                     winner = self._tables[decision.table].get(lost_to)
-                    maker = None if winner is None else _made_by(winner)
+                    maker = None if winner is None else winner.made_by
                     self._lost(record, decision, _bypassing(lost_to, maker), lost_to)
             case _:
                 pass
@@ -116,12 +104,11 @@ class Timelines:
     def _step(
         self,
         record: ConsumerRecord,
-        event: WriterEventUnion | DecisionEventUnion,
+        event: events.WriterEventUnion | events.DecisionEventUnion,
         what: str,
         detail: dict[str, Any],
         batch_id: int | None = None,
     ) -> bool:
-        """Add a step. Return whether the attempt has none of this kind yet."""
         attempts = self._tables.setdefault(event.table, {})
         self._tables.move_to_end(event.table)
         attempt = attempts.get(event.transaction)
@@ -153,7 +140,7 @@ class Timelines:
     def _lost(
         self,
         record: ConsumerRecord,
-        event: WriterEventUnion | DecisionEventUnion,
+        event: events.WriterEventUnion | events.DecisionEventUnion,
         to: str,
         winner: str = "",
     ) -> None:
@@ -180,27 +167,8 @@ class Timelines:
             self._size -= len(attempts)
 
     def drawing(self, table: str, begin: float, end: float) -> dict[str, Any]:
-        """What is drawn of a table between two times (epoch seconds): a row per writer, a bar per transaction."""
-        shown = [
-            each
-            for each in self._tables.get(table, {}).values()
-            if (each.ended or end) >= begin and each.started <= end
-        ]
-        lanes = {each.transaction: lane(each.writer) for each in shown}
-        writers = list(dict.fromkeys(lanes[each.transaction] for each in reversed(shown)))[:MAX_WRITERS]
-        return {
-            "begin": begin,
-            "end": end,
-            "writers": [
-                {
-                    "writer": name,
-                    "attempts": [_bar(each, begin, end) for each in shown if lanes[each.transaction] == name],
-                }
-                for name in sorted(writers)
-            ],
-            "more_writers": len(set(lanes.values())) - len(writers),
-            "ticks": _ticks(begin, end),
-        }
+        """What is drawn of a table between two times (epoch seconds)."""
+        return drawing(self._tables.get(table, {}).values(), begin, end)
 
     def find(self, writer: str, batch_id: int | None, table: str | None) -> list[dict[str, Any]]:
         """The last transactions of the writers whose names contain `writer`, the latest first."""
@@ -213,20 +181,22 @@ class Timelines:
                 "outcome": each.outcome.value,
                 "started": each.started,
                 "ended": each.ended,
-                "lost_to": _lost_to(each),
+                "lost_to": each.lost_to,
             }
             for uri, attempts in self._tables.items()
             if table is None or uri == table
             for each in attempts.values()
-            if writer in each.writer and batch_id in (None, each.batch_id)
+            if (writer in each.writer or writer == lane(each.writer)) and batch_id in (None, each.batch_id)
         ]
         return sorted(found, key=lambda each: -float(each["started"]))
 
 
-async def read_timelines(log: Log) -> Timelines:
-    """What the log has of the last `HISTORY`, but not more than the last `MAX_RECORDS` of each partition."""
-    found, topics = Timelines(), log.topics
-    since = round((utc_now() - HISTORY).timestamp() * 1000)
+async def read_timelines(
+    log: Log, since_ms: int | None = None, on_bypassed: OnBypassed | None = None
+) -> Timelines:
+    """What the log has since then (`HISTORY`), but not more than the last `MAX_RECORDS` of each partition."""
+    found, topics = Timelines(on_bypassed), log.topics
+    since = round((utc_now() - HISTORY).timestamp() * 1000) if since_ms is None else since_ms
     starts = await log.offsets_at(await log.partitions(topics.writers, topics.decisions), since)
     ends = await log.ends(starts)
     spans: dict[TopicPartition, int | None] = {
@@ -240,52 +210,14 @@ async def read_timelines(log: Log) -> Timelines:
     return found
 
 
-def _ticks(begin: float, end: float) -> list[float]:
-    """Times at which the axis has a tick: five to twelve of them."""
-    step = next((each for each in TICKS if (end - begin) / each <= 12), TICKS[-1])
-    first = begin - begin % step + step
-    return [first + number * step for number in range(int((end - first) // step) + 1)]
-
-
-def _lost_to(attempt: Attempt) -> list[str]:
-    abort = attempt.first("abort")
-    conflict = abort is not None and attempt.outcome is AttemptOutcome.CONFLICT
-    return list(abort.detail["others"]) if abort is not None and conflict else []
-
-
-def _made_by(attempt: Attempt) -> str | None:
-    completed = attempt.first("completed")
-    return None if completed is None else completed.detail["made_by"]
-
-
 def _bypassing(writer: str, maker: str | None) -> str:
     """A writer without the gate, and who it is as far as the table says it."""
     return lane(writer) if maker is None else f"{lane(writer)} ({maker})"
-
-
-def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
-    abort = attempt.first("abort")
-    conflict = abort is not None and attempt.outcome is AttemptOutcome.CONFLICT
-    return {
-        "transaction": attempt.transaction,
-        "batch_id": attempt.batch_id,
-        "outcome": attempt.outcome.value,
-        "started": attempt.started,
-        "ended": attempt.ended,
-        "aborted_at": abort.at if abort is not None and conflict else None,
-        "lost_to": _lost_to(attempt),
-        "made_by": _made_by(attempt),
-        "segments": [
-            {"begin": max(each.begin, begin), "end": each.end, "label": each.label, "colour": each.colour}
-            for each in segments(attempt, end)
-            if each.end >= begin
-        ],
-    }
 
 
 def _decoded(kind: Any, record: ConsumerRecord) -> Any:
     value = record.value or b""
     if any(each in value for each in _SKIPPED):
         return None
-    event = decode(kind, value)
-    return None if isinstance(event, Undecodable) else event
+    event = events.decode(kind, value)
+    return None if isinstance(event, events.Undecodable) else event

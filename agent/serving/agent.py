@@ -7,8 +7,6 @@ It serves in one session after another (`session.py`). When a session ends, the 
 session rebuilds it from the log. There is no other way of recovery. Only what `lasting.py` has outlives a session.
 """
 
-from __future__ import annotations
-
 import itertools
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -19,17 +17,8 @@ import anyio.lowlevel
 import structlog
 from aiokafka.errors import IllegalStateError, KafkaError
 
+from lakewarden.agent import errors
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.errors import (
-    KafkaRefusedError,
-    KafkaUnreachableError,
-    LogCutError,
-    PublishFailedError,
-    ReplacedError,
-    SettingsError,
-    SuspendedError,
-    TaskEndedError,
-)
 from lakewarden.agent.kafka import missing_right
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
@@ -58,7 +47,7 @@ class Agent:
     def __init__(self, settings: Settings, collections: FullCollections | None = None) -> None:
         """`collections`: of this process, if it runs no other program."""
         if not settings.tables:
-            raise SettingsError(
+            raise errors.SettingsError(
                 "tables is empty, so no table would be served; set it: --tables 's3://bucket/warehouse/*'"
             )
         self.settings = settings.model_copy(update={"kafka_client_id": AGENT_CLIENT_ID})
@@ -119,10 +108,10 @@ class Agent:
                 problem = await self._run_session(stores)
                 if problem is None:
                     continue
-                if isinstance(problem, KafkaRefusedError) and not self._lasting.ever_ready:
+                if isinstance(problem, errors.KafkaRefusedError) and not self._lasting.ever_ready:
                     raise problem
                 if (right := missing_right(problem, settings)) is not None:
-                    raise KafkaRefusedError(right)
+                    raise errors.KafkaRefusedError(right)
                 failures = 0 if self._lasting.was_healthy() else failures
                 wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
                 failures += 1
@@ -159,19 +148,19 @@ class Agent:
                     background.cancel_scope.cancel()
         except* (
             KafkaError,
-            KafkaRefusedError,
-            KafkaUnreachableError,
-            LogCutError,
-            PublishFailedError,
-            SuspendedError,
-            ReplacedError,
-            TaskEndedError,
+            errors.KafkaRefusedError,
+            errors.KafkaUnreachableError,
+            errors.LogCutError,
+            errors.PublishFailedError,
+            errors.SuspendedError,
+            errors.ReplacedError,
+            errors.TaskEndedError,
             OSError,
             IllegalStateError,
         ) as problems:
             ended_by = _first_leaf(problems)
         if ended_by is None and not self._stopping.is_set():
-            ended_by = TaskEndedError(
+            ended_by = errors.TaskEndedError(
                 "a background task of the session was cancelled, and nothing requested it"
             )
         self.metrics.on_session_end(ended_by)

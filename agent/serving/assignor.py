@@ -1,4 +1,4 @@
-"""The agent's assignor for aiokafka: a sticky one, by the rules of `handlers/group/assignment.py`.
+"""The agent's assignor for aiokafka: a sticky one, by the rules of `handlers/group/ownership.py`.
 
 aiokafka's own `StickyPartitionAssignor` is not used:
 
@@ -17,8 +17,6 @@ Claims and rounds are JSON in the `user_data` of the members' metadata and of th
 and version, for `lakewarden doctor`; no rule depends on them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -27,7 +25,7 @@ from typing import Any
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
-from lakewarden.handlers.group.assignment import Claim, assign
+from lakewarden.handlers.group.ownership import Claim, assign
 from lakewarden.handlers.setup.agents import Member
 
 VERSION = 0

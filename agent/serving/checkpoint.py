@@ -11,7 +11,7 @@ and only as the member of the group that it was when it computed it:
 
 - While a group has no members, Kafka accepts a commit of any client. So an agent that was suspended, and knows that it is no
   member any more, commits nothing.
-- aiokafka repeats a commit that failed, perhaps under the membership that the agent has got meanwhile. So a revocation ends the
+- aiokafka repeats a commit that failed, perhaps under the membership that the agent has got since. So a revocation ends the
   commits that run (`Checkpoints.interrupt`).
 """
 

@@ -1,7 +1,5 @@
 """The agent as a foreground process: reports when it is ready, and stops in order on a signal."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Keeps Python's full garbage collections short: nothing else runs in the event loop meanwhile.
+"""Keeps Python's full garbage collections short: they block the event loop.
 
 A full collection visits every container object of the process. That takes 40 ms of CPU for the imported modules alone, and 0.1 s
 more for a million pairs of touches. So the agent *freezes* what it keeps (`gc.freeze`): a full
@@ -13,8 +13,6 @@ cycles once a transaction is removed (`Footprints.remove`). For all other cycles
 step: after each session, and in place of each `FREEZES`-th freeze.
 """
 
-from __future__ import annotations
-
 import gc
 
 GROWN_BYTES = 32 * 1024 * 1024
@@ -28,7 +26,7 @@ class FullCollections:
     def __init__(self) -> None:
         self._used = 0
         self._smallest = 0
-        """Of the tables' state since the last freeze."""
+        """Smallest number of objects of the tables' state since the last freeze."""
         self._frozen = 0
 
     def note(self, used: int) -> None:
@@ -48,7 +46,6 @@ class FullCollections:
         self._smallest = self._used
 
     def collect(self) -> None:
-        """Collect everything, and freeze the rest."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -4,15 +4,14 @@ Between some tables and the next ones other tasks run, so a scrape of ten thousa
 set together at the end: two scrapes at once don't mix their numbers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import anyio.lowlevel
+from prometheus_client import Gauge
 
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.serving.partition.owner import PartitionOwner
@@ -39,12 +38,14 @@ class Measured:
     open: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By table label and phase, as `oldest`."""
     oldest: dict[tuple[str, str], float] = field(default_factory=dict)
-    unreported: Counter[str] = field(default_factory=Counter)
+    unreported: Counter[tuple[str]] = field(default_factory=Counter)
     conditions: dict[tuple[str, str], float] = field(default_factory=dict)
     """Seconds, by table label and name."""
-    phases: Counter[str] = field(default_factory=Counter)
-    lags: dict[int, tuple[int, float | None]] = field(default_factory=dict)
-    """Unread records and seconds, by partition."""
+    phases: Counter[tuple[str]] = field(default_factory=Counter)
+    unread: dict[tuple[int], int] = field(default_factory=dict)
+    """Records, by partition, as `behind`."""
+    behind: dict[tuple[int], float] = field(default_factory=dict)
+    """Seconds."""
 
 
 async def measure(owners: Iterable[PartitionOwner], metrics: AgentMetrics, now: float) -> Measured:
@@ -52,8 +53,10 @@ async def measure(owners: Iterable[PartitionOwner], metrics: AgentMetrics, now: 
     found = Measured()
     for owner in list(owners):
         facts = owner.facts()
-        found.phases[facts.phase] += 1
-        found.lags[owner.number] = facts.unread, None if facts.reached_at is None else now - facts.reached_at
+        found.phases[facts.phase,] += 1
+        found.unread[owner.number,] = facts.unread
+        if facts.reached_at is not None:
+            found.behind[owner.number,] = now - facts.reached_at
         found.incomplete += owner.seen.missing is not None
         found.stopped += len(owner.tables.stopped.reasons)
         for number, (uri, state) in enumerate(list(owner.tables.states.items()), start=1):
@@ -73,7 +76,7 @@ def _visit(state: TableState, metrics: AgentMetrics, now: float, found: Measured
     if state.lapsed:
         waiting = sum(each.until >= now and not each.observed for each in state.lapsed.values())
         if waiting:
-            found.unreported[metrics.tables.of(state.uri)] += waiting
+            found.unreported[metrics.tables.of(state.uri),] += waiting
     for each in state.transactions.values():
         if each.phase in OPEN:
             key = metrics.tables.of(state.uri), each.phase.value
@@ -126,30 +129,19 @@ def set_partition_gauges(metrics: AgentMetrics, found: Measured) -> None:
     metrics.stopped_tables.set(found.stopped)
     metrics.leases.set(found.leases)
     metrics.incomplete_logs.set(found.incomplete)
-    for gauge in (
-        metrics.open,
-        metrics.oldest,
-        metrics.table_condition,
-        metrics.unreported,
-        metrics.partitions,
-        metrics.lag_records,
-        metrics.lag_seconds,
-    ):
+    found_by_gauge: tuple[tuple[Gauge, Mapping[Any, float]], ...] = (
+        (metrics.open, found.open),
+        (metrics.oldest, found.oldest),
+        (metrics.table_condition, found.conditions),
+        (metrics.unreported, found.unreported),
+        (metrics.partitions, found.phases),
+        (metrics.lag_records, found.unread),
+        (metrics.lag_seconds, found.behind),
+    )
+    for gauge, samples in found_by_gauge:
         gauge.clear()
-    for key, count in found.open.items():
-        metrics.open.labels(*key).set(count)
-    for key, age in found.oldest.items():
-        metrics.oldest.labels(*key).set(age)
-    for key, lasts in found.conditions.items():
-        metrics.table_condition.labels(*key).set(lasts)
-    for table, count in found.unreported.items():
-        metrics.unreported.labels(table).set(count)
-    for phase, count in found.phases.items():
-        metrics.partitions.labels(phase).set(count)
-    for number, (records, seconds) in found.lags.items():
-        metrics.lag_records.labels(number).set(records)
-        if seconds is not None:
-            metrics.lag_seconds.labels(number).set(seconds)
+        for labels, value in samples.items():
+            gauge.labels(*labels).set(value)
 
 
 def set_readiness_gauges(metrics: AgentMetrics, found: tuple[ReadinessCondition, ...]) -> None:

@@ -12,8 +12,6 @@ The endpoint never stops the agent. If its port is in use, the agent serves its 
 tries again: the former agent of a restart may still have the port.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 
@@ -33,7 +31,7 @@ RETRY_SECONDS = 10.0
 DELAY_SECONDS = 0.5
 """Between two samples of the event loop's delay."""
 MAX_REQUEST_BYTES = 1024
-"""Of a request's body, which nothing here needs."""
+"""Limit of a request's body, which nothing here needs."""
 
 
 async def serve_http(agent: Agent, address: tuple[str | None, int]) -> None:

@@ -1,7 +1,5 @@
 """What an agent keeps through all its sessions. The tables are not part of it: each session rebuilds their state from the log."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import anyio
@@ -41,7 +39,6 @@ class Lasting:
         """When this session became ready for the first time."""
 
     def start_session(self) -> None:
-        """A session begins, which is not ready yet."""
         self._ready_at = None
 
     def mark_not_ready(self) -> None:
@@ -63,7 +60,6 @@ class Lasting:
             self.collections.note(used)
 
     def collect_garbage(self) -> None:
-        """Collect what a session has left."""
         if self.collections is not None:
             self.collections.collect()
 

@@ -1,25 +1,18 @@
 """Decodes the records of `decisions` and `ledger`. Records that can't be decoded are skipped, counted and logged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import structlog
 from aiokafka.structs import ConsumerRecord
+from pydantic import TypeAdapter
 
-from lakewarden.events import (
-    DECISION_RECORD,
-    LEDGER_EVENT,
-    DecisionRecord,
-    LedgerRecord,
-    Undecodable,
-    UndecodableRecords,
-    decode,
-)
+from lakewarden import events
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
 
 log = structlog.get_logger()
+_Event = TypeVar("_Event")
 
 
 def decoded_decisions(start: Position, records: Iterable[ConsumerRecord]) -> PublishedDecisions:
@@ -29,17 +22,17 @@ def decoded_decisions(start: Position, records: Iterable[ConsumerRecord]) -> Pub
 
 def decisions_in(
     records: Iterable[ConsumerRecord],
-    undecodable: UndecodableRecords | None = None,
+    undecodable: events.UndecodableRecords | None = None,
     on_newer: Callable[[str], None] | None = None,
-) -> Iterator[tuple[int, DecisionRecord]]:
+) -> Iterator[tuple[int, events.DecisionRecord]]:
     """The records of `decisions` with their offsets. Undecodable ones are counted in `undecodable`, logged and skipped.
 
     `on_newer`: called with a description of each undecodable record that is an event, which a newer agent has published.
     """
     for record in records:
-        decision = decode(DECISION_RECORD, record.value)
-        if isinstance(decision, Undecodable):
-            skip_undecodable(record, decision, undecodable)
+        decision = events.decode(events.DECISION_RECORD, record.value)
+        if isinstance(decision, events.Undecodable):
+            _skip(record, decision, undecodable)
             if on_newer is not None and is_event(record.value):
                 on_newer(
                     f"this version doesn't know the decision at offset {record.offset} of {record.topic}: {decision.reason}"
@@ -57,20 +50,30 @@ def is_event(value: bytes | None) -> bool:
     return isinstance(found, dict) and isinstance(found.get("type"), str)
 
 
-def decoded_ledger(
-    records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
-) -> Iterator[LedgerRecord]:
-    """The records of `ledger`. Undecodable ones are counted in `undecodable`, logged and skipped."""
+def decoded_all(
+    kind: TypeAdapter[_Event],
+    records: Iterable[ConsumerRecord],
+    undecodable: events.UndecodableRecords | None = None,
+) -> Iterator[_Event]:
+    """The events of records. Undecodable ones are counted in `undecodable`, logged and skipped."""
     for record in records:
-        entry = decode(LEDGER_EVENT, record.value)
-        if isinstance(entry, Undecodable):
-            skip_undecodable(record, entry, undecodable)
-        else:
-            yield entry
+        if (event := decoded(kind, record, undecodable)) is not None:
+            yield event
 
 
-def skip_undecodable(
-    record: ConsumerRecord, reason: Undecodable, undecodable: UndecodableRecords | None
+def decoded(
+    kind: TypeAdapter[_Event], record: ConsumerRecord, undecodable: events.UndecodableRecords | None = None
+) -> _Event | None:
+    """The event of a record. None: it can't be decoded; it is counted in `undecodable`, and logged."""
+    event = events.decode(kind, record.value)
+    if not isinstance(event, events.Undecodable):
+        return event
+    _skip(record, event, undecodable)
+    return None
+
+
+def _skip(
+    record: ConsumerRecord, reason: events.Undecodable, undecodable: events.UndecodableRecords | None
 ) -> None:
     """Count a record that an agent skips, and log it unless many have been logged (`UndecodableRecords`)."""
     if undecodable is None:

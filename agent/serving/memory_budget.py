@@ -4,8 +4,6 @@ Each owner reports how many bytes a table needs after each step and each replaye
 owners free the largest part, one after another, until the rest fits. What is freed is decided in `handlers/table/memory.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol

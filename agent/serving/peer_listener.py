@@ -10,30 +10,18 @@ An owner is *replaced* when another agent's `partition-taken` follows its own in
 (`handlers/table/replay.py`), so the session ends, and the next one takes the partition over again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 
 import anyio
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events
 from lakewarden.agent.errors import DuplicateInstanceError, ReplacedError
 from lakewarden.agent.kafka import reader, start_client
-from lakewarden.agent.serving.log_records import skip_undecodable
+from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
-from lakewarden.events import (
-    AUDIT_EVENT,
-    DECISION_RECORD,
-    LEDGER_EVENT,
-    BatchCommitted,
-    ConflictsLost,
-    PartitionTaken,
-    Undecodable,
-    UndecodableRecords,
-    decode,
-)
 
 RENEWAL = b'"type":"lock-renewed"'
 """Identifies a renewal without decoding the record."""
@@ -48,7 +36,7 @@ class PeerListener:
         self,
         settings: Settings,
         owners: Mapping[int, PartitionOwner],
-        undecodable: UndecodableRecords | None = None,
+        undecodable: events.UndecodableRecords | None = None,
         terms: Collection[str] = (),
     ) -> None:
         """`terms`: those of all partition owners that this process has had."""
@@ -56,7 +44,7 @@ class PeerListener:
         self._settings = settings
         self._topics = settings.topics
         self._owners = owners
-        self._undecodable = undecodable or UndecodableRecords()
+        self._undecodable = undecodable or events.UndecodableRecords()
         self._terms = terms
         self._read_until: dict[int, int] = {}
         self._progress = anyio.Event()
@@ -106,21 +94,16 @@ class PeerListener:
     def _on_lock_event(self, record: ConsumerRecord) -> None:
         if RENEWAL in (record.value or b""):  # nearly all records are renewals, and no contender needs them
             return
-        event = decode(AUDIT_EVENT, record.value)
-        if isinstance(event, Undecodable):
-            skip_undecodable(record, event, self._undecodable)
-            return
-        for owner in self._owners.values():
-            owner.tables.locks.hint(event)
+        if (event := decoded(events.AUDIT_EVENT, record, self._undecodable)) is not None:
+            for owner in self._owners.values():
+                owner.tables.locks.hint(event)
 
     def _on_decision(self, record: ConsumerRecord) -> None:
         owner, value = self._owners.get(record.partition), record.value or b""
         if TAKE_OVER not in value if owner is None else owner.records.term.encode() in value:
             return  # nearly all records: decisions of this agent, or of another one about its own partitions
-        decision = decode(DECISION_RECORD, record.value)
-        if isinstance(decision, Undecodable):
-            skip_undecodable(record, decision, self._undecodable)
-        elif isinstance(decision, PartitionTaken):
+        decision = decoded(events.DECISION_RECORD, record, self._undecodable)
+        if isinstance(decision, events.PartitionTaken):
             require_unique_instance(decision, self._settings, self._terms)
             if owner is not None:
                 owner.on_partition_taken(decision, record.offset)
@@ -129,14 +112,12 @@ class PeerListener:
         owner = self._owners.get(record.partition)
         if owner is None or owner.records.term.encode() in (record.value or b""):
             return  # nearly all records: this agent published them
-        entry = decode(LEDGER_EVENT, record.value)
-        if isinstance(entry, Undecodable):
-            skip_undecodable(record, entry, self._undecodable)
-        elif isinstance(entry, BatchCommitted | ConflictsLost):
+        entry = decoded(events.LEDGER_EVENT, record, self._undecodable)
+        if isinstance(entry, events.BatchCommitted | events.ConflictsLost):
             owner.on_others_entry(entry, record.offset)
 
 
-def require_unique_instance(taken: PartitionTaken, settings: Settings, terms: Collection[str]) -> None:
+def require_unique_instance(taken: events.PartitionTaken, settings: Settings, terms: Collection[str]) -> None:
     """Raise `DuplicateInstanceError` if another process took a partition over under this agent's `group_instance_id`.
 
     aiokafka's heartbeats don't name the instance, so Kafka doesn't report the duplicate: the two would take turns for ever.

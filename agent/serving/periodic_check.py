@@ -13,8 +13,6 @@
   the partitions to other agents. After a suspension Kafka has one more check to answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import anyio
@@ -221,5 +219,5 @@ class PeriodicCheck:
                     try:
                         position = await self._consumer.position(TopicPartition(self._topic, owner.number))
                     except IllegalStateError:
-                        continue  # the partition was revoked meanwhile
+                        continue  # the partition was revoked during the check
                     owner.advance_to(position)

@@ -20,8 +20,6 @@ doesn't answer. A lock that is not released in time expires. A lost ledger is re
 take `RESTORE_SECONDS` more, because only this process knows the entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,13 +31,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListen
 from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden.agent import errors
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.errors import (
-    LogCutError,
-    PublishFailedError,
-    SuspendedError,
-    TaskEndedError,
-)
 from lakewarden.agent.kafka import (
     BATCH_BYTES,
     FETCH_BYTES,
@@ -79,7 +72,7 @@ COMMIT_SECONDS = 1.0
 METADATA_SECONDS = 30
 """How often Kafka's metadata is refreshed, and so the longest time until a change of the number of partitions is noticed."""
 HEARTBEAT_SHARE = 0.3
-"""Of the session timeout: the longest interval of heartbeats to the group."""
+"""Share of the session timeout: the longest interval of heartbeats to the group."""
 MAX_HEARTBEAT_SECONDS = 1.0
 """An agent learns of a rebalance with its next heartbeat, and the other agents wait for it until then."""
 LEDGER_QUESTION_SECONDS = 3.0
@@ -87,12 +80,12 @@ LEDGER_QUESTION_SHARE = 0.3
 """How long the end of a session waits for the extent of the ledger, and the share of `shutdown_seconds` that it takes at most:
 Kafka may be what has ended the session. The broker answers each of the two requests after a running fetch."""
 RELEASE_SHARE = 0.7
-"""Of the time that is left then: the time limit for publishing, releasing the locks and committing. The rest is the clients'."""
+"""Share of the time that is left then, for publishing, releasing the locks and committing. The rest is the clients'."""
 RESTORE_SECONDS = 60.0
 """How long it may take to record a lost ledger again: about 500,000 entries. The grace periods in deploy/ and in
 docker-compose.yml include it."""
 REVOKE_SHARE = 0.5
-"""Of the session timeout: the time limit for releasing revoked partitions, before the group stops waiting."""
+"""Share of the session timeout: the time limit for releasing revoked partitions, before the group stops waiting."""
 
 
 def heartbeat_seconds(settings: Settings) -> float:
@@ -121,7 +114,6 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._assigned_at = 0.0
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Start the clients and join the consumer group."""
         settings = self._settings
         self._partitions = await ensure_topics(
             settings,
@@ -177,7 +169,6 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             await _run("consuming events", self._consume)
 
     async def close(self) -> None:
-        """Run the steps of an orderly stop, as listed at the top of the file."""
         self._check = None
         seconds = self._settings.shutdown_seconds
         ends_at = monotonic() + seconds
@@ -213,7 +204,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             try:
                 batches = await self._record_again(lost, sender)
                 problem = None
-            except (KafkaError, PublishFailedError) as error:
+            except (KafkaError, errors.PublishFailedError) as error:
                 problem = str(error) or repr(error)
         numbers = [owner.number for owner in lost]
         if problem is None:
@@ -351,7 +342,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         try:
             with anyio.move_on_after(seconds / 3):
                 await self._publisher.flush()
-        except PublishFailedError as error:
+        except errors.PublishFailedError as error:
             log.warning("partition.decisions-lost", partitions=numbers, problem=str(error))
         await self._release_locks(owners, seconds / 3)
         await self._commit_last(numbers, checkpoints, seconds / 3)
@@ -381,7 +372,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 await self._checkpoints.commit(
                     {number: each for number, each in checkpoints.items() if each is not None}
                 )
-        except (PublishFailedError, KafkaError, IllegalStateError) as error:
+        except (errors.PublishFailedError, KafkaError, IllegalStateError) as error:
             log.warning("partition.released-uncommitted", partitions=numbers, problem=str(error))
 
     # -- tasks -------------------------------------------------------------------------------------------------------
@@ -406,7 +397,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             gap, last = read_at - last, read_at
             if gap > self._settings.session_timeout_seconds - heartbeat_seconds(self._settings):
                 # Another agent may have decided the events that were fetched before the suspension.
-                raise SuspendedError(
+                raise errors.SuspendedError(
                     f"nothing was consumed for {gap:.0f} s: the process or its machine was suspended"
                 )
             await self._pass_to_owners(batches, read_at)
@@ -463,13 +454,13 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             return
         beginning = (await self._consumer.beginning_offsets([partition]))[partition]
         if beginning > position:
-            raise LogCutError(
+            raise errors.LogCutError(
                 f"topic {self._topic} begins at offset {beginning} of partition {owner.number}, and this agent has read only up "
                 f"to {position}: events were removed before it read them"
             )
 
     async def _resume_owners(self) -> None:
-        """Resume the paused owners, or replace those whose partition another agent took meanwhile."""
+        """Resume the paused owners, or replace those whose partition another agent took during the pause."""
         assigned_at = self._assigned_at
         paused = [owner for owner in self._owners.values() if owner.phase == "paused"]
         for owner in paused:
@@ -495,7 +486,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             self._owners[owner.number].follows_paused = True
         if replaced:
             numbers = [owner.number for owner in replaced]
-            log.info("partitions.taken-meanwhile", partitions=numbers)
+            log.info("partitions.lost-while-paused", partitions=numbers)
             self._checkpoints.forget(numbers)
             await self._release_locks(replaced, self._settings.session_timeout_seconds * REVOKE_SHARE / 3)
 
@@ -525,7 +516,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     def _require_running_clients(self) -> None:
         for client in self._clients:
             for name, end in ended_tasks(client).items():
-                raise TaskEndedError(
+                raise errors.TaskEndedError(
                     f"the task {name} of an {type(client).__name__} has ended ({end}); without it the agent would read or "
                     "publish nothing"
                 )

@@ -12,8 +12,6 @@ The order of the steps matters:
    its cause before these ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -82,7 +80,7 @@ async def load(
     publisher: Publisher,
     partitions: int,
 ) -> None:
-    """Load these owners. An owner whose partition was revoked meanwhile is skipped. `consumer`: the session's."""
+    """Load these owners. An owner whose partition is revoked during the take-over is skipped. `consumer`: the session's."""
     settings, topics = reading.settings, reading.topics
     require_same_partitions(partitions_known(consumer, topics.writers), partitions, settings)
     for owner in owners:
@@ -285,4 +283,4 @@ def _move(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int) ->
     try:
         consumer.seek(partition, offset)
     except IllegalStateError:
-        log.debug("partition.revoked-meanwhile", partition=partition.partition)
+        log.debug("partition.revoked-during-takeover", partition=partition.partition)

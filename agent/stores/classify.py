@@ -1,7 +1,7 @@
 """What the answer of an S3-compatible store means to the lock: `TABLE`, of which the first row that applies counts.
 
-`docs/store-answers.md` is generated from the table (`python -m lakewarden.agent.stores.classify`). In
-`tests/contract/test_s3_answers.py` a server sends every answer of the table.
+`docs/store-answers.md` is generated from the table (`python -m tests.pages`). In `tests/contract/test_s3_answers.py` a server
+sends every answer of the table.
 
 *Unknown* and *refused* differ in what the store did. After *unknown* it may have written. *Refused* is returned only where
 nothing was written, and the store may accept a later request. *Unusable* is a refusal that no later request can change. In doubt
@@ -12,29 +12,13 @@ writes of a lock are equal. An ETag that differs from the body's MD5 proves noth
 SSE-C) differs too. It need not be recognised: the next write under a wrong ETag loses, and the lock reads back.
 """
 
-from __future__ import annotations
-
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, assert_never
 
 from lakewarden.agent.stores.port import shorten
-from lakewarden.handlers.lease.conditional import (
-    Absent,
-    Condition,
-    Found,
-    IfAbsent,
-    IfMatch,
-    Lost,
-    ReadOutcome,
-    Refused,
-    Throttled,
-    Unknown,
-    Won,
-    WriteOutcome,
-)
+from lakewarden.handlers.lease import conditional
 
 _MESSAGE_CHARACTERS: Final = 400
 """Limit for the store's own message, so that the reason before it and the status and code after it still fit."""
@@ -79,7 +63,7 @@ class Answer:
         return f"{message}: status={self.status} code={self.code or '-'}"
 
 
-RequestCondition: TypeAlias = Condition | None
+RequestCondition: TypeAlias = conditional.Condition | None
 """The condition of a write; None for a read."""
 
 Meaning = Literal["won", "lost", "found", "absent", "throttled", "unknown", "refused", "unusable"]
@@ -97,12 +81,11 @@ class Row:
     """The reason that the outcome carries into logs and error messages."""
 
     def meaning(self, condition: RequestCondition) -> Meaning:
-        """The meaning for a request with this condition."""
         if_absent, if_match, read = self.means
         match condition:
-            case IfAbsent():
+            case conditional.IfAbsent():
                 meaning = if_absent
-            case IfMatch():
+            case conditional.IfMatch():
                 meaning = if_match
             case None:
                 meaning = read
@@ -187,7 +170,7 @@ TABLE: Final = (
         "200, 201 with the ETag that If-Match named",
         lambda answer, condition: (
             _succeeded(answer)
-            and isinstance(condition, IfMatch)
+            and isinstance(condition, conditional.IfMatch)
             and _unquoted(condition.version) == _unquoted(answer.version)
         ),
         (None, "unknown", None),
@@ -249,87 +232,44 @@ def row_of(answer: Answer, condition: RequestCondition) -> Row:
     return next(row for row in TABLE if row.applies(answer, condition))
 
 
-def classify_write(answer: Answer, condition: Condition) -> WriteOutcome:
+def classify_write(answer: Answer, condition: conditional.Condition) -> conditional.WriteOutcome:
     """The outcome of a conditional write."""
+    outcome = _outcome(answer, condition)
+    assert not isinstance(outcome, conditional.Found | conditional.Absent), f"a write can't be {outcome}"
+    return outcome
+
+
+def classify_read(answer: Answer) -> conditional.ReadOutcome:
+    """The outcome of a read."""
+    outcome = _outcome(answer, None)
+    assert not isinstance(outcome, conditional.Won | conditional.Lost), f"a read can't be {outcome}"
+    return outcome
+
+
+def _outcome(
+    answer: Answer, condition: RequestCondition
+) -> conditional.ReadOutcome | conditional.WriteOutcome:
     row = row_of(answer, condition)
+    why = shorten(f"{row.why}: {answer.summary}")
     match row.meaning(condition):
         case "won":
             assert answer.version is not None
-            return Won(answer.version)
-        case "lost":
-            return Lost(_why(row, answer))
-        case "found" | "absent" | "unusable" as meaning:
-            raise AssertionError(f"a write can't be {meaning}: {row.answer}")
-        case failure:
-            return _failed(failure, _why(row, answer))
-
-
-def classify_read(answer: Answer) -> ReadOutcome:
-    """The outcome of a read."""
-    row = row_of(answer, None)
-    match row.meaning(None):
+            return conditional.Won(answer.version)
         case "found":
             assert answer.version is not None
-            return Found(answer.body, answer.version)
+            return conditional.Found(answer.body, answer.version)
         case "absent":
-            return Absent()
-        case "unusable":
-            return Refused(_why(row, answer), unusable=True)
-        case "won" | "lost" as meaning:
-            raise AssertionError(f"a read can't be {meaning}: {row.answer}")
-        case failure:
-            return _failed(failure, _why(row, answer))
-
-
-def _failed(meaning: Literal["throttled", "unknown", "refused"], why: str) -> Throttled | Unknown | Refused:
-    match meaning:
+            return conditional.Absent()
+        case "lost":
+            return conditional.Lost(why)
         case "throttled":
-            return Throttled(why)
+            return conditional.Throttled(why)
         case "unknown":
-            return Unknown(why)
-        case "refused":
-            return Refused(why)
+            return conditional.Unknown(why)
+        case "refused" | "unusable" as meaning:
+            return conditional.Refused(why, unusable=meaning == "unusable")
 
 
 def _unquoted(version: str | None) -> str:
     """An ETag without its quotes, which some stores leave out."""
     return (version or "").strip('"')
-
-
-def _why(row: Row, answer: Answer) -> str:
-    return shorten(f"{row.why}: {answer.summary}")
-
-
-def render() -> str:
-    """`docs/store-answers.md`."""
-    rows = "\n".join(
-        f"| {row.answer} | {' | '.join(meaning or '–' for meaning in row.means)} | {row.why} |"
-        for row in TABLE
-    )
-    return f"""# What the answers of S3 mean
-
-For operators who read a store's answer in a log line, and for authors of stores: what the lock makes of each answer.
-Generated by `python -m lakewarden.agent.stores.classify`; don't edit.
-
-The agent looks for the first row that applies to an answer. Its outcome is one of these:
-
-| outcome | meaning | what the lock does |
-| --- | --- | --- |
-| won | the object was written | it continues with the new version |
-| lost | the condition did not hold, and nothing was written | it reads the object |
-| throttled | nothing was written; the store limits the rate of requests | it retries later |
-| unknown | the object may have been written | it reads the object back |
-| refused | nothing was written; the store may accept a later request | it retries, and reports a refusal that lasts |
-| unusable | the object can't be a lock | it reports it, and never writes it |
-| found, absent | what a read returned | it continues with the object, or without one |
-
-The agent sends each request once. It follows no redirect and resends nothing.
-
-| answer | write if-absent | write if-match | read | why |
-| --- | --- | --- | --- | --- |
-{rows}
-"""
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

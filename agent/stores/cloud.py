@@ -3,8 +3,8 @@
 `classify.py` defines what an answer means. This module translates between obstore and `Answer`:
 
 - **Conditions.** Google compares a generation (`x-goog-if-generation-match`, 0 for "absent"), Azure an ETag
-  (`If-None-Match: *`, `If-Match`). This is the version that reads and writes return. It never repeats.
-- **Answers.** obstore raises an exception for every status but 2xx, and the status is only in its message. It counts only
+  (`If-None-Match: *`, `If-Match`). Reads and writes return this version, which never repeats.
+- **Answers.** obstore raises an exception for every status but 2xx, and the status is only in its message. The status counts only
   if the message is about our own request, not about a request for credentials. Any other failure is *unknown*. If an
   upgrade changes the messages, the lock reads back more often, but it never loses or wins wrongly.
 - **One request.** `max_retries` is 0. The HTTP client below obstore follows redirects, and this can't be turned off: a GET,
@@ -30,24 +30,10 @@ import obstore
 from obstore.exceptions import BaseError, GenericError
 from obstore.store import AzureStore, GCSStore
 
+from lakewarden.agent.stores import port
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.locations import Location, LocationError, scheme_of
-from lakewarden.agent.stores.port import (
-    MAX_OBJECT_BYTES,
-    LocatingStore,
-    error_text,
-    require_timeout,
-    shorten,
-    too_long,
-)
-from lakewarden.handlers.lease.conditional import (
-    Condition,
-    IfAbsent,
-    IfMatch,
-    ReadOutcome,
-    Refused,
-    WriteOutcome,
-)
+from lakewarden.handlers.lease import conditional
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -103,11 +89,11 @@ _AZURE: Final = _Cloud(
 _CLOUDS: Final = {"gs": _GOOGLE, "az": _AZURE, "abfs": _AZURE}
 
 
-class CloudStore(LocatingStore[str]):
+class CloudStore(port.LocatingStore[str]):
     """The bucket or container of `uri`. Credentials come from the cloud's standard chain."""
 
     def __init__(self, uri: str, *, request_timeout_seconds: float, endpoint: str | None = None) -> None:
-        self._timeout = require_timeout(request_timeout_seconds)
+        self._timeout = port.require_timeout(request_timeout_seconds)
         self._endpoint = None if endpoint is None else _require_endpoint(endpoint)
         self._scheme = scheme_of(uri)
         self._authority = uri.partition("://")[2].partition("/")[0]
@@ -121,17 +107,19 @@ class CloudStore(LocatingStore[str]):
         try:
             self._client = self._connect()
         except BaseError as error:
-            message = shorten(error_text(error))
+            message = port.shorten(port.error_text(error))
             raise ValueError(f"{message}; set {self._cloud.credentials}") from error
         try:
             yield self
         finally:
             self._client = None
 
-    async def _read(self, key: str) -> ReadOutcome:
+    async def _read(self, key: str) -> conditional.ReadOutcome:
         return classify_read(await self._request(lambda store: self._get(store, key)))
 
-    async def _write(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
+    async def _write(
+        self, key: str, body: bytes, condition: conditional.Condition
+    ) -> conditional.WriteOutcome:
         return classify_write(
             await self._request(lambda store: self._put(store, key, body, condition)), condition
         )
@@ -166,12 +154,12 @@ class CloudStore(LocatingStore[str]):
             message=f"no credentials or no answer within the timeout: request_timeout_seconds={self._timeout:g}",
         )
 
-    async def _put(self, client: _Client, key: str, body: bytes, condition: Condition) -> Answer:
+    async def _put(self, client: _Client, key: str, body: bytes, condition: conditional.Condition) -> Answer:
         mode: PutMode
         match condition:
-            case IfAbsent():
+            case conditional.IfAbsent():
                 mode = "create"
-            case IfMatch(version=version):
+            case conditional.IfMatch(version=version):
                 # Each client uses the one that its cloud compares.
                 mode = {"e_tag": version, "version": version}
             case _:
@@ -183,8 +171,8 @@ class CloudStore(LocatingStore[str]):
 
     async def _get(self, client: _Client, key: str) -> Answer:
         result = await obstore.get_async(client, key)
-        if (size := result.meta["size"]) > MAX_OBJECT_BYTES:
-            return Answer(fault="too long", message=too_long(size))
+        if (size := result.meta["size"]) > port.MAX_OBJECT_BYTES:
+            return Answer(fault="too long", message=port.too_long(size))
         return self._success(result.meta[self._cloud.version], bytes(await result.bytes_async()))
 
     def _success(self, version: str | None, body: bytes = b"") -> Answer:
@@ -193,8 +181,7 @@ class CloudStore(LocatingStore[str]):
         return Answer(200, version=version, body=body)
 
     def _answer_from_error(self, error: Exception) -> Answer:
-        """The answer that obstore turned into this exception, if there was one."""
-        text = error_text(error)
+        text = port.error_text(error)
         if _NO_CREDENTIALS.match(text):
             return Answer(fault="no answer", message=f"no credentials; set {self._cloud.credentials}: {text}")
         if text.endswith(_UNSENDABLE):
@@ -218,9 +205,9 @@ class CloudStore(LocatingStore[str]):
             return Answer(status, message=text, fault="not the store" if status == 404 else None)
         return Answer(status, _S3_CODES.get(code[1], code[1]), f"{code[1]}: {text}")
 
-    def _key_of(self, location: Location, uri: str) -> str | Refused:
+    def _key_of(self, location: Location, uri: str) -> str | conditional.Refused:
         if (location.scheme, location.authority) != (self._scheme, self._authority):
-            return Refused(
+            return conditional.Refused(
                 f"the object is not in the open store {self._scheme}://{self._authority}: uri={uri!r}",
                 unusable=True,
             )

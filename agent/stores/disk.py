@@ -14,8 +14,6 @@
   operation is relative to the opened folder. A link that is created later has no effect either.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -7,8 +7,6 @@ A thread that hangs in a disk operation can't be cancelled. Its caller still get
 `_MAX_THREADS` threads run at once, hanging ones included.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable

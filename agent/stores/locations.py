@@ -7,13 +7,17 @@ characters, malformed escapes, a query, a fragment.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.events import canonical_scheme
+
+if TYPE_CHECKING:
+    from aiobotocore.session import AioSession
 
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -70,3 +74,12 @@ def _decode(segment: str, uri: str) -> str:
             f"a location can't have an empty, '.' or '..' segment, or an encoded slash: uri={uri!r}"
         )
     return decoded
+
+
+DEFAULT_REGION = "us-east-1"
+"""For a request that no region changes: to an endpoint of its own, or without a signature."""
+
+
+def s3_region(session: AioSession) -> str | None:
+    """AWS_DEFAULT_REGION, else that of the profile, else AWS_REGION, which botocore doesn't read."""
+    return session.get_config_variable("region") or os.environ.get("AWS_REGION") or None

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from lakewarden.agent.stores.local import LocalStore
 from lakewarden.agent.stores.locations import LocationError, scheme_of
-from lakewarden.agent.stores.memory import MemoryStore
 from lakewarden.agent.stores.port import ConditionalStore
 
 if TYPE_CHECKING:
     from lakewarden.agent.stores.s3 import S3Options
 
-SCHEMES = ("file", "memory", "s3", "gs", "az", "abfs")
+SCHEMES = ("file", "s3", "gs", "az", "abfs")
 
 
 def open_store(
@@ -27,7 +26,6 @@ def open_store(
     """The store of `uri`, to be entered with `async with`.
 
     `root` is the folder that all `file://` objects must be in. `endpoint` replaces Google's or Azure's own.
-    Each `memory://` store has its own objects; to share them, pass one `MemoryStore` around.
     """
     match scheme_of(uri):
         case "file":
@@ -36,8 +34,6 @@ def open_store(
                     f"no root folder is configured for local objects; name in `tables` a folder that contains it: uri={uri!r}"
                 )
             return LocalStore(root, request_timeout_seconds=request_timeout_seconds)
-        case "memory":
-            return MemoryStore(request_timeout_seconds=request_timeout_seconds)
         case "s3":
             # Imported here because aiobotocore takes half a second, which simulations and local tables don't need.
             from lakewarden.agent.stores.s3 import S3Store

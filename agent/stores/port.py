@@ -5,21 +5,31 @@ distinguishes "lost", "throttled" and "unknown"; an exception would merge them i
 cancellation, which passes through, and a programming error (a negative timeout, a delete outside the probe's folder).
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from functools import cached_property
 from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
+import anyio
 import structlog
 from anyio import AsyncContextManagerMixin
 
+from lakewarden.agent.clock import monotonic
 from lakewarden.agent.stores.locations import Location, LocationError, parse_location
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, Refused, WriteOutcome
 
 log = structlog.get_logger(__name__)
 
 Key = TypeVar("Key")
+_Outcome = TypeVar("_Outcome", bound=ReadOutcome | WriteOutcome)
+
+MAX_CONCURRENT: Final = 32
+"""At 30 ms per cloud request this allows a thousand requests a second, far more than one process can send. It is less than
+the size of the adapters' connection pools, so that no request waits for a connection."""
+
+OnRequest: TypeAlias = Callable[[Literal["read", "write"], ReadOutcome | WriteOutcome, float], None]
+"""Called with the operation, the answer and the seconds."""
 
 MAX_OBJECT_BYTES: Final = 1024 * 1024
 """Longest object that is read or written. A lock object has less than 200 bytes, so a longer object is not a lock. Reading it
@@ -34,6 +44,11 @@ MAX_WHY_CHARACTERS: Final = 600
 
 class ConditionalStore(Protocol):
     """A store with conditional writes. Use it inside `async with`; `request_timeout_seconds` bounds each call."""
+
+    requests: int
+    """How many were sent, deletions included."""
+    on_request: OnRequest
+    """Called with each request that is answered or times out, without its time in the queue."""
 
     async def read(self, uri: str) -> ReadOutcome:
         """Read the body and the version that belongs to it."""
@@ -59,7 +74,20 @@ class ConditionalStore(Protocol):
 
 
 class LocatingStore(AsyncContextManagerMixin, Generic[Key]):
-    """What all stores do before a request: they refuse what names none of their objects, and what is too long."""
+    """What all stores do with a request: they refuse what names none of their objects and what is too long, limit and report.
+
+    Many locks can be due at the same moment: an agent starts with a thousand open tables, or its process was suspended. If all
+    their requests were sent at once, they would share one processor and one connection pool, and most would time out before
+    they were sent. Each of these unknown outcomes must be read back, which adds load. So at most `MAX_CONCURRENT` are sent at
+    once, first come, first served. A lease counts from when its write was decided, so the time in this queue shortens it.
+    """
+
+    requests = 0
+    on_request: OnRequest = lambda *_: None
+
+    @cached_property
+    def _slots(self) -> anyio.Semaphore:
+        return anyio.Semaphore(MAX_CONCURRENT, fast_acquire=True)
 
     @abstractmethod
     def _key_of(self, location: Location, uri: str) -> Key | Refused:
@@ -77,7 +105,7 @@ class LocatingStore(AsyncContextManagerMixin, Generic[Key]):
 
     async def read(self, uri: str) -> ReadOutcome:
         key = self._locate(uri)
-        return key if isinstance(key, Refused) else await self._read(key)
+        return key if isinstance(key, Refused) else await self._sent("read", lambda: self._read(key))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         key = self._locate(uri)
@@ -85,12 +113,24 @@ class LocatingStore(AsyncContextManagerMixin, Generic[Key]):
             return key
         if len(body) > MAX_OBJECT_BYTES:
             return Refused(too_long(len(body)))
-        return await self._write(key, body, condition)
+        return await self._sent("write", lambda: self._write(key, body, condition))
+
+    async def _sent(
+        self, operation: Literal["read", "write"], request: Callable[[], Awaitable[_Outcome]]
+    ) -> _Outcome:
+        async with self._slots:
+            self.requests += 1
+            since = monotonic()
+            outcome = await request()
+            self.on_request(operation, outcome, monotonic() - since)
+            return outcome
 
     async def delete(self, uri: str) -> None:
         require_probe_key(uri)
         key = self._locate(uri)
-        why = key.why if isinstance(key, Refused) else await self._remove(key)
+        async with self._slots:
+            self.requests += 1
+            why = key.why if isinstance(key, Refused) else await self._remove(key)
         if why is not None:
             log.warning("store.probe_key_left_behind", uri=uri, why=why)
 

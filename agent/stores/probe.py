@@ -8,8 +8,6 @@ both hold the lock. The probe makes three writes to a key of its own, then delet
 3. if-match with another version must lose.
 """
 
-from __future__ import annotations
-
 import secrets
 from typing import Final, NoReturn, assert_never
 
@@ -17,16 +15,7 @@ import anyio
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.stores.port import PROBE_FOLDER, ConditionalStore
-from lakewarden.handlers.lease.conditional import (
-    IfAbsent,
-    IfMatch,
-    Lost,
-    Refused,
-    Throttled,
-    Unknown,
-    Won,
-    WriteOutcome,
-)
+from lakewarden.handlers.lease import conditional
 
 _BODIES: Final = tuple(b'{"probe":%d}' % number for number in range(3))
 """Three different bodies, so that a version derived from the content can't match by accident."""
@@ -48,15 +37,15 @@ async def probe(store: ConditionalStore, folder_uri: str) -> None:
     """Return if the store honours both conditions, else raise `StoreProbeError`. Sends at most four requests."""
     uri = f"{folder_uri.rstrip('/')}/{PROBE_FOLDER}/{secrets.token_hex(8)}.json"
     try:
-        first = await store.write(uri, _BODIES[0], IfAbsent())
-        if not isinstance(first, Won):
+        first = await store.write(uri, _BODIES[0], conditional.IfAbsent())
+        if not isinstance(first, conditional.Won):
             _raise_inconclusive(first, uri)
         _require_lost(
-            await store.write(uri, _BODIES[1], IfAbsent()),
+            await store.write(uri, _BODIES[1], conditional.IfAbsent()),
             "if-absent (If-None-Match: *; Google: generation 0)",
             uri,
         )
-        stale = IfMatch(_different_version(first.version))
+        stale = conditional.IfMatch(_different_version(first.version))
         _require_lost(
             await store.write(uri, _BODIES[2], stale),
             "if-match (If-Match: <etag>; Google: its generation)",
@@ -68,34 +57,36 @@ async def probe(store: ConditionalStore, folder_uri: str) -> None:
             await store.delete(uri)
 
 
-def _require_lost(outcome: WriteOutcome, condition: str, uri: str) -> None:
+def _require_lost(outcome: conditional.WriteOutcome, condition: str, uri: str) -> None:
     match outcome:
-        case Lost():
+        case conditional.Lost():
             return
-        case Won():
+        case conditional.Won():
             raise StoreProbeError(
                 f"this store ignores the condition {condition}, so two writers could both acquire the lock; keep the "
                 f"lock in a store with conditional writes (S3, Google, Azure, a current MinIO, a local disk): key={uri}"
             )
-        case Throttled() | Unknown() | Refused():
+        case conditional.Throttled() | conditional.Unknown() | conditional.Refused():
             _raise_inconclusive(outcome, uri)
         case _:
             assert_never(outcome)
 
 
-def _raise_inconclusive(outcome: Lost | Throttled | Unknown | Refused, uri: str) -> NoReturn:
+def _raise_inconclusive(
+    outcome: conditional.Lost | conditional.Throttled | conditional.Unknown | conditional.Refused, uri: str
+) -> NoReturn:
     match outcome:
-        case Refused(why=why):
+        case conditional.Refused(why=why):
             raise StoreRefusedError(
                 f"this store refused to write; check bucket or container, credentials and write permission: {why} "
                 f"key={uri}"
             )
-        case Throttled(why=why) | Unknown(why=why):
+        case conditional.Throttled(why=why) | conditional.Unknown(why=why):
             raise StoreUnreachableError(
                 f"this store could not be reached in time; check endpoint, network and the credentials service: "
                 f"{why} key={uri}"
             )
-        case Lost(why=why):
+        case conditional.Lost(why=why):
             raise StoreProbeError(
                 f"this store reports an object under a key that was never used, so its answers can't be trusted; "
                 f"check for proxies or caches in front of it: {why} key={uri}"

@@ -21,21 +21,24 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
+from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
+from aiohttp import (
+    ClientHandlerType,
+    ClientPayloadError,
+    ClientRequest,
+    ClientResponse,
+    ClientSession,
+    ServerDisconnectedError,
+)
 from botocore import exceptions as boto
 
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import port
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
-from lakewarden.agent.stores.locations import Location
-from lakewarden.agent.stores.port import (
-    MAX_OBJECT_BYTES,
-    LocatingStore,
-    require_timeout,
-    too_long,
-)
-from lakewarden.agent.stores.region import s3_region
-from lakewarden.agent.stores.send_once import RAW_LENGTH, RAW_STATUS, SendOnceSession
+from lakewarden.agent.stores.locations import Location, s3_region
 from lakewarden.handlers.lease.conditional import (
     Condition,
     IfAbsent,
@@ -71,7 +74,7 @@ NO_CREDENTIALS: Final = (
     "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in AWS_PROFILE, "
     "or run with an IAM role"
 )
-_NO_REGION: Final = "no region is set; set LAKEWARDEN_S3_REGION, AWS_DEFAULT_REGION or the profile's region"
+_NO_REGION: Final = "no region is set; set AWS_REGION, AWS_DEFAULT_REGION or the profile's region"
 _AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn")
 
 _ERROR_DOCUMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error[\s>]")
@@ -83,12 +86,10 @@ class S3Options:
     """Endpoint and addressing. Credentials always come from the standard chain (environment, profile, role)."""
 
     endpoint_url: str | None = None
-    region: str | None = None
-    profile: str | None = None
     path_style: bool | None = None
     """None: botocore's default, which is path style where an endpoint is set (few of those resolve `bucket.host`)."""
     encryption: str | None = None
-    """Of what is written: the header that a bucket policy may demand."""
+    """Encryption of what is written: the header that a bucket policy may demand."""
     kms_key: str | None = None
     requester_pays: bool = False
     bucket_owner: str | None = None
@@ -96,11 +97,9 @@ class S3Options:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The settings, for locks and for watched tables."""
         encryption, _, key = (settings.s3_encryption or "").partition("=")
         return cls(
             endpoint_url=settings.s3_endpoint,
-            region=settings.s3_region,
             path_style=None if settings.s3_addressing == "auto" else settings.s3_addressing == "path",
             encryption=encryption or None,
             kms_key=key or None,
@@ -117,14 +116,14 @@ class S3Options:
         return encryption | ({"SSEKMSKeyId": self.kms_key} if self.kms_key else {})
 
 
-class S3Store(LocatingStore[Location]):
+class S3Store(port.LocatingStore[Location]):
     """Objects `s3://bucket/key` (or `s3a://`), in any bucket that the credentials give access to."""
 
     def __init__(self, options: S3Options | None = None, *, request_timeout_seconds: float) -> None:
         self._options = options or S3Options()
         self._of_requests = self._options.of_requests()
         self._of_writes = self._of_requests | self._options.of_writes()
-        self._timeout = require_timeout(request_timeout_seconds)
+        self._timeout = port.require_timeout(request_timeout_seconds)
         self._stack: AsyncExitStack | None = None
         self._client: Any = None
         self._opening = anyio.Lock()
@@ -188,11 +187,11 @@ class S3Store(LocatingStore[Location]):
     async def _create_client(self, stack: AsyncExitStack) -> Answer | None:
         options = self._options
         # A new session for each try, because a session caches that it found no credentials.
-        session = AioSession(profile=options.profile)
+        session = AioSession()
         try:
             if await session.get_credentials() is None:
                 return _not_sent(NO_CREDENTIALS)
-            region = s3_region(options.region, session)
+            region = s3_region(session)
             making = session.create_client(
                 "s3",
                 region_name=region,
@@ -259,10 +258,10 @@ async def _get(client: Any, location: Location, more: Mapping[str, str]) -> Answ
     async with stream:
         body = bytearray()
         # In chunks, so that an endless body is abandoned at the limit and does not fill the memory.
-        while len(body) <= MAX_OBJECT_BYTES and (chunk := await stream.read(MAX_OBJECT_BYTES)):
+        while len(body) <= port.MAX_OBJECT_BYTES and (chunk := await stream.read(port.MAX_OBJECT_BYTES)):
             body += chunk
-    if len(body) > MAX_OBJECT_BYTES:
-        return Answer(fault="too long", message=too_long(length or len(body)))
+    if len(body) > port.MAX_OBJECT_BYTES:
+        return Answer(fault="too long", message=port.too_long(length or len(body)))
     if length is None and "transfer-encoding" not in result["ResponseMetadata"]["HTTPHeaders"]:
         return Answer(
             fault="no answer", message="the answer has no length, so a truncated body could not be recognised"
@@ -320,7 +319,6 @@ def _not_sent(why: str) -> Answer:
 
 
 def _answer_from_error(error: boto.ClientError) -> Answer:
-    """The answer that botocore turned into this exception."""
     response: Mapping[str, Any] = error.response
     error_fields: Mapping[str, Any] = response.get("Error", {})
     status, message, code = (
@@ -366,3 +364,64 @@ def _tls_misconfiguration(error: boto.SSLError | boto.HTTPClientError) -> str | 
             return f"the PEM file of certificate authorities can't be read; check AWS_CA_BUNDLE: {found}"
         case _:
             return None
+
+
+RAW_STATUS: Final = "lakewarden-status"
+RAW_LENGTH: Final = "lakewarden-length"
+
+
+class SendOnceSession(AIOHTTPSession):  # type: ignore[misc]
+    """An HTTP session for aiobotocore that sends each request once and preserves the answer (`AioConfig(http_session_cls=...)`).
+
+    `retries={"total_max_attempts": 1}` disables the retries of botocore, but not those of aiohttp. aiohttp **resends** an
+    idempotent request (which a PUT is) if the connection breaks before the answer, and it follows redirects, after a 303 with a
+    GET. A resent write gets a 412 for its own first attempt, and a redirect can turn a foreign page into a 200. Both hide from
+    the lock that an answer was lost.
+
+    botocore changes two parts of an answer before the caller sees it. This session keeps them in headers of its own: the status,
+    which botocore replaces by 500 where a 200 carries an error, and the length of a body that botocore expects to be empty.
+    """
+
+    async def send(self, request: Any) -> AioAWSResponse:
+        """Send the request, and keep the raw status and body length in the answer's headers."""
+        response = await super().send(request)
+        response.headers[RAW_STATUS] = str(response.status_code)
+        if not request.stream_output:
+            response.headers[RAW_LENGTH] = str(len(await response.content))
+        return response
+
+    async def _get_session(self, proxy_url: str | None) -> _SendOnceClient:
+        return _SendOnceClient(await super()._get_session(proxy_url))
+
+
+class _SendOnceClient:
+    """The only method of aiohttp's session that aiobotocore calls, without resending and redirects."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+
+    async def request(self, method: str, **options: Any) -> ClientResponse:
+        # botocore handles redirects: it knows the bucket's region, aiohttp only the Location header.
+        response = await self._session.request(
+            method, allow_redirects=False, middlewares=(_RefuseSecondSend(),), **options
+        )
+        if len(set(response.headers.getall("ETag", ()))) > 1:
+            # aiobotocore would use the last one, but it is not known which one is the object's.
+            response.close()
+            raise ClientPayloadError("the answer has two different ETags")
+        return response
+
+
+class _RefuseSecondSend:
+    """A middleware for one request. aiohttp calls it before each send, and the second call raises."""
+
+    def __init__(self) -> None:
+        self._sent = False
+
+    async def __call__(self, request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+        if self._sent:
+            raise ServerDisconnectedError(
+                "the connection broke before the answer; the request was not resent"
+            )
+        self._sent = True
+        return await send(request)

@@ -3,8 +3,6 @@
 The clients of the stores return no headers. A local disk has this machine's clock.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
@@ -16,8 +14,7 @@ from botocore.exceptions import BotoCoreError
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores.locations import scheme_of
-from lakewarden.agent.stores.region import DEFAULT_REGION, s3_region
+from lakewarden.agent.stores.locations import DEFAULT_REGION, s3_region, scheme_of
 from lakewarden.handlers.setup.clocks import ClockReading
 
 _GOOGLE: Final = "https://storage.googleapis.com"
@@ -31,7 +28,7 @@ class ClockUnknownError(AgentError):
 
 async def read_store_clock(root: str, settings: Settings, wall_ms: Callable[[], int]) -> ClockReading | None:
     """The clock of the server that has the objects below `root`. None: this machine has them."""
-    if scheme_of(root) in ("file", "memory"):
+    if scheme_of(root) == "file":
         return None
     endpoint = await _endpoint(root, settings)
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_seconds)
@@ -51,12 +48,11 @@ async def read_store_clock(root: str, settings: Settings, wall_ms: Callable[[], 
 
 
 async def _endpoint(root: str, settings: Settings) -> str:
-    """The address of the server that the client of this store uses."""
     match scheme_of(root):
         case "s3":
             if settings.s3_endpoint:
                 return settings.s3_endpoint
-            return await _aws_endpoint(settings.s3_region)
+            return await _aws_endpoint()
         case "gs":
             return settings.gcs_endpoint or _GOOGLE
         case _:
@@ -71,13 +67,13 @@ async def _endpoint(root: str, settings: Settings) -> str:
             return f"https://{account}.blob.core.windows.net"
 
 
-async def _aws_endpoint(configured: str | None) -> str:
+async def _aws_endpoint() -> str:
     """The endpoint of the AWS configuration, or AWS's own."""
     session = AioSession()
     try:
         async with session.create_client(
             "s3",
-            region_name=s3_region(configured, session) or DEFAULT_REGION,
+            region_name=s3_region(session) or DEFAULT_REGION,
             aws_access_key_id="none",
             aws_secret_access_key="none",  # noqa: S106 - sends nothing
         ) as client:

@@ -48,7 +48,7 @@ from lakewarden.events.access.tokens import RENEW_SHARE, TokenError, error_code,
 MAX_REQUESTS = 8
 """To one catalog at the same time."""
 MAX_PAGES = 1_000
-"""Of the tables of a namespace."""
+"""Pages of the list of a namespace's tables."""
 EXPIRED = (401, 419)
 
 _Result = TypeVar("_Result")
@@ -89,7 +89,7 @@ class CatalogAnswer:
     access: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Credentials that the catalog vends for the table's files, as Iceberg's properties of S3. Empty: none."""
     digest: int | None = None
-    """Of the whole answer. One that is sent again isn't decoded again."""
+    """Digest of the whole answer. One that is sent again isn't decoded again."""
 
 
 class Catalog(ABC):
@@ -280,7 +280,7 @@ class RestCatalog(Catalog):
             return self._token
 
     def _refuse(self, token: str) -> None:
-        """Request a new token, unless another look has done so meanwhile."""
+        """Request a new token, unless another look has just done so."""
         if token == self._token:
             self._renew_at = self._expires_at = float("-inf")
 

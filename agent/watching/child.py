@@ -4,8 +4,6 @@ It watches the tables of the setting `watch` that are in the agent's assignment,
 ends it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import sys
@@ -19,28 +17,23 @@ import structlog
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.settings import Settings, catalog_entry
+from lakewarden.agent.watching import instructions
 from lakewarden.agent.watching.foreground import publishing
-from lakewarden.agent.watching.instructions import (
-    MAX_LINE_BYTES,
-    Assignment,
-    decode_assignment,
-    decode_settings,
-)
 from lakewarden.agent.watching.watcher import Publish, Watcher
 from lakewarden.events import is_glob
 
 log = structlog.get_logger(__name__)
 
 MEMORY_BYTES = 768 * 1024 * 1024
-"""Of the watcher's own data. A commit of 100,000 files takes 350 MB."""
+"""Limit of the watcher's own data. A commit of 100,000 files takes 350 MB."""
 
 
 async def watch_assigned(
-    settings: Settings, assignments: AsyncIterable[Assignment], publish: Publish
+    settings: Settings, assignments: AsyncIterable[instructions.Assignment], publish: Publish
 ) -> None:
     """Watch the tables of the latest assignment, until there are no more assignments."""
     allows = settings.placement().allows
-    current = Assignment(1, frozenset())
+    current = instructions.Assignment(1, frozenset())
     for table in settings.watch:
         if not is_glob(table) and not catalog_entry(table) and not allows(table):
             log.warning(
@@ -58,19 +51,19 @@ async def watch_assigned(
 
 
 async def _run() -> None:
-    lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    lines = asyncio.StreamReader(limit=instructions.MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer
     )
-    settings = decode_settings(await lines.readline())
+    settings: Settings = instructions.decode(await lines.readline())
     configure_logging(settings.log_level)
     async with publishing(settings) as publish:
         await watch_assigned(settings, _assignments(lines), publish)
 
 
-async def _assignments(lines: asyncio.StreamReader) -> AsyncIterator[Assignment]:
+async def _assignments(lines: asyncio.StreamReader) -> AsyncIterator[instructions.Assignment]:
     async for line in lines:
-        yield decode_assignment(line)
+        yield instructions.decode(line)
 
 
 def limit_memory() -> None:

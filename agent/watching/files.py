@@ -3,7 +3,7 @@
 - One client per bucket or container. Credentials come from each cloud's standard chain; for S3 from that of botocore, as for the
   agent's locks.
 - obstore repeats no request: a watcher looks again a second later anyway.
-- Every failure is an `UnreadableTableError` with a text for people. A listing is whole or an error, never a part.
+- Every failure is an `UnreadableTableError` with a readable text. A listing is whole or an error, never a part.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.cloud import cloud_client
-from lakewarden.agent.stores.locations import parse_location
+from lakewarden.agent.stores.locations import DEFAULT_REGION, parse_location, s3_region
 from lakewarden.agent.stores.port import error_text, shorten
-from lakewarden.agent.stores.region import DEFAULT_REGION, s3_region
 from lakewarden.events import object_uri
 from lakewarden.handlers.observations import File
 
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Credential
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Of one file that is read. A commit of 100,000 files has metadata of about 60 MB."""
+"""Limit of one file that is read. A commit of 100,000 files has metadata of about 60 MB."""
 TIMEOUT_SECONDS = 10.0
-"""Of one listing or read. S3 answers a listing of 1,000 names in less than a second."""
+"""Timeout of one listing or read. S3 answers a listing of 1,000 names in less than a second."""
 MAX_FILES = 300_000
-"""Of one listing. A write with direct markers has one file for each data file."""
+"""Files of one listing. A write with direct markers has one file for each data file."""
 
 _Store: TypeAlias = S3Store | GCSStore | AzureStore | LocalStore
 _Result = TypeVar("_Result")
@@ -92,8 +91,6 @@ class TableFiles:
         return await self._request(listed)
 
     async def read(self, path: str) -> bytes:
-        """The content of a file. Raises `AbsentFileError` if it is not there."""
-
         async def got() -> bytes:
             found = await obstore.get_async(self._store, self._root + path)
             if found.meta["size"] > MAX_FILE_BYTES:
@@ -198,7 +195,7 @@ class Buckets:
             return made
 
         config: Any = {
-            "region": s3_region(given.region, session) or DEFAULT_REGION,
+            "region": s3_region(session) or DEFAULT_REGION,
             "virtual_hosted_style_request": not path_style,
             "request_payer": given.requester_pays,
             **({"endpoint": endpoint} if endpoint else {}),
@@ -218,7 +215,7 @@ def _vended_s3(bucket: str, access: Mapping[str, str], settings: Settings) -> S3
     config: Any = {
         "access_key_id": access["s3.access-key-id"],
         "secret_access_key": access.get("s3.secret-access-key", ""),
-        "region": access.get("client.region") or settings.s3_region or DEFAULT_REGION,
+        "region": access.get("client.region") or DEFAULT_REGION,
         "virtual_hosted_style_request": not path_style,
         **({"session_token": access["s3.session-token"]} if "s3.session-token" in access else {}),
         **({"endpoint": endpoint} if endpoint else {}),

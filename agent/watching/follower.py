@@ -1,7 +1,5 @@
 """What the watcher needs of each table format: one look at a table, and what is to be reported after it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias

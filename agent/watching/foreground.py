@@ -1,7 +1,5 @@
 """The watcher as a foreground process: connects to Kafka, watches, and stops on a signal."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, Callable
@@ -12,13 +10,7 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from lakewarden.agent.errors import (
-    AgentError,
-    KafkaRefusedError,
-    KafkaUnreachableError,
-    SettingsError,
-    TaskEndedError,
-)
+from lakewarden.agent import errors
 from lakewarden.agent.kafka import producer, start_client
 from lakewarden.agent.log import Log
 from lakewarden.agent.settings import Settings
@@ -36,7 +28,7 @@ RETRY_SECONDS = 5.0
 async def watch_until_signal(settings: Settings, on_ready: Callable[[], object]) -> None:
     """Watch the tables of `settings.watch` until SIGINT or SIGTERM. Calls `on_ready` when Kafka is connected."""
     if not settings.watch:
-        raise SettingsError("no table to watch; name one with --table, or set LAKEWARDEN_WATCH")
+        raise errors.SettingsError("no table to watch; name one with --table, or set LAKEWARDEN_WATCH")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
         async with publishing(settings) as publish:
@@ -62,16 +54,16 @@ async def publishing(settings: Settings) -> AsyncGenerator[Publish]:
                 with anyio.fail_after(2 * settings.kafka_request_timeout_seconds), guarded("publishing"):
                     await _send(used, settings, events)
                 return
-            except (KafkaError, TaskEndedError, TimeoutError) as error:
+            except (KafkaError, errors.TaskEndedError, TimeoutError) as error:
                 # Sent again as a whole: a repeated event changes nothing.
                 log.warning("watch.not-published", events=len(events), why=repr(error))
             await anyio.sleep(RETRY_SECONDS)
             async with connecting:
-                if client is used:  # not replaced for another table's events meanwhile
+                if client is used:  # another table's events may have replaced it
                     try:
                         await stop_client(used)
                         client = await _connect(settings)
-                    except (AgentError, KafkaError, OSError) as error:
+                    except (errors.AgentError, KafkaError, OSError) as error:
                         log.warning("watch.kafka-refused", why=str(error) or repr(error))
 
     try:
@@ -96,13 +88,13 @@ async def _connect(settings: Settings) -> AIOKafkaProducer:
             client = producer(settings)
             await start_client(client, settings)
             return client
-        except KafkaUnreachableError as error:
+        except errors.KafkaUnreachableError as error:
             log.warning("watch.kafka-unreachable", why=str(error))
             await anyio.sleep(RETRY_SECONDS)
-        except KafkaRefusedError:
+        except errors.KafkaRefusedError:
             raise
-        except AgentError as error:
-            raise AgentError(f"{error}; a watcher needs write on it, and no other right") from error
+        except errors.AgentError as error:
+            raise errors.AgentError(f"{error}; a watcher needs write on it, and no other right") from error
 
 
 async def _stop_on_signal(scope: anyio.CancelScope) -> None:

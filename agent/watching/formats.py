@@ -1,7 +1,5 @@
 """Which format a table has, by the folders in its root. A table in two formats (Delta's UniForm) is watched as the first one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from lakewarden.agent.settings import Settings

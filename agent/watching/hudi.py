@@ -4,8 +4,6 @@ A look lists the timeline; if an instant is pending, also the markers and, every
 what has changed. A table whose properties change (an upgrade, or another table in its place) is watched from the start.
 """
 
-from __future__ import annotations
-
 import structlog
 
 from lakewarden.agent.clock import monotonic
@@ -57,7 +55,6 @@ class HudiFollower:
         return Look(bool(watched.pending), seen, problems=watched.problems + unread)
 
     async def _table(self) -> WatchedTable:
-        """The state of the table; a new one if its properties have changed."""
         now = monotonic()
         if self._watched is None or now - self._properties_read >= RECHECK_SECONDS:
             found = read_properties(await self._files.read(PROPERTIES))

@@ -17,8 +17,6 @@ An answer counts as seen when all its snapshots are read. A snapshot that can't 
 after it is reported. After `RECHECK_SECONDS` it is left behind if there is a newer one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -30,19 +28,7 @@ from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTable
 from lakewarden.agent.watching.follower import ACTIVE_SECONDS, MAX_COMMITS, RECHECK_SECONDS, Look
 from lakewarden.agent.watching.numbered import NumberedFollower
 from lakewarden.events import canonical_table
-from lakewarden.handlers.iceberg.metadata import (
-    METADATA_FOLDER,
-    IcebergSnapshot,
-    TableMetadata,
-    foreign_snapshot,
-    has_other_catalog,
-    manifests_of,
-    metadata_of,
-    newest_version,
-    read_metadata,
-    relative_path,
-    version_path,
-)
+from lakewarden.handlers.iceberg import metadata as iceberg
 from lakewarden.handlers.observations import File, ObservedCommit, UnreadableCommit
 
 log = structlog.get_logger(__name__)
@@ -56,26 +42,26 @@ class IcebergFollower(NumberedFollower):
     def __init__(self, uri: str, files: TableFiles) -> None:
         super().__init__(uri, files)
         self._gzipped = False
-        self._newest_snapshot: IcebergSnapshot | None = None
+        self._newest_snapshot: iceberg.IcebergSnapshot | None = None
 
     def _path(self, number: int) -> str:
-        return version_path(number, gzipped=self._gzipped)
+        return iceberg.version_path(number, gzipped=self._gzipped)
 
     async def _listed(self, since: int) -> Mapping[str, File]:  # noqa: ARG002 - their order by number isn't that by name
-        return await self._files.folder(METADATA_FOLDER)
+        return await self._files.folder(iceberg.METADATA_FOLDER)
 
     def _newest(self, listed: Mapping[str, File]) -> int | None:
-        found = newest_version(listed)
+        found = iceberg.newest_version(listed)
         return None if found is None else found[0]
 
     async def _start(self) -> int:
         found = await _newest_version(self._files)
         number, self._gzipped = found
-        self._newest_snapshot = read_metadata(await self._files.read(self._path(number))).newest
+        self._newest_snapshot = iceberg.read_metadata(await self._files.read(self._path(number))).newest
         return number
 
     async def _read(self, number: int, body: bytes) -> list[ObservedCommit]:  # noqa: ARG002 - snapshots have names of their own
-        metadata = read_metadata(body)
+        metadata = iceberg.read_metadata(body)
         snapshots, _ = metadata.since(self._newest_snapshot)
         found = [await _commit(each, metadata, self._files) for each in snapshots]
         self._newest_snapshot = metadata.newest
@@ -99,7 +85,7 @@ class CatalogFollower:
         """Whether its position is known. Without, another agent's watcher has the table, or no look has succeeded."""
         self._uuid: str | None = None
         self._answer: CatalogAnswer | None = None
-        self._newest: IcebergSnapshot | None = None
+        self._newest: iceberg.IcebergSnapshot | None = None
         self._stuck: tuple[int, float] | None = None
         """The snapshot that can't be read, and since when."""
         self._is_cut = False
@@ -133,10 +119,10 @@ class CatalogFollower:
     def _forget(self) -> None:
         self.began, self._answer, self._newest, self._stuck = False, None, None, None
 
-    async def _metadata(self, answer: CatalogAnswer) -> TableMetadata:
+    async def _metadata(self, answer: CatalogAnswer) -> iceberg.TableMetadata:
         return await metadata_in(answer, self._buckets)
 
-    def _locate(self, metadata: TableMetadata, access: Mapping[str, str]) -> None:
+    def _locate(self, metadata: iceberg.TableMetadata, access: Mapping[str, str]) -> None:
         files = files_of(metadata.location, self._buckets, access)
         uri = canonical_table(metadata.location)
         if self.began and (uri, metadata.uuid) != (self.uri, self._uuid):
@@ -149,7 +135,7 @@ class CatalogFollower:
             self._forget()
         self.uri, self.files, self._uuid = uri, files, metadata.uuid
 
-    def _begin(self, answer: CatalogAnswer, metadata: TableMetadata) -> None:
+    def _begin(self, answer: CatalogAnswer, metadata: iceberg.TableMetadata) -> None:
         self.began, self._answer, self._newest = True, answer, metadata.newest
         newest = None if metadata.newest is None else metadata.newest.id
         log.info("watch.table", table=self.uri, format=self.format, name=str(self._name), commit=newest)
@@ -166,7 +152,11 @@ class CatalogFollower:
         self._is_cut = True
 
     async def _read(
-        self, answer: CatalogAnswer, metadata: TableMetadata, snapshots: list[IcebergSnapshot], now: float
+        self,
+        answer: CatalogAnswer,
+        metadata: iceberg.TableMetadata,
+        snapshots: list[iceberg.IcebergSnapshot],
+        now: float,
     ) -> Look:
         assert self.files is not None
         found: list[ObservedCommit] = []
@@ -186,7 +176,9 @@ class CatalogFollower:
             self._answer, self._stuck = answer, None
         return Look(now - self._changed_at < ACTIVE_SECONDS, found, complete=is_complete)
 
-    def _leave_behind(self, snapshot: IcebergSnapshot, newest: IcebergSnapshot, now: float) -> bool:
+    def _leave_behind(
+        self, snapshot: iceberg.IcebergSnapshot, newest: iceberg.IcebergSnapshot, now: float
+    ) -> bool:
         """Whether the watcher goes on without a snapshot that can't be read."""
         if self._stuck is None or self._stuck[0] != snapshot.id:
             self._stuck = snapshot.id, now
@@ -203,49 +195,49 @@ class CatalogFollower:
 
 
 async def _commit(
-    snapshot: IcebergSnapshot, metadata: TableMetadata, files: TableFiles
+    snapshot: iceberg.IcebergSnapshot, metadata: iceberg.TableMetadata, files: TableFiles
 ) -> ObservedCommit | None:
     """What is to be reported of a snapshot, if it is foreign and has changed a file."""
     if snapshot.is_gates:
         return None
-    return foreign_snapshot(snapshot, await manifests_read(snapshot, metadata, files), metadata)
+    return iceberg.foreign_snapshot(snapshot, await manifests_read(snapshot, metadata, files), metadata)
 
 
 async def manifests_read(
-    snapshot: IcebergSnapshot, metadata: TableMetadata, files: TableFiles
+    snapshot: iceberg.IcebergSnapshot, metadata: iceberg.TableMetadata, files: TableFiles
 ) -> list[tuple[int, bytes]]:
     """Read the manifests of a snapshot's own changes. Each comes with its partition spec."""
-    listed = await files.read(relative_path(snapshot.manifests, metadata.location))
+    listed = await files.read(iceberg.relative_path(snapshot.manifests, metadata.location))
     return [
-        (each.spec, await files.read(relative_path(each.path, metadata.location)))
-        for each in manifests_of(listed, snapshot.id)
+        (each.spec, await files.read(iceberg.relative_path(each.path, metadata.location)))
+        for each in iceberg.manifests_of(listed, snapshot.id)
     ]
 
 
-async def metadata_in(answer: CatalogAnswer, buckets: Buckets) -> TableMetadata:
+async def metadata_in(answer: CatalogAnswer, buckets: Buckets) -> iceberg.TableMetadata:
     """Return the metadata that a catalog has answered with, or read the file that it names."""
     if answer.metadata is not None:
-        return metadata_of(answer.metadata)
+        return iceberg.metadata_of(answer.metadata)
     folder, _, name = answer.pointer.rpartition("/")
-    return read_metadata(await files_of(folder, buckets, answer.access).read(name))
+    return iceberg.read_metadata(await files_of(folder, buckets, answer.access).read(name))
 
 
-async def newest_metadata(files: TableFiles) -> TableMetadata:
+async def newest_metadata(files: TableFiles) -> iceberg.TableMetadata:
     """Read the newest metadata of a table of a Hadoop catalog."""
     number, gzipped = await _newest_version(files)
-    return read_metadata(await files.read(version_path(number, gzipped=gzipped)))
+    return iceberg.read_metadata(await files.read(iceberg.version_path(number, gzipped=gzipped)))
 
 
 async def _newest_version(files: TableFiles) -> tuple[int, bool]:
-    listed = await files.folder(METADATA_FOLDER)
-    found = newest_version(listed)
-    if found is None and has_other_catalog(listed):
+    listed = await files.folder(iceberg.METADATA_FOLDER)
+    found = iceberg.newest_version(listed)
+    if found is None and iceberg.has_other_catalog(listed):
         raise UnreadableTableError(
             "only the table's catalog knows which of its metadata files is committed; name it by its catalog "
             "(catalog:namespace.table), as docs/watch.md says"
         )
     if found is None:
-        raise UnreadableTableError(f"{METADATA_FOLDER} has no metadata file")
+        raise UnreadableTableError(f"{iceberg.METADATA_FOLDER} has no metadata file")
     return found
 
 

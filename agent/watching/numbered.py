@@ -5,8 +5,6 @@
 - The first look finds the newest commit, and reports nothing.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import final
@@ -59,7 +57,6 @@ class NumberedFollower(ABC):
 
     @final
     async def look(self) -> Look:
-        """Read the commits since the last look."""
         now = monotonic()
         if self._position is not None and now - self._listed_at >= RECHECK_SECONDS:
             await self._recheck(self._position, now)

@@ -3,27 +3,12 @@
 In an append table with deletion vectors, it also costs the snapshot before, and if the vectors have changed, those of both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.numbered import NumberedFollower
 from lakewarden.handlers.observations import File, ObservedCommit, Place
-from lakewarden.handlers.paimon.snapshots import (
-    SNAPSHOT_FOLDER,
-    Snapshot,
-    TableLayout,
-    changed_vectors,
-    deletion_vectors,
-    foreign_snapshot,
-    manifests_of,
-    newest_snapshot,
-    read_schema,
-    read_snapshot,
-    schema_path,
-    snapshot_path,
-)
+from lakewarden.handlers.paimon import snapshots
 
 
 class PaimonFollower(NumberedFollower):
@@ -33,53 +18,61 @@ class PaimonFollower(NumberedFollower):
 
     def __init__(self, uri: str, files: TableFiles) -> None:
         super().__init__(uri, files)
-        self._layouts: dict[int, TableLayout] = {}
+        self._layouts: dict[int, snapshots.TableLayout] = {}
 
     def _path(self, number: int) -> str:
-        return snapshot_path(number)
+        return snapshots.snapshot_path(number)
 
     async def _listed(self, since: int) -> Mapping[str, File]:  # noqa: ARG002 - their order by number isn't that by name
-        return await self._files.folder(SNAPSHOT_FOLDER)
+        return await self._files.folder(snapshots.SNAPSHOT_FOLDER)
 
     def _newest(self, listed: Mapping[str, File]) -> int | None:
-        return newest_snapshot(listed)
+        return snapshots.newest_snapshot(listed)
 
     async def _start(self) -> int:
         self._layouts.clear()
         newest = self._newest(await self._listed(0))
         if newest is None:
-            raise UnreadableTableError(f"{SNAPSHOT_FOLDER} has no snapshot")
+            raise UnreadableTableError(f"{snapshots.SNAPSHOT_FOLDER} has no snapshot")
         return newest
 
     async def _read(self, number: int, body: bytes) -> list[ObservedCommit]:
-        snapshot = read_snapshot(body)
+        snapshot = snapshots.read_snapshot(body)
         if snapshot.is_gates:
             return []
         layout, manifests = await changes_read(self._files, snapshot, self._layouts)
         vectors = set() if layout.has_primary_key else await self._changed_vectors(number, snapshot, layout)
-        found = foreign_snapshot(number, manifests, layout, vectors, snapshot.made_by)
+        found = snapshots.foreign_snapshot(number, manifests, layout, vectors, snapshot.made_by)
         return [] if found is None else [found]
 
-    async def _changed_vectors(self, number: int, snapshot: Snapshot, layout: TableLayout) -> set[Place]:
+    async def _changed_vectors(
+        self, number: int, snapshot: snapshots.Snapshot, layout: snapshots.TableLayout
+    ) -> set[Place]:
         """Compare with the snapshot before. If that has expired, no change is known, as without a watcher."""
         if snapshot.indexes is None:
             return set()
         try:
-            before = read_snapshot(await self._files.read(snapshot_path(number - 1))).indexes
+            before = snapshots.read_snapshot(
+                await self._files.read(snapshots.snapshot_path(number - 1))
+            ).indexes
             if before == snapshot.indexes:
                 return set()
-            old = {} if before is None else deletion_vectors(await self._files.read(before), layout)
+            old = {} if before is None else snapshots.deletion_vectors(await self._files.read(before), layout)
         except AbsentFileError:
             return set()
-        return changed_vectors(old, deletion_vectors(await self._files.read(snapshot.indexes), layout))
+        return snapshots.changed_vectors(
+            old, snapshots.deletion_vectors(await self._files.read(snapshot.indexes), layout)
+        )
 
 
 async def changes_read(
-    files: TableFiles, snapshot: Snapshot, layouts: dict[int, TableLayout]
-) -> tuple[TableLayout, list[bytes]]:
+    files: TableFiles, snapshot: snapshots.Snapshot, layouts: dict[int, snapshots.TableLayout]
+) -> tuple[snapshots.TableLayout, list[bytes]]:
     """Read the manifests of a snapshot's own changes, and the table's layout, unless `layouts` has it."""
     layout = layouts.get(snapshot.schema)
     if layout is None:
-        layout = layouts[snapshot.schema] = read_schema(await files.read(schema_path(snapshot.schema)))
-    lists = manifests_of(await files.read(snapshot.changes))
+        layout = layouts[snapshot.schema] = snapshots.read_schema(
+            await files.read(snapshots.schema_path(snapshot.schema))
+        )
+    lists = snapshots.manifests_of(await files.read(snapshot.changes))
     return layout, [await files.read(each) for each in lists]

@@ -3,8 +3,6 @@
 The newest commit comes first, so a limit cuts off the oldest ones. `handlers/assessment.py` has the rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,9 +22,9 @@ from lakewarden.handlers.assessment import DataFile, Leftover, LostTry, PastComm
 from lakewarden.handlers.delta import log as delta
 from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.metadata import read_metadata
-from lakewarden.handlers.hudi.past import past_commit, rolled_back
 from lakewarden.handlers.hudi.properties import HudiTable, read_properties
 from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, PROPERTIES, Instant, instants, seconds_of
+from lakewarden.handlers.hudi.watching import past_commit, rolled_back
 from lakewarden.handlers.iceberg import metadata as iceberg
 from lakewarden.handlers.observations import File, UnreadableCommit
 from lakewarden.handlers.paimon import snapshots as paimon
@@ -66,7 +64,6 @@ class _Reading:
     notes: list[str] = field(default_factory=list)
 
     def add(self, found: tuple[PastCommit, list[DataFile]] | None) -> bool:
-        """Keep a commit. Returns whether an older one may follow."""
         if found is None:
             return True
         commit, files = found
@@ -86,7 +83,6 @@ class _Reading:
         return True
 
     def cut(self, before: object, why: object) -> None:
-        """Note that the history ends here."""
         self.notes.append(f"the commits before {before}: {why}")
 
 

@@ -4,8 +4,6 @@ The watcher starts with the agent's first assignment. When it fails, that is log
 failure of it reaches the agent.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from anyio.abc import ByteSendStream
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching.instructions import Assignment, encode_assignment, encode_settings
+from lakewarden.agent.watching.instructions import Assignment, encode
 
 log = structlog.get_logger(__name__)
 
@@ -75,11 +73,11 @@ async def _run(
 async def _instruct(stdin: ByteSendStream, settings: Settings, assigned: Assigned) -> None:
     known: Assignment | None = None
     try:
-        await stdin.send(encode_settings(settings))
+        await stdin.send(encode(settings))
         while True:
             current = assigned()
             if current is not None and current != known:
-                await stdin.send(encode_assignment(current))
+                await stdin.send(encode(current))
                 known = current
             await anyio.sleep(ASSIGNMENT_SECONDS)
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -1,7 +1,5 @@
 """Thrift's binary protocol: what a call sends, and what its answer has. Structs are dicts by the numbers of their fields."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from typing import Any, Final

@@ -20,29 +20,32 @@
   its own, and has its own limit of simultaneous looks: a catalog that hangs delays its own tables only.
 """
 
-from __future__ import annotations
-
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any, assert_never
+from uuid import UUID, uuid5
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup
 
+from lakewarden import events
 from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.catalogs import TableName, catalogs
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
-from lakewarden.agent.watching.follower import Look, TableFollower
+from lakewarden.agent.watching.follower import Look, Seen, TableFollower
 from lakewarden.agent.watching.formats import follow, format_of
 from lakewarden.agent.watching.iceberg import CatalogFollower
-from lakewarden.agent.watching.reports import reports
 from lakewarden.events import WriterEventUnion, is_glob, require_canonical
 from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.watching import Alive, Completed, Ended, Opened, Touched
 from lakewarden.handlers.observations import ObservedCommit, UnreadableCommit
 
 log = structlog.get_logger(__name__)
@@ -54,7 +57,7 @@ DISCOVERY_SECONDS = 60.0
 ABSENT_SECONDS = 180.0
 """A table below a glob is left after it was absent for so long."""
 MAX_AGE_SECONDS = 30.0
-"""Of a commit that is reported, unless `watch_idle_seconds` is a third of it or more."""
+"""Age of a commit that is still reported, unless `watch_idle_seconds` is a third of it or more."""
 
 Publish = Callable[[list[WriterEventUnion]], Awaitable[None]]
 """Publishes events in order, and returns when all are acknowledged. It retries by itself."""
@@ -245,7 +248,6 @@ class Watcher:
         self._leave(table)
 
     async def _watch_named(self, table: _Table) -> None:
-        """As `_watch`, a table of a catalog."""
         while not table.is_dropped:
             began, reassigned = monotonic(), self._reassigned
             async with table.rounds:
@@ -291,7 +293,6 @@ class Watcher:
             return False
 
     async def _look(self, table: _Table) -> bool:
-        """Look at a table once. Returns whether the next look follows soon."""
         began = monotonic()
         try:
             if table.watched is None:
@@ -356,3 +357,71 @@ class Watcher:
             if (path, why) not in table.problems:
                 log.warning("watch.file-unreadable", table=table.uri, file=path, why=why)
         table.problems = set(problems)
+
+
+SPACE = UUID("5d4c1bd6-0f2e-5c1a-9a57-6f6e1c0f8a33")
+"""The namespace of the ids. It never changes."""
+HEARTBEAT_SECONDS = 60.0
+"""In the intent of an observed transaction: Hudi's own interval. After three of them without a sign, its outcome is unknown."""
+
+
+def reports(table: str, form: str, seen: Seen, at: datetime) -> Iterator[events.WriterEventUnion]:
+    """The events that report what was seen of a table of this format."""
+    name = f"{form}:{seen.version if isinstance(seen, ObservedCommit) else seen.instant}"
+    common: dict[str, Any] = {"table": table, "transaction": name, "writer": name, "at": at}
+    match seen:
+        case ObservedCommit():
+            yield _intent(common, "deleted-file")
+            yield from _completion(common, seen.version, seen)
+        case Opened(rule=rule):
+            yield _intent(common, rule)
+        case Touched(markers=markers):
+            for part in events.event_chunks(markers):
+                yield events.MarkerCreated(**common, event_id=_marker_id(table, name, part), markers=part)
+        case Alive(sign=sign):
+            seq = max(0, round(sign * 1000))
+            yield events.WriterHeartbeat(**common, event_id=_id(table, name, f"alive {seq}"), seq=seq)
+        case Completed():
+            yield from _completion(common, seen.instant, seen)
+        case Ended(reason=reason):
+            yield events.TransactionAbandoned(**common, event_id=_id(table, name, "ended"), reason=reason)
+        case _:
+            assert_never(seen)
+
+
+def _intent(common: dict[str, Any], rule: events.ConflictRule) -> events.CommitIntent:
+    return events.CommitIntent(
+        **common,
+        event_id=_id(common["table"], common["transaction"], "opened"),
+        observed=True,
+        conflict_rule=rule,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+    )
+
+
+def _completion(
+    common: dict[str, Any], version: str, seen: ObservedCommit | Completed
+) -> Iterator[events.WriterEventUnion]:
+    table, name, maker = common["table"], common["transaction"], seen.made_by
+    *before, last = list(events.event_chunks(seen.markers)) or [()]
+    for part in before:
+        yield events.MarkerCreated(**common, event_id=_marker_id(table, name, part), markers=part)
+    yield events.CommitCompleted(
+        **common,
+        event_id=_id(table, name, "completed"),
+        version=version,
+        markers=last,
+        engine=maker.engine,
+        user=maker.user,
+        job=maker.job,
+        application_id=maker.application,
+    )
+
+
+def _marker_id(table: str, name: str, markers: tuple[events.Marker, ...]) -> str:
+    places = [[each.partition, each.file_group, each.operation] for each in markers]
+    return _id(table, name, f"touched {json.dumps(places)}")
+
+
+def _id(table: str, name: str, what: str) -> str:
+    return uuid5(SPACE, f"{table}\n{name}\n{what}").hex

@@ -6,10 +6,9 @@ Kafka names after them. So each event is applied after every decision that its w
 The replay starts again after a take-over, after an error, and every `FRESH_SECONDS`. Until it is done the former state is shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import chain
 
 import anyio
 import structlog
@@ -25,8 +24,9 @@ from lakewarden.agent.operators.conditions import group_members
 from lakewarden.agent.operators.live_status import LiveStatus
 from lakewarden.agent.operators.log_replay import replay_log
 from lakewarden.agent.operators.status import AUDIT_WINDOW
+from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.settings import Settings
-from lakewarden.events import AUDIT_EVENT, Undecodable, decode
+from lakewarden.events import AUDIT_EVENT
 from lakewarden.handlers.setup.agents import Member
 
 logger = structlog.get_logger()
@@ -40,7 +40,7 @@ AFTER_TAKE_OVER_SECONDS = 2.0
 """A rebalance moves several partitions, within about this time."""
 RETRY_SECONDS = 3.0
 MEMORY_BYTES = 500_000_000
-"""Of what open transactions touch (estimated). Above it, the page doesn't know who waits for whom in the largest table."""
+"""Limit of what open transactions touch (estimated). Above it, the page doesn't know who waits for whom in the largest table."""
 SILENT_SECONDS = 15.0
 """Limit for the brokers to name the ends of the topics."""
 ASK_SECONDS = 5.0
@@ -60,7 +60,6 @@ class Changes:
         self._next = anyio.Event()
 
     async def wait(self, known: int) -> None:
-        """Return when there is a change after revision `known`."""
         while self.revision == known:
             await self._next.wait()
 
@@ -97,7 +96,6 @@ class Follower:
             await anyio.sleep(RETRY_SECONDS)
 
     async def _follow(self) -> None:
-        """Replay, and follow the log until a new replay is due."""
         async with Log(self._settings, follows=True) as log:
             replay = await replay_log(log, ahead=False)
             await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
@@ -110,17 +108,11 @@ class Follower:
             for partition in audit:
                 if partition not in recent:
                     await consumer.seek_to_end(partition)
-            await self._read_locks(consumer, audit, status)
+            self._add_locks(status, chain(*(await _read_to(consumer, audit)).values()))
             self.status = status
             self.members = await group_members(log, self._settings.group)
             self.ready.set()
             await self._rounds(log, consumer, list(positions), status)
-
-    async def _read_locks(
-        self, consumer: AIOKafkaConsumer, audit: list[TopicPartition], status: LiveStatus
-    ) -> None:
-        for records in (await _read_to(consumer, audit)).values():
-            self._add_locks(status, records)
 
     async def _rounds(
         self, log: Log, consumer: AIOKafkaConsumer, both: list[TopicPartition], status: LiveStatus
@@ -171,10 +163,8 @@ class Follower:
 
     @staticmethod
     def _add_locks(status: LiveStatus, records: Iterable[ConsumerRecord]) -> None:
-        for record in records:
-            step = decode(AUDIT_EVENT, record.value)
-            if not isinstance(step, Undecodable):
-                status.add_lock_step(step)
+        for step in decoded_all(AUDIT_EVENT, records):
+            status.add_lock_step(step)
 
 
 def explained(error: Exception, settings: Settings) -> str:

@@ -1,7 +1,5 @@
 """Follows the log for what is past: conflicts, timelines, refused events. It begins `HOURS` ago."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import anyio
@@ -24,7 +22,7 @@ log = structlog.get_logger()
 
 PAUSE_SECONDS = 0.2
 HOURS = 6
-"""Of conflicts and timelines that the page keeps, by full hours."""
+"""Hours of conflicts and timelines that the page keeps, by full hours."""
 MAX_RECORDS = 2_000
 """Records that are folded before other tasks run, about 50 ms."""
 
@@ -72,7 +70,8 @@ class History:
                     await consumer.seek_to_end(partition)
                 else:
                     consumer.seek(partition, start)
-            self.losses, self.timelines = Losses(HOURS), Timelines()
+            self.losses = Losses(HOURS)
+            self.timelines = Timelines(self.losses.add_bypassed)
             self.refused.clear()
             self.complete = False
             while True:

@@ -1,7 +1,5 @@
 """Renders views as HTML. Everything that comes from events is escaped by Jinja2; no template marks a value as safe."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -16,8 +14,9 @@ from lakewarden.agent.operators.conditions import command
 from lakewarden.agent.operators.status import LockHolder
 from lakewarden.agent.operators.status_text import short_id
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.time_text import last
 from lakewarden.agent.web.views import Health, View
-from lakewarden.handlers.explain.condition import age, writer_name
+from lakewarden.handlers.explain.condition import age, shown_name
 from lakewarden.handlers.writers_log import short_table
 
 MENU = (
@@ -50,8 +49,9 @@ class Pages:
             seconds_clock=seconds_clock,
             age=age,
             counted=_counted,
+            last=last,
             ago=ago,
-            writer_name=writer_name,
+            writer_name=shown_name,
             short_table=short_table,
             short_id=short_id,
             lock_holder=lambda fields: LockHolder(**fields),
@@ -94,7 +94,6 @@ class Pages:
         )
 
     def error(self, status: int, message: str) -> str:
-        """A page that says why a request has no view."""
         view = View("error", "Not found" if status == 404 else "Error", "", {"message": message}, live=False)
         return self.render(view, path="", json_path="", problem=None, as_of=None, version="")
 

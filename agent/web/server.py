@@ -1,9 +1,8 @@
 """The HTTP server. It answers GET and HEAD only: nothing can be changed through it (docs/decisions/0039-the-page.md)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
+import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
@@ -16,8 +15,10 @@ from aiokafka.errors import KafkaError
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.explain import NotInLogError
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
-from lakewarden.agent.web.follower import Changes, explained
+from lakewarden.agent.web.follower import Changes, Follower, explained
+from lakewarden.agent.web.history import History
 from lakewarden.agent.web.pages import Pages
 from lakewarden.agent.web.views import BadRequestError, Sources, View
 
@@ -83,7 +84,6 @@ class Server:
         }
 
     def application(self) -> web.Application:
-        """The application, below the base path."""
         app = web.Application(middlewares=[self._guard], client_max_size=0)
         base = self._settings.web_base_path
         for path in self._views:
@@ -302,3 +302,24 @@ async def serving(sources: Sources, changes: Changes) -> AsyncGenerator[str]:
         yield f"http://{'127.0.0.1' if host is None else name}:{bound[1]}{settings.web_base_path}/"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def running_page(settings: Settings) -> AsyncGenerator[str]:
+    """Follow the log and serve the page. Yields its address, as soon as it answers."""
+    changes = Changes()
+    sources = Sources(settings, Follower(settings, changes), History(settings, changes))
+    async with serving(sources, changes) as address, anyio.create_task_group() as tasks:
+        tasks.start_soon(sources.follower.run)
+        tasks.start_soon(sources.history.run)
+        yield address
+        tasks.cancel_scope.cancel()
+
+
+async def web_until_signal(settings: Settings, on_ready: Callable[[str], object]) -> None:
+    """Serve the page until SIGINT or SIGTERM. Calls `on_ready` with its address, as soon as it answers."""
+    async with running_page(settings) as address:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            on_ready(address)
+            async for _ in signals:
+                return

@@ -1,12 +1,11 @@
 """What each view shows, as values that are printed as JSON and rendered as HTML. They come from the functions of the commands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
+from lakewarden.agent.attempts.trace import AttemptOutcome
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
@@ -15,10 +14,12 @@ from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explai
 from lakewarden.agent.operators.explain_text import final_outcome, story
 from lakewarden.agent.operators.status import TableView, TransactionView
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.time_text import last
 from lakewarden.agent.web.follower import Follower
 from lakewarden.agent.web.history import HOURS, History
 from lakewarden.events import canonical_table
 from lakewarden.handlers.explain.condition import writer_name
+from lakewarden.handlers.writers_log import short_table
 
 ROWS = 200
 """Rows of one page of a view. The JSON has the same rows."""
@@ -38,7 +39,7 @@ class View:
     """One view."""
 
     name: str
-    """Of its template and its path."""
+    """Name of its template and its path."""
     title: str
     command: str
     """The command that prints the same."""
@@ -70,7 +71,6 @@ class Sources:
 
     @property
     def problem(self) -> str | None:
-        """Why the views may not be current, if so."""
         return self.follower.problem or self.history.problem
 
 
@@ -121,9 +121,8 @@ def tables(sources: Sources, query: Mapping[str, str]) -> View:
         "locked": sum(1 for each in views if each.lock is not None and each.lock.held),
         "open": sum(len(each.transactions) for each in views),
         "without_waits": sorted(() if status is None else status.without_waits),
-        **page.data,
     }
-    return View("tables", "Tables", command(sources.settings, "status"), data, links=page.links)
+    return _view(sources, "tables", "Tables", data, "status", page=page)
 
 
 def locks(sources: Sources, query: Mapping[str, str]) -> View:
@@ -140,9 +139,8 @@ def locks(sources: Sources, query: Mapping[str, str]) -> View:
             }
             for each in rows
         ],
-        **page.data,
     }
-    return View("locks", "Locks and grants", command(sources.settings, "status"), data, links=page.links)
+    return _view(sources, "locks", "Locks and grants", data, "status", page=page)
 
 
 def waits(sources: Sources, query: Mapping[str, str]) -> View:
@@ -170,8 +168,7 @@ def waits(sources: Sources, query: Mapping[str, str]) -> View:
         group["waiting"].sort(key=lambda each: each["waiting_since"] or "")
     found.sort(key=lambda each: (each["waiting"][0]["waiting_since"] or "", each["table"]))
     rows, page = _page("/waits", found, query)
-    data = {"waits": rows, **page.data}
-    return View("waits", "Who holds up whom", command(sources.settings, "status"), data, links=page.links)
+    return _view(sources, "waits", "Who holds up whom", {"waits": rows}, "status", page=page)
 
 
 def _head(this: TransactionView, by_id: Mapping[str, TransactionView]) -> TransactionView | None:
@@ -201,19 +198,12 @@ def writer(sources: Sources, query: Mapping[str, str]) -> View:
         "batch": batch,
         "transactions": rows,
         "committed": len(committed),
-        "lost": sum(each["outcome"] == "aborted by conflict" for each in found),
+        "lost": sum(each["outcome"] in (AttemptOutcome.CONFLICT, AttemptOutcome.BYPASSED) for each in found),
         "last": committed[0] if committed else None,
         "hours": HOURS,
-        **page.data,
     }
     title = writer_name(name) if name else "Writers"
-    return View(
-        "writer",
-        title,
-        command(sources.settings, "ledger", "show", *([name] if name else [])),
-        data,
-        links=page.links,
-    )
+    return _view(sources, "writer", title, data, "ledger", "show", *([name] if name else []), page=page)
 
 
 def table(sources: Sources, query: Mapping[str, str]) -> View:
@@ -231,7 +221,7 @@ def table(sources: Sources, query: Mapping[str, str]) -> View:
         "losses": sources.history.losses.report(uri),
         "history_complete": sources.history.complete,
     }
-    return View("table", uri, command(sources.settings, "status", "--table", uri), data)
+    return _view(sources, "table", short_table(uri), data, "status", "--table", uri)
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
@@ -247,27 +237,21 @@ def losses(sources: Sources, query: Mapping[str, str]) -> View:
         "table": uri,
         "history_complete": sources.history.complete,
     }
-    return View("losses", f"Lost to conflicts in {hours} hours", command(sources.settings, *words), data)
+    return _view(sources, "losses", f"Lost to conflicts in {last(hours, 'hour')}", data, *words)
 
 
 def refused(sources: Sources, query: Mapping[str, str]) -> View:
     """The events that agents refused, the latest first."""
     found = [{**asdict(each), "table": each.table or ""} for each in reversed(sources.history.refused)]
     rows, page = _page("/refused", found, query)
-    return View(
-        "refused",
-        "Refused events",
-        command(sources.settings, "refused"),
-        {"refused": rows, **page.data},
-        links=page.links,
-    )
+    return _view(sources, "refused", "Refused events", {"refused": rows}, "refused", page=page)
 
 
 async def agents(sources: Sources, query: Mapping[str, str]) -> View:
     """The agents, and which of them has which partition."""
     del query
     found = await read_agents(sources.settings)
-    return View("agents", "Agents", command(sources.settings, "agents"), asdict(found), live=False)
+    return _view(sources, "agents", "Agents", asdict(found), "agents", live=False)
 
 
 # -- parts of them -----------------------------------------------------------------------------------------------------
@@ -310,13 +294,8 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
     """One transaction's story, as `explain` prints it. Without an id: a form that asks for one."""
     prefix, uri = query.get("id", ""), _table_of(query)
     if not prefix:
-        return View(
-            "transaction",
-            "One transaction",
-            command(sources.settings, "explain", "TRANSACTION"),
-            {"candidates": []},
-            live=False,
-        )
+        empty: dict[str, Any] = {"candidates": []}
+        return _view(sources, "transaction", "One transaction", empty, "explain", "TRANSACTION", live=False)
     words = ["explain", prefix, *(["--table", uri] if uri else [])]
     try:
         found = await explain(sources.settings, prefix, uri)
@@ -325,10 +304,11 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
             "problem": str(several),
             "candidates": [_candidate(each) for each in several.candidates[-ROWS:]],
         }
-        return View("transaction", "One transaction", command(sources.settings, *words), data, live=False)
+        return _view(sources, "transaction", "One transaction", data, *words, live=False)
+    outcome = final_outcome(found)
     data = {
         **explanation_fields(found),
-        "summary": final_outcome(found, record=False),
+        "summary": outcome,
         "story": [
             {"record": where, "time": time, "what": what, "details": details}
             for where, time, text in story(found)
@@ -336,7 +316,9 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
         ],
         "related": list(_related(found.transaction.id, found)),
     }
-    return View("transaction", found.transaction.id, command(sources.settings, *words), data, live=False)
+    who, batch = writer_name(found.transaction.writer), found.transaction.batch_id
+    title = " · ".join([who, *([] if batch is None else [f"batch {batch}"]), outcome])
+    return _view(sources, "transaction", title, data, *words, live=False)
 
 
 def _candidate(each: Candidate) -> dict[str, Any]:
@@ -368,8 +350,21 @@ class _Page:
     links: dict[str, str]
 
 
+def _view(
+    sources: Sources,
+    name: str,
+    title: str,
+    data: dict[str, Any],
+    *words: str,
+    page: _Page | None = None,
+    live: bool = True,
+) -> View:
+    """A view, with what its page adds. `words`: the command that prints the same."""
+    shown = page or _Page({}, {})
+    return View(name, title, command(sources.settings, *words), data | shown.data, live, shown.links)
+
+
 def _page(path: str, found: list[Any], query: Mapping[str, str], **more: str) -> tuple[list[Any], _Page]:
-    """The rows of the requested page that match the filter."""
     text = query.get("q", "")[:MAX_FILTER]
     if text:
         found = [

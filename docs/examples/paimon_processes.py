@@ -7,11 +7,11 @@
 An agent that allows the warehouse must run. Each batch reads two days, adds a trip to every row, and replaces the days'
 files. Without the gate, two processes would read the same rows, and the later overwrite would remove the earlier one's trip.
 
-- *The scope is declared.* A batch waits for the transactions that overlap its days, so nothing is computed in vain.
+- *The scope is declared.* A batch waits for the transactions that overlap its days, so no compute is wasted.
 - *Each batch once.* The snapshot that publishes the rows names the batch in its properties, where `committed` finds it.
 - *Retries* open a new transaction, because the first one may have lost its lease or its agent.
 """
-# ruff: noqa: INP001, T201 - a script for people, who read what it prints
+# ruff: noqa: INP001, T201 - a script, whose output is read
 
 from __future__ import annotations
 

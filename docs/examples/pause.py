@@ -7,7 +7,7 @@ Each client is a process. It uses the lock of lakewarden's agent (`LockKeeper`) 
 as a garbage collection, a hibernated machine or a hypervisor would. The table is one file, `table.json`, with the names of
 its commits; a publish replaces the file. docs/pause.md explains the output.
 """
-# ruff: noqa: INP001, T201 - a script for people, who read what it prints
+# ruff: noqa: INP001, T201 - a script, whose output is read
 
 from __future__ import annotations
 

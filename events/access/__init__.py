@@ -16,36 +16,21 @@
 - **An error of a token provider is a `KafkaError`** (`TokenError`), because aiokafka's background tasks end at any other.
 """
 
-from lakewarden.events.access.batches import read_every_batch
+from lakewarden.events.access.batches import read_every_batch as read_every_batch
 from lakewarden.events.access.clients import (
-    IDLE_SECONDS,
-    check_files,
-    client_arguments,
-    connections_of,
-    partition_of,
-    read_password_again,
-    repeat_requests,
-    stop_client,
-    token_problem,
+    IDLE_SECONDS as IDLE_SECONDS,
+    check_files as check_files,
+    client_arguments as client_arguments,
+    connections_of as connections_of,
+    partition_of as partition_of,
+    read_password_again as read_password_again,
+    repeat_requests as repeat_requests,
+    stop_client as stop_client,
+    token_problem as token_problem,
 )
-from lakewarden.events.access.options import OAUTH, Access, AccessError
-from lakewarden.events.access.tokens import TokenError, guarded_provider, in_thread
-
-__all__ = [
-    "IDLE_SECONDS",
-    "OAUTH",
-    "Access",
-    "AccessError",
-    "TokenError",
-    "check_files",
-    "client_arguments",
-    "connections_of",
-    "guarded_provider",
-    "in_thread",
-    "partition_of",
-    "read_every_batch",
-    "read_password_again",
-    "repeat_requests",
-    "stop_client",
-    "token_problem",
-]
+from lakewarden.events.access.options import OAUTH as OAUTH, Access as Access, AccessError as AccessError
+from lakewarden.events.access.tokens import (
+    TokenError as TokenError,
+    guarded_provider as guarded_provider,
+    in_thread as in_thread,
+)

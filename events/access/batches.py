@@ -11,8 +11,6 @@ header whose name isn't UTF-8. The broker keeps such a batch for days, and every
    read may succeed.
 """
 
-from __future__ import annotations
-
 import gzip
 import struct
 from collections.abc import Callable

@@ -1,10 +1,9 @@
 """The options as arguments of aiokafka's clients."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -123,6 +122,7 @@ def connections_of(client: Any) -> Any:
     return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
 
 
+@lru_cache(maxsize=1024)
 def partition_of(table: str, partitions: int) -> int:
     """The Kafka partition of a table, of so many: Kafka's default partitioner, with the table's URI as key."""
     return int(DefaultPartitioner()(table.encode(), range(partitions), ()))

@@ -1,7 +1,5 @@
 """The options of a connection, and which combinations of them are valid."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -47,12 +45,10 @@ class Access:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the connection is encrypted."""
         return self.security_protocol in ("SSL", "SASL_SSL")
 
     @property
     def uses_sasl(self) -> bool:
-        """Whether the client authenticates by SASL."""
         return self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
     def check(self, name: Callable[[str], str] = str, objects: Container[str] = ()) -> None:

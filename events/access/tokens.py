@@ -3,10 +3,10 @@
 **Client credentials** (`oauth_token_url`, `oauth_client_id`, `oauth_client_secret_file`, `oauth_scope`): a token endpoint issues
 tokens (RFC 6749). One token serves all connections until a fifth of its lifetime is left.
 
-**A provider** (`oauth_token_provider`) is `module:function`. It is called at each connect, in a thread, without arguments or
-with those after `?` (`?region=eu-central-1`). It returns the token, or a tuple that begins with it, as the signer of Amazon MSK
-does; or it is a coroutine function. It may also return an object whose method `token` does so (aiokafka's
-`AbstractTokenProvider`); that object is made once.
+**A provider** (`oauth_token_provider`) is `module:function`, called at each connect, in a thread, without arguments or
+with those after `?` (`?region=eu-central-1`). The function, which may be a coroutine function, returns the token, or
+a tuple that begins with it, as the signer of Amazon MSK does. An object whose method `token` does so (aiokafka's
+`AbstractTokenProvider`) will also do; that object is made once.
 
 **A source that hangs delays only the connects to Kafka.** Each call has a thread of its own, which the event loop's other users
 don't share, and connects that come during a call wait for the same one. After `TOKEN_SECONDS` they fail; the thread goes on, and
@@ -14,8 +14,6 @@ the next connect makes another call, up to `MAX_CALLS`.
 
 **Every failure is a `TokenError`** with its cause in words. aiokafka treats it like a connection that failed: it retries.
 """
-
-from __future__ import annotations
 
 import asyncio
 import base64
@@ -47,9 +45,9 @@ TOKEN_SECONDS = 20.0
 MAX_CALLS = 5
 """Calls of one source that run at the same time: all but the last one hang."""
 DEFAULT_LIFETIME_SECONDS = 300.0
-"""Of a token whose endpoint doesn't say how long it lives."""
+"""Lifetime of a token whose endpoint doesn't say how long it lives."""
 RENEW_SHARE = 0.2
-"""Of a token's lifetime. While less than this is left, each connect requests a new one."""
+"""Share of a token's lifetime. While less than this is left, each connect requests a new one."""
 MAX_ANSWER_BYTES = 1_000_000
 MAX_WHY = 200
 """Characters of a failure's own text."""
@@ -76,7 +74,6 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
         self.problem: str | None = None
 
     async def token(self) -> str:
-        """A valid token."""
         try:
             async with asyncio.timeout(TOKEN_SECONDS):
                 found = await self._find()

@@ -9,8 +9,6 @@ It relies on these facts of Delta's protocol, which hold for all its reader and 
 - Checkpoints sum up the log. Commits before the newest one may be removed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,16 +17,9 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from lakewarden.events.base import MAX_ORIGIN
+from lakewarden.handlers import observations
 from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.handlers.observations import (
-    Maker,
-    ObservedCommit,
-    Place,
-    UnreadableCommit,
-    changed_files,
-    observed_commit,
-)
 from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive
 
 LOG_FOLDER: Final = "_delta_log/"
@@ -36,7 +27,7 @@ LAST_CHECKPOINT: Final = LOG_FOLDER + "_last_checkpoint"
 READER_VERSIONS: Final = (1, 2, 3)
 """Versions of the protocol whose meaning of a commit is known."""
 UNREADABLE_FEATURES: Final = frozenset({"catalogManaged", "catalogOwned", "catalogOwned-preview"})
-"""Of tables whose newest commits are kept by a catalog, and appear in `_delta_log` later or never."""
+"""Features of tables whose newest commits are kept by a catalog, and appear in `_delta_log` later or never."""
 
 _VERSIONED = re.compile(r"(\d{20})\.(?:json|checkpoint(?:\..+)?\.(?:parquet|json))")
 
@@ -129,20 +120,20 @@ def actions_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
     try:
         found = [json.loads(line) for line in body.splitlines() if line.strip()]
     except ValueError as error:
-        raise UnreadableCommit(f"a line is no JSON: {error}") from error
+        raise observations.UnreadableCommit(f"a line is no JSON: {error}") from error
     actions = []
     for each in found:
         if not isinstance(each, dict):
-            raise UnreadableCommit("a line is no action")
+            raise observations.UnreadableCommit("a line is no action")
         actions += [(kind, action) for kind, action in each.items() if isinstance(action, dict)]
     if not actions:
-        raise UnreadableCommit("the commit has no action")
+        raise observations.UnreadableCommit("the commit has no action")
     return actions
 
 
 def foreign_commit(
     version: int, actions: Iterable[tuple[str, dict[str, Any]]], layout: PartitionLayout
-) -> ObservedCommit | None:
+) -> observations.ObservedCommit | None:
     """Return what a commit has changed, or None if it went through the gate, or has changed no file.
 
     | action | operation | because |
@@ -155,9 +146,9 @@ def foreign_commit(
     info = _info(actions)
     if went_through_the_gate(info):
         return None
-    removed: list[Place] = []
-    added: list[Place] = []
-    rearranged: list[Place] = []
+    removed: list[observations.Place] = []
+    added: list[observations.Place] = []
+    rearranged: list[observations.Place] = []
     for kind, action in actions:
         if kind == "remove":
             found = removed
@@ -166,12 +157,14 @@ def foreign_commit(
         else:
             continue
         found.append((layout.path(_values(action)), _name(action)))
-    blind = info.get("isBlindAppend") is True
-    files = [
-        *changed_files(removed, added, additions_refute=not blind),
-        *changed_files((), rearranged, additions_refute=False),
-    ]
-    return observed_commit(str(version), files, _maker(info, actions)) if files else None
+    return observations.observed_commit(
+        str(version),
+        removed,
+        added,
+        additions_refute=info.get("isBlindAppend") is not True,
+        rearranged=rearranged,
+        made_by=_maker(info, actions),
+    )
 
 
 def past_commit(
@@ -214,13 +207,13 @@ def _info(actions: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return next((action for kind, action in actions if kind == "commitInfo"), {})
 
 
-def _maker(info: Mapping[str, Any], actions: Iterable[tuple[str, dict[str, Any]]]) -> Maker:
+def _maker(info: Mapping[str, Any], actions: Iterable[tuple[str, dict[str, Any]]]) -> observations.Maker:
     """Open Delta Lake writes the engine; Databricks adds the user and the job; a streaming query and `txnAppId` add a `txn`."""
     job = info.get("job")
     job = (job.get("jobName") or job.get("jobId")) if isinstance(job, dict) else None
     query = next((action.get("appId") for kind, action in actions if kind == "txn"), None)
     engine = info.get("engineInfo") or info.get("clientVersion")
-    return Maker.of(engine=engine, user=info.get("userName"), job=job or query)
+    return observations.Maker.of(engine=engine, user=info.get("userName"), job=job or query)
 
 
 def _milliseconds(value: Any) -> float | None:
@@ -245,7 +238,7 @@ def _layout(action: dict[str, Any]) -> PartitionLayout:
         fields = {field["name"]: field for field in json.loads(action["schemaString"])["fields"]}
         return PartitionLayout(tuple(_columns(action["partitionColumns"], fields)))
     except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableCommit(f"the table's metadata can't be read: {error!r}") from error
+        raise observations.UnreadableCommit(f"the table's metadata can't be read: {error!r}") from error
 
 
 def _columns(names: Iterable[str], fields: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -258,12 +251,12 @@ def _columns(names: Iterable[str], fields: Mapping[str, Any]) -> Iterator[tuple[
 def _require_known(protocol: Mapping[str, Any]) -> None:
     version = protocol.get("minReaderVersion")
     if version not in READER_VERSIONS:
-        raise UnreadableCommit(
+        raise observations.UnreadableCommit(
             f"reader version {version} of Delta's protocol is unknown; known are {', '.join(map(str, READER_VERSIONS))}"
         )
     features = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())}
     if features & UNREADABLE_FEATURES:
-        raise UnreadableCommit(
+        raise observations.UnreadableCommit(
             f"a catalog keeps the table's commits ({min(features & UNREADABLE_FEATURES)}), so its log lacks the newest ones"
         )
 
@@ -271,14 +264,16 @@ def _require_known(protocol: Mapping[str, Any]) -> None:
 def _values(action: Mapping[str, Any]) -> Mapping[str, str | None]:
     values = action.get("partitionValues")
     if not isinstance(values, dict):
-        raise UnreadableCommit("a file has no partitionValues: its writer is older than Delta Lake 0.7")
+        raise observations.UnreadableCommit(
+            "a file has no partitionValues: its writer is older than Delta Lake 0.7"
+        )
     return values
 
 
 def _name(action: Mapping[str, Any]) -> str:
     path = action.get("path")
     if not isinstance(path, str) or not path.rpartition("/")[2]:
-        raise UnreadableCommit("a file has no path")
+        raise observations.UnreadableCommit("a file has no path")
     return path.rpartition("/")[2]
 
 
@@ -288,6 +283,6 @@ def _spelled(value: str | None, kind: str) -> str:
     try:
         return escape_as_hive(delta_value(value, kind))
     except (ValueError, ArithmeticError) as error:
-        raise UnreadableCommit(
+        raise observations.UnreadableCommit(
             f"a partition has the value {value!r:.50}, which isn't of type {kind}: {error}"
         ) from error

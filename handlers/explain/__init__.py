@@ -1,1 +1,1 @@
-"""What happened and why, for people: the history of a transaction, and the audit of a lock."""
+"""What happened and why, as text: the history of a transaction, and the audit of a lock."""

@@ -20,17 +20,15 @@ A remedy acts on who causes the condition, never on a transaction that waits for
 never granted, and its writer can't be stopped.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Final, Literal, TypeAlias, get_args
 
 from lakewarden.events import CommitCompleted
-from lakewarden.handlers.writers_log import without_query
+from lakewarden.handlers.writers_log import without_gate, without_query
 
 NO_ANSWER_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 35.0
@@ -64,7 +62,7 @@ NAMES: Final[tuple[Name, ...]] = get_args(Name)
 
 BYPASSED: Final = "BaseChanged:"
 """Begins the reason of a transaction whose sink found, under the grant, the commit of a writer without the gate."""
-_FORMATS: Final = ("delta", "hudi", "iceberg", "paimon")
+UNKNOWN_WINNER: Final = "a writer without the gate"
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------
@@ -84,7 +82,7 @@ class Open:
     withdrawn: bool = False
     """Its grant is withdrawn already."""
     runs_at: str | None = None
-    """Where its writer runs, for people."""
+    """Where its writer runs, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,6 @@ class Recent:
     losing: OrderedDict[str, Losing] = field(default_factory=OrderedDict)
 
     def note_commit(self, writer: str, at: float) -> None:
-        """Note a commit, of an observed writer, too."""
         self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
         if (losing := self.losing.get(writer)) is not None and losing.last <= at:
             del self.losing[writer]
@@ -175,17 +172,17 @@ class Condition:
 
     name: Name
     word: str
-    """For people: `queued behind backfill`."""
+    """Human-readable: `queued behind backfill`."""
     seconds: float | None = None
     writer: str | None = None
     """Who causes it."""
     transaction: str | None = None
-    waiting: int = 0
-    """Transactions that wait for an admission or a grant."""
     cause: str | None = None
     remedy: str | None = None
     command: tuple[str, ...] = ()
     """The words of the command after `lakewarden`. Empty: there is none."""
+    waiting: int = 0
+    """Transactions that wait for an admission or a grant."""
 
     @property
     def text(self) -> str:
@@ -206,17 +203,16 @@ def condition(facts: Facts) -> Condition:
     waiting = [each for each in facts.open if each.phase in ("queued", "waiting")]
     for rule in (_refused, _no_agent, _lock, _publish_hangs, _bypassed, _queued, _no_commits):
         if (found := rule(facts, waiting)) is not None:
-            return found
+            return replace(found, waiting=len(waiting))
     return Condition("ok", "ok", waiting=len(waiting))
 
 
-def _refused(facts: Facts, waiting: list[Open]) -> Condition | None:
+def _refused(facts: Facts, _: list[Open]) -> Condition | None:
     if facts.refused is None:
         return None
     return Condition(
         "refused",
         "refused by the agent",
-        waiting=len(waiting),
         cause=facts.refused,
         remedy="do what the reason says, then start the writer's job again",
     )
@@ -236,11 +232,10 @@ def _no_agent(facts: Facts, waiting: list[Open]) -> Condition | None:
         "no-agent",
         "no agent",
         seconds,
-        waiting=len(waiting),
         cause="no agent is in the group, so nothing is admitted or granted"
         if none
         else "no agent answers the intents",
-        remedy="start an agent; nothing is lost meanwhile"
+        remedy="start an agent; nothing is lost until then"
         if none
         else "see which agent owns the table, and whether it is ready",
         command=("doctor", facts.table) if none else ("agents",),
@@ -254,13 +249,12 @@ def _lock(facts: Facts, waiting: list[Open]) -> Condition | None:
     if seconds is None:
         return None
     if denied is None:
-        return None if seconds < QUEUE_SECONDS else _lock_missing(facts, waiting, seconds)
+        return None if seconds < QUEUE_SECONDS else _lock_missing(facts, seconds)
     if not denied.waiting:
         return Condition(
             "lock-refused",
             "lock refused",
             seconds,
-            waiting=len(waiting),
             cause=f"the lock {denied.lock} can't be acquired: {denied.detail or 'the store refuses it'}",
             remedy="renew the agent's credentials, set its clock, or look what the object is",
             command=("lock", "probe", denied.lock.rpartition("/")[0]),
@@ -272,21 +266,19 @@ def _lock(facts: Facts, waiting: list[Open]) -> Condition | None:
         "lock-held",
         "lock held by another owner",
         seconds,
-        waiting=len(waiting),
         cause=f"{denied.holder or 'an unknown owner'} holds the lock {denied.lock}, and renews it",
-        remedy="end the process that holds it: its lease then ends by itself; release it only if that process is gone for sure",
+        remedy="end the process that holds it, and its lease ends; release the lock only if that process is known to be dead",
         command=("lock", "release", facts.table, "--if-owner", denied.holder or "", "--lock", denied.lock)
         if known
         else ("lock", "show", facts.table, "--lock", denied.lock),
     )
 
 
-def _lock_missing(facts: Facts, waiting: list[Open], seconds: float) -> Condition:
+def _lock_missing(facts: Facts, seconds: float) -> Condition:
     return Condition(
         "lock-missing",
         "waits for the table's lock",
         seconds,
-        waiting=len(waiting),
         cause="no transaction is granted: the agent doesn't have the table's lock",
         remedy="see who holds the lock, and whether its store answers",
         command=("lock", "show", facts.table),
@@ -307,7 +299,6 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
         granted.seconds,
         granted.writer,
         granted.transaction,
-        len(waiting),
         f"{name} holds the grant for {age(granted.seconds)}"
         + (", and it is withdrawn already" if granted.withdrawn else "")
         + (f"; {_count(held_up)} for it" if held_up else ""),
@@ -318,7 +309,7 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
     )
 
 
-def _bypassed(facts: Facts, waiting: list[Open]) -> Condition | None:
+def _bypassed(facts: Facts, _: list[Open]) -> Condition | None:
     losing = {} if facts.recent is None else facts.recent.losing
     found = [
         (writer, each)
@@ -335,11 +326,16 @@ def _bypassed(facts: Facts, waiting: list[Open]) -> Condition | None:
         seconds,
         writer,
         worst.transaction,
-        len(waiting),
         f"{writer_name(writer)} has lost {worst.times} times in {age(worst.last - worst.first)} to {worst.to}",
-        "let that writer use the gate, or pause it; with watch, the writers stop early",
-        ("explain", worst.transaction, "--table", facts.table),
+        *_bypassed_remedy(facts, worst),
     )
+
+
+def _bypassed_remedy(facts: Facts, worst: Losing) -> tuple[str, tuple[str, ...]]:
+    remedy = "let that writer use the gate, or pause it"
+    if worst.winner:
+        return remedy, ("explain", worst.transaction, "--table", facts.table)
+    return f"{remedy}; a watcher names it, and stops batches early", ("watch", "--table", facts.table)
 
 
 def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
@@ -355,7 +351,6 @@ def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
             "queued",
             "queued",
             oldest.seconds,
-            waiting=len(waiting),
             cause="it is not known for whom it waits",
             remedy="see what it waits for",
             command=("explain", head.transaction, "--table", facts.table),
@@ -371,7 +366,6 @@ def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
         oldest.seconds,
         head.writer,
         head.transaction,
-        len(waiting),
         f"{who} {doing}{runs}; {_count(held_up)} for it",
         *_queue_remedy(facts, head, who),
     )
@@ -388,7 +382,7 @@ def _queue_remedy(facts: Facts, head: Open, who: str) -> tuple[str, tuple[str, .
             return "see what it waits for", ("explain", head.transaction, "--table", facts.table)
 
 
-def _no_commits(facts: Facts, waiting: list[Open]) -> Condition | None:
+def _no_commits(facts: Facts, _: list[Open]) -> Condition | None:
     recent = facts.recent
     if facts.open or recent is None or recent.last_commit is None or (pace := recent.pace) is None:
         return None
@@ -399,7 +393,6 @@ def _no_commits(facts: Facts, waiting: list[Open]) -> Condition | None:
         "no-commits",
         "no commits",
         seconds,
-        waiting=len(waiting),
         cause=f"the last commit was {age(seconds)} ago; the usual interval is {age(pace)}",
         remedy="see whether its jobs run",
         command=("ledger", "show", facts.table),
@@ -462,9 +455,14 @@ def writer_name(writer: str) -> str:
     return writer.partition(":")[0] if without_gate(writer) else without_query(writer)
 
 
+def shown_name(writer: str) -> str:
+    """A writer in a list: of what a watcher reports, its name says that it doesn't use the gate."""
+    return f"{writer_name(writer)}{', without the gate' if without_gate(writer) else ''}"
+
+
 def lane(writer: str) -> str:
     """The writer, or the one name of all commits that a watcher reports of a format. Each of those is a writer of its own."""
-    return f"{writer_name(writer)}, without the gate" if without_gate(writer) else writer
+    return shown_name(writer) if without_gate(writer) else writer
 
 
 def made_by(event: CommitCompleted) -> str | None:
@@ -476,8 +474,3 @@ def made_by(event: CommitCompleted) -> str | None:
         ("Spark application ", event.application_id),
     )
     return ", ".join(f"{what}{name}" for what, name in named if name) or None
-
-
-def without_gate(transaction: str) -> bool:
-    """Whether a watcher has reported this transaction: its id is that of its writer, and begins with its format."""
-    return transaction.partition(":")[0] in _FORMATS and ":" in transaction

@@ -1,22 +1,10 @@
 """What the replay doesn't keep: the first event that touched a place, the rule that chose a victim, the steps of the lock."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from lakewarden.events import (
-    ALL_FILE_GROUPS,
-    WHOLE_TABLE,
-    AuditEventUnion,
-    ConflictDetected,
-    ConflictEntry,
-    LockAcquired,
-    LockLost,
-    LockRefused,
-    Marker,
-)
+from lakewarden import events
 from lakewarden.handlers.explain.timeline import EventRef, RecordRef, Step, VictimRule, append
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
 
@@ -30,41 +18,40 @@ class FirstTouches:
     first: dict[tuple[str, str, str | None, str], EventRef] = field(default_factory=dict)
     """By transaction, partition, file group (None: any of the partition) and operation."""
 
-    def watch(self, victim: str, entries: Iterable[ConflictEntry]) -> None:
+    def watch(self, victim: str, entries: Iterable[events.ConflictEntry]) -> None:
         """Keep the places that an abort of `victim` names."""
         for entry in entries:
             for transaction in (victim, entry.other_transaction):
                 self.watched.setdefault((transaction, entry.partition), set()).add(entry.file_group)
 
-    def add(self, event: EventRef, markers: Iterable[Marker]) -> None:
+    def add(self, event: EventRef, markers: Iterable[events.Marker]) -> None:
         for marker in markers:
             partitions = [marker.partition]
-            if marker.partition == WHOLE_TABLE:
+            if marker.partition == events.WHOLE_TABLE:
                 partitions = [each for named, each in self.watched if named == event.transaction]
             for partition in partitions:
                 self._add(event, partition, marker)
 
-    def _add(self, event: EventRef, partition: str, marker: Marker) -> None:
+    def _add(self, event: EventRef, partition: str, marker: events.Marker) -> None:
         watched = self.watched.get((event.transaction, partition), set())
-        whole = ALL_FILE_GROUPS in (marker.file_group, marker.partition)
+        whole = events.ALL_FILE_GROUPS in (marker.file_group, marker.partition)
         file_groups: list[str | None] = []
         if whole or marker.file_group in watched:
-            file_groups.append(ALL_FILE_GROUPS if whole else marker.file_group)
-        if ALL_FILE_GROUPS in watched:
+            file_groups.append(events.ALL_FILE_GROUPS if whole else marker.file_group)
+        if events.ALL_FILE_GROUPS in watched:
             file_groups.append(None)
         for file_group in file_groups if watched else ():
             self.first.setdefault((event.transaction, partition, file_group, marker.operation), event)
 
-    def by_victim(self, victim: str, entry: ConflictEntry) -> EventRef | None:
-        """The event with which the victim first touched the place of an entry."""
+    def by_victim(self, victim: str, entry: events.ConflictEntry) -> EventRef | None:
         return self.first.get((victim, entry.partition, entry.file_group, entry.operation))
 
-    def by_winner(self, entry: ConflictEntry) -> EventRef | None:
+    def by_winner(self, entry: events.ConflictEntry) -> EventRef | None:
         """The event with which the winner first touched that place, or the `*` that covers it."""
-        file_group = None if entry.file_group == ALL_FILE_GROUPS else entry.file_group
+        file_group = None if entry.file_group == events.ALL_FILE_GROUPS else entry.file_group
         keys = [
             (entry.other_transaction, entry.partition, each, entry.other_operation)
-            for each in (file_group, ALL_FILE_GROUPS)
+            for each in (file_group, events.ALL_FILE_GROUPS)
         ]
         found = [self.first[key] for key in keys if key in self.first]
         return min(found, key=lambda each: (each.record.recorded_ms, each.record.offset), default=None)
@@ -91,7 +78,7 @@ def victim_rule(
     return "protected"  # The agent ran with a smaller max_losses than these settings have.
 
 
-def with_reports(steps: list[Step], reports: list[ConflictDetected]) -> list[Step]:
+def with_reports(steps: list[Step], reports: list[events.ConflictDetected]) -> list[Step]:
     """The steps, with the detection times. Only the agent that detected the conflict could measure them."""
     after = max((each.detected_after_ms for each in reports), default=None)
     age = max((each.victim_age_seconds for each in reports), default=None)
@@ -105,7 +92,7 @@ def with_reports(steps: list[Step], reports: list[ConflictDetected]) -> list[Ste
 
 def with_locks(
     steps: list[Step],
-    locks: Iterable[tuple[RecordRef, AuditEventUnion]],
+    locks: Iterable[tuple[RecordRef, events.AuditEventUnion]],
     opened: RecordRef | None,
     ended: RecordRef | None,
 ) -> Iterator[Step]:
@@ -116,7 +103,7 @@ def with_locks(
             continue
         if ended is not None and record.recorded_ms > ended.recorded_ms:
             break
-        if isinstance(event, LockAcquired | LockLost | LockRefused):
+        if isinstance(event, events.LockAcquired | events.LockLost | events.LockRefused):
             append(found, Step.of(record, event), 0)
     remaining = deque(found)
     for step in steps:

@@ -45,23 +45,14 @@ Limits
 Times are epoch milliseconds.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
-from lakewarden.events import (
-    AuditEventUnion,
-    LockAcquired,
-    LockEvent,
-    LockLost,
-    LockRefused,
-    LockReleased,
-    LockRenewed,
-)
+from lakewarden import events as wire
 from lakewarden.handlers.lease.placement import HUDI_LOCK
 
 MOST_SHOWN = 100
@@ -115,7 +106,6 @@ class LeaseOverlap:
 
     @property
     def length(self) -> float:
-        """Its length in milliseconds."""
         return self.until - self.since
 
 
@@ -261,17 +251,14 @@ class _Ends:
 class _Lock:
     tables: set[str] = field(default_factory=set)
     owners: dict[str, _Owner] = field(default_factory=dict)
-    acquisitions: int = 0
-    renewals: int = 0
-    releases: int = 0
-    lost: int = 0
-    refused: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Events by type."""
     requests: int = 0
     losses: list[Loss] = field(default_factory=list)
     permanent_refusals: dict[str, PermanentRefusal] = field(default_factory=dict)
 
 
-def check(events: Iterable[tuple[AuditPosition, AuditEventUnion]], drifts: Drifts) -> AuditReport:
+def check(events: Iterable[tuple[AuditPosition, wire.AuditEventUnion]], drifts: Drifts) -> AuditReport:
     """Check a whole log. Events of one partition must be in their order."""
     audit = LockAudit(drifts)
     for position, event in events:
@@ -289,17 +276,17 @@ class LockAudit:
         self._events = 0
         self._duplicates = 0
 
-    def add(self, position: AuditPosition, event: AuditEventUnion) -> None:
+    def add(self, position: AuditPosition, event: wire.AuditEventUnion) -> None:
         lock = self._locks.setdefault(event.lock, _Lock())
         if self._is_duplicate(lock, position, event):
             self._duplicates += 1
             return
         self._events += 1
+        lock.counts[event.type] += 1
         lock.tables.add(event.table)
         lock.requests += event.requests
         match event:
-            case LockAcquired(adopted=adopted, handed_over=handed_over, fenced=fenced):
-                lock.acquisitions += 1
+            case wire.LockAcquired(adopted=adopted, handed_over=handed_over, fenced=fenced):
                 if adopted is not None and (handed_over or fenced):
                     began = _at(event) - event.duration_ms
                     former = lock.owners.setdefault(adopted, _Owner())
@@ -308,18 +295,14 @@ class LockAudit:
                     else:
                         former.add_end(_End("released", _at(event), began, position))
                 _begin_hold(_owner(lock, event), position, event, adopted=adopted)
-            case LockRenewed():
-                lock.renewals += 1
+            case wire.LockRenewed():
                 _add_renewal(_owner(lock, event), position, event, self._drifts.of(event.lock))
-            case LockReleased():
-                lock.releases += 1
+            case wire.LockReleased():
                 requested = _at(event) - event.duration_ms
                 _owner(lock, event).add_end(_End("released", _at(event), requested, position))
-            case LockLost():
-                lock.lost += 1
+            case wire.LockLost():
                 _add_loss(lock, position, event)
-            case LockRefused():
-                lock.refused += 1
+            case wire.LockRefused():
                 _add_refusal(lock, position, event)
             case _:
                 assert_never(event)
@@ -328,8 +311,8 @@ class LockAudit:
         locks = tuple(_report(uri, lock, self._drifts.of(uri)) for uri, lock in sorted(self._locks.items()))
         return AuditReport(self._events, self._duplicates, locks)
 
-    def _is_duplicate(self, lock: _Lock, position: AuditPosition, event: AuditEventUnion) -> bool:
-        if isinstance(event, LockRenewed):
+    def _is_duplicate(self, lock: _Lock, position: AuditPosition, event: wire.AuditEventUnion) -> bool:
+        if isinstance(event, wire.LockRenewed):
             known = lock.owners.get(event.owner)
             return known is not None and event.valid_until <= known.confirmed_until.get(position.partition, 0)
         if event.event_id in self._seen:
@@ -338,23 +321,27 @@ class LockAudit:
         return False
 
 
-def _at(event: LockEvent) -> float:
+def _at(event: wire.LockEvent) -> float:
     return event.at.timestamp() * 1000
 
 
-def _owner(lock: _Lock, event: LockEvent) -> _Owner:
+def _owner(lock: _Lock, event: wire.LockEvent) -> _Owner:
     return lock.owners.setdefault(event.owner, _Owner())
 
 
 def _begin_hold(
-    owner: _Owner, position: AuditPosition, event: LockAcquired | LockRenewed, *, adopted: str | None = None
+    owner: _Owner,
+    position: AuditPosition,
+    event: wire.LockAcquired | wire.LockRenewed,
+    *,
+    adopted: str | None = None,
 ) -> None:
-    at, acquired = _at(event), isinstance(event, LockAcquired)
+    at, acquired = _at(event), isinstance(event, wire.LockAcquired)
     owner.holds.append(_Hold(event.agent, at, position, at, position, event.valid_until, acquired, adopted))
     _confirm(owner, position, event)
 
 
-def _add_renewal(owner: _Owner, position: AuditPosition, event: LockRenewed, drift: float) -> None:
+def _add_renewal(owner: _Owner, position: AuditPosition, event: wire.LockRenewed, drift: float) -> None:
     hold = owner.holds[-1] if owner.holds else None
     if hold is None or not _continues(owner, hold, position, _at(event) + drift):
         _begin_hold(owner, position, event)
@@ -364,7 +351,7 @@ def _add_renewal(owner: _Owner, position: AuditPosition, event: LockRenewed, dri
     _confirm(owner, position, event)
 
 
-def _confirm(owner: _Owner, position: AuditPosition, event: LockAcquired | LockRenewed) -> None:
+def _confirm(owner: _Owner, position: AuditPosition, event: wire.LockAcquired | wire.LockRenewed) -> None:
     until = owner.confirmed_until
     until[position.partition] = max(until.get(position.partition, 0), event.valid_until)
 
@@ -375,14 +362,14 @@ def _continues(owner: _Owner, hold: _Hold, position: AuditPosition, at_latest: f
     return not owner.ended_after(hold)
 
 
-def _add_loss(lock: _Lock, position: AuditPosition, event: LockLost) -> None:
+def _add_loss(lock: _Lock, position: AuditPosition, event: wire.LockLost) -> None:
     owner, at = _owner(lock, event), _at(event)
     owner.add_end(_End("lost", at, at, position))
     if len(lock.losses) < MOST_SHOWN:
         lock.losses.append(Loss(event.owner, event.agent, at, event.detail, event.holder, position))
 
 
-def _add_refusal(lock: _Lock, position: AuditPosition, event: LockRefused) -> None:
+def _add_refusal(lock: _Lock, position: AuditPosition, event: wire.LockRefused) -> None:
     if event.holder is not None:
         return
     why = event.detail or "no reason given"
@@ -409,11 +396,11 @@ def _report(uri: str, lock: _Lock, drift: float) -> LockReport:
         lock=uri,
         tables=tuple(sorted(lock.tables)),
         drift=drift,
-        acquisitions=lock.acquisitions,
-        renewals=lock.renewals,
-        releases=lock.releases,
-        lost=lock.lost,
-        refused=lock.refused,
+        acquisitions=lock.counts["lock-acquired"],
+        renewals=lock.counts["lock-renewed"],
+        releases=lock.counts["lock-released"],
+        lost=lock.counts["lock-lost"],
+        refused=lock.counts["lock-refused"],
         requests=lock.requests,
         longest=max(intervals, key=lambda each: each.until - each.since, default=None),
         violations=violations,
@@ -442,15 +429,7 @@ def _intervals(lock: _Lock, drift: float) -> Iterator[Interval]:
     for hold, interval in adopters:
         former = ends.get(hold.adopted or "", interval.since)
         since = max(interval.since, former)
-        yield Interval(
-            interval.owner,
-            interval.agent,
-            since,
-            max(since, interval.until),
-            interval.ended_by,
-            interval.first,
-            interval.last,
-        )
+        yield replace(interval, since=since, until=max(since, interval.until))
 
 
 def _ends_after(owner: _Owner) -> Callable[[_Hold], Iterator[_End]]:
@@ -488,7 +467,6 @@ def _interval(name: str, hold: _Hold, ends: Iterator[_End], drift: float, fenced
 
 
 def _overlaps(intervals: list[Interval]) -> Iterator[LeaseOverlap]:
-    """The overlaps of intervals that are sorted by their beginnings."""
     running: list[Interval] = []
     for interval in intervals:
         running = [each for each in running if each.until > interval.since]

@@ -6,20 +6,10 @@
   beside those that the explanation names and those that the state has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lakewarden.events import (
-    Abort,
-    AlreadyCommitted,
-    CommitCompleted,
-    CommitIntent,
-    DecisionEventUnion,
-    TransactionAbandoned,
-    WriterEventUnion,
-)
+from lakewarden import events
 from lakewarden.handlers.explain.condition import made_by
 from lakewarden.handlers.explain.timeline import (
     Outcome,
@@ -69,31 +59,31 @@ class Outcomes:
         self._state = state
         self._remembered: dict[str, _Remembered] = {}
 
-    def note_event(self, record: RecordRef, event: WriterEventUnion) -> None:
-        if isinstance(event, CommitIntent) and event.transaction not in self._remembered:
+    def note_event(self, record: RecordRef, event: events.WriterEventUnion) -> None:
+        if isinstance(event, events.CommitIntent) and event.transaction not in self._remembered:
             opened = TransactionRef(event.transaction, event.writer, event.batch_id, record.offset)
             self._remembered[event.transaction] = _Remembered(opened, Outcome(Phase.QUEUED))
             if event.transaction == self._id:
                 self.explained = opened
             self._forget()
         known = self._remembered.get(event.transaction)
-        if known is None and event.transaction == self._id and isinstance(event, CommitCompleted):
+        if known is None and event.transaction == self._id and isinstance(event, events.CommitCompleted):
             known = self._remembered[self._id] = _Remembered(self.explained, UNKNOWN_OUTCOME)
         if known is None or known.outcome.phase is Phase.COMMITTED:
             return
-        if isinstance(event, CommitCompleted):
+        if isinstance(event, events.CommitCompleted):
             known.outcome = Outcome(Phase.COMMITTED, None, event.version, record, made_by(event))
-        elif isinstance(event, TransactionAbandoned) and known.outcome.record is None:
+        elif isinstance(event, events.TransactionAbandoned) and known.outcome.record is None:
             known.outcome = Outcome(Phase.ABORTED, "abandoned", record=record)
         elif (kept := self._state.transactions.get(event.transaction)) is not None and kept.phase in OPEN:
             known.outcome = Outcome(kept.phase)
 
     def note_decision(
-        self, record: RecordRef, decision: DecisionEventUnion, phase_before: Phase | None
+        self, record: RecordRef, decision: events.DecisionEventUnion, phase_before: Phase | None
     ) -> None:
         """Note a decision that counts. `phase_before`: of its transaction, before the decision was applied."""
         known = self._remembered.get(decision.transaction)
-        if known is None and decision.transaction == self._id and isinstance(decision, Abort):
+        if known is None and decision.transaction == self._id and isinstance(decision, events.Abort):
             aborted = Outcome(Phase.ABORTED, decision.reason, record=record)
             self._remembered[self._id] = _Remembered(self.explained, aborted)
             return
@@ -101,10 +91,10 @@ class Outcomes:
             return
         phase = phase_of(self._state, decision.transaction) or Phase.ABORTED
         match decision:
-            case Abort(reason=reason):
+            case events.Abort(reason=reason):
                 # A revoked grant stays granted until its writer reports the outcome, or its lease expires.
                 known.outcome = Outcome(phase, reason, record=None if phase is Phase.GRANTED else record)
-            case AlreadyCommitted(version=version):
+            case events.AlreadyCommitted(version=version):
                 known.outcome = Outcome(Phase.COMMITTED, "already-committed", version, record)
             case _:
                 known.outcome = Outcome(phase)
@@ -127,7 +117,6 @@ class Outcomes:
         return known.transaction
 
     def blocker(self, transaction: str) -> RelatedTransaction:
-        """A transaction that the explanation names, with its outcome."""
         known = self._remembered[transaction]
         return RelatedTransaction(known.transaction, known.outcome)
 
@@ -136,7 +125,6 @@ class Outcomes:
         return self._remembered[self._id].outcome if self._id in self._remembered else UNKNOWN_OUTCOME
 
     def named(self) -> Iterator[RelatedTransaction]:
-        """The other transactions that the explanation names."""
         for name, each in self._remembered.items():
             if each.named and name != self._id:
                 yield each.related()

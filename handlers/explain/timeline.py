@@ -12,18 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from lakewarden.events import (
-    ConflictRule,
-    DecisionEventUnion,
-    GrantRenewed,
-    LockAcquired,
-    LockLost,
-    LockRefused,
-    Marker,
-    MarkerCreated,
-    PartitionTaken,
-    WriterEventUnion,
-)
+from lakewarden import events
+from lakewarden.handlers.explain.waits import WaitReason
 from lakewarden.handlers.table.transactions import Phase
 
 # -- references --------------------------------------------------------------------------------------------------------
@@ -87,18 +77,6 @@ class RelatedTransaction:
 
 # -- reasons -----------------------------------------------------------------------------------------------------------
 
-WaitReason: TypeAlias = Literal["computing", "ahead in the queue", "granted", "publishing", "earlier turn"]
-"""Why a transaction has to wait for another one. The values are part of the JSON.
-
-| value | the other transaction |
-| --- | --- |
-| `computing` | is admitted and touches the same places |
-| `ahead in the queue` | comes before it in the admission queue, or requested its grant earlier |
-| `granted` | holds the grant |
-| `publishing` | is an older one of the same writer, which may still be publishing |
-| `earlier turn` | comes before it in the order of `ordered` transactions, touches the same places, and has not ended |
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
@@ -106,7 +84,7 @@ class Blocker:
 
     transaction: TransactionRef
     reason: WaitReason
-    shared: tuple[Marker, ...] = ()
+    shared: tuple[events.Marker, ...] = ()
 
 
 VictimRule: TypeAlias = Literal["landed", "observed", "granted", "protected", "priority", "sequence"]
@@ -136,7 +114,7 @@ class LostConflict:
     victim_rule: VictimRule | None = None
     offsets_older: int | None = None
     """By how many offsets the winner's intent is older than the victim's; negative if it is younger."""
-    conflict_rule: ConflictRule | None = None
+    conflict_rule: events.ConflictRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +126,8 @@ class Encounter:
     """The phase of the other one."""
     conflict: bool
     """Whether the two conflict by `rule`."""
-    rule: ConflictRule
-    shared: tuple[Marker, ...]
+    rule: events.ConflictRule
+    shared: tuple[events.Marker, ...]
     """The first of the places, as this transaction's markers name them."""
     places: int
     """As in `RelatedTransaction`."""
@@ -199,7 +177,12 @@ class Because:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 StepEvent: TypeAlias = (
-    WriterEventUnion | DecisionEventUnion | PartitionTaken | LockAcquired | LockLost | LockRefused
+    events.WriterEventUnion
+    | events.DecisionEventUnion
+    | events.PartitionTaken
+    | events.LockAcquired
+    | events.LockLost
+    | events.LockRefused
 )
 
 
@@ -215,22 +198,20 @@ class Step:
 
     @classmethod
     def of(cls, record: RecordRef, event: StepEvent, because: Because | None = None) -> Step:
-        """The step of a single record."""
         return cls(record, event, because or Because(), record)
 
     def joins(self, earlier: Step) -> bool:
-        """Whether it is one step with the one before it."""
         noted, event, before = earlier.because, self.event, earlier.event
         if noted.overlaps or noted.waits_for or event.type != before.type:
             return False
         if self.because.without_effect and self.record.topic == "writers":
             return noted.without_effect and noted.phase_before is self.because.phase_before
         match event, before:
-            case MarkerCreated(), MarkerCreated():
+            case events.MarkerCreated(), events.MarkerCreated():
                 return event.transaction == before.transaction and not noted.without_effect
-            case GrantRenewed(), GrantRenewed():
+            case events.GrantRenewed(), events.GrantRenewed():
                 return (event.agent, event.lock_owner) == (before.agent, before.lock_owner)
-            case LockRefused(), LockRefused():
+            case events.LockRefused(), events.LockRefused():
                 return (event.agent, event.holder) == (before.agent, before.holder)
             case _:
                 return False

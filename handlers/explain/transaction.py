@@ -15,53 +15,15 @@
 Times are epoch milliseconds.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from lakewarden.events import (
-    Abort,
-    AbortRequested,
-    Admitted,
-    AlreadyCommitted,
-    AuditEventUnion,
-    CommitCompleted,
-    CommitGranted,
-    CommitIntent,
-    CommitRequested,
-    ConflictDetected,
-    ConflictEntry,
-    DecisionEventUnion,
-    DecisionRecord,
-    GrantRenewed,
-    LedgerCorrected,
-    LocksHandedOver,
-    Marker,
-    MarkerCreated,
-    PartitionTaken,
-    TransactionAbandoned,
-    WriterEventUnion,
-    WriterHeartbeat,
-)
+from lakewarden import events
+from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.evidence import FirstTouches, victim_rule, with_locks, with_reports
 from lakewarden.handlers.explain.outcomes import Outcomes, phase_of
-from lakewarden.handlers.explain.timeline import (
-    Because,
-    Blocker,
-    Encounter,
-    EventRef,
-    Explanation,
-    Heartbeats,
-    LostConflict,
-    RecordRef,
-    RelatedTransaction,
-    Step,
-    TransactionRef,
-    append,
-)
 from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.table.conflicts import conflict_kind, operations_conflict, rule_for
 from lakewarden.handlers.table.facts import apply_event, why_ignored
@@ -80,9 +42,9 @@ class Explainer:
 
     def __init__(
         self,
-        transaction: TransactionRef,
+        transaction: timeline.TransactionRef,
         table: str,
-        decisions: Iterable[tuple[RecordRef, DecisionRecord]],
+        decisions: Iterable[tuple[timeline.RecordRef, events.DecisionRecord]],
         *,
         max_losses: int = 3,
     ) -> None:
@@ -90,71 +52,71 @@ class Explainer:
         self._max_losses = max_losses
         self._state = TableState(table, TableSettings(max_losses=max_losses))
         self._outcomes = Outcomes(transaction, self._state)
-        self._steps: list[Step] = []
+        self._steps: list[timeline.Step] = []
         self._touches = FirstTouches()
         self._causes: set[str] = set()
-        self._cause_events: dict[str, EventRef] = {}
+        self._cause_events: dict[str, timeline.EventRef] = {}
         self._seen: set[str] = set()
-        self._reading: tuple[RecordRef, WriterEventUnion] | None = None
+        self._reading: tuple[timeline.RecordRef, events.WriterEventUnion] | None = None
         self._began = 0
-        self._opened: RecordRef | None = None
-        self._requested: RecordRef | None = None
-        self._last_event: RecordRef | None = None
+        self._opened: timeline.RecordRef | None = None
+        self._requested: timeline.RecordRef | None = None
+        self._last_event: timeline.RecordRef | None = None
         self._waited_for: set[str] = set()
         self._repeated = self._markers = self._heartbeats = self._gap = 0
-        self._first_heartbeat: RecordRef | None = None
-        self._last_heartbeat: RecordRef | None = None
-        self._gap_after: RecordRef | None = None
+        self._first_heartbeat: timeline.RecordRef | None = None
+        self._last_heartbeat: timeline.RecordRef | None = None
+        self._gap_after: timeline.RecordRef | None = None
         self._load(decisions)
 
-    def _load(self, decisions: Iterable[tuple[RecordRef, DecisionRecord]]) -> None:
+    def _load(self, decisions: Iterable[tuple[timeline.RecordRef, events.DecisionRecord]]) -> None:
         known = [
             (record, decision)
             for record, decision in decisions
-            if not isinstance(decision, LocksHandedOver)
-            and (isinstance(decision, PartitionTaken) or decision.table == self._table)
+            if not isinstance(decision, events.LocksHandedOver)
+            and (isinstance(decision, events.PartitionTaken) or decision.table == self._table)
         ]
         self._published = PublishedDecisions(
             Position(0, None), ((record.offset, decision) for record, decision in known)
         )
         counting = {each.event_id for each in self._published.all()}
         self._records = {decision.event_id: record for record, decision in known}
-        self._take_overs: deque[tuple[RecordRef, PartitionTaken]] = deque()
-        void: list[tuple[int, Step]] = []
-        take_over: tuple[RecordRef, PartitionTaken] | None = None
+        self._take_overs: deque[tuple[timeline.RecordRef, events.PartitionTaken]] = deque()
+        void: list[tuple[int, timeline.Step]] = []
+        take_over: tuple[timeline.RecordRef, events.PartitionTaken] | None = None
         for record, decision in known:
-            if isinstance(decision, PartitionTaken):
+            if isinstance(decision, events.PartitionTaken):
                 take_over = (record, decision)
                 self._take_overs.append(take_over)
             elif decision.event_id not in counting:
                 if decision.transaction == self._id:
-                    because = Because(without_effect=True)
+                    because = timeline.Because(without_effect=True)
                     if take_over is not None:
                         because = replace(because, taken_by=take_over[1].agent, taken_at=take_over[0])
-                    void.append((decision.cause_offset, Step.of(record, decision, because)))
+                    void.append((decision.cause_offset, timeline.Step.of(record, decision, because)))
             elif self._concerns(decision):
                 self._causes.add(decision.cause or "")
-                if isinstance(decision, Abort):
+                if isinstance(decision, events.Abort):
                     self._touches.watch(decision.transaction, decision.conflicts)
         self._void = deque(sorted(void, key=lambda each: each[0]))
 
-    def _concerns(self, decision: DecisionEventUnion) -> bool:
+    def _concerns(self, decision: events.DecisionEventUnion) -> bool:
         return decision.transaction == self._id or (
-            isinstance(decision, Abort)
+            isinstance(decision, events.Abort)
             and any(each.other_transaction == self._id for each in decision.conflicts)
         )
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
-    def add(self, record: RecordRef, event: WriterEventUnion) -> None:
+    def add(self, record: timeline.RecordRef, event: events.WriterEventUnion) -> None:
         """Add the table's next event, and the decisions that are due with it."""
         self._add_take_overs(lambda taken: taken.recorded_ms <= record.recorded_ms)
         self._reading, self._began = (record, event), len(self._steps)
-        reading = EventRef(event.type, event.transaction, event.writer, record)
+        reading = timeline.EventRef(event.type, event.transaction, event.writer, record)
         if event.event_id in self._causes:
             self._cause_events.setdefault(event.event_id, reading)
         self._touches.add(reading, _markers(event))
-        own = event.transaction == self._id and not isinstance(event, LedgerCorrected)
+        own = event.transaction == self._id and not isinstance(event, events.LedgerCorrected)
         phase_before = phase_of(self._state, event.transaction)
         markers_before = self._marker_count()
         # An unknown transaction may have ended before the first event that was read.
@@ -163,7 +125,11 @@ class Explainer:
         if not ignored:
             self._outcomes.note_event(record, event)
         if own and ignored:
-            self._append(Step.of(record, event, Because(phase_before=phase_before, without_effect=True)))
+            self._append(
+                timeline.Step.of(
+                    record, event, timeline.Because(phase_before=phase_before, without_effect=True)
+                )
+            )
         elif own:
             self._add_event(record, event, phase_before, self._marker_count() - markers_before)
         met = list(self._encounters(overlaps, own=own))
@@ -176,22 +142,22 @@ class Explainer:
 
     def explanation(
         self,
-        locks: Iterable[tuple[RecordRef, AuditEventUnion]] = (),
-        reports: Iterable[ConflictDetected] = (),
-    ) -> Explanation:
+        locks: Iterable[tuple[timeline.RecordRef, events.AuditEventUnion]] = (),
+        reports: Iterable[events.ConflictDetected] = (),
+    ) -> timeline.Explanation:
         """The explanation, after all events were added. `locks`, `reports`: from `audit` and `conflicts`, for this table."""
         self._apply_due(None, None)
         outcomes, outcome = self._outcomes, self._outcomes.explained_outcome
         others = tuple(outcomes.named())
         steps = with_reports(self._steps, [each for each in reports if each.victim == self._id])
         kept = self._state.transactions.get(self._id)
-        return Explanation(
+        return timeline.Explanation(
             transaction=outcomes.explained,
             table=self._table,
             outcome=outcome,
             waits_for=() if kept is None else tuple(self._blockers(kept)),
             markers=self._markers,
-            heartbeats=Heartbeats(
+            heartbeats=timeline.Heartbeats(
                 self._heartbeats, self._first_heartbeat, self._last_heartbeat, self._gap, self._gap_after
             ),
             repeated=self._repeated,
@@ -207,8 +173,8 @@ class Explainer:
             if decision.cause != event_id:
                 self._add_wait()
             self._add_decision(record, decision)
-            if isinstance(decision, Admitted):
-                admission = EventRef(decision.type, decision.transaction, decision.writer, record)
+            if isinstance(decision, events.Admitted):
+                admission = timeline.EventRef(decision.type, decision.transaction, decision.writer, record)
                 self._touches.add(admission, decision.reserved)
             phase_before = phase_of(self._state, decision.transaction)
             replay_decision(self._state, decision, record.recorded_ms / 1000)
@@ -223,64 +189,66 @@ class Explainer:
 
     # -- its own events ----------------------------------------------------------------------------------------------
 
-    def _append(self, step: Step) -> None:
-        append(self._steps, step, MOST_SHOWN)
+    def _append(self, step: timeline.Step) -> None:
+        timeline.append(self._steps, step, MOST_SHOWN)
 
     def _add_event(
-        self, record: RecordRef, event: WriterEventUnion, phase_before: Phase | None, new: int
+        self, record: timeline.RecordRef, event: events.WriterEventUnion, phase_before: Phase | None, new: int
     ) -> None:
         if event.event_id in self._seen:
             self._repeated += 1
             return
         self._seen.add(event.event_id)
-        from_writer = not isinstance(event, AbortRequested)
+        from_writer = not isinstance(event, events.AbortRequested)
         if phase_before in OPEN and self._last_event is not None and from_writer:
             gap = record.recorded_ms - self._last_event.recorded_ms
             if gap > self._gap:
                 self._gap, self._gap_after = gap, self._last_event
         self._last_event = record if from_writer else self._last_event
-        because = Because(phase_before=phase_before)
+        because = timeline.Because(phase_before=phase_before)
         match event:
-            case CommitIntent() if phase_before is None:
+            case events.CommitIntent() if phase_before is None:
                 self._opened = record
                 self._markers += self._marker_count()
                 before = [each for each in self._state.open() if each.id != self._id]
                 alongside = tuple(_reference(each) for each in before[:MOST_SHOWN])
                 because = replace(because, open_before=len(before), alongside=alongside)
-            case CommitCompleted():
+            case events.CommitCompleted():
                 pass
-            case TransactionAbandoned() if phase_before is Phase.UNKNOWN:
+            case events.TransactionAbandoned() if phase_before is Phase.UNKNOWN:
                 pass
             case _ if phase_before not in OPEN:
                 because = replace(because, without_effect=True)
-            case WriterHeartbeat():
+            case events.WriterHeartbeat():
                 self._heartbeats += 1
                 self._first_heartbeat, self._last_heartbeat = self._first_heartbeat or record, record
                 return
-            case MarkerCreated(markers=markers):
+            case events.MarkerCreated(markers=markers):
                 self._markers += new
                 partitions = _partitions(markers)
                 because = replace(because, markers=len(markers), new=new, partitions=partitions)
-            case CommitRequested():
+            case events.CommitRequested():
                 self._markers += new
                 if self._requested is None:
                     self._requested = record
                     self._waited_for = set()
             case _:
                 pass
-        self._append(Step.of(record, event, because))
+        self._append(timeline.Step.of(record, event, because))
 
     # -- overlaps and waits ------------------------------------------------------------------------------------------
 
-    def _annotate(self, at: int, record: RecordRef, event: WriterEventUnion, **more: Any) -> None:
+    def _annotate(
+        self, at: int, record: timeline.RecordRef, event: events.WriterEventUnion, **more: Any
+    ) -> None:
         """Add to the step of the event that is being read, which stands before `at`; if it is none yet, it is one at `at`."""
         for index in range(at - 1, max(0, self._began - 1) - 1, -1):
             if (step := self._steps[index]).record == record:
                 self._steps[index] = replace(step, because=replace(step.because, **more))
                 return
-        self._steps.insert(at, Step.of(record, event, Because(**more)))
+        self._steps.insert(at, timeline.Step.of(record, event, timeline.Because(**more)))
 
-    def _encounters(self, overlaps: Iterable[Overlap], *, own: bool) -> Iterator[Encounter]:
+    def _encounters(self, overlaps: Iterable[Overlap], *, own: bool) -> Iterator[timeline.Encounter]:
         groups: dict[str, list[Overlap]] = {}
         for each in overlaps:
             seen = each if own else each.flipped()
@@ -297,20 +265,19 @@ class Explainer:
             conflict = any(
                 operations_conflict(rule, each.mine.operation, each.other.operation) for each in group
             )
-            yield Encounter(reference, other.phase, conflict, rule, _shared(group), len(group))
+            yield timeline.Encounter(reference, other.phase, conflict, rule, _shared(group), len(group))
 
-    def _blockers(self, this: Transaction) -> Iterator[Blocker]:
-        """The transactions for which it waits at this moment."""
+    def _blockers(self, this: Transaction) -> Iterator[timeline.Blocker]:
         for each in waits(self._state, this):
             other = self._outcomes.refer_to(each.other.id, each.other.writer)
-            yield Blocker(other, each.reason, _shared(each.overlaps))
+            yield timeline.Blocker(other, each.reason, _shared(each.overlaps))
 
     def _add_wait(self) -> None:
         this = self._state.transactions.get(self._id)
         if this is None or this.phase not in (Phase.QUEUED, Phase.WAITING) or self._reading is None:
             return
         record, event = self._reading
-        if isinstance(event, WriterHeartbeat):
+        if isinstance(event, events.WriterHeartbeat):
             return
         blockers = tuple(self._blockers(this))
         names = {each.transaction.id for each in blockers}
@@ -319,7 +286,7 @@ class Explainer:
             awaited = "admission" if this.phase is Phase.QUEUED else "grant"
             self._annotate(len(self._steps), record, event, awaited=awaited, waits_for=blockers)
 
-    def _freed_by(self) -> RelatedTransaction | None:
+    def _freed_by(self) -> timeline.RelatedTransaction | None:
         """The blocker that ended last, of those that its steps name."""
         ended = [
             (record.recorded_ms, each)
@@ -330,53 +297,55 @@ class Explainer:
             return None
         return max(ended, key=lambda each: each[0])[1]
 
-    def _add_take_overs(self, is_due: Callable[[RecordRef], bool]) -> None:
+    def _add_take_overs(self, is_due: Callable[[timeline.RecordRef], bool]) -> None:
         while self._take_overs and is_due(self._take_overs[0][0]):
             record, taken = self._take_overs.popleft()
             if phase_of(self._state, self._id) in OPEN:
-                self._append(Step.of(record, taken))
+                self._append(timeline.Step.of(record, taken))
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _add_decision(self, record: RecordRef, decision: DecisionEventUnion) -> None:
-        because = Because(cause=self._cause_events.get(decision.cause or ""))
+    def _add_decision(self, record: timeline.RecordRef, decision: events.DecisionEventUnion) -> None:
+        because = timeline.Because(cause=self._cause_events.get(decision.cause or ""))
         if decision.transaction != self._id:
-            if isinstance(decision, Abort) and decision.transaction in self._state.transactions:
+            if isinstance(decision, events.Abort) and decision.transaction in self._state.transactions:
                 entries = [each for each in decision.conflicts if each.other_transaction == self._id]
                 for lost_conflict in self._lost_conflicts(decision, entries):
                     self._outcomes.refer_to(decision.transaction, decision.writer)
                     because = replace(because, lost_conflicts=(lost_conflict,))
-                    self._append(Step.of(record, decision, because))
+                    self._append(timeline.Step.of(record, decision, because))
             return
         match decision:
-            case Admitted():
+            case events.Admitted():
                 waited, freed_by = _milliseconds_between(self._opened, record), self._freed_by()
                 self._waited_for = set()
                 because = replace(because, waited_ms=waited, freed_by=freed_by)
-            case CommitGranted():
+            case events.CommitGranted():
                 waited, freed_by = _milliseconds_between(self._requested, record), self._freed_by()
                 unblocked = waited
                 if freed_by is not None:
                     unblocked = min(waited, _milliseconds_between(freed_by.outcome.record, record))
                 because = replace(because, waited_ms=waited, freed_by=freed_by, unblocked_ms=unblocked)
-            case Abort():
+            case events.Abort():
                 because = replace(
                     because,
                     phase_before=phase_of(self._state, self._id),
                     lost_conflicts=tuple(self._lost_conflicts(decision, decision.conflicts)),
                 )
-            case GrantRenewed() | AlreadyCommitted():
+            case events.GrantRenewed() | events.AlreadyCommitted():
                 pass
-        self._append(Step.of(record, decision, because))
+        self._append(timeline.Step.of(record, decision, because))
 
-    def _lost_conflicts(self, abort: Abort, entries: Iterable[ConflictEntry]) -> Iterator[LostConflict]:
+    def _lost_conflicts(
+        self, abort: events.Abort, entries: Iterable[events.ConflictEntry]
+    ) -> Iterator[timeline.LostConflict]:
         """The conflicts of an abort, one for each winner. The abort is not applied to the state yet."""
-        firsts: dict[str, ConflictEntry] = {}
+        firsts: dict[str, events.ConflictEntry] = {}
         for entry in entries:
             firsts.setdefault(entry.other_transaction, entry)
         victim = self._state.transactions.get(abort.transaction)
         for winner_id, first in firsts.items():
-            lost_conflict = LostConflict(
+            lost_conflict = timeline.LostConflict(
                 winner=self._outcomes.refer_to(winner_id, first.other_writer),
                 winner_phase=phase_of(self._state, winner_id),
                 victim_event=self._touches.by_victim(abort.transaction, first),
@@ -393,35 +362,41 @@ class Explainer:
             yield lost_conflict
 
 
-def _reference(transaction: Transaction) -> TransactionRef:
-    return TransactionRef(transaction.id, transaction.writer, transaction.batch_id, transaction.sequence)
+def _reference(transaction: Transaction) -> timeline.TransactionRef:
+    return timeline.TransactionRef(
+        transaction.id, transaction.writer, transaction.batch_id, transaction.sequence
+    )
 
 
-def _markers(event: WriterEventUnion) -> tuple[Marker, ...]:
+def _markers(event: events.WriterEventUnion) -> tuple[events.Marker, ...]:
     match event:
-        case CommitIntent(scope=markers) | MarkerCreated(markers=markers) | CommitRequested(markers=markers):
+        case (
+            events.CommitIntent(scope=markers)
+            | events.MarkerCreated(markers=markers)
+            | events.CommitRequested(markers=markers)
+        ):
             return markers
         case _:
             return ()
 
 
-def _partitions(markers: tuple[Marker, ...]) -> tuple[str, ...]:
+def _partitions(markers: tuple[events.Marker, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.partition for each in markers))[:MOST_SHOWN]
 
 
-def _shared(overlaps: Iterable[Overlap]) -> tuple[Marker, ...]:
+def _shared(overlaps: Iterable[Overlap]) -> tuple[events.Marker, ...]:
     found = dict.fromkeys((each.partition, each.file_group, each.mine.operation) for each in overlaps)
     return tuple(
-        Marker.model_construct(partition=partition, file_group=file_group, operation=operation)
+        events.Marker.model_construct(partition=partition, file_group=file_group, operation=operation)
         for partition, file_group, operation in list(found)[:MOST_SHOWN]
     )
 
 
-def _milliseconds_between(first: RecordRef | None, last: RecordRef) -> int:
+def _milliseconds_between(first: timeline.RecordRef | None, last: timeline.RecordRef) -> int:
     return 0 if first is None else max(0, last.recorded_ms - first.recorded_ms)
 
 
-def _named_in(step: Step) -> Iterator[str]:
+def _named_in(step: timeline.Step) -> Iterator[str]:
     for each in step.because.lost_conflicts:
         yield each.winner.id
         yield step.event.transaction

@@ -1,16 +1,33 @@
 """For which transactions a transaction waits, and why. `explain`, `status` and the web page all ask here."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
-from lakewarden.handlers.explain.timeline import WaitReason
 from lakewarden.handlers.table.admission import blocking_overlaps, reservation_blockers
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.grants import earlier_turns, grant_queue
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Phase, Transaction
+
+WaitReason: TypeAlias = Literal["computing", "ahead in the queue", "granted", "publishing", "earlier turn"]
+"""Why a transaction has to wait for another one. The values are part of the JSON.
+
+| value | the other transaction |
+| --- | --- |
+| `computing` | is admitted and touches the same places |
+| `ahead in the queue` | comes before it in the admission queue, or requested its grant earlier |
+| `granted` | holds the grant |
+| `publishing` | is an older one of the same writer, which may still be publishing |
+| `earlier turn` | comes before it in the order of `ordered` transactions, touches the same places, and has not ended |
+"""
+WAIT_TEXTS: Final[Mapping[WaitReason, str]] = {
+    "computing": "which is computing",
+    "ahead in the queue": "which is ahead in the queue",
+    "granted": "which holds the grant",
+    "publishing": "an older transaction of its writer, which may still be publishing",
+    "earlier turn": "whose turn is earlier and which has not ended",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +60,6 @@ def waits(state: TableState, this: Transaction) -> Iterator[Wait]:
 
 
 def _by_other(overlaps: Iterable[Overlap], reason: Callable[[Transaction], WaitReason]) -> Iterator[Wait]:
-    """One wait for each of the other transactions in `overlaps`."""
     groups: dict[str, list[Overlap]] = {}
     for each in overlaps:
         groups.setdefault(each.other.transaction.id, []).append(each)

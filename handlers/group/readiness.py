@@ -14,8 +14,6 @@ The log's end is known from the periodic check alone, so the limit of each condi
 answers a request, and reads or publishes nothing or was replaced, is therefore not ready.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -25,6 +23,8 @@ MAX_NAMED = 10
 """Partitions that one sentence names."""
 
 ConditionName: TypeAlias = Literal["assigned", "live", "caught-up", "acknowledged", "checked"]
+_Found: TypeAlias = tuple[bool, str]
+"""Whether a condition holds, and its state as a sentence."""
 
 
 @dataclass(slots=True)
@@ -113,13 +113,14 @@ class Limits:
 
 def conditions(facts: AgentFacts, limits: Limits) -> tuple[ReadinessCondition, ...]:
     """All conditions, in the order of the table at the top of the file. The agent is ready if each holds."""
-    return (
-        _assigned(facts),
-        _live(facts),
-        _caught_up(facts, limits.with_check),
-        _acknowledged(facts, limits.seconds),
-        _checked(facts, limits.with_check),
-    )
+    found: dict[ConditionName, _Found] = {
+        "assigned": _assigned(facts),
+        "live": _live(facts),
+        "caught-up": _caught_up(facts, limits.with_check),
+        "acknowledged": _acknowledged(facts, limits.seconds),
+        "checked": _checked(facts, limits.with_check),
+    }
+    return tuple(ReadinessCondition(name, holds, text) for name, (holds, text) in found.items())
 
 
 def is_ready(found: tuple[ReadinessCondition, ...]) -> bool:
@@ -127,96 +128,62 @@ def is_ready(found: tuple[ReadinessCondition, ...]) -> bool:
     return all(each.holds for each in found)
 
 
-def _assigned(facts: AgentFacts) -> ReadinessCondition:
+def _assigned(facts: AgentFacts) -> _Found:
     if facts.problem is not None:
-        return ReadinessCondition(
-            "assigned", holds=False, text=f"the agent has no session with Kafka: {facts.problem}"
-        )
+        return False, f"the agent has no session with Kafka: {facts.problem}"
     if not facts.assigned:
-        return ReadinessCondition(
-            "assigned", holds=False, text="the consumer group has not assigned partitions to this agent yet"
-        )
+        return False, "the consumer group has not assigned partitions to this agent yet"
     if facts.unowned:
         names = _named([str(each) for each in facts.unowned])
-        text = f"no agent of the group owns {_count(len(facts.unowned))}: {names}; the topic may have been deleted"
-        return ReadinessCondition("assigned", holds=False, text=text)
+        unowned = f"no agent of the group owns {_count(len(facts.unowned))}: {names}"
+        return False, f"{unowned}; the topic may have been deleted"
     if not facts.partitions:
-        return ReadinessCondition(
-            "assigned",
-            holds=True,
-            text="the consumer group has no partition left for this agent, which is a spare one",
-        )
-    return ReadinessCondition(
-        "assigned",
-        holds=True,
-        text=f"the consumer group has assigned {_count(len(facts.partitions))} to this agent",
-    )
+        return True, "the consumer group has no partition left for this agent, which is a spare one"
+    return True, f"the consumer group has assigned {_count(len(facts.partitions))} to this agent"
 
 
-def _live(facts: AgentFacts) -> ReadinessCondition:
+def _live(facts: AgentFacts) -> _Found:
     if not facts.assigned:
-        return ReadinessCondition(
-            "live", holds=False, text="no partition is assigned, so the agent decides nothing"
-        )
+        return False, "no partition is assigned, so the agent decides nothing"
     others = [f"{each.number} ({each.phase})" for each in facts.partitions if each.phase != "live"]
     if others:
-        return ReadinessCondition(
-            "live", holds=False, text=f"the agent doesn't decide in {_count(len(others))}: {_named(others)}"
-        )
-    return ReadinessCondition("live", holds=True, text="the agent decides in each of its partitions")
+        return False, f"the agent doesn't decide in {_count(len(others))}: {_named(others)}"
+    return True, "the agent decides in each of its partitions"
 
 
-def _caught_up(facts: AgentFacts, limit: float) -> ReadinessCondition:
+def _caught_up(facts: AgentFacts, limit: float) -> _Found:
     if not facts.assigned:
-        return ReadinessCondition(
-            "caught-up", holds=False, text="no partition is assigned, so the agent reads nothing"
-        )
+        return False, "no partition is assigned, so the agent reads nothing"
     if not facts.partitions:
-        return ReadinessCondition("caught-up", holds=True, text="there is nothing to read")
+        return True, "there is nothing to read"
     unknown = [str(each.number) for each in facts.partitions if each.reached_at is None]
     if unknown:
-        return ReadinessCondition(
-            "caught-up",
-            holds=False,
-            text=f"the agent has not read {_count(len(unknown))} to the log's end yet: {_named(unknown)}",
-        )
+        return False, f"the agent has not read {_count(len(unknown))} to the log's end yet: {_named(unknown)}"
     behind = {each: facts.now - (each.reached_at or 0.0) for each in facts.partitions}
     late = [each for each in facts.partitions if behind[each] > limit]
     if late:
         names = [f"{each.number} ({behind[each]:.0f} s, {each.unread} records unread)" for each in late]
-        return ReadinessCondition(
-            "caught-up",
-            holds=False,
-            text=f"the agent is more than {limit:g} s behind in {_count(len(late))}: {_named(names)}",
-        )
+        return False, f"the agent is more than {limit:g} s behind in {_count(len(late))}: {_named(names)}"
     oldest = max(behind.values())
-    return ReadinessCondition(
-        "caught-up", holds=True, text=f"the agent has read everything that was in the log {oldest:.1f} s ago"
-    )
+    return True, f"the agent has read everything that was in the log {oldest:.1f} s ago"
 
 
-def _acknowledged(facts: AgentFacts, limit: float) -> ReadinessCondition:
+def _acknowledged(facts: AgentFacts, limit: float) -> _Found:
     if facts.queued_at is None:
-        return ReadinessCondition(
-            "acknowledged", holds=True, text="Kafka has acknowledged every record of this agent"
-        )
-    age = facts.now - facts.queued_at
-    text = f"the oldest record that Kafka has not acknowledged was queued {age:.1f} s ago"
-    if age > limit:
-        return ReadinessCondition("acknowledged", holds=False, text=f"{text}, which is more than {limit:g} s")
-    return ReadinessCondition("acknowledged", holds=True, text=text)
+        return True, "Kafka has acknowledged every record of this agent"
+    queued = "the oldest record that Kafka has not acknowledged was queued"
+    return _recent(queued, facts.now - facts.queued_at, limit)
 
 
-def _checked(facts: AgentFacts, limit: float) -> ReadinessCondition:
+def _checked(facts: AgentFacts, limit: float) -> _Found:
     if facts.checked_at is None:
-        return ReadinessCondition(
-            "checked", holds=False, text="there was no periodic check in this session yet"
-        )
-    age = facts.now - facts.checked_at
-    text = f"the last periodic check ended {age:.1f} s ago"
-    if age > limit:
-        return ReadinessCondition("checked", holds=False, text=f"{text}, which is more than {limit:g} s")
-    return ReadinessCondition("checked", holds=True, text=text)
+        return False, "there was no periodic check in this session yet"
+    return _recent("the last periodic check ended", facts.now - facts.checked_at, limit)
+
+
+def _recent(what: str, age: float, limit: float) -> _Found:
+    late = f", which is more than {limit:g} s" if age > limit else ""
+    return not late, f"{what} {age:.1f} s ago{late}"
 
 
 def _count(number: int) -> str:

@@ -16,8 +16,6 @@ Rules:
    the lines that it rewrites with commas; they are separated at the markers' endings.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -14,12 +14,13 @@ Rules:
 2. Replaced file groups are deleted: those that an insert_overwrite or a clustering replaces. The inflight of an
    insert_overwrite names only the partitions, and stands for all file groups there.
 3. An Avro file brings its schema. Fields are looked for by their names, so a release that adds fields can be read.
+4. Layout 1's archive is a log: blocks of Avro records with a length before and after them. A block that was cut off is skipped,
+   as Hudi does: its instants are still on the timeline, or in the block after it.
 """
-
-from __future__ import annotations
 
 import io
 import json
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.markers import each_once, marker_of_file, touched
 
 _AVRO = b"Obj\x01"
+_BLOCK = b"#HUDI#"
+_DATA_BLOCK, _SCHEMA = 3, 2
 _OVERWRITES = frozenset({"INSERT_OVERWRITE", "INSERT_OVERWRITE_TABLE"})
 
 
@@ -114,3 +117,40 @@ def decode(body: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UnreadableHudi(f"not a record: {type(record).__name__}")
     return record
+
+
+def archived_commits(body: bytes) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The completed writes in a file of layout 1's archive: instant and extra metadata (rule 4). Raises `UnreadableHudi`."""
+    at = body.find(_BLOCK)
+    while at >= 0:
+        start = at + 14
+        size = int.from_bytes(body[at + 6 : start])
+        block = body[start : start + size]
+        if len(block) == size and int.from_bytes(block[-8:]) == size + 6:
+            try:
+                yield from list(_completed(block))
+            except Exception as error:  # fastavro raises whatever the bytes provoke in it
+                raise UnreadableHudi(f"a block of the archive: {error!r:.200}") from error
+            at = start + size - 1
+        at = body.find(_BLOCK, at + 1)
+
+
+def _completed(block: bytes) -> Iterator[tuple[str, Mapping[str, str]]]:
+    _, kind, count = struct.unpack_from(">iii", block)
+    headers, at = {}, 12
+    for _ in range(count):
+        key, length = struct.unpack_from(">ii", block, at)
+        headers[key] = block[at + 8 : at + 8 + length]
+        at += 8 + length
+    if kind != _DATA_BLOCK:
+        return
+    schema = fastavro.parse_schema(json.loads(headers[_SCHEMA]))
+    _, count = struct.unpack_from(">ii", block, at + 8)
+    at += 16
+    for _ in range(count):
+        (length,) = struct.unpack_from(">i", block, at)
+        record: Any = fastavro.schemaless_reader(io.BytesIO(block[at + 4 : at + 4 + length]), schema, None)
+        at += 4 + length
+        commit = record["hoodieCommitMetadata"] or record["hoodieReplaceCommitMetadata"]
+        if record["actionState"] == "COMPLETED" and commit is not None:
+            yield record["commitTime"], commit["extraMetadata"] or {}

@@ -4,8 +4,6 @@ Table version 6 (Hudi 0.14 and 0.15) has layout 1, versions 8 (1.0) and 9 (1.1 a
 refused: a reader that guesses would miss commits.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

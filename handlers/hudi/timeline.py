@@ -18,8 +18,6 @@ Rules:
    archived. In a table's first writes it may be pending, or dead (decision 36).
 """
 
-from __future__ import annotations
-
 import re
 from calendar import timegm
 from collections.abc import Iterable
@@ -62,7 +60,6 @@ class TimelineFile:
 
     @property
     def completes_as(self) -> str:
-        """The action of the completed instant."""
         return _COMPLETES_AS.get(self.action, self.action)
 
 
@@ -76,7 +73,6 @@ class Instant:
 
     @property
     def state(self) -> State:
-        """How far it is."""
         return self.files[-1].state
 
     @property
@@ -86,7 +82,6 @@ class Instant:
 
     @property
     def completes_as(self) -> str:
-        """What its action is called once it is completed."""
         return self.files[-1].completes_as
 
     @property

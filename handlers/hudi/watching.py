@@ -5,7 +5,7 @@ that `wanted` names, and passes all of it to `advance`, which returns what to re
 
 | seen | reported |
 | --- | --- |
-| a write is requested | `Opened`, after `grace` seconds: the gate's own writers announce their instants meanwhile |
+| a write is requested | `Opened`, after `grace` seconds: by then the gate's own writers have announced their instants |
 | a compaction or a clustering is inflight | `Opened`, with the file groups of its plan; a plan that waits is not reported |
 | file groups in the inflight file, in markers | `Touched` |
 | a newer time of modification on any of the instant's files | `Alive`, at most every `BEAT_SECONDS` |
@@ -26,14 +26,14 @@ Rules:
 5. A compaction permits appends beside it: its rule is `deleted-file`. A clustering doesn't permit updates of what it replaces.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
+import json
+from collections.abc import Iterable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lakewarden.events import ConflictRule, Marker
+from lakewarden.handlers.assessment import PastCommit
+from lakewarden.handlers.commit_label import HUDI_LABEL
 from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.markers import (
     each_once,
@@ -42,8 +42,7 @@ from lakewarden.handlers.hudi.markers import (
     parse_marker,
     read_markers_file,
 )
-from lakewarden.handlers.hudi.metadata import InstantMetadata, read_metadata
-from lakewarden.handlers.hudi.past import maker_of
+from lakewarden.handlers.hudi.metadata import InstantMetadata, decode, read_metadata
 from lakewarden.handlers.hudi.properties import HudiTable, read_properties
 from lakewarden.handlers.hudi.timeline import (
     HEARTBEAT_FOLDER,
@@ -174,7 +173,7 @@ class WatchedTable:
     began: bool = False
     """Whether the first round is over."""
     problems: list[tuple[str, str]] = field(default_factory=list)
-    """Of the last round: files that could not be read, and why."""
+    """From the last round: files that could not be read, and why."""
     _missing: set[_Key] = field(default_factory=set)
     """Pending instants that the last listing lacked, after which the table was there."""
     _parsed: _Parsed | None = None
@@ -255,7 +254,6 @@ class WatchedTable:
         return self.table.timeline + file.name
 
     def _matters(self, instant: Instant, file: TimelineFile) -> bool:
-        """Whether the file says something about what the instant touches."""
         if instant.state == "completed":
             return file.state == "completed"
         if file.state == "requested":
@@ -305,7 +303,6 @@ class WatchedTable:
         return reports
 
     def _read(self, instant: Instant, pending: _Pending, active: Mapping[str, File], seen: Round) -> None:
-        """Enter what the files of this round say."""
         for file in instant.files:
             path = self._path(file)
             body = seen.bodies.get(path)
@@ -378,3 +375,52 @@ def _by_instant(active: Mapping[str, File]) -> dict[str, dict[str, File]]:
                 time = path.removeprefix(folder).partition("/")[0]
                 found.setdefault(time, {})[path] = file
     return found
+
+
+_SERVICES = frozenset({"CLUSTER", "COMPACT", "LOG_COMPACT"})
+_STREAMER = ("deltastreamer.checkpoint.", "streamer.checkpoint.")
+
+
+def rolled_back(body: bytes) -> tuple[list[str], frozenset[str]]:
+    """The instants that a completed rollback has rolled back, and the partitions in which it found files of them.
+
+    Raises `UnreadableHudi`.
+    """
+    record = decode(body)
+    try:
+        return [str(each) for each in record["commitsRollback"]], frozenset(record["partitionMetadata"])
+    except (KeyError, TypeError) as error:
+        raise UnreadableHudi(f"a rollback lacks what each has: {error!r:.200}") from error
+
+
+def past_commit(instant: Instant, found: InstantMetadata, began: float | None, ended: float) -> PastCommit:
+    """What a completed instant says of its history."""
+    label = _object(found.extra.get(HUDI_LABEL) or found.extra.get(f"hoodie.{HUDI_LABEL}"))
+    maker = maker_of(found.extra)
+    return PastCommit(
+        instant.time,
+        ended,
+        str(label.get("writer") or maker.name or "(unknown)"),
+        found.operation or instant.completes_as,
+        frozenset(each.partition for each in found.touched),
+        frozenset(each.partition for each in found.touched if each.operation != "create"),
+        began,
+        is_known=began is not None,
+        is_service=instant.is_table_service or found.operation in _SERVICES,
+        is_gates=bool(label),
+    )
+
+
+def maker_of(extra: Mapping[str, str]) -> Maker:
+    """Who made a commit: Hudi's streaming sink keeps its checkpoint under a name, and its streamer its source's position."""
+    queries = _object(extra.get("_hudi_streaming_sink_checkpoint"))
+    streamer = "Hudi Streamer" if any(each.startswith(_STREAMER) for each in extra) else None
+    return Maker.of(engine=streamer, job=next(iter(queries), None))
+
+
+def _object(text: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -10,13 +10,10 @@ It relies on these facts of Iceberg's table formats 1 to 3:
 - Each new snapshot of a table has the next sequence number (format 1 has none), whatever branch it is on.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -30,7 +27,6 @@ from lakewarden.handlers.observations import (
     ObservedCommit,
     Place,
     UnreadableCommit,
-    changed_files,
     observed_commit,
 )
 from lakewarden.handlers.partition_spelling import (
@@ -97,10 +93,10 @@ class TableMetadata:
     """What a metadata file says that matters here."""
 
     snapshots: tuple[IcebergSnapshot, ...]
-    """Of the main branch, the newest first, as far as they have not expired."""
+    """Those of the main branch, the newest first, as far as they have not expired."""
     specs: Mapping[int, tuple[SpecField, ...]]
     appends_invalidate: bool
-    """Whether Iceberg refuses a MERGE for rows that were appended to its partitions meanwhile."""
+    """Whether Iceberg refuses a MERGE for rows that were appended to its partitions since its base."""
     location: str
     uuid: str | None = None
     """None in format 1, maybe. A table that is dropped and created again has another one."""
@@ -219,8 +215,8 @@ def foreign_snapshot(
     refuting = [each.place for each in entries if each.refutes]
     added = [each.place for each in entries if not each.refutes]
     appends_refute = metadata.appends_invalidate and snapshot.operation != "replace"
-    files = list(changed_files(refuting, added, additions_refute=appends_refute))
-    return observed_commit(str(snapshot.id), files, maker_of(snapshot.summary)) if files else None
+    maker = maker_of(snapshot.summary)
+    return observed_commit(str(snapshot.id), refuting, added, additions_refute=appends_refute, made_by=maker)
 
 
 def past_snapshot(
@@ -269,7 +265,6 @@ class _ManifestEntry(NamedTuple):
 
 
 def _entries(body: bytes, spec: tuple[SpecField, ...] | None, snapshot: int) -> Iterator[_ManifestEntry]:
-    """Yield each file."""
     if spec is None:
         raise UnreadableCommit("a manifest has a partition spec that the table's metadata lacks")
     try:
@@ -307,8 +302,6 @@ def _text(value: Any, kind: str) -> str:
             return number_text(value, kind)
         case bytes():
             return binary_text(value)
-        case Decimal():
-            return f"{value:f}"
         case int() if kind == "date":
             return date_of(value)
         case int() if kind.endswith("_ns"):

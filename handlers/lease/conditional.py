@@ -12,8 +12,6 @@ The lock depends on nothing but a store that honours conditions. So the store's 
 The stores (`lakewarden.agent.stores`) define which HTTP status is which answer. `machine.py` has the automaton.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

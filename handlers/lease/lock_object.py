@@ -9,8 +9,6 @@
   reported and never overwritten, because another program may rely on it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -98,8 +98,6 @@ Adoption
   must wait, too, for an adopted owner that is not fenced.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import assert_never
 

@@ -1,6 +1,6 @@
 """Where a table's lock object is, and which tables an event may make the agent touch.
 
-Events come from the network. They name tables, which the globs of `tables` must cover. They never determine which object the
+Events come from the network. They name tables, which the globs of `tables` must cover. No event determines which object the
 agent writes: the location of a table's lock is the agent's knowledge. The first rule that applies counts:
 
     rule                                                     the lock object
@@ -26,8 +26,6 @@ The second rule needs a read of the table's store (`LookUp`):
 A Hudi table stays one. A table that was none is looked up again when it is used after a pause, because its first commit may have
 created it.
 """
-
-from __future__ import annotations
 
 import hashlib
 import re
@@ -88,7 +86,6 @@ class Placement:
     places: tuple[ConfiguredLocation, ...] = ()
 
     def allows(self, table: str) -> bool:
-        """Whether one of the globs covers this table."""
         return any(_covers(glob, table) for glob in self.allow)
 
     def configured(self, table: str) -> LockLocation | NotAllowed | None:

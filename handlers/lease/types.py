@@ -59,7 +59,6 @@ class LeaseSettings:
 
     @property
     def drift_ms(self) -> int:
-        """The drift in milliseconds, the unit of the lock object."""
         return round(self.drift * 1000)
 
     def next_wait(self, tries: int, jitter: float) -> float:

@@ -10,17 +10,15 @@ The service has a smaller priority than writers, so it can lose conflicts with u
 | lost a conflict | `queued` | 1 |
 | was not admitted from the queue in time | `optimistic`, in the same round | 1 |
 
-Writers with `optimistic` admission may always compute on its files, so the wait may be in vain. A lost conflict isn't: the agent
+Writers with `optimistic` admission may always compute on its files, so the wait may be wasted. A lost conflict isn't: the agent
 counts it, and after `max_losses` of them (3) it protects the compactor, as every writer (`handlers/table/conflicts.py`).
 
 The first transaction that is protected comes after a lost conflict, or after a restart, so it is queued. It is ahead of all that
-wait, those that compute go on to their end, and one that begins meanwhile is aborted at its markers, before it computes. A
+wait, those that compute go on to their end, and one that begins during it is aborted at its markers, before it computes. A
 protected transaction with `optimistic` admission would abort those that compute (docs/decisions/0056).
 
 A unit is what Java Paimon compacts in one step: a group of small files of an append table, or a bucket.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ class Last(Enum):
     DONE = auto()
     LOST = auto()
     NOT_ADMITTED = auto()
-    """Its wait in the queue was in vain."""
+    """Its wait in the queue was wasted."""
 
 
 def effort_after(last: Last, lost: int) -> Effort:

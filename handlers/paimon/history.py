@@ -3,8 +3,6 @@
 `find` receives the snapshots one by one, the newest first, and stops at the one that answers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -101,21 +99,9 @@ def resolve(
     return NotCommitted() if lowest == attempt.after + 1 else Undecided()
 
 
-def carried(snapshots: Iterable[SnapshotFacts], *, unnumbered: int) -> Batches:
-    """Return what the retained snapshots, the newest first, pass on to the next one.
-
-    Commits of releases without the property are added to it. `unnumbered` is the identifier of commits without a batch number.
-    """
-    newer, batches = list[tuple[str, LastBatch]](), dict[str, LastBatch]()
-    for snapshot in snapshots:
-        if snapshot.batches is not None:
-            batches = dict(snapshot.batches)
-            break
-        if snapshot.name.transaction is not None and snapshot.name.identifier != unnumbered:
-            newer.append((snapshot.name.user, LastBatch(snapshot.name.identifier, snapshot.number)))
-    for writer, last in reversed(newer):
-        batches = with_batch(batches, writer, last)
-    return batches
+def carried(snapshots: Iterable[SnapshotFacts]) -> Batches:
+    """Return what the retained snapshots, the newest first, pass on to the next one."""
+    return next((each.batches for each in snapshots if each.batches is not None), {})
 
 
 def with_batch(batches: Batches, writer: str, last: LastBatch) -> dict[str, LastBatch]:

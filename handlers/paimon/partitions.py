@@ -21,8 +21,6 @@ n bits      which fields are null; with the row kind in words of 8 bytes
 8 bytes     per field: its value, little-endian; of a text its place, or the text itself if it has up to 7 bytes
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ _TEXTS: Final = frozenset({"STRING", "VARCHAR", "CHAR"})
 _DECIMALS: Final = frozenset({"DECIMAL", "NUMERIC"})
 _INLINE: Final = 0x80
 _COMPACT_PRECISION: Final = 18
-"""Of decimals that fit into a field."""
+"""Precision of decimals that fit into a field."""
 _COMPACT_TIMESTAMP: Final = 3
 """Precision of timestamps that fit into a field."""
 _DAY_NANOS: Final = 86_400_000_000_000
@@ -60,7 +58,6 @@ class PaimonPartitionColumn:
 
     @property
     def base(self) -> str:
-        """The type without parameters."""
         return "LTZ" if self._is_local else self.kind.partition("(")[0].strip()
 
     @property
@@ -68,7 +65,6 @@ class PaimonPartitionColumn:
         return "LOCAL TIME ZONE" in self.kind or self.kind.startswith("TIMESTAMP_LTZ")
 
     def parameters(self, *default: int) -> tuple[int, ...]:
-        """Return the numbers in the type's parentheses, or `default`."""
         inner = self.kind.partition("(")[2].partition(")")[0]
         given = tuple(int(number) for number in inner.split(",") if number.strip().isdigit())
         return given + default[len(given) :]
@@ -141,7 +137,9 @@ class PartitionSpelling:
             case base if base in _INTEGERS:
                 return str(int(value))
             case base if base in _DECIMALS:
-                return f"{value:f}"
+                return (
+                    f"{value:.{column.parameters(10, 0)[1]}f}"  # Spark's may have another scale than its type
+                )
             case base if base in _TEXTS:
                 return self.null if is_blank_in_java(value) else str(value)
             case "BOOLEAN":

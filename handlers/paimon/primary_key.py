@@ -26,11 +26,9 @@ when it commits.
    Before each put it looks whether the index of its partitions has changed (docs/decisions/0055).
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from lakewarden.events import ConflictRule
 
@@ -81,99 +79,45 @@ class PrimaryKeyTable:
         """Whether an index says which bucket has a key. It is Paimon's default."""
         return self.options.get("bucket", "-1") == "-1"
 
-    @property
-    def deletes(self) -> bool:
-        """Whether the table has a column that says which rows are deletes."""
-        return "rowkind.field" in self.options
-
     def is_set(self, option: str) -> bool:
         return self.options.get(option, "false").strip().lower() == "true"
 
 
-@dataclass(frozen=True, slots=True)
-class UnsupportedTable:
-    """Why a table can't be written, and what to do."""
-
-    reason: str
-    remedy: str
-
-
-_Rule: TypeAlias = tuple[Callable[[PrimaryKeyTable], object], UnsupportedTable]
-
-_RULES: Final[tuple[_Rule, ...]] = (
-    (
-        lambda table: table.options.get("bucket") == "-2",
-        UnsupportedTable(
-            "the rows of a postpone-bucket table are invisible until a compaction", "use a fixed bucket"
-        ),
-    ),
-    (
-        lambda table: not set(table.partition_keys) <= set(table.primary_key),
-        UnsupportedTable(
-            "its primary key lacks partition columns, so a key may move between partitions, which needs a global index",
-            "add the partition columns to the primary key",
-        ),
-    ),
-    (
-        lambda table: table.options.get("bucket-function.type", "default") != "default",
-        UnsupportedTable(
-            "pypaimon computes only the default bucket function", "use bucket-function.type=default"
-        ),
-    ),
-    (
-        lambda table: table.engine not in ENGINES,
-        UnsupportedTable(
-            "of its merge engine, pypaimon's rows are invisible until a compaction, or it is not known",
-            f"use one of {', '.join(sorted(ENGINES))}",
-        ),
-    ),
-    (
-        lambda table: table.is_set("deletion-vectors.enabled"),
-        UnsupportedTable(
-            "with deletion vectors, pypaimon's rows are invisible until a compaction",
-            "use deletion-vectors.enabled=false",
-        ),
-    ),
-    (
-        lambda table: any(name.endswith(".sequence-group") for name in table.options),
-        UnsupportedTable(
-            "pypaimon can't merge sequence groups", "use sequence.field for the whole row, or separate tables"
-        ),
-    ),
-    (
-        lambda table: any("remove-record-on-" in name and table.is_set(name) for name in table.options),
-        UnsupportedTable(
-            "pypaimon can't merge deletes into this merge engine", "remove the remove-record-on-… option"
-        ),
-    ),
-    (
-        lambda table: table.deletes and table.engine != "deduplicate",
-        UnsupportedTable(
-            "pypaimon can't merge deletes into this merge engine",
-            "use merge-engine=deduplicate, or no rowkind.field",
-        ),
-    ),
-    (
-        lambda table: table.options.get("changelog-producer") == "input",
-        UnsupportedTable(
-            "its changelog would have rows of batches in an order that was never checked",
-            "use changelog-producer=none, lookup or full-compaction",
-        ),
-    ),
-    (
-        lambda table: table.is_set("data-file.thin-mode") or table.is_set("sequence.snapshot-ordering"),
-        UnsupportedTable(
-            "pypaimon doesn't write this layout of files",
-            "remove data-file.thin-mode and sequence.snapshot-ordering",
-        ),
-    ),
-)
-"""The first rule that applies is the answer."""
-
-
-def refusal(table: PrimaryKeyTable) -> UnsupportedTable | None:
-    """Return why upserts into this table are refused, or None."""
-    return next((answer for applies, answer in _RULES if applies(table)), None)
+def refusal(table: PrimaryKeyTable) -> str | None:
+    """Return why upserts into this table are refused, and what to do, or None. The first reason that applies is the answer."""
+    options, invisible = table.options, "pypaimon's rows are invisible until a compaction"
+    if options.get("bucket") == "-2":
+        return "the rows of a postpone-bucket table are invisible until a compaction; use a fixed bucket"
+    if not set(table.partition_keys) <= set(table.primary_key):
+        return (
+            "its primary key lacks partition columns, so a key may move between partitions, which needs a global index; add the "
+            "partition columns to the primary key"
+        )
+    if options.get("bucket-function.type", "default") != "default":
+        return "pypaimon computes only the default bucket function; use bucket-function.type=default"
+    if table.engine not in ENGINES:
+        return (
+            f"of its merge engine, {invisible}, or it is not known; use one of {', '.join(sorted(ENGINES))}"
+        )
+    if table.is_set("deletion-vectors.enabled"):
+        return f"with deletion vectors, {invisible}; use deletion-vectors.enabled=false"
+    if any(name.endswith(".sequence-group") for name in options):
+        return (
+            "pypaimon can't merge sequence groups; use sequence.field for the whole row, or separate tables"
+        )
+    deletes = "pypaimon can't merge deletes into this merge engine"
+    if any("remove-record-on-" in name and table.is_set(name) for name in options):
+        return f"{deletes}; remove the remove-record-on-… option"
+    if "rowkind.field" in options and table.engine != "deduplicate":
+        return f"{deletes}; use merge-engine=deduplicate, or no rowkind.field"
+    if options.get("changelog-producer") == "input":
+        return (
+            "its changelog would have rows of batches in an order that was never checked; use changelog-producer=none, lookup or "
+            "full-compaction"
+        )
+    if table.is_set("data-file.thin-mode") or table.is_set("sequence.snapshot-ordering"):
+        return "pypaimon doesn't write this layout of files; remove data-file.thin-mode and sequence.snapshot-ordering"
+    return None
 
 
 def conflict_rule(table: PrimaryKeyTable) -> ConflictRule:

@@ -24,14 +24,12 @@ A state that isn't final names the next action; `step` takes its answer and retu
   leaves the outcome unknown, and a missing answer about the version at the end leaves it published.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 MAX_TRIES: Final = 3
-"""Of one action. The caller waits between them, and its grant lease limits the whole."""
+"""Tries of one action. The caller waits between them, and its grant lease limits the whole."""
 
 # answers
 

@@ -6,8 +6,6 @@ client in Java Paimon's S3 jar. An option takes precedence over a variable. Key,
 The jar takes its keys from its options only: it has no roles of instances, and no profiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -76,7 +74,6 @@ def java_options(options: Mapping[str, str], environment: Mapping[str, str]) -> 
 
 
 def _option(options: Mapping[str, str], *names: str) -> str | None:
-    """Return an option of pypaimon under any of its spellings."""
     for name in names:
         for key in (name,) if name.startswith("fs.") else (f"{prefix}{name}" for prefix in _PREFIXES):
             if options.get(key):

@@ -10,26 +10,16 @@ It relies on these facts of Paimon 1.0 to 1.4 and pypaimon 2.1:
   of rows may move the vectors of other files to its new index file, and changes none of the manifests.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from lakewarden.handlers import observations
 from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.handlers.observations import (
-    UNKNOWN_MAKER,
-    Maker,
-    ObservedCommit,
-    Place,
-    UnreadableCommit,
-    changed_files,
-    observed_commit,
-)
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
 
 SNAPSHOT_FOLDER: Final = "snapshot/"
@@ -41,7 +31,7 @@ _NAME = re.compile(r"snapshot/snapshot-(\d+)")
 _DELETED = 1
 _VECTORS = "DELETION_VECTORS"
 
-DeletionVectors: TypeAlias = Mapping[Place, Any]
+DeletionVectors: TypeAlias = Mapping[observations.Place, Any]
 """The files that have deleted rows: their number, or where the vector is if no number is known."""
 
 
@@ -70,7 +60,7 @@ class Snapshot:
     is_gates: bool
     indexes: str | None = None
     """Path of the list of all index files, which have the deletion vectors. None: there is none."""
-    made_by: Maker = UNKNOWN_MAKER
+    made_by: observations.Maker = observations.UNKNOWN_MAKER
     kind: str = "(unknown)"
     ended: float = 0.0
     """Seconds since the epoch."""
@@ -89,7 +79,7 @@ def read_snapshot(body: bytes) -> Snapshot:
     fields = _object(body)
     version = fields.get("version", 1)
     if version not in SNAPSHOT_VERSIONS:
-        raise UnreadableCommit(
+        raise observations.UnreadableCommit(
             f"version {version} of Paimon's snapshots is unknown; known are {', '.join(map(str, SNAPSHOT_VERSIONS))}"
         )
     try:
@@ -101,12 +91,12 @@ def read_snapshot(body: bytes) -> Snapshot:
             changes,
             TRANSACTION in properties,
             MANIFEST_FOLDER + indexes if indexes else None,
-            Maker.of(engine=fields.get("writerVersion"), job=fields.get("commitUser")),
+            observations.Maker.of(engine=fields.get("writerVersion"), job=fields.get("commitUser")),
             str(fields.get("commitKind") or "(unknown)"),
             int(fields.get("timeMillis") or 0) / 1000,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableCommit(f"the snapshot lacks what each has: {error!r}") from error
+        raise observations.UnreadableCommit(f"the snapshot lacks what each has: {error!r}") from error
 
 
 def read_schema(body: bytes) -> TableLayout:
@@ -118,7 +108,7 @@ def read_schema(body: bytes) -> TableLayout:
         spelling = PartitionSpelling.of(columns, fields.get("options") or {})
         return TableLayout(spelling, bool(fields["primaryKeys"]))
     except (KeyError, TypeError) as error:
-        raise UnreadableCommit(f"the schema lacks what each has: {error!r}") from error
+        raise observations.UnreadableCommit(f"the schema lacks what each has: {error!r}") from error
 
 
 def manifests_of(body: bytes) -> list[str]:
@@ -126,12 +116,12 @@ def manifests_of(body: bytes) -> list[str]:
     try:
         return [MANIFEST_FOLDER + str(each["_FILE_NAME"]) for each in read_avro(body)]
     except KeyError as error:
-        raise UnreadableCommit(f"the list of manifests lacks {error}") from error
+        raise observations.UnreadableCommit(f"the list of manifests lacks {error}") from error
 
 
 def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
     """Return the deletion vectors in a list of index files. Raises `UnreadableCommit`."""
-    found: dict[Place, Any] = {}
+    found: dict[observations.Place, Any] = {}
     try:
         for record in read_avro(body):
             if record["_INDEX_TYPE"] != _VECTORS:
@@ -141,11 +131,13 @@ def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
                 deleted, place = each.get("_CARDINALITY"), (record["_FILE_NAME"], each["f1"])
                 found[partition, str(each["f0"])] = place if deleted is None else deleted
     except (KeyError, TypeError) as error:
-        raise UnreadableCommit(f"an entry of a list of index files lacks what each has: {error!r}") from error
+        raise observations.UnreadableCommit(
+            f"an entry of a list of index files lacks what each has: {error!r}"
+        ) from error
     return found
 
 
-def changed_vectors(before: DeletionVectors, after: DeletionVectors) -> set[Place]:
+def changed_vectors(before: DeletionVectors, after: DeletionVectors) -> set[observations.Place]:
     """Return the files of which a commit has deleted rows, or restored."""
     return {place for place in {*before, *after} if before.get(place) != after.get(place)}
 
@@ -154,9 +146,9 @@ def foreign_snapshot(
     number: int,
     manifests: Iterable[bytes],
     layout: TableLayout,
-    vectors: Collection[Place] = (),
-    made_by: Maker = UNKNOWN_MAKER,
-) -> ObservedCommit | None:
+    vectors: Collection[observations.Place] = (),
+    made_by: observations.Maker = observations.UNKNOWN_MAKER,
+) -> observations.ObservedCommit | None:
     """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file.
 
     `vectors` are the files of an append table whose deletion vectors it has changed.
@@ -171,9 +163,13 @@ def foreign_snapshot(
     entries = [_entry(record, layout) for body in manifests for record in read_avro(body)]
     removed = [each.place for each in entries if each.is_deleted]
     added = [each.place for each in entries if not each.is_deleted]
-    refuting = [*removed, *vectors]
-    files = list(changed_files(refuting, added, additions_refute=not layout.has_primary_key))
-    return observed_commit(str(number), files, made_by) if files else None
+    return observations.observed_commit(
+        str(number),
+        [*removed, *vectors],
+        added,
+        additions_refute=not layout.has_primary_key,
+        made_by=made_by,
+    )
 
 
 def past_snapshot(
@@ -202,7 +198,7 @@ def past_snapshot(
 class _ChangedFile(NamedTuple):
     """A file that a snapshot has added or deleted."""
 
-    place: Place
+    place: observations.Place
     is_deleted: bool
     bucket: str
     size: int
@@ -216,21 +212,23 @@ def _entry(record: dict[str, Any], layout: TableLayout) -> _ChangedFile:
             place, record["_KIND"] == _DELETED, bucket, int(record["_FILE"].get("_FILE_SIZE") or 0)
         )
     except (KeyError, TypeError) as error:
-        raise UnreadableCommit(f"an entry of a manifest lacks what each has: {error!r}") from error
+        raise observations.UnreadableCommit(
+            f"an entry of a manifest lacks what each has: {error!r}"
+        ) from error
 
 
 def _partition(record: dict[str, Any], layout: TableLayout) -> str:
     try:
         return layout.partitions.path_of_row(bytes(record["_PARTITION"]))
     except ValueError as error:
-        raise UnreadableCommit(f"a partition can't be read: {error!r}") from error
+        raise observations.UnreadableCommit(f"a partition can't be read: {error!r}") from error
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
     except ValueError as error:
-        raise UnreadableCommit(f"not JSON: {error}") from error
+        raise observations.UnreadableCommit(f"not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise UnreadableCommit("not a JSON object")
+        raise observations.UnreadableCommit("not a JSON object")
     return found

@@ -1,7 +1,5 @@
 """The agents of the consumer group, as its members' metadata names them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

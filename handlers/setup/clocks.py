@@ -9,8 +9,6 @@ A server's time is known only within limits: it was read at some moment between 
 up to two seconds old. The difference counts that is certain.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lakewarden.handlers.setup.findings import Finding

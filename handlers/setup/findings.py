@@ -6,8 +6,6 @@ problem     the agent can't run, or a promise doesn't hold
 unchecked   a check that this user, or a failure before it, doesn't allow; it says nothing about the set-up
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A promise rests on each setting that the agent creates topics with (`events/topi
 settings: an operator may have reasons. So a setting that weakens a promise is a warning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -37,7 +35,7 @@ AGENT_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Operations in Kafka's access control, by topic without its prefix. docs/security.md has the rights of the other roles."""
 WATCHING_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {**AGENT_RIGHTS, "writers": ("read", "write")}
-"""Of an agent with the setting `watch`."""
+"""Rights of an agent with the setting `watch`."""
 GROUP_RIGHTS: Final = ("read",)
 """An agent's, on its consumer group."""
 

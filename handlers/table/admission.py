@@ -25,9 +25,10 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
   it was overtaken `max_losses` times it is protected, whatever its priority. Of the protected ones the earlier intent is first,
   so queued ones that come later wait. Optimistic ones wait for no queue: only priority and losses hold them back. The count is a
   fact of the log, so a replay finds the same.
-- **What is looked at again:** a blocked transaction is registered with one that it waits for, the youngest one. It is looked at
-  again when that one ends or gets another phase, or when the queue order changes. A periodic check and the end of a replay look
-  at all (`TableState.recheck`). So an event costs what it changes, however many wait.
+- **What is looked at again:** a blocked transaction is registered with one that it waits for, the youngest one. It is looked
+  at again when that one ends or gets another phase, when the queue order changes, or when a batch of its writer turns out to
+  be committed. A periodic check and the end of a replay look at all (`TableState.recheck`). So an event costs what it
+  changes, however many wait.
 - **Batch ids** of a writer rise, so a smaller id than the last committed one is committed too, as with Delta's `txnVersion`.
 - **Restarted writer:** a new transaction aborts the older open ones of its writer (`superseded`).
 - **Late completion:** if a batch turns out to be committed while another transaction computes it again, that transaction is
@@ -42,20 +43,9 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
   end or have been silent for too long (`liveness.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
-from lakewarden.events import (
-    PROTOCOL,
-    PROTOCOL_WITH_TURNS,
-    WHOLE_TABLE,
-    Admitted,
-    AlreadyCommitted,
-    CommitIntent,
-    Marker,
-    canonical_location,
-)
+from lakewarden import events
 from lakewarden.handlers.table.conflicts import touches_meet
 from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.footprints import Overlap
@@ -65,7 +55,7 @@ from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, OPEN, Phase, Touch, Transaction
 
 
-def judge_intent(context: StepContext, intent: CommitIntent) -> None:
+def judge_intent(context: StepContext, intent: events.CommitIntent) -> None:
     """Refuse a priority above the limit, and another lock. Else abort the writer's older transactions; refuse one too many."""
     state = context.state
     transaction = state.transactions[intent.transaction]
@@ -126,7 +116,7 @@ def _names_another_lock(state: TableState, transaction: Transaction) -> bool:
     if named is None or location is None or named == location:
         return False
     try:
-        return canonical_location(named) != location
+        return events.canonical_location(named) != location
     except ValueError:
         return True
 
@@ -202,7 +192,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
         done = state.ledger.get(transaction.writer)
         if done is not None and _already_committed(transaction, done):
             context.decide(
-                AlreadyCommitted.model_construct(
+                events.AlreadyCommitted.model_construct(
                     **about,
                     committed_transaction=done.transaction,
                     version=done.version,
@@ -216,11 +206,11 @@ def admit_ready(context: StepContext) -> list[Transaction]:
             state.waiters.setdefault(blocker.id, set()).add(transaction.id)
         else:
             reserved = _markers_to_reserve(state, transaction)
-            turn = _next_turn(state) if transaction.conflict_rule == "ordered" else None
+            turn = _next_turn(state) if transaction.conflict_rule in events.IN_TURN else None
             context.decide(
-                Admitted.model_construct(
+                events.Admitted.model_construct(
                     **about,
-                    protocol=PROTOCOL if turn is None else PROTOCOL_WITH_TURNS,
+                    protocol=1 if turn is None else 2,
                     reserved=reserved,
                     turn=turn,
                     edition=None if done is None else done.edition,
@@ -246,8 +236,7 @@ def _already_committed(transaction: Transaction, done: CommittedBatch) -> bool:
     return done.covers(transaction.batch_id)
 
 
-def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
-    """The partitions to reserve for a transaction when it is admitted."""
+def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[events.Marker, ...]:
     if transaction.markers > 0 or not state.has_lost_enough(transaction.writer):
         return ()
     return state.lost_on[transaction.writer]
@@ -288,9 +277,9 @@ def reservation_blockers(state: TableState, transaction: Transaction) -> Iterato
 
 
 def _share_a_partition(few: Collection[str], many: Collection[str]) -> bool:
-    if WHOLE_TABLE in few:
+    if events.WHOLE_TABLE in few:
         return bool(many)
-    return WHOLE_TABLE in many or any(each in many for each in few)
+    return events.WHOLE_TABLE in many or any(each in many for each in few)
 
 
 def blockers(

@@ -15,8 +15,6 @@ them that the ledger lacks: no transaction was granted since the checkpoints, so
 the ledger. A writer whose transaction is left behind repeats its batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

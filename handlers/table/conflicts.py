@@ -42,11 +42,9 @@ A queued, granted or observed loser is not aborted, so there is no victim: the q
 publishing, and the writer of an observed one reads no decision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
-from lakewarden.events import ConflictEntry, ConflictKind, ConflictRule, Operation
+from lakewarden.events import IN_TURN, ConflictEntry, ConflictKind, ConflictRule, Operation
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, STOPPABLE, Phase, Touch, Transaction
 
@@ -95,7 +93,7 @@ def touches_meet(one: Touch, another: Touch) -> bool:
     rule = rule_for(one.transaction, another.transaction)
     if operations_conflict(rule, one.operation, another.operation):
         return True
-    return rule == "ordered" and out_of_order(one.transaction, another.transaction)
+    return rule in IN_TURN and out_of_order(one.transaction, another.transaction)
 
 
 def conflict_kind(mine: Transaction, other: Transaction) -> ConflictKind | None:
@@ -135,7 +133,7 @@ def rank(
 def may_conflict(mine: Touch, other: Touch) -> bool:
     """Whether two touches can conflict, in some order of their transactions. It depends on the kinds of both alone."""
     rule = rule_for(mine.transaction, other.transaction)
-    return rule == "ordered" or operations_conflict(rule, mine.operation, other.operation)
+    return rule in IN_TURN or operations_conflict(rule, mine.operation, other.operation)
 
 
 def may_conflict_at_admission(mine: Touch, other: Touch) -> bool:

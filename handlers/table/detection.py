@@ -31,10 +31,7 @@ Rules for all checks:
    observed one conflicts once it has landed, like all others.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Set as AbstractSet
 
 from lakewarden.events import UNSTAMPED, ConflictDetected
 from lakewarden.handlers.table.conflicts import (
@@ -134,8 +131,8 @@ def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
     if state.settings.policy == "first-intent" and state.settings.early_detection:
         return True  # conflicts with transactions that compute were decided when their markers were read
     alive = conflicts_with(state, transaction, COMPUTING)
-    protected = [each for each in alive if _is_protected(context, each.other.transaction)]
-    if protected and not _is_protected(context, transaction):
+    protected = [each for each in alive if state.is_protected(each.other.transaction)]
+    if protected and not state.is_protected(transaction):
         _abort_victim(context, transaction, protected)
         return False
     return True
@@ -227,7 +224,6 @@ def report_observed(context: StepContext, conflicts: list[Overlap]) -> None:
 
 
 def _group_by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:
-    """The overlaps by other transaction, the oldest one's first."""
     groups: dict[int, list[Overlap]] = {}
     for each in conflicts:
         groups.setdefault(each.other.transaction.sequence, []).append(each)
@@ -262,7 +258,3 @@ def _conflict_report(
         detected_after_ms=round(max(0.0, (context.now - context.read_at) * 1000), 3),
         victim_age_seconds=round(max(0.0, context.now - victim.opened_at), 3),
     )
-
-
-def _is_protected(context: StepContext, transaction: Transaction) -> bool:
-    return context.state.is_protected(transaction)

@@ -9,8 +9,6 @@
 Events are built with `model_construct`, so no limit of their models can stop a table.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

@@ -23,8 +23,8 @@ Observed transactions (docs/decisions/0033):
 
 1. An observed transaction is active from its intent on. Its batch, priority, admission and lock are ignored.
 2. Its completion is a commit of the table, whatever was decided about the transaction: if its outcome was unknown, or the
-   agent had forgotten it, its footprint counts as committed from the completion on. The checkpoint holds its intent meanwhile,
-   as that of a lapsed transaction.
+   agent had forgotten it, its footprint counts as committed from the completion on. Until then, the checkpoint holds its
+   intent, as that of a lapsed transaction.
 3. A transaction of the gate may announce its `instant`, or name it as the `version` of its commit. What a watcher reports of that
    instant counts for nothing, whether it came before or after. The last `MAX_CLOSED` instants are remembered.
 
@@ -39,34 +39,12 @@ Why this loses no commit (promise G6): a completion that counts needs its intent
 - A completion that is later than that is reported, and the batch is found in the table where the sink can look it up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate, islice, takewhile
 from typing import assert_never
 
-from lakewarden.events import (
-    ALL_FILE_GROUPS,
-    DEFAULT_HEARTBEAT_SECONDS,
-    MAX_INSTANT,
-    Abort,
-    AbortRequested,
-    Admitted,
-    AlreadyCommitted,
-    CommitCompleted,
-    CommitGranted,
-    CommitIntent,
-    CommitRequested,
-    DecisionEventUnion,
-    GrantRenewed,
-    LedgerCorrected,
-    Marker,
-    MarkerCreated,
-    TransactionAbandoned,
-    WriterEventUnion,
-    WriterHeartbeat,
-)
+from lakewarden import events
 from lakewarden.handlers.table.conflicts import touches_meet
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch, Correction
@@ -95,7 +73,9 @@ from lakewarden.handlers.table.transactions import (
 ID_USED = "an earlier intent has used this transaction's id; use a new one for each attempt"
 
 
-def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> Iterable[Overlap]:
+def apply_event(
+    state: TableState, event: events.WriterEventUnion, offset: int, now: float
+) -> Iterable[Overlap]:
     """Apply a writer's event and return the overlaps of its markers with other transactions.
 
     A repeated event changes at most `last_event_at`. An event of a closed transaction, or one that doesn't count, changes
@@ -106,15 +86,15 @@ def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: fl
         return []
     transaction = state.transactions.get(event.transaction)
     match event:
-        case CommitIntent():
+        case events.CommitIntent():
             return _open_transaction(state, event, offset, now)
-        case CommitCompleted(grant=None):
+        case events.CommitCompleted(grant=None):
             return _apply_observed_commit(state, event, transaction, offset, now)
-        case CommitCompleted():
+        case events.CommitCompleted():
             _apply_completion(state, event, transaction, offset)
-        case LedgerCorrected():
+        case events.LedgerCorrected():
             _apply_correction(state, event, offset)
-        case TransactionAbandoned():
+        case events.TransactionAbandoned():
             state.lapsed.pop(event.transaction, None)
             if transaction is not None and transaction.phase is not Phase.COMMITTED:
                 close(state, transaction, _closed(Phase.ABORTED, transaction))
@@ -126,24 +106,24 @@ def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: fl
 
 def _apply_to_open(
     state: TableState,
-    event: MarkerCreated | WriterHeartbeat | CommitRequested | AbortRequested,
+    event: events.MarkerCreated | events.WriterHeartbeat | events.CommitRequested | events.AbortRequested,
     transaction: Transaction,
     now: float,
 ) -> Iterable[Overlap]:
-    if isinstance(event, AbortRequested):
+    if isinstance(event, events.AbortRequested):
         if transaction.abort_request is None:
             transaction.abort_request = AbortRequest(event.event_id, event.operator, event.reason)
         return []
     transaction.last_event_at = now
-    if isinstance(event, MarkerCreated | WriterHeartbeat) and event.instant is not None:
+    if isinstance(event, events.MarkerCreated | events.WriterHeartbeat) and event.instant is not None:
         _note_instant(state, transaction, event.instant)
     match event:
-        case WriterHeartbeat(seq=seq):
+        case events.WriterHeartbeat(seq=seq):
             transaction.seq = max(transaction.seq, seq)
             return []
-        case MarkerCreated(markers=markers):
+        case events.MarkerCreated(markers=markers):
             return _add_markers(state, transaction, markers)
-        case CommitRequested(seq=seq, markers=markers):
+        case events.CommitRequested(seq=seq, markers=markers):
             transaction.seq = max(transaction.seq, seq)
             if transaction.requested < 0:
                 transaction.requested, transaction.requested_id = state.moment, event.event_id
@@ -155,36 +135,36 @@ def _apply_to_open(
             assert_never(event)
 
 
-def why_ignored(state: TableState, event: WriterEventUnion) -> str | None:
-    """Why an event doesn't count, for people; None if it does."""
-    if isinstance(event, LedgerCorrected):
+def why_ignored(state: TableState, event: events.WriterEventUnion) -> str | None:
+    """Why an event doesn't count, as text; None if it does."""
+    if isinstance(event, events.LedgerCorrected):
         return None
     known = state.transactions.get(event.transaction) or state.closed.get(event.transaction)
     if known is None:
-        completed = isinstance(event, CommitCompleted)
+        completed = isinstance(event, events.CommitCompleted)
         return "the agent knows no intent of this transaction" if completed else None
     if known.writer != event.writer:
         return f"the transaction is of writer {known.writer!r}, the event of {event.writer!r}"
     if known.observed:
-        named = isinstance(event, CommitCompleted) and event.grant is not None
-        forbidden = named or isinstance(event, CommitRequested)
+        named = isinstance(event, events.CommitCompleted) and event.grant is not None
+        forbidden = named or isinstance(event, events.CommitRequested)
         return "a watcher reports this transaction, so it is never granted" if forbidden else None
-    if isinstance(event, CommitIntent) and known.intent_id not in (None, event.event_id):
+    if isinstance(event, events.CommitIntent) and known.intent_id not in (None, event.event_id):
         return ID_USED
-    if isinstance(event, CommitCompleted) and event.grant is None:
+    if isinstance(event, events.CommitCompleted) and event.grant is None:
         return "the completion names no grant, and the transaction is not observed"
-    if isinstance(event, CommitCompleted) and event.grant != known.granted:
+    if isinstance(event, events.CommitCompleted) and event.grant != known.granted:
         found = "no grant" if known.granted is None else f"grant {known.granted!r}"
         return f"the log has {found} for this transaction, and the completion names {event.grant!r}"
     return None
 
 
-def is_expected(state: TableState, event: WriterEventUnion) -> bool:
+def is_expected(state: TableState, event: events.WriterEventUnion) -> bool:
     """Whether an event that doesn't count needs no report.
 
     A watcher that was restarted repeats the table's last commits. The agent has forgotten them, or they are the gate's own.
     """
-    if not isinstance(event, CommitCompleted) or event.grant is not None:
+    if not isinstance(event, events.CommitCompleted) or event.grant is not None:
         return False
     if event.transaction in state.transactions:
         return False
@@ -192,7 +172,7 @@ def is_expected(state: TableState, event: WriterEventUnion) -> bool:
     return closed is None or closed.duplicate_of is not None
 
 
-def apply_decision(state: TableState, decision: DecisionEventUnion, now: float) -> None:
+def apply_decision(state: TableState, decision: events.DecisionEventUnion, now: float) -> None:
     """Apply a decision: one just made, or one read back from the log.
 
     A decision about an unknown transaction changes nothing, except that an `unknown-transaction` abort is remembered. Nor
@@ -204,19 +184,19 @@ def apply_decision(state: TableState, decision: DecisionEventUnion, now: float) 
     if transaction is not None and transaction.writer != decision.writer:
         return
     if transaction is None:
-        if isinstance(decision, Abort) and decision.reason == "unknown-transaction":
+        if isinstance(decision, events.Abort) and decision.reason == "unknown-transaction":
             # Published once: the writer finds the answer to further events in the log.
             keep_closed(state, decision.transaction, _closed_by(decision, decision.writer, None))
         return
     match decision:
-        case Admitted(reserved=reserved, turn=turn):
+        case events.Admitted(reserved=reserved, turn=turn):
             if transaction.phase is Phase.QUEUED:
                 state.note_change(transaction.id)
                 transaction.turn, transaction.blocker = turn, None
                 state.enter(transaction, Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING)
                 transaction.began = state.moment
                 _add_markers(state, transaction, reserved)
-        case CommitGranted(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
+        case events.CommitGranted(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 state.note_change(transaction.id)
                 state.enter(transaction, Phase.GRANTED)
@@ -224,15 +204,15 @@ def apply_decision(state: TableState, decision: DecisionEventUnion, now: float) 
                 transaction.grant = Grant(
                     grant, now, now + lease_seconds, lock_owner, seq, moment=state.moment
                 )
-        case GrantRenewed(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
+        case events.GrantRenewed(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             running = transaction.grant
             if running is not None and running.id == grant:
                 running.deadline = max(running.deadline, now + lease_seconds)
                 running.seq = max(running.seq, seq)
                 running.lock_owner = lock_owner or running.lock_owner
-        case AlreadyCommitted():
+        case events.AlreadyCommitted():
             close(state, transaction, _closed(Phase.COMMITTED, transaction))
-        case Abort():
+        case events.Abort():
             _apply_abort(state, transaction, decision, now)
         case _:
             assert_never(decision)
@@ -307,7 +287,9 @@ def drop_index(state: TableState) -> None:
             keep_closed(state, each.id, _closed(each.phase, each))
 
 
-def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: float) -> Iterable[Overlap]:
+def _open_transaction(
+    state: TableState, event: events.CommitIntent, offset: int, now: float
+) -> Iterable[Overlap]:
     if event.transaction in state.transactions or event.transaction in state.closed:
         return []
     if event.observed and (gates := state.instants.get(observed_instant(event.transaction))) is not None:
@@ -354,13 +336,15 @@ def _duplicate(writer: str, gates: str) -> Closed:
     return Closed(Phase.ABORTED, writer, None, duplicate_of=gates)
 
 
-def _add_markers(state: TableState, transaction: Transaction, markers: Iterable[Marker]) -> Iterable[Overlap]:
+def _add_markers(
+    state: TableState, transaction: Transaction, markers: Iterable[events.Marker]
+) -> Iterable[Overlap]:
     if state.without_index or transaction.without_index:
         return []
     return state.footprints.add(transaction, markers)
 
 
-def _apply_correction(state: TableState, event: LedgerCorrected, offset: int) -> None:
+def _apply_correction(state: TableState, event: events.LedgerCorrected, offset: int) -> None:
     """Enter what an operator stated. A repeated delivery, or an earlier correction in a replay, changes nothing."""
     known = state.ledger.get(event.writer)
     last = None if known is None else known.correction
@@ -377,11 +361,10 @@ def _apply_correction(state: TableState, event: LedgerCorrected, offset: int) ->
 
 
 def _apply_completion(
-    state: TableState, event: CommitCompleted, transaction: Transaction | None, offset: int
+    state: TableState, event: events.CommitCompleted, transaction: Transaction | None, offset: int
 ) -> None:
-    """Apply a completion that counts: its transaction is known, open or ended."""
     writer, batch_id = event.writer, None
-    if transaction is not None and event.version is not None and len(event.version) <= MAX_INSTANT:
+    if transaction is not None and event.version is not None and len(event.version) <= events.MAX_INSTANT:
         _note_instant(state, transaction, event.version)
     state.lapsed.pop(event.transaction, None)
     if transaction is not None and transaction.phase is not Phase.COMMITTED:
@@ -413,12 +396,14 @@ def _apply_completion(
             if known is None or known.rank < batch.rank:
                 state.changed = True
                 state.ledger[writer] = batch
+                for each in state.of_writer.get(writer, ()):  # a queued one may repeat the batch
+                    state.note_change(each)
                 state.unrecorded_batches.add(writer)
     drop_old_evidence(state)
 
 
 def _apply_observed_commit(
-    state: TableState, event: CommitCompleted, transaction: Transaction | None, offset: int, now: float
+    state: TableState, event: events.CommitCompleted, transaction: Transaction | None, offset: int, now: float
 ) -> Iterable[Overlap]:
     """Apply the commit of an observed transaction, open or ended (rule 2). A repeated one changes nothing."""
     lapsed = state.lapsed.pop(event.transaction, None)
@@ -438,7 +423,7 @@ def _apply_observed_commit(
             priority=0,
             admission="optimistic",
             conflict_rule="file-group",
-            heartbeat_seconds=DEFAULT_HEARTBEAT_SECONDS,
+            heartbeat_seconds=events.DEFAULT_HEARTBEAT_SECONDS,
             lock=None,
             began=state.moment,
             opened_at=now,
@@ -456,7 +441,7 @@ def _apply_observed_commit(
     return overlaps
 
 
-def _apply_abort(state: TableState, transaction: Transaction, abort: Abort, now: float) -> None:
+def _apply_abort(state: TableState, transaction: Transaction, abort: events.Abort, now: float) -> None:
     if transaction.phase in LANDED:
         return
     if transaction.phase is Phase.GRANTED:
@@ -496,10 +481,10 @@ def _await_late_completion(state: TableState, transaction: Transaction, now: flo
     state.lapsed[transaction.id] = Lapsed(transaction.sequence, until, transaction.observed)
 
 
-def _partitions_lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
+def _partitions_lost_on(state: TableState, transaction: Transaction) -> tuple[events.Marker, ...]:
     """The partitions in which the writer has lost since its last commit, those of this transaction first."""
     places = dict.fromkeys(
-        Marker(partition=partition, file_group=ALL_FILE_GROUPS, operation=operation)
+        events.Marker(partition=partition, file_group=events.ALL_FILE_GROUPS, operation=operation)
         for partition in islice(transaction.footprint, MAX_LOST_ON)
         for operation in transaction.touches
     )
@@ -522,7 +507,7 @@ def _closed(phase: Phase, transaction: Transaction) -> Closed:
     )
 
 
-def _closed_by(abort: Abort, writer: str, batch_id: int | None) -> Closed:
+def _closed_by(abort: events.Abort, writer: str, batch_id: int | None) -> Closed:
     return Closed(
         Phase.ABORTED,
         writer,

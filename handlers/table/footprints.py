@@ -26,8 +26,7 @@ Every step is bounded (docs/decisions/0021):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, TypeAlias
@@ -36,11 +35,11 @@ from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker, Operation
 from lakewarden.handlers.table.transactions import Touch, TouchKind, Transaction
 
 MARKER_BYTES = 150
-"""Of a marker without the characters of its file group: its string, its entry in the index, its entry in the footprint."""
+"""Bytes of a marker without the characters of its file group: its string, its entry in the index, its entry in the footprint."""
 PARTITION_BYTES = 500
-"""Of a partition that a transaction touches, without the characters of its name."""
+"""Bytes of a partition that a transaction touches, without the characters of its name."""
 PAIR_BYTES = 150
-"""Of a pair of touches. It counts for the transaction that came second."""
+"""Bytes of a pair of touches. It counts for the transaction that came second."""
 MAX_FOUND = 100
 """Places of one combination of touches that an event reports: as many as an abort names (`conflicts.py`)."""
 MAX_KEPT = 10
@@ -61,7 +60,6 @@ class Place(NamedTuple):
     """It differs from `file_group` if one of the two is `*`."""
 
     def flipped(self) -> Place:
-        """The same place from the other side."""
         partition, mine, theirs = self
         return self if mine == theirs else Place(partition, theirs, mine)
 
@@ -76,7 +74,6 @@ class Overlap(NamedTuple):
     other: Touch
 
     def flipped(self) -> Overlap:
-        """The same overlap from the side of `other`."""
         return Overlap(self.partition, self.other_file_group, self.file_group, self.other, self.mine)
 
 
@@ -290,7 +287,6 @@ class Footprints:
         mine: Touch,
         others: tuple[Touch, ...],
     ) -> None:
-        """Enter that `mine` shares a place with others."""
         visited = seen.get((id(others), mine))
         if visited is None:
             # The entry keeps the tuple alive, and with it the tuple's id.

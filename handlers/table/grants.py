@@ -21,7 +21,7 @@ Lapse
 7. A grant whose lease expires without a report is published as `abort(outcome-unknown)` of its own transaction. That record is
    the lapse. From then on the footprint counts as committed.
 8. The lapse is published only when the agent has read everything that was in the log at the end of the lease (`CaughtUp` in
-   `liveness.py`). The completion may be among it. Nothing else is granted meanwhile.
+   `liveness.py`). The completion may be among it. Nothing else is granted before that.
 
 Lock
 9. The agent requests the lock while the table has open transactions (`while-active`), or only while one waits for a grant or
@@ -31,19 +31,17 @@ Lock
 10. If the lock is lost, the granted transaction gets `abort(lease-lost)`. Its writer may already be publishing, so nothing else
     is granted before the grant's own end, even if the agent acquires the lock again sooner.
 11. If the lock is unusable (the object is no lock, or the store ignores conditions), the agent also aborts all other open
-    transactions (`not-allowed`). Their compute would be in vain.
+    transactions (`not-allowed`). Their compute would be wasted.
 12. If the store refuses the lock (a session expired, a permission is missing), open transactions wait. They are aborted
     (`lock-refused`, retriable) when it is refused for too long (`lease/machine.py`). A granted one is not: its own lease ends.
 13. An adopted lock has another owner. The agent publishes `grant-renewed` for the running grant, with the same `seq` and the
     rest of the lease. So the log names the new owner, and the next agent can adopt the lock again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from lakewarden.events import CommitGranted
+from lakewarden.events import IN_TURN, CommitGranted
 from lakewarden.handlers.table.conflicts import rule_for, waits_for_turn
 from lakewarden.handlers.table.detection import judge_grant, judge_landing, validate_for_grant
 from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock
@@ -186,7 +184,7 @@ def _release_lock(context: StepContext) -> None:
 
 def earlier_turns(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
     """The overlaps with `ordered` transactions for whose end an `ordered` transaction waits."""
-    if transaction.conflict_rule != "ordered":
+    if transaction.conflict_rule not in IN_TURN:
         return
 
     def earlier(_: Touch, touch: Touch) -> bool:
@@ -194,7 +192,7 @@ def earlier_turns(state: TableState, transaction: Transaction) -> Iterator[Overl
         return (
             other.began < transaction.began
             and waits_for_turn(transaction, other)
-            and rule_for(transaction, other) == "ordered"
+            and rule_for(transaction, other) in IN_TURN
         )
 
     yield from state.footprints.overlaps(transaction, earlier, newest_first=True)

@@ -4,8 +4,6 @@ Each check covers all transactions, and up to `entries_per_check` entries of the
 one ended. A violation is a bug in lakewarden: the agent stops the table, logs the message, and continues with the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lakewarden.handlers.table.state import TableState

@@ -18,8 +18,6 @@ the topic. An entry takes about 250 bytes, with names of 50 characters.
    until another correction states one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
@@ -66,7 +64,7 @@ class CommittedBatch:
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:
-        """Of two entries of one writer, the one with the larger rank is in force."""
+        """The entry of a writer with the largest rank is in force."""
         corrected_at = -1 if self.correction is None else self.correction.offset
         return (self.generation, corrected_at, self.batch_id is not None, self.batch_id or 0)
 
@@ -222,7 +220,6 @@ class Ledger:
                     self.to_repeat["batch-committed", uri, writer] = None
 
     def entries(self) -> Iterator[BatchCommitted]:
-        """The entry of each batch in force, not stamped."""
         for uri, entries in list(self.tables.items()):
             for writer, batch in list(entries.batches.items()):
                 yield batch.to_entry(uri, writer)

@@ -20,8 +20,6 @@ the span for which it has read the whole log (`CaughtUp`):
   could not read events then, or the writers could not send them. Each writer gets all its intervals again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

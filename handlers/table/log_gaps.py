@@ -24,8 +24,6 @@ The ledger is read from its beginning, and compaction removes records from its m
 (`find_ledger_gap`, decision record 50).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
@@ -54,7 +52,7 @@ class Extent:
     end: int
     """Offset of the next record."""
     digest: str | None = None
-    """Of the record at the offset of the checkpoint's last record, if one is there."""
+    """Digest of the record at the offset of the checkpoint's last record, if one is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,6 @@ class Gap:
 
     @property
     def description(self) -> str:
-        """What is missing, for people."""
         match self.problem:
             case "no-checkpoint":
                 return f"{self.topic} begins at offset {self.found}, and the group has no checkpoint"

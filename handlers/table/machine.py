@@ -38,27 +38,10 @@ state. What is outstanding follows from the state alone, so a restarted agent ma
    transaction could begin before that commit lands and never meet it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from lakewarden.events import (
-    Abort,
-    AbortRequested,
-    Admitted,
-    BatchCommitted,
-    CommitCompleted,
-    CommitIntent,
-    CommitRequested,
-    ConflictsLost,
-    DecisionEventUnion,
-    LedgerCorrected,
-    LedgerEventUnion,
-    TransactionAbandoned,
-    WriterEventUnion,
-    WriterHeartbeat,
-)
+from lakewarden import events
 from lakewarden.handlers.table.admission import (
     abort_repeated_batches,
     admit_ready,
@@ -98,7 +81,7 @@ from lakewarden.handlers.table.transactions import Phase
 class EventRead:
     """The agent read a writer's event from the log. Times are monotonic seconds."""
 
-    event: WriterEventUnion
+    event: events.WriterEventUnion
     offset: int
     now: float
     read_at: float
@@ -165,7 +148,7 @@ class Replayed:
     now: float
     offset: int
     incomplete: str | None = None
-    """What is missing in the log, for people; None if it is complete."""
+    """What is missing in the log, as text; None if it is complete."""
     memory_limit: int = 0
     """The agent's memory budget, in bytes."""
 
@@ -222,29 +205,29 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
     return context.effects
 
 
-def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> str | None:
+def replay_event(state: TableState, event: events.WriterEventUnion, offset: int, now: float) -> str | None:
     """Apply an event during a replay: its facts, without decisions. Returns why it doesn't count (`facts.py`), if it doesn't.
 
     In a replay, an event of an unknown transaction is usual: its intent may be older than the checkpoint.
     """
     known = event.transaction in state.transactions or event.transaction in state.closed
     ignored = why_ignored(state, event) if known else None
-    if not known and isinstance(event, CommitRequested):
+    if not known and isinstance(event, events.CommitRequested):
         if len(state.unknown_requests) < MAX_CLOSED:
             state.unknown_requests.setdefault(event.transaction, UnknownRequest(event.writer, event.event_id))
-    elif isinstance(event, CommitIntent | CommitCompleted | TransactionAbandoned):
+    elif isinstance(event, events.CommitIntent | events.CommitCompleted | events.TransactionAbandoned):
         state.unknown_requests.pop(event.transaction, None)
     apply_event(state, event, offset, now)
     state.footprints.collect()
     return ignored
 
 
-def replay_decision(state: TableState, decision: DecisionEventUnion, now: float) -> None:
+def replay_decision(state: TableState, decision: events.DecisionEventUnion, now: float) -> None:
     """Apply a published decision during a replay, unless its cause is older than the transaction's intent.
 
     Then it is about an earlier transaction whose id a stranger has used again: the answer to an event that was refused.
     """
-    if not isinstance(decision, Admitted):
+    if not isinstance(decision, events.Admitted):
         state.unknown_requests.pop(decision.transaction, None)
     transaction = state.transactions.get(decision.transaction)
     if transaction is None or decision.cause_offset >= transaction.sequence:
@@ -270,15 +253,15 @@ def repeat_entry(state: TableState, kind: Kind, writer: str) -> None:
         state.unrecorded_batches.add(writer)
 
 
-def record_again(state: TableState, entry: LedgerEventUnion) -> None:
+def record_again(state: TableState, entry: events.LedgerEventUnion) -> None:
     """Have the ledger's record of a writer repeated, after a replaced agent's `entry`. The entry itself changes nothing.
 
     A larger batch than the known one is a completion that this agent has not read yet; it is recorded then.
     """
-    smaller = isinstance(entry, BatchCommitted) and (
+    smaller = isinstance(entry, events.BatchCommitted) and (
         (known := state.ledger.get(entry.writer)) is not None and batch_of(entry).rank < known.rank
     )
-    if smaller or isinstance(entry, ConflictsLost):
+    if smaller or isinstance(entry, events.ConflictsLost):
         repeat_entry(state, entry.type, entry.writer)
 
 
@@ -295,7 +278,7 @@ def _abort_after_incomplete_replay(context: StepContext, missing: str) -> None:
             context.abort(transaction, "outcome-unknown", detail=detail)
 
 
-def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
+def _apply_and_judge(context: StepContext, event: events.WriterEventUnion) -> None:
     state = context.state
     before = state.transactions.get(event.transaction)
     phase_before = before.phase if before is not None else None
@@ -308,18 +291,18 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
             context.effects.append(Warn(kind, event.transaction, event.writer, ignored))
         return
     transaction = state.transactions.get(event.transaction)
-    if isinstance(event, CommitIntent):
+    if isinstance(event, events.CommitIntent):
         if before is None and transaction is not None:
             judge_intent(context, event)
-    elif before is None and not isinstance(event, LedgerCorrected):
+    elif before is None and not isinstance(event, events.LedgerCorrected):
         _answer_unknown_transaction(context, event)
-    if isinstance(event, LedgerCorrected):
+    if isinstance(event, events.LedgerCorrected):
         abort_repeated_batches(context, event.writer)
         return
-    if isinstance(event, AbortRequested):
+    if isinstance(event, events.AbortRequested):
         abort_as_requested(context)
         return
-    if isinstance(event, CommitCompleted):
+    if isinstance(event, events.CommitCompleted):
         if transaction is not None and phase_before is not Phase.COMMITTED:
             judge_landing(context, transaction)
         report_observed(context, conflicting(overlaps))
@@ -332,37 +315,40 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
         detail = f"it published more than {limit} markers, and more are not allowed; split the batch"
         context.abort(transaction, "not-allowed", retriable=False, detail=detail)
         return
-    if isinstance(event, WriterHeartbeat) and event.seq > seq_before:
+    if isinstance(event, events.WriterHeartbeat) and event.seq > seq_before:
         extend_grant(context, transaction)
     judge_markers(context, transaction, overlaps)
 
 
-def _kind_of_ignored(event: WriterEventUnion, why: str) -> str:
-    if isinstance(event, CommitCompleted):
+def _kind_of_ignored(event: events.WriterEventUnion, why: str) -> str:
+    if isinstance(event, events.CommitCompleted):
         return "commit-without-grant"
     return "transaction.repeated" if why == ID_USED else "event.another-writer"
 
 
-def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -> None:
+def _answer_unknown_transaction(context: StepContext, event: events.WriterEventUnion) -> None:
     """Answer an event of a transaction that has ended, or whose intent the agent never read."""
     state = context.state
     closed = state.closed.get(event.transaction)
-    if isinstance(event, CommitCompleted):
+    if isinstance(event, events.CommitCompleted):
         if closed is not None and closed.phase is Phase.ABORTED:
             detail = "the writer had abandoned this transaction; the ledger has its batch as committed now"
             context.effects.append(Warn("commit-after-abandonment", event.transaction, event.writer, detail))
         return
-    if isinstance(event, AbortRequested):
+    if isinstance(event, events.AbortRequested):
         if closed is None:
             detail = "the agent knows no intent of the transaction that an operator wants to abort"
             context.effects.append(Warn("abort-request.unknown", event.transaction, event.writer, detail))
         return
     if closed is None:
-        if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":
+        if (
+            isinstance(event, events.CommitRequested | events.WriterHeartbeat)
+            or event.type == "marker-created"
+        ):
             _abort_unknown(context, event.transaction, event.writer, context.cause)
-    elif isinstance(event, CommitRequested) and closed.reason is not None:
+    elif isinstance(event, events.CommitRequested) and closed.reason is not None:
         context.decide(
-            Abort.model_construct(
+            events.Abort.model_construct(
                 **context.about(event.transaction, event.writer, context.cause),
                 reason=closed.reason,
                 retriable=closed.retriable,
@@ -385,7 +371,7 @@ def _answer_unknown_requests(context: StepContext) -> None:
 
 def _abort_unknown(context: StepContext, transaction: str, writer: str, cause: str | None) -> None:
     context.decide(
-        Abort.model_construct(
+        events.Abort.model_construct(
             **context.about(transaction, writer, cause),
             reason="unknown-transaction",
             retriable=True,

@@ -28,20 +28,10 @@ A table that lost its index doesn't know who conflicts with whom:
 Each abort is published, so a later replay doesn't depend on budgets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lakewarden.events import (
-    Abort,
-    CommitGranted,
-    CommitIntent,
-    CommitRequested,
-    DecisionEventUnion,
-    MarkerCreated,
-    WriterEventUnion,
-)
+from lakewarden import events
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.replay import Subject, subject
 from lakewarden.handlers.table.state import TableState
@@ -49,9 +39,9 @@ from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase, Transaction
 
 FREE_SHARE = 0.05
-"""Of the budget. So the search for what to abort is rare, however many events arrive at the budget."""
+"""Share of the budget. So the search for what to abort is rare, however many events arrive at the budget."""
 TRANSACTION_BYTES = 2_000
-"""Of an open or landed transaction without its markers."""
+"""Bytes of an open or landed transaction without its markers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,7 @@ def largest_excess(states: Iterable[TableState], *, live: bool) -> tuple[str, Ex
     return largest
 
 
-def without_footprint(decided: Iterable[DecisionEventUnion]) -> dict[Subject, int]:
+def without_footprint(decided: Iterable[events.DecisionEventUnion]) -> dict[Subject, int]:
     """The transactions whose footprint a replay doesn't enter (rule 4), each with the offset up to which it has none.
 
     `decided`: the decisions in the log that count. An intent that uses the id again, after the event that was answered with
@@ -107,40 +97,35 @@ def without_footprint(decided: Iterable[DecisionEventUnion]) -> dict[Subject, in
     refused: dict[Subject, int] = {}
     granted: set[Subject] = set()
     for each in decided:
-        if isinstance(each, Abort) and each.reason == "not-allowed":
+        if isinstance(each, events.Abort) and each.reason == "not-allowed":
             refused[subject(each)] = max(each.cause_offset, refused.get(subject(each), -1))
-        elif isinstance(each, CommitGranted):
+        elif isinstance(each, events.CommitGranted):
             granted.add(subject(each))
     return {each: until for each, until in refused.items() if each not in granted}
 
 
-def without_markers(event: WriterEventUnion) -> WriterEventUnion:
+def without_markers(event: events.WriterEventUnion) -> events.WriterEventUnion:
     """The event with an empty footprint (rule 4)."""
     match event:
-        case CommitIntent():
+        case events.CommitIntent():
             return event.model_copy(update={"scope": ()})
-        case MarkerCreated() | CommitRequested():
+        case events.MarkerCreated() | events.CommitRequested():
             return event.model_copy(update={"markers": ()})
         case _:
             return event
 
 
 def abort_over_budget(context: StepContext, transaction: str | None, limit: int) -> None:
-    """Abort a transaction, or drop the table's index and abort all that depend on it (rules 6 to 8)."""
+    """Abort a transaction, or drop the table's index and abort all open transactions but a granted one (rules 6 to 8)."""
     state = context.state
     if transaction is None:
-        abort_without_index(context, limit)
+        for each in state.open():
+            if each.phase is not Phase.GRANTED:
+                _abort(context, each, limit)
         drop_index(state)
         state.without_index = False
     elif (found := state.transactions.get(transaction)) is not None and found.phase is not Phase.GRANTED:
         _abort(context, found, limit)
-
-
-def abort_without_index(context: StepContext, limit: int) -> None:
-    """Abort all open transactions of a table that loses its index, except a granted one."""
-    for each in context.state.open():
-        if each.phase is not Phase.GRANTED:
-            _abort(context, each, limit)
 
 
 def _abort(context: StepContext, transaction: Transaction, limit: int) -> None:

@@ -25,26 +25,17 @@ Requests of unknown transactions
    transactions that ended before the checkpoint look like unanswered ones. They get the answer, which no writer awaits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from lakewarden.events import (
-    DecisionEventUnion,
-    DecisionRecord,
-    LocksHandedOver,
-    PartitionTaken,
-    WriterEventUnion,
-    counts,
-)
+from lakewarden import events
 
 Subject: TypeAlias = tuple[str, str, str]
 """What an event or a decision is about: table, transaction, writer. A stranger may use the id with another table or writer."""
 
 
-def subject(event: WriterEventUnion | DecisionEventUnion) -> Subject:
+def subject(event: events.WriterEventUnion | events.DecisionEventUnion) -> Subject:
     """What an event or a decision is about."""
     return event.table, event.transaction, event.writer
 
@@ -95,22 +86,22 @@ class CheckpointPositions:
 class PublishedDecisions:
     """The decisions that count, to be applied in step with the events."""
 
-    def __init__(self, start: Position, records: Iterable[tuple[int, DecisionRecord]]) -> None:
+    def __init__(self, start: Position, records: Iterable[tuple[int, events.DecisionRecord]]) -> None:
         self.start = start
         self.term = start.term
         """The term in force at the end."""
         self._terms: dict[str, None] = {} if start.term is None else {start.term: None}
         """In the order of their first `partition-taken`."""
-        self._decisions: list[tuple[Position, DecisionEventUnion]] = []
+        self._decisions: list[tuple[Position, events.DecisionEventUnion]] = []
         self._applied = 0
         for offset, record in records:
             self.add(offset, record)
 
-    def add(self, offset: int, record: DecisionRecord) -> None:
-        if isinstance(record, PartitionTaken):
+    def add(self, offset: int, record: events.DecisionRecord) -> None:
+        if isinstance(record, events.PartitionTaken):
             self.term = record.term
             self._terms.setdefault(record.term)
-        elif not isinstance(record, LocksHandedOver) and counts(record, self.term):
+        elif not isinstance(record, events.LocksHandedOver) and events.counts(record, self.term):
             self._decisions.append((Position(offset, self.term), record))
 
     def terms_before(self, own: str) -> tuple[str, ...]:
@@ -121,7 +112,7 @@ class PublishedDecisions:
     def __len__(self) -> int:
         return len(self._decisions)
 
-    def all(self) -> list[DecisionEventUnion]:
+    def all(self) -> list[events.DecisionEventUnion]:
         """Every decision that counts, applied or not."""
         return [decision for _, decision in self._decisions]
 
@@ -129,7 +120,7 @@ class PublishedDecisions:
         """The position of the first decision that is not applied yet."""
         return self._decisions[self._applied][0] if self._applied < len(self._decisions) else None
 
-    def pop_due(self, offset: int | None) -> list[DecisionEventUnion]:
+    def pop_due(self, offset: int | None) -> list[events.DecisionEventUnion]:
         """Return the next decisions up to this offset in `writers` (None: all) and mark them as applied."""
         first = self._applied
         while self._applied < len(self._decisions):

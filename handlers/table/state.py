@@ -4,8 +4,6 @@ This module holds data only. `facts.py` applies events and decisions to it, `gra
 decides when.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -154,7 +152,6 @@ class TableState:
         return sum(len(self.in_phase[each]) for each in OPEN)
 
     def admitted(self) -> Iterator[Transaction]:
-        """The transactions that are admitted and have not ended."""
         return chain.from_iterable(self.in_phase[each].values() for each in ADMITTED)
 
     def landed(self) -> list[Transaction]:
@@ -165,14 +162,12 @@ class TableState:
         return next(iter(self.in_phase[Phase.GRANTED].values()), None)
 
     def enter(self, transaction: Transaction, phase: Phase) -> None:
-        """Add a transaction in a phase, or move it there."""
         self.in_phase[transaction.phase].pop(transaction.id, None)
         transaction.phase = phase
         self.transactions[transaction.id] = self.in_phase[phase][transaction.id] = transaction
         self.of_writer.setdefault(transaction.writer, {})[transaction.id] = transaction
 
     def remove(self, transaction: Transaction) -> None:
-        """Remove a transaction that is open or has landed."""
         del self.transactions[transaction.id], self.in_phase[transaction.phase][transaction.id]
         others = self.of_writer[transaction.writer]
         del others[transaction.id]

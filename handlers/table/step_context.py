@@ -1,18 +1,8 @@
 """The context of one step: the state, the time, the cause, and the effects so far."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
-from lakewarden.events import (
-    UNSTAMPED,
-    Abort,
-    AbortReason,
-    ConflictEntry,
-    DecisionEventUnion,
-    GrantRenewed,
-    Stamp,
-)
+from lakewarden import events
 from lakewarden.handlers.table.effects import Effect
 from lakewarden.handlers.table.facts import apply_decision
 from lakewarden.handlers.table.state import TableState
@@ -22,7 +12,7 @@ FORGOTTEN = "the agent no longer tracks this observed transaction; conflicts wit
 """Begins the detail of an abort of an observed transaction. Its writer goes on."""
 
 
-class DecisionFields(Stamp):
+class DecisionFields(events.Stamp):
     """The fields that all decisions have."""
 
     table: str
@@ -51,7 +41,7 @@ class StepContext:
     def about(self, transaction: str, writer: str, cause: str | None) -> DecisionFields:
         """The common fields of a decision about a transaction, which follows from the event `cause`."""
         return {
-            **UNSTAMPED,
+            **events.UNSTAMPED,
             "table": self.state.uri,
             "transaction": transaction,
             "writer": writer,
@@ -60,7 +50,7 @@ class StepContext:
             "cause_offset": self.offset,
         }
 
-    def decide(self, decision: DecisionEventUnion) -> None:
+    def decide(self, decision: events.DecisionEventUnion) -> None:
         """Publish a decision and apply it to the state."""
         apply_decision(self.state, decision, self.now)
         self.effects.append(decision)
@@ -68,10 +58,10 @@ class StepContext:
     def abort(
         self,
         transaction: Transaction,
-        reason: AbortReason,
+        reason: events.AbortReason,
         *,
         retriable: bool = True,
-        conflicts: tuple[ConflictEntry, ...] = (),
+        conflicts: tuple[events.ConflictEntry, ...] = (),
         detail: str | None = None,
         cause: str | None = None,
     ) -> None:
@@ -85,7 +75,7 @@ class StepContext:
             detail = FORGOTTEN + (detail or reason)
         losses = self.state.losses.get(transaction.writer, 0) + 1 if reason == "conflict" else None
         self.decide(
-            Abort.model_construct(
+            events.Abort.model_construct(
                 **self.about(transaction.id, transaction.writer, cause or self.cause),
                 reason=reason,
                 retriable=retriable,
@@ -99,7 +89,7 @@ class StepContext:
         """Extend the running grant of a transaction, or name the lock owner that covers it."""
         assert transaction.grant is not None
         self.decide(
-            GrantRenewed.model_construct(
+            events.GrantRenewed.model_construct(
                 **self.about(transaction.id, transaction.writer, self.cause),
                 grant=transaction.grant.id,
                 lease_seconds=lease_seconds,

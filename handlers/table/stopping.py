@@ -11,8 +11,6 @@ is aborted:
 3. A transaction that had ended before the failed step has its answer in the log, and gets no other one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

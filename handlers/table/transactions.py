@@ -107,7 +107,6 @@ class Touch:
 
     @property
     def kind(self) -> TouchKind:
-        """Its kind. It never changes."""
         mine = self.transaction
         return TouchKind(mine.conflict_rule, mine.observed, self.operation, mine.priority)
 
@@ -182,11 +181,11 @@ class Transaction:
     overtaken: int = 0
     """While it was queued: how many transactions with a later intent have computed on its scope and ended (`admission.py`)."""
     blocker: str | None = None
-    """Of a waiting one: a transaction for whose end it waits. None: it has its turn, or no step has looked since a change."""
+    """While it waits: a transaction for whose end it waits. None: it has its turn, or no step has looked since a change."""
     turn: int | None = None
-    """Of an `ordered` transaction: its place among those that were open at its admission (`conflicts.py`)."""
+    """For an `ordered` transaction: its place among those that were open at its admission (`conflicts.py`)."""
     reported: set[str] = field(default_factory=set)
-    """Of an observed one: the other observed transactions whose conflict with it was reported."""
+    """For an observed one: the other observed transactions whose conflict with it was reported."""
 
     def touch(self, operation: Operation) -> tuple[Touch]:
         """The shared touch of an operation, as the one-element tuple that the index stores."""
@@ -216,7 +215,7 @@ class Closed:
     intent_id: str | None = None
     """`event_id` of its intent, as far as the state has it."""
     duplicate_of: str | None = None
-    """Of an instant that a watcher reported: the transaction of the gate that has it. Nothing about the instant counts."""
+    """For an instant that a watcher reported: the transaction of the gate that has it. Nothing about the instant counts."""
 
 
 def observed_instant(transaction: str) -> str:

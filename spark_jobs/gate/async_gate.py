@@ -23,8 +23,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from concurrent.futures import Future as ThreadFuture
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future as ThreadFuture, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -96,7 +95,6 @@ class AsyncGrant:
 
     @property
     def version(self) -> str | None:
-        """The table's name for the commit."""
         return self._grant.version
 
     @version.setter
@@ -220,7 +218,7 @@ class AsyncTransaction:
         return verdict
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """Call `function` in the thread, and raise an abort that arrived meanwhile."""
+        """Call `function` in the thread, and raise an abort that arrived during the call."""
         own = self._is_own_task()
         self._calls += own
         try:
@@ -264,7 +262,6 @@ class _Thread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def close(self) -> None:
-        """End the thread after the calls that were made."""
         self._pool.shutdown(wait=False)
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -310,7 +307,7 @@ class _Thread:
 
 
 async def _ended(call: ThreadFuture[Any], interrupt: Callable[[], None]) -> asyncio.CancelledError | None:
-    """Wait until a call in a thread has ended. Return the cancel that arrived meanwhile, after `interrupt`."""
+    """Wait until a call in a thread has ended. Return the cancel that arrived during the wait, after `interrupt`."""
     future = asyncio.wrap_future(call)
     try:
         await asyncio.wait([future])

@@ -9,8 +9,6 @@ raised in its place, without py4j's own report of it, which has a traceback:
         spark.sql("MERGE INTO …")  # raises what `before` or `after` raised
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

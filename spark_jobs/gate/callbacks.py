@@ -4,8 +4,6 @@ Neither of the two threads involved can run them: the body may be waiting for a 
 reads the abort, serves all transactions. If a callback raises, the others still run.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 
@@ -23,6 +21,7 @@ class AbortCallbacks:
         self._lock = threading.Lock()
         self._pending: list[Callable[[CommitAborted], None]] = []
         self._aborted: CommitAborted | None = None
+        self._told = threading.Event()
 
     def add(self, callback: Callable[[CommitAborted], None]) -> None:
         """Call `callback` when the abort arrives, or at once if it has arrived."""
@@ -40,7 +39,16 @@ class AbortCallbacks:
             with self._lock:
                 self._aborted = error
                 pending, self._pending = self._pending, []
-        self._start(error, [lambda _: first(), *pending])
+
+        def tell(_: CommitAborted) -> None:
+            first()
+            self._told.set()
+
+        self._start(error, [tell, *pending])
+
+    def await_first(self, seconds: float) -> None:
+        """After an abort: wait until `first` was called, for so long at most."""
+        self._told.wait(seconds)
 
     def _start(self, error: CommitAborted, callbacks: list[Callable[[CommitAborted], None]]) -> None:
         def run_callbacks() -> None:

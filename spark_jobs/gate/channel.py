@@ -23,8 +23,6 @@
   any client can send such a record to any partition. (`progress.py` compares the names.)
 """
 
-from __future__ import annotations
-
 import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
@@ -34,20 +32,7 @@ import anyio
 from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import TopicPartition
 
-from lakewarden.events import (
-    DECISION_RECORD,
-    WRITER_EVENT,
-    DecisionEventUnion,
-    LocksHandedOver,
-    PartitionTaken,
-    Topics,
-    Undecodable,
-    UndecodableRecords,
-    WriterEventUnion,
-    counts,
-    decode,
-    encode,
-)
+from lakewarden import events as wire
 from lakewarden.events.access import partition_of, stop_client
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
@@ -78,7 +63,7 @@ TERM_WINDOW_GROWTH = 10
 PARTITION_TAKEN = b'"type":"partition-taken"'
 """Identifies a take-over without decoding the record."""
 
-OnDecision: TypeAlias = Callable[[DecisionEventUnion, int], None]
+OnDecision: TypeAlias = Callable[[wire.DecisionEventUnion, int], None]
 """Receives a decision and its offset in `decisions`."""
 
 T = TypeVar("T")
@@ -93,7 +78,7 @@ class Channel:
         self,
         bootstrap_servers: str,
         *,
-        topics: Topics,
+        topics: wire.Topics,
         kafka: KafkaSettings | None = None,
         timeout: float = SEND_TIMEOUT_SECONDS,
     ) -> None:
@@ -121,7 +106,7 @@ class Channel:
         """Terms that were not in force when a decision of theirs was read, and for which the log was searched again."""
         self.reading_error: str | None = None
         """The last error of reading decisions; None since a read succeeded."""
-        self.undecodable = UndecodableRecords()
+        self.undecodable = wire.UndecodableRecords()
         """Decisions that this writer could not decode. One of them may have been for its transaction."""
 
     # for any thread
@@ -136,10 +121,9 @@ class Channel:
             raise
 
     def unsubscribe(self, transaction: str) -> None:
-        """Dispatch no more decisions about `transaction`."""
         self._subscribers.pop(transaction, None)
 
-    def send(self, event: WriterEventUnion) -> int:
+    def send(self, event: wire.WriterEventUnion) -> int:
         """Publish an event, wait for its acknowledgement, and return its offset in `writers`."""
 
         async def publish_and_wait() -> int:
@@ -163,7 +147,7 @@ class Channel:
         """Run `function` in the background until it returns. If it raises, log the error and run it again."""
         self._thread.spawn(function, name=name)
 
-    def read_back(self, table: str, start: int, timeout: float) -> list[WriterEventUnion]:
+    def read_back(self, table: str, start: int, timeout: float) -> list[wire.WriterEventUnion]:
         """Return the events of the table's partition of `writers`, from offset `start` to its present end.
 
         It reads at most `MAX_READ_BACK` records. A transaction has more only if it ran beside many others for hours.
@@ -188,13 +172,13 @@ class Channel:
 
     # in the loop
 
-    async def publish(self, event: WriterEventUnion) -> Awaitable[int]:
+    async def publish(self, event: wire.WriterEventUnion) -> Awaitable[int]:
         """Pass an event to the producer: the order of these calls is the order in the log. Await the result for the offset."""
         producer = await self._ready_producer()
         partition = self._partition(event.table)
         try:
             acknowledged = await producer.send(
-                self.topics.writers, encode(event), event.table.encode(), partition=partition
+                self.topics.writers, wire.encode(event), event.table.encode(), partition=partition
             )
         except BaseException:
             self._discard(producer)
@@ -372,8 +356,8 @@ class Channel:
             batches = await consumer.getmany(where, timeout_ms=round(QUIET_SECONDS * 1000))
             for record in batches.get(where, ()):
                 if record.offset < stop and PARTITION_TAKEN in (record.value or b""):
-                    taken = decode(DECISION_RECORD, record.value, key=record.key)
-                    if isinstance(taken, PartitionTaken):
+                    taken = wire.decode(wire.DECISION_RECORD, record.value, key=record.key)
+                    if isinstance(taken, wire.PartitionTaken):
                         term = taken.term
             position = max(position, await consumer.position(where))
             if not batches and position < stop:
@@ -382,19 +366,19 @@ class Channel:
 
     def _dispatch(self, record: Any) -> bool:
         """Dispatch a record. Return False if the log must be searched for the term in force first."""
-        decision = decode(DECISION_RECORD, record.value, key=record.key)
-        if isinstance(decision, Undecodable):
+        decision = wire.decode(wire.DECISION_RECORD, record.value, key=record.key)
+        if isinstance(decision, wire.Undecodable):
             line = self.undecodable.add(record.topic, record.partition, record.offset, decision)
             if line is not None:
                 log.warning("record.undecodable", **line)
             return True
-        if isinstance(decision, PartitionTaken):
+        if isinstance(decision, wire.PartitionTaken):
             self._terms[record.partition] = decision.term
             self._agent_read.pop(record.partition, None)  # `writers` may be a new topic, with lower offsets
             return True
-        if isinstance(decision, LocksHandedOver):
+        if isinstance(decision, wire.LocksHandedOver):
             return True  # concerns agents only
-        if not counts(decision, self._terms.get(record.partition)):
+        if not wire.counts(decision, self._terms.get(record.partition)):
             if decision.term not in self._doubted:
                 self._doubted.add(decision.term)
                 return False
@@ -417,11 +401,11 @@ class Channel:
             log.exception("channel.dispatch-failed", transaction=decision.transaction, error=repr(error))
         return True
 
-    async def _read_back(self, table: str, start: int) -> list[WriterEventUnion]:
+    async def _read_back(self, table: str, start: int) -> list[wire.WriterEventUnion]:
         await self._ready_producer()
         where = TopicPartition(self.topics.writers, self._partition(table))
         consumer = await self._consumer(where)
-        found: list[WriterEventUnion] = []
+        found: list[wire.WriterEventUnion] = []
         try:
             end = (await consumer.end_offsets([where]))[where]
             consumer.seek(where, start)
@@ -429,8 +413,8 @@ class Channel:
             while position < min(end, start + MAX_READ_BACK):
                 batches = await consumer.getmany(where, timeout_ms=READ_BACK_POLL_MS)
                 for record in batches.get(where, ()):
-                    event = decode(WRITER_EVENT, record.value)
-                    if not isinstance(event, Undecodable):
+                    event = wire.decode(wire.WRITER_EVENT, record.value)
+                    if not isinstance(event, wire.Undecodable):
                         found.append(event)
                 # Beyond the last record there may be offsets without one: the ends of a client's Kafka transactions.
                 position = await consumer.position(where)

@@ -1,7 +1,5 @@
 """How a transaction looks up in its table whether a batch is committed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Protocol
 

@@ -4,8 +4,6 @@
 others are `other`. There is no label for writers or transactions.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import ABC, abstractmethod

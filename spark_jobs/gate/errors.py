@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Abort, AbortReason, ConflictEntry
+from lakewarden.handlers.writers_log import without_gate
 
 MAX_NAMED = 5
 """Overlaps listed in a message. The others are counted; `CommitAborted.conflicts` has all of them."""
@@ -53,7 +54,7 @@ def repetition(table: str, writer: str, batch_id: int | None) -> str:
     names = f"--table {shlex.quote(table)} --writer {shlex.quote(writer)}"
     return (
         f"stop the query, run `lakewarden ledger correct {names} --batch-id {last} --reason …`, and repeat the batch; later "
-        "batches are written again, too"
+        "batches are also written again"
     )
 
 
@@ -82,7 +83,7 @@ class AlreadyCommitted(GateError):
 class GrantTimeout(GateError):
     """The admission or the grant didn't come in time. `lakewarden status` shows the transactions ahead.
 
-    It is retriable if this driver has other transactions open meanwhile, and so may be part of a deadlock: end these first.
+    It is retriable if this driver also has other transactions open, and so may be part of a deadlock: end these first.
     """
 
     def __init__(self, message: str, *, table: str = "", writer: str = "", retriable: bool = False) -> None:
@@ -178,12 +179,18 @@ def _cause(abort: Abort, others: tuple[str, ...]) -> str:
         return f"commit refused: {abort.detail}"
     if abort.reason == "outcome-unknown" and not abort.conflicts:  # the lapse of this transaction's own grant
         text = "commit aborted: its outcome is unknown"
+    elif abort.reason == "lease-lost" and (abort.detail or "").startswith("requested by operator"):
+        text = "commit aborted: the agent withdrew the grant"
     else:
         text = _REASON_TEXTS.get(abort.reason, "commit aborted").format(
             overlaps=named_overlaps(abort.conflicts),
-            others=", ".join(f"writer {name!r}" for name in others) or "another writer",
+            others=", ".join(map(_other, others)) or "another writer",
         )
     return f"{text} ({abort.detail})" if abort.detail else text
+
+
+def _other(name: str) -> str:
+    return f"{name!r}, without the gate" if without_gate(name) else f"writer {name!r}"
 
 
 def named_overlaps(conflicts: Iterable[ConflictEntry]) -> str:

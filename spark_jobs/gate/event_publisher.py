@@ -1,14 +1,12 @@
 """The events that one transaction publishes to the agent, and its heartbeats.
 
 - *One counter.* Heartbeats and the request share `seq`. One lock covers drawing the number (which records its send time,
-  see `grant_deadline.py`) and passing the event to the producer, so the numbers rise in the log as well.
+  see `grant.py`) and passing the event to the producer, so the numbers rise in the log as well.
 - *A heartbeat that fails is logged, and the next one is sent.* If no heartbeat arrives, the agent takes the writer for lost:
   it extends no lease and publishes no grant. That is the safe outcome for a writer that can't reach Kafka.
 - *A report that fails is a warning.* If `commit-completed` or `transaction-abandoned` can't be published, a durable commit
   stays durable. The agent reacts when the lease or the heartbeats end.
 """
-
-from __future__ import annotations
 
 import os
 import socket
@@ -22,19 +20,7 @@ from typing import TypedDict
 
 import anyio
 
-from lakewarden.events import (
-    MAX_VERSION,
-    Admission,
-    CommitCompleted,
-    CommitIntent,
-    CommitRequested,
-    ConflictRule,
-    Marker,
-    MarkerCreated,
-    TransactionAbandoned,
-    WriterEventUnion,
-    WriterHeartbeat,
-)
+from lakewarden import events
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.logs import EventLogger
@@ -51,7 +37,7 @@ log = EventLogger("lakewarden.gate")
 
 
 class Origin(TypedDict, total=False):
-    """Where the writer runs, for people."""
+    """Where the writer runs, as text."""
 
     host: str
     pid: int
@@ -103,14 +89,14 @@ class Intent:
     table: str
     writer: str
     batch_id: int | None = None
-    admission: Admission = "optimistic"
-    scope: tuple[Marker, ...] = ()
+    admission: events.Admission = "optimistic"
+    scope: tuple[events.Marker, ...] = ()
     priority: int = 0
-    conflict_rule: ConflictRule = "file-group"
+    conflict_rule: events.ConflictRule = "file-group"
     lock: str | None = None
     attempt: int = 1
     reason: str = ""
-    """Why this admission was chosen, for people."""
+    """Why this admission was chosen, as text."""
 
 
 class _Header(TypedDict):
@@ -140,7 +126,7 @@ class EventPublisher:
         """Open the transaction. Returns the offset of the intent: its place among all transactions of the table."""
         intent = self._intent
         return self._channel.send(
-            CommitIntent(
+            events.CommitIntent(
                 **self._header(),
                 batch_id=intent.batch_id,
                 admission=intent.admission,
@@ -154,16 +140,15 @@ class EventPublisher:
             )
         )
 
-    def publish_markers(self, markers: tuple[Marker, ...]) -> None:
-        self._channel.send(MarkerCreated(**self._header(), markers=markers))
+    def publish_markers(self, markers: tuple[events.Marker, ...]) -> None:
+        self._channel.send(events.MarkerCreated(**self._header(), markers=markers))
 
     def publish_instant(self, instant: str) -> None:
-        """Publish the table format's own name of the transaction."""
-        self._channel.send(MarkerCreated(**self._header(), markers=(), instant=instant))
+        self._channel.send(events.MarkerCreated(**self._header(), markers=(), instant=instant))
 
     def publish_request(self) -> None:
         async def publish() -> None:
-            await self._publish_with_seq(lambda seq: CommitRequested(**self._header(), seq=seq))
+            await self._publish_with_seq(lambda seq: events.CommitRequested(**self._header(), seq=seq))
 
         self._channel.run(
             publish,
@@ -172,8 +157,6 @@ class EventPublisher:
         )
 
     def start_heartbeats(self, *, until: Callable[[], bool]) -> None:
-        """Publish heartbeats in the background until `until()` is true."""
-
         async def publish_heartbeats() -> None:
             while True:
                 await anyio.sleep(self._timing.heartbeat_seconds)
@@ -186,23 +169,25 @@ class EventPublisher:
     async def _publish_heartbeat(self) -> None:
         try:
             with anyio.fail_after(self._channel.timeout):
-                await self._publish_with_seq(lambda seq: WriterHeartbeat(**self._header(), seq=seq))
+                await self._publish_with_seq(lambda seq: events.WriterHeartbeat(**self._header(), seq=seq))
         except Exception as error:  # noqa: BLE001 - a token provider may raise anything; the next heartbeat is sent
             self.heartbeat_error = " ".join(str(error).split()) or type(error).__name__
             log.warning("gate.heartbeat-failed", **self._names(), error=repr(error))
         else:
             self.heartbeat_error = None
 
-    async def _publish_with_seq(self, event: Callable[[int], WriterEventUnion]) -> None:
+    async def _publish_with_seq(self, event: Callable[[int], events.WriterEventUnion]) -> None:
         async with self._seq_order:
             acknowledged: Awaitable[int] = await self._channel.publish(event(self._next_seq()))
         await acknowledged
 
     def publish_completed(self, grant: str, version: str | None) -> None:
         named = (
-            version if version is None else version[:MAX_VERSION]
+            version if version is None else version[: events.MAX_VERSION]
         )  # a durable commit must not fail for its name
-        event = CommitCompleted(**self._header(), grant=grant, version=named, batch_id=self._intent.batch_id)
+        event = events.CommitCompleted(
+            **self._header(), grant=grant, version=named, batch_id=self._intent.batch_id
+        )
         for remaining in reversed(range(COMPLETED_ATTEMPTS)):
             try:
                 self._channel.send(event)
@@ -219,9 +204,8 @@ class EventPublisher:
                 return
 
     def publish_abandoned(self, reason: str) -> None:
-        """Report that the transaction ends and nothing was committed."""
         try:
-            self._channel.send(TransactionAbandoned(**self._header(), reason=reason[:MAX_REASON]))
+            self._channel.send(events.TransactionAbandoned(**self._header(), reason=reason[:MAX_REASON]))
         except GateError as error:
             log.warning("gate.abandoned-not-published", **self._names(), error=str(error))
 

@@ -3,14 +3,12 @@
 **Rule.** A task publishes the markers of what it is about to write, and waits for the acknowledgement, *before* it writes.
 
 **Reason.** The driver publishes `commit-requested` after its tasks have ended. So every marker precedes the request in the
-log, whose order decides. And the earlier a marker is in the log, the less a losing transaction computes in vain.
+log, whose order decides. And the earlier a marker is in the log, the less compute a losing transaction wastes.
 
 `ExecutorChannel` pickles into a Spark closure, Kafka options included. Each Python worker process keeps one producer per
 gate, however many tasks it runs, so a producer is never used under the credentials of another gate. A forked process creates
 its own. Beyond `MAX_PRODUCERS`, the one that was used longest ago is closed.
 """
-
-from __future__ import annotations
 
 import atexit
 import contextlib
@@ -87,7 +85,6 @@ class _ProducerThread:
         self._producer: Any = None
 
     def send(self, topic: str, key: bytes, value: bytes, timeout: float, facts: str) -> None:
-        """Publish one record and wait for its acknowledgement."""
         self._thread.call(
             self._send(topic, key, value), timeout=timeout, doing="publishing markers", facts=facts
         )

@@ -23,7 +23,7 @@ What the gate guarantees:
 | `transaction.py` | one transaction: the calls of its body, threads and waiting |
 | `async_gate.py` | `AsyncGate`, the same for asyncio |
 | `progress.py` | its states and the races between decisions and the body; no I/O |
-| `grant_deadline.py` | until when a grant lease counts, on this writer's clock |
+| `grant.py` | a grant, and until when its lease counts, on this writer's clock |
 | `event_publisher.py` | the events that a transaction publishes, heartbeats included |
 | `channel.py`, `kafka.py`, `kafka_options.py` | the driver's connection to Kafka |
 | `executor.py` | markers that executors publish themselves |
@@ -33,8 +33,6 @@ What the gate guarantees:
 `TransactionGate` is what `streaming/` builds on. `CommitGate` (`commit_gate.py`) adds `foreach_batch` to it.
 """
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -43,19 +41,11 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Required, Self, TypedDict, Unpack
 
-from lakewarden.events import (
-    DEFAULT_PREFIX,
-    Admission,
-    CommitIntent,
-    ConflictRule,
-    Marker,
-    Topics,
-    canonical_table,
-)
+from lakewarden import events
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import CommitAborted, GateError, InvalidArgument, invalid_arguments
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
-from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
+from lakewarden.spark_jobs.gate.grant import monotonic_seconds
 from lakewarden.spark_jobs.gate.kafka import SEND_TIMEOUT_SECONDS
 from lakewarden.spark_jobs.gate.kafka_options import KafkaSettings
 from lakewarden.spark_jobs.gate.observer import Observer
@@ -69,10 +59,10 @@ class TransactionOptions(TypedDict, total=False):
     table: Required[str]
     writer: Required[str]
     batch_id: int | None
-    admission: Admission
-    scope: Iterable[Marker | str]
+    admission: events.Admission
+    scope: Iterable[events.Marker | str]
     priority: int
-    conflict_rule: ConflictRule
+    conflict_rule: events.ConflictRule
     lock: str | None
     attempt: int
     reason: str
@@ -90,7 +80,7 @@ def intent_of(**options: Unpack[TransactionOptions]) -> Intent:
         raise InvalidArgument("reason", reason, "give a text")
     event = {name: value for name, value in values.items() if name not in ("attempt", "reason")}
     with invalid_arguments():
-        CommitIntent.model_validate(
+        events.CommitIntent.model_validate(
             {**event, "event_id": "none", "transaction": "none", "at": datetime.now(UTC)}, strict=True
         )
     return Intent(**values)
@@ -100,7 +90,7 @@ def _table(table: str) -> str:
     if not isinstance(table, str):
         raise InvalidArgument("table", table, "give its URI, as 's3://lake/trips', or an absolute path")
     try:
-        return canonical_table(table)
+        return events.canonical_table(table)
     except ValueError as error:
         raise InvalidArgument("table", table, str(error)) from None
 
@@ -133,7 +123,7 @@ class TransactionGate:
         self,
         bootstrap_servers: str,
         *,
-        topic_prefix: str = DEFAULT_PREFIX,
+        topic_prefix: str = events.DEFAULT_PREFIX,
         kafka: KafkaSettings | None = None,
         heartbeat_seconds: float = 5.0,
         admission_timeout_seconds: float = 30.0,
@@ -154,7 +144,7 @@ class TransactionGate:
             margin_seconds=margin_seconds,
         )
         self._channel = Channel(
-            bootstrap_servers, topics=Topics(topic_prefix), kafka=kafka, timeout=send_timeout_seconds
+            bootstrap_servers, topics=events.Topics(topic_prefix), kafka=kafka, timeout=send_timeout_seconds
         )
         self._losers: set[tuple[str, str]] = set()
         """(table, writer) of those that lost a conflict and have not committed since. The agent may queue their next intent."""
@@ -181,10 +171,10 @@ class TransactionGate:
         table: str,
         writer: str,
         batch_id: int | None = None,
-        admission: Admission = "optimistic",
-        scope: Iterable[Marker | str] = (),
+        admission: events.Admission = "optimistic",
+        scope: Iterable[events.Marker | str] = (),
         priority: int = 0,
-        conflict_rule: ConflictRule = "file-group",
+        conflict_rule: events.ConflictRule = "file-group",
         lock: str | None = None,
         attempt: int = 1,
         reason: str = "",

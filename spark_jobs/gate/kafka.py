@@ -14,16 +14,13 @@ aiokafka passes that on. So background work never ends by an exception, and neve
   request, and end the background work of all transactions without a log line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -36,13 +33,7 @@ from aiokafka.errors import (
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal
 
-from lakewarden.events.access import (
-    AccessError,
-    in_thread,
-    read_every_batch,
-    repeat_requests,
-    stop_client,
-)
+from lakewarden.events import access
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, InvalidKafkaOptions
 from lakewarden.spark_jobs.gate.kafka_options import ClientOptions, KafkaSettings, client_options
 from lakewarden.spark_jobs.gate.logs import EventLogger
@@ -104,7 +95,7 @@ async def make_consumer(bootstrap_servers: str, kafka: KafkaSettings | None, *, 
         auto_offset_reset="earliest",
         **_arguments(options, client_id),
     )
-    read_every_batch(consumer)
+    access.read_every_batch(consumer)
     return await _started(consumer, options)
 
 
@@ -112,7 +103,7 @@ async def _options(kafka: KafkaSettings | None) -> ClientOptions:
     """The options. A function runs in a thread of its own: while it waits for a vault, the loop sends the heartbeats."""
     if not callable(kafka):
         return client_options(kafka)
-    options: ClientOptions = await asyncio.wrap_future(in_thread(lambda: client_options(kafka)))
+    options: ClientOptions = await asyncio.wrap_future(access.in_thread(lambda: client_options(kafka)))
     return options
 
 
@@ -120,7 +111,7 @@ def _arguments(options: ClientOptions, client_id: str) -> dict[str, Any]:
     """aiokafka's arguments. A file that can't be used is an `InvalidKafkaOptions`, which names it."""
     try:
         return options.arguments(client_id)
-    except AccessError as error:
+    except access.AccessError as error:
         raise InvalidKafkaOptions(f"kafka options: {error}") from None
 
 
@@ -129,11 +120,11 @@ async def _started(client: Any, options: ClientOptions) -> Any:
     try:
         await client.start()
     except BaseException as error:
-        await stop_client(client)
+        await access.stop_client(client)
         if isinstance(error, KafkaConnectionError) and (problem := options.token_problem()) is not None:
             raise KafkaConnectionError(problem) from error
         raise
-    repeat_requests(client)
+    access.repeat_requests(client)
     return client
 
 

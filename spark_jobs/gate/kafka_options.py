@@ -1,18 +1,7 @@
-"""What `kafka=` of a gate may contain: one place for the arguments of all Kafka clients of a writer.
-
-| option | what it is |
-| --- | --- |
-| those of `access/options.py` | how the client authenticates; files are read again at each connect |
-| `sasl_plain_username`, `sasl_plain_password` | aiokafka's names of `sasl_username` and `sasl_password` |
-| `ssl_context`, `sasl_oauth_token_provider` | objects of the caller's own, in place of files |
-| `client_id` | for quotas; by default `lakewarden-writer` in the driver and `lakewarden-executor` in executors |
-| `compression_type` | of published records: `gzip`, `snappy`, `lz4` or `zstd` |
-| `connections_max_idle_ms`, `metadata_max_age_ms`, `retry_backoff_ms` | as in aiokafka |
+"""What `kafka=` of a gate may contain: one place for the arguments of all Kafka clients of a writer. docs/writers.md lists them.
 
 What else aiokafka's clients accept is decided by the gate (`acks`, offsets, groups, timeouts): naming it is an error.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import ssl

@@ -11,8 +11,6 @@ name, `record.fields` a dictionary. `lakewarden.spark_jobs` attaches a `NullHand
 configures logging.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

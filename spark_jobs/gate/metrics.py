@@ -8,24 +8,15 @@
 `counting.py` says what is counted.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from lakewarden.spark_jobs.gate.counting import (
-    BUCKETS,
-    COUNTERS,
-    WAITS,
-    CountedSteps,
-    CounterName,
-    WaitName,
-)
+from lakewarden.spark_jobs.gate import counting
 
 
-class GateMetrics(CountedSteps):
+class GateMetrics(counting.CountedSteps):
     """Counts the steps of transactions. One object serves all gates of a process."""
 
     def __init__(
@@ -40,17 +31,21 @@ class GateMetrics(CountedSteps):
             name: Counter(
                 f"lakewarden_gate_{name}_total", each.text, ("table", each.label), registry=registry
             )
-            for name, each in COUNTERS.items()
+            for name, each in counting.COUNTERS.items()
         }
         self._waits = {
             name: Histogram(
-                f"lakewarden_gate_{name}_seconds", text, ("table",), registry=registry, buckets=BUCKETS
+                f"lakewarden_gate_{name}_seconds",
+                text,
+                ("table",),
+                registry=registry,
+                buckets=counting.BUCKETS,
             )
-            for name, text in WAITS.items()
+            for name, text in counting.WAITS.items()
         }
 
-    def count(self, name: CounterName, table: str, value: str) -> None:
+    def count(self, name: counting.CounterName, table: str, value: str) -> None:
         self._counters[name].labels(table, value).inc()
 
-    def observe(self, name: WaitName, table: str, seconds: float) -> None:
+    def observe(self, name: counting.WaitName, table: str, seconds: float) -> None:
         self._waits[name].labels(table).observe(seconds)

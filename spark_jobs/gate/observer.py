@@ -1,7 +1,5 @@
 """The steps of each transaction, for programs that draw, count or log them."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -46,7 +44,7 @@ _LEVELS: Mapping[Step, int] = {
     "granted": logging.DEBUG,
     "failed": logging.ERROR,
 }
-"""Of the others: INFO."""
+"""The others: INFO."""
 
 log = EventLogger("lakewarden.gate")
 
@@ -117,7 +115,7 @@ def epoch_seconds() -> float:
 
 
 def reason_of(error: BaseException | None, *, touched: bool) -> str:
-    """Return why a transaction ended without a commit, for people, on one line. `touched`: whether it has touched anything."""
+    """Return why a transaction ended without a commit, as text, on one line. `touched`: whether it has touched anything."""
     if error is None:
         return "left without commit()" if touched else EMPTY
     return f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
@@ -131,7 +129,6 @@ def first_line(error: BaseException) -> str:
 
 
 def _sentence(event: GateEvent) -> str:
-    """What happened, for people."""
     detail = event.detail
     table = short_table(event.table)
     match event.what:
@@ -160,7 +157,6 @@ def _sentence(event: GateEvent) -> str:
 
 
 def _listed(items: Iterable[str]) -> str:
-    """The first three items, and how many more there are."""
     found = list(dict.fromkeys(items))
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 

@@ -8,26 +8,17 @@ It needs the API alone (decision record 48). Without an SDK that the application
 `counting.py` says what is counted. The instruments have the names that exporters for Prometheus turn into those of `metrics.py`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
 from opentelemetry.metrics import MeterProvider, get_meter
 
-from lakewarden.spark_jobs.gate.counting import (
-    BUCKETS,
-    COUNTERS,
-    WAITS,
-    CountedSteps,
-    CounterName,
-    WaitName,
-)
+from lakewarden.spark_jobs.gate import counting
 
 METER = "lakewarden.gate"
 
 
-class OpenTelemetryMetrics(CountedSteps):
+class OpenTelemetryMetrics(counting.CountedSteps):
     """Counts the steps of transactions. One object serves all gates of a process."""
 
     def __init__(
@@ -42,17 +33,20 @@ class OpenTelemetryMetrics(CountedSteps):
         meter = get_meter(METER, meter_provider=provider)
         self._counters = {
             name: meter.create_counter(f"{METER}.{name}", description=each.text)
-            for name, each in COUNTERS.items()
+            for name, each in counting.COUNTERS.items()
         }
         self._waits = {
             name: meter.create_histogram(
-                f"{METER}.{name}", unit="s", description=text, explicit_bucket_boundaries_advisory=BUCKETS
+                f"{METER}.{name}",
+                unit="s",
+                description=text,
+                explicit_bucket_boundaries_advisory=counting.BUCKETS,
             )
-            for name, text in WAITS.items()
+            for name, text in counting.WAITS.items()
         }
 
-    def count(self, name: CounterName, table: str, value: str) -> None:
-        self._counters[name].add(1, {"table": table, COUNTERS[name].label: value})
+    def count(self, name: counting.CounterName, table: str, value: str) -> None:
+        self._counters[name].add(1, {"table": table, counting.COUNTERS[name].label: value})
 
-    def observe(self, name: WaitName, table: str, seconds: float) -> None:
+    def observe(self, name: counting.WaitName, table: str, seconds: float) -> None:
         self._waits[name].record(seconds, {"table": table})

@@ -18,25 +18,16 @@ decisions, which arrive at any time, and the body:
 4. *A grant counts only while the writer waits for it.* After `end` it is ignored, so that "abandoned: nothing was
    committed" stays true.
 5. *A grant without lease gives no permission.* Its deadline has passed, or it names a `seq` that this writer never sent
-   (`grant_deadline.py`). The agent may have granted the commit to another writer.
+   (`grant.py`). The agent may have granted the commit to another writer.
 6. *A renewal only extends* the lease, and only that of the grant that it names. Renewals may arrive late.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import assert_never
 
-from lakewarden.events import (
-    Abort,
-    Admitted,
-    AlreadyCommitted,
-    CommitGranted,
-    DecisionEventUnion,
-    GrantRenewed,
-)
-from lakewarden.spark_jobs.gate.grant_deadline import SendTimes
+from lakewarden import events
+from lakewarden.spark_jobs.gate.grant import SendTimes
 
 
 class GatePhase(Enum):
@@ -87,52 +78,45 @@ class GateProgress:
     __slots__ = (
         "_names",
         "abort",
-        "admitted_by",
+        "admitted",
         "committed",
-        "edition",
         "late_abort",
         "lease",
         "phase",
         "send_times",
-        "turn",
     )
 
     def __init__(self, table: str, writer: str, margin_seconds: float) -> None:
         self._names = (table, writer)
         self.phase = GatePhase.OPENING
         self.send_times = SendTimes(margin_seconds)
-        self.abort: Abort | None = None
-        self.admitted_by: int | None = None
-        """Offset in `writers` of the event that caused the admission: its own intent, unless the transaction waited."""
-        self.turn: int | None = None
-        """Of an `ordered` transaction that is admitted: its place among those that are open."""
-        self.edition: str | None = None
-        """Of the writer, when the transaction was admitted."""
-        self.late_abort: Abort | None = None
-        self.committed: AlreadyCommitted | None = None
+        self.abort: events.Abort | None = None
+        self.admitted: events.Admitted | None = None
+        """With the offset in `writers` of its cause: that of its own intent, unless the transaction waited."""
+        self.late_abort: events.Abort | None = None
+        self.committed: events.AlreadyCommitted | None = None
         self.lease: GrantLease | None = None
 
-    def apply(self, decision: DecisionEventUnion, offset: int) -> Change:
+    def apply(self, decision: events.DecisionEventUnion, offset: int) -> Change:
         """Apply a decision on this transaction's id, which was read at `offset` of `decisions`."""
         if self.phase is GatePhase.ENDED or not self._concerns(decision):
             return Change.NONE
         match decision:
-            case Admitted():
+            case events.Admitted():
                 if self.phase is not GatePhase.OPENING:
                     return Change.NONE
                 self.phase = GatePhase.COMPUTING
-                self.admitted_by, self.turn = decision.cause_offset, decision.turn
-                self.edition = decision.edition
+                self.admitted = decision
                 return Change.ANSWER
-            case AlreadyCommitted():
+            case events.AlreadyCommitted():
                 if self.phase is not GatePhase.OPENING:
                     return Change.NONE
                 self.committed = decision
                 self.phase = GatePhase.ENDED
                 return Change.ANSWER
-            case Abort():
+            case events.Abort():
                 return self._apply_abort(decision)
-            case CommitGranted():
+            case events.CommitGranted():
                 if self.phase is not GatePhase.REQUESTED or self.lease is not None or self.abort is not None:
                     return Change.NONE
                 deadline = self.send_times.deadline(decision.seq, decision.lease_seconds)
@@ -140,19 +124,18 @@ class GateProgress:
                     decision.grant, offset, decision.seq, decision.lease_seconds, deadline
                 )
                 return Change.ANSWER
-            case GrantRenewed():
+            case events.GrantRenewed():
                 self._renew(decision)
                 return Change.NONE
             case _:
                 assert_never(decision)
 
-    def _concerns(self, decision: DecisionEventUnion) -> bool:
-        """Whether a decision on this id is on this transaction (rule 1)."""
+    def _concerns(self, decision: events.DecisionEventUnion) -> bool:
         table, writer = self._names
-        unread = isinstance(decision, Abort) and not decision.writer
+        unread = isinstance(decision, events.Abort) and not decision.writer
         return decision.table == table and (unread or decision.writer == writer)
 
-    def _apply_abort(self, abort: Abort) -> Change:
+    def _apply_abort(self, abort: events.Abort) -> Change:
         if self.phase is GatePhase.PUBLISHING:
             if self.late_abort is not None:
                 return Change.NONE
@@ -163,7 +146,7 @@ class GateProgress:
         self.abort = abort
         return Change.ABORT
 
-    def _renew(self, renewed: GrantRenewed) -> None:
+    def _renew(self, renewed: events.GrantRenewed) -> None:
         lease = self.lease
         if lease is None or lease.grant != renewed.grant:
             return
@@ -173,14 +156,13 @@ class GateProgress:
         self.lease = GrantLease(lease.grant, lease.token, renewed.seq, renewed.lease_seconds, deadline)
 
     def request(self) -> None:
-        """Record that the writer requests its grant: once, from the body."""
         if self.phase is not GatePhase.COMPUTING:
             raise RuntimeError(
                 f"call commit() once, inside the transaction; its phase is {self.phase.name.lower()}"
             )
         self.phase = GatePhase.REQUESTED
 
-    def begin_publish(self, now: float) -> GrantLease | ExpiredLease | Abort:
+    def begin_publish(self, now: float) -> GrantLease | ExpiredLease | events.Abort:
         """Begin the publish, if nothing forbids it. It has begun only if the result is a `GrantLease`."""
         if self.abort is not None:
             return self.abort
@@ -192,7 +174,7 @@ class GateProgress:
         self.phase = GatePhase.PUBLISHING
         return self.lease
 
-    def check_lease(self, now: float) -> GrantLease | ExpiredLease | Abort:
+    def check_lease(self, now: float) -> GrantLease | ExpiredLease | events.Abort:
         """Return what a running publish may rely on: it may continue only with a `GrantLease`."""
         assert self.lease is not None
         if self.late_abort is not None:
@@ -206,5 +188,4 @@ class GateProgress:
         return ExpiredLease(lease, now - lease.deadline) if now >= lease.deadline else None
 
     def end(self) -> None:
-        """End the transaction. Decisions that arrive later change nothing."""
         self.phase = GatePhase.ENDED

@@ -3,8 +3,6 @@
 `facts` ends every message: table, writer and transaction as `key=value`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lakewarden.spark_jobs.gate.channel import Channel
@@ -53,7 +51,7 @@ def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: 
 
 @dataclass(frozen=True, slots=True)
 class OverdueWait:
-    """A wait that took too long: whose, for which writers, and what its driver has open meanwhile (`facts` of each).
+    """A wait that took too long: whose, for which writers, and what else its driver has open (`facts` of each).
 
     `ahead` is empty if the driver has nothing else open, or if those writers have just ended, perhaps by their own timeout.
     """
@@ -70,7 +68,7 @@ class OverdueWait:
             what = f"{what}: it waits for {ahead}"
         if self.holding:
             advice = (
-                f"this driver has open meanwhile: {'; '.join(self.holding[:MAX_NAMED])}; if other writers wait for that, "
+                f"this driver also has open: {'; '.join(self.holding[:MAX_NAMED])}; if other writers wait for that, "
                 "neither can go on: open the transactions of several tables one after the other; end what is open, then retry"
             )
         return GrantTimeout(
@@ -120,8 +118,8 @@ def ended(facts: str) -> LeaseLost:
 def committed_twice(facts: str, *, published: bool) -> GateError:
     """The body commits a second time, by a second sink for example. `published`: the first commit is in the table."""
     lost = (
-        "; the first commit is in the table, and its batch counts as committed, so a restart won't write the rest of it: "
-        "correct the ledger (`lakewarden ledger correct`) to repeat the batch"
+        "; the first commit is in the table, and its batch counts as committed, so a restart won't write the rest of it; "
+        "to repeat the batch, correct the ledger (`lakewarden ledger correct`)"
         if published
         else ""
     )

@@ -1,7 +1,5 @@
 """What a batch is going to touch, found before it is computed, and reduced until it fits into one event."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

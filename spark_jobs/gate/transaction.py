@@ -1,6 +1,6 @@
 """One transaction of one writer: the calls that its body makes, and the waiting for the agent's decisions.
 
-Other modules have the rules of the states (`progress.py`), of the grant lease (`grant_deadline.py`) and of what is published
+Other modules have the rules of the states (`progress.py`), of the grant lease (`grant.py`) and of what is published
 (`event_publisher.py`). This module adds threads and waiting:
 
 - *One condition guards `GateProgress`.* Decisions arrive in the channel's thread, and the body runs in the caller's. Applying a
@@ -32,23 +32,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lakewarden.events import (
-    Abort,
-    CommitRequested,
-    DecisionEventUnion,
-    Marker,
-    MarkerCreated,
-    Operation,
-    WriterEventUnion,
-    event_chunks,
-)
-from lakewarden.handlers.writers_log import (
-    met,
-    waited_for,
-    writers_ahead,
-    writers_before,
-    writers_granted_before,
-)
+from lakewarden import events as wire
+from lakewarden.handlers import writers_log
 from lakewarden.spark_jobs.gate import refusals
 from lakewarden.spark_jobs.gate.callbacks import AbortCallbacks
 from lakewarden.spark_jobs.gate.channel import Channel
@@ -85,6 +70,9 @@ transaction whose intent is older, the scope is unknown, and it counts as ahead.
 
 STOP_CHECK_SECONDS = 1.0
 """Between two questions of a wait whether its program has stopped."""
+
+TELLING_SECONDS = 1.0
+"""How long the end of an aborted transaction waits until its observer knows of the abort: an observer may hang."""
 
 log = EventLogger("lakewarden.gate")
 
@@ -123,7 +111,7 @@ class Transaction:
         self._callbacks = AbortCallbacks(self.id)
         self._discards: list[Callable[[], object]] = []
         self._declared = frozenset(intent.scope)
-        self._touched: dict[Marker, None] = {}
+        self._touched: dict[wire.Marker, None] = {}
         self._on_executors = False
         self._intent_offset: int | None = None
         self._grant: Grant | None = None
@@ -149,7 +137,8 @@ class Transaction:
 
         It is the name on the wire, with `~` and the writer's edition if a correction of the ledger has given it one.
         """
-        edition = self._progress.edition
+        admitted = self._progress.admitted
+        edition = None if admitted is None else admitted.edition
         return self.intent.writer if edition is None else f"{self.intent.writer}~{edition}"
 
     @property
@@ -163,7 +152,7 @@ class Transaction:
         return self._progress.abort is not None
 
     @property
-    def touched(self) -> tuple[Marker, ...]:
+    def touched(self) -> tuple[wire.Marker, ...]:
         """The markers that the driver published. `footprint` has the executors' as well."""
         return tuple(self._touched)
 
@@ -209,13 +198,13 @@ class Transaction:
         if self._interrupted:
             raise refusals.interrupted(awaited, self.facts)
 
-    def touch(self, partition: str, file_group: str, operation: Operation) -> None:
+    def touch(self, partition: str, file_group: str, operation: wire.Operation) -> None:
         """Publish a marker: this transaction is about to write the file group. Returns when Kafka has acknowledged it."""
         self.touch_all([marker_of(partition, file_group, operation)])
 
-    def touch_all(self, markers: Iterable[Marker]) -> None:
+    def touch_all(self, markers: Iterable[wire.Marker]) -> None:
         """Publish markers. Returns when Kafka has acknowledged all of them."""
-        for chunk in event_chunks(as_markers(markers)):
+        for chunk in wire.event_chunks(as_markers(markers)):
             self.check()
             partitions = sorted({marker.partition for marker in chunk})[:MAX_LISTED]
             event = self._event("markers", count=len(chunk), partitions=partitions)
@@ -244,7 +233,7 @@ class Transaction:
     def on_discard(self, function: Callable[[], object]) -> None:
         """Run `function` when the transaction has ended, if nothing that it staged is, or can still come, in the table.
 
-        It removes what was staged. It runs in the thread that ends the transaction, after the batch's Spark jobs have ended
+        It removes what was staged, in the thread that ends the transaction, after the batch's Spark jobs have ended
         and outside their tag: an abort doesn't cancel the jobs that it starts. If it raises, that is logged.
         """
         self._discards.append(function)
@@ -316,7 +305,7 @@ class Transaction:
         if grant.outcome is PublishOutcome.UNKNOWN:
             grant.published(grant.version)
 
-    def footprint(self, timeout: float) -> tuple[Marker, ...]:
+    def footprint(self, timeout: float) -> tuple[wire.Marker, ...]:
         """Return everything that this transaction touched, read back from Kafka: the executors' markers are included.
 
         If Kafka doesn't answer in time, it is what the driver touched and what the abort names.
@@ -325,13 +314,13 @@ class Transaction:
         named = abort.conflicts if abort else ()
         known = dict.fromkeys(self._touched)
         known |= dict.fromkeys(
-            Marker(partition=each.partition, file_group=each.file_group, operation=each.operation)
+            wire.Marker(partition=each.partition, file_group=each.file_group, operation=each.operation)
             for each in named
         )
         known |= dict.fromkeys(self._published_markers(timeout))
         return tuple(known)
 
-    def _published_markers(self, timeout: float) -> Iterator[Marker]:
+    def _published_markers(self, timeout: float) -> Iterator[wire.Marker]:
         """Read those of executors, and of tasks whose job was cancelled. If Kafka doesn't answer, log it, and yield none."""
         if self._intent_offset is None:
             return
@@ -342,7 +331,7 @@ class Transaction:
             log.warning("gate.footprint-incomplete", table=self.table, transaction=self.id, error=str(error))
             return
         for event in events:
-            if isinstance(event, MarkerCreated | CommitRequested) and mine == (
+            if isinstance(event, wire.MarkerCreated | wire.CommitRequested) and mine == (
                 event.table,
                 event.writer,
                 event.transaction,
@@ -356,17 +345,17 @@ class Transaction:
 
     @property
     def turn(self) -> int | None:
-        """Of an `ordered` transaction that is admitted: its place among those of the table that are open. Otherwise None.
+        """For an `ordered` transaction that is admitted: its place among those of the table that are open. Otherwise None.
 
         Rows that are numbered by the version that the writer reads after its admission, and then by its turn, are newer than
         those of overlapping transactions that are granted before.
         """
-        return self._progress.turn
+        return None if self._progress.admitted is None else self._progress.admitted.turn
 
     @property
     def waited(self) -> bool:
         """Whether the admission waited for other transactions."""
-        caused_by = self._progress.admitted_by
+        caused_by = None if self._progress.admitted is None else self._progress.admitted.cause_offset
         return caused_by is not None and self._intent_offset is not None and caused_by > self._intent_offset
 
     def disturbed_needlessly(self, winners: Iterable[str], since: int, timeout: float) -> bool | None:
@@ -383,15 +372,14 @@ class Transaction:
         except GateError as error:
             log.warning("gate.wait-not-measured", **self._names(), error=str(error))
             return None
-        others = {*winners, *waited_for(events, self.id)}
-        outcome = met(events, self.id, self._touched, others)
+        others = {*winners, *writers_log.waited_for(events, self.id)}
+        outcome = writers_log.met(events, self.id, self._touched, others)
         return None if outcome is None or not others else not outcome
 
     # for the gate
 
     @property
     def facts(self) -> str:
-        """Table, writer and transaction, for the end of a message."""
         return " ".join(f"{name}={value}" for name, value in self._names().items())
 
     @property
@@ -462,7 +450,7 @@ class Transaction:
         with self._changed:
             agent_knows = self._progress.abort is not None or self._progress.committed is not None
             self._progress.end()
-        # A callback may have received its grant meanwhile. From here on none does.
+        # A callback may have received its grant just now. From here on none does.
         error = self._settled(error)
         outcome = self.outcome
         if outcome is PublishOutcome.UNKNOWN:
@@ -475,6 +463,8 @@ class Transaction:
         self._channel.unsubscribe(self.id)
         if self.discardable:
             self._discard()
+        if self._progress.abort is not None:
+            self._callbacks.await_first(TELLING_SECONDS)  # so what ends the query is logged last
         return error
 
     def _settled(self, error: BaseException | None) -> BaseException | None:
@@ -499,7 +489,6 @@ class Transaction:
                 log.exception("gate.discard-failed", **self._names(), error=repr(failure))
 
     def seconds_since_abort(self) -> float | None:
-        """Return how long ago the abort arrived."""
         return None if self.aborted_at is None else self._clock() - self.aborted_at
 
     def verdict(self) -> CommitAborted | None:
@@ -524,20 +513,14 @@ class Transaction:
             raise CommitAborted(abort)
         if committed is not None:
             self.notify("already-committed", version=committed.version)
-            raise AlreadyCommitted(
-                table=self.table,
-                writer=self.intent.writer,
-                batch_id=self.batch_id,
-                transaction=committed.committed_transaction,
-                version=committed.version,
-            )
+            raise self._already_committed(committed.committed_transaction, committed.version)
         if phase is not GatePhase.OPENING:
             self.notify("admitted", **({} if self.turn is None else {"turn": self.turn}))
             return
         if interrupted:
             raise refusals.interrupted("admission", self.facts)
         if self._may_queue:
-            wait = self._wait_for(writers_ahead)
+            wait = self._wait_for(writers_log.writers_ahead)
             raise refusals.not_admitted(timeout, wait, self._connection_errors(), self.facts)
         raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self.facts)
 
@@ -556,14 +539,14 @@ class Transaction:
                 return False
 
     def _explain(self, report: Callable[[float, float], None], seconds: float, timeout: float) -> None:
-        """Run a report about a wait in a thread of its own: it reads from Kafka, and the wait may end meanwhile."""
+        """Run a report about a wait in a thread of its own: it reads from Kafka, and the wait may end before."""
         threading.Thread(
             target=report, args=(seconds, timeout), name=f"lakewarden-wait-{self.id[:8]}", daemon=True
         ).start()
 
     def _log_unanswered(self, seconds: float, timeout: float) -> None:
         """Log that the transaction is queued, or that no agent answers. The module has the rule."""
-        ahead = self._writers_of(writers_ahead) if self._declared else ()
+        ahead = self._writers_of(writers_log.writers_ahead) if self._declared else ()
         errors = self._connection_errors()
         if self._is_answered():
             return
@@ -595,7 +578,7 @@ class Transaction:
         return read is not None and self._intent_offset is not None and read >= self._intent_offset
 
     def _writers_of(
-        self, rule: Callable[[Sequence[WriterEventUnion], str], tuple[str, ...]]
+        self, rule: Callable[[Sequence[wire.WriterEventUnion], str], tuple[str, ...]]
     ) -> tuple[str, ...]:
         """Return the writers for which this transaction waits, by a rule of `writers_log.py`; none if Kafka doesn't answer."""
         if self._intent_offset is None:
@@ -610,7 +593,7 @@ class Transaction:
         return rule(events, self.id)
 
     def _wait_for(
-        self, rule: Callable[[Sequence[WriterEventUnion], str], tuple[str, ...]]
+        self, rule: Callable[[Sequence[wire.WriterEventUnion], str], tuple[str, ...]]
     ) -> refusals.OverdueWait:
         """For which writers this one waits, if any of this driver's other transactions may keep them waiting."""
         others = [each for each in self._beside.values() if each is not self]
@@ -623,7 +606,6 @@ class Transaction:
         return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)
 
     def _is_answered(self) -> bool:
-        """Whether the wait for the admission is over."""
         return (
             self._progress.phase is not GatePhase.OPENING
             or self._progress.abort is not None
@@ -652,18 +634,17 @@ class Transaction:
             return self._lease_or_raise(result)
         if self._interrupted:
             raise refusals.interrupted("grant", self.facts)
-        wait = self._wait_for(writers_granted_before)
+        wait = self._wait_for(writers_log.writers_granted_before)
         raise refusals.not_granted(timeout, wait, self._connection_errors(), self.facts)
 
     def _is_decided(self) -> bool:
-        """Whether the wait for the grant is over."""
         progress = self._progress
         ended = progress.phase is GatePhase.ENDED or self._interrupted
         return ended or progress.lease is not None or progress.abort is not None
 
     def _report_turn(self, seconds: float, timeout: float) -> None:
         """Report for whose turns an `ordered` transaction waits, if the log shows it."""
-        ahead = self._writers_of(writers_before)
+        ahead = self._writers_of(writers_log.writers_before)
         if ahead and not self._is_decided():
             detail = "ordered transactions that began before it touch the same file groups, and are open"
             self.notify(
@@ -671,7 +652,6 @@ class Transaction:
             )
 
     def _require_lease(self) -> float:
-        """Return the seconds that are left of the lease."""
         with self._changed:
             now = self._clock()
             result = self._progress.check_lease(now)
@@ -679,13 +659,13 @@ class Transaction:
         assert lease.deadline is not None, "a lease without a deadline gives no permission"
         return lease.deadline - now
 
-    def _lease_or_raise(self, result: GrantLease | ExpiredLease | Abort) -> GrantLease:
+    def _lease_or_raise(self, result: GrantLease | ExpiredLease | wire.Abort) -> GrantLease:
         match result:
             case GrantLease():
                 return result
             case ExpiredLease():
                 raise refusals.lease_expired(result, self.facts)
-            case Abort():
+            case wire.Abort():
                 raise CommitAborted(result)
 
     # looking up the table
@@ -705,11 +685,14 @@ class Transaction:
             return
         self._found, self._grant = True, grant
         grant.published(version)
-        raise AlreadyCommitted(
+        raise self._already_committed(None, version)
+
+    def _already_committed(self, transaction: str | None, version: str | None) -> AlreadyCommitted:
+        return AlreadyCommitted(
             table=self.table,
             writer=self.intent.writer,
             batch_id=self.batch_id,
-            transaction=None,
+            transaction=transaction,
             version=version,
         )
 
@@ -743,12 +726,12 @@ class Transaction:
 
     # decisions, in the channel's thread
 
-    def _on_decision(self, decision: DecisionEventUnion, offset: int) -> None:
+    def _on_decision(self, decision: wire.DecisionEventUnion, offset: int) -> None:
         with self._changed:
             change = self._progress.apply(decision, offset)
             self._changed.notify_all()
         if change in {Change.ABORT, Change.LATE_ABORT}:
-            assert isinstance(decision, Abort)
+            assert isinstance(decision, wire.Abort)
             late = change is Change.LATE_ABORT
             self.aborted_at = self.aborted_at or self._clock()
             event = self._event("abort", **abort_detail(decision), late=late)

@@ -10,8 +10,6 @@ SIGTERM and SIGINT end the round at its next step, without a commit, and the exi
 if the round failed, or lost to a writer. Exit code 2 is a usage error.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys
@@ -21,8 +19,7 @@ from types import FrameType
 
 from lakewarden.events import DEFAULT_PREFIX, canonical_table
 from lakewarden.spark_jobs.commit_gate import CommitGate
-from lakewarden.spark_jobs.jobs.options import add_kafka_options, add_master, setting
-from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
+from lakewarden.spark_jobs.jobs.options import add_kafka_options, add_master, log_warnings_to_stderr, setting
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.java import gateway_of, java_exception, java_text
 from lakewarden.spark_jobs.sinks.paimon.compaction import PaimonCompactor, Stopped
@@ -45,7 +42,6 @@ def run(compactor: PaimonCompactor, stop: threading.Event, *, once: bool, every:
 
 
 def _run_round(compactor: PaimonCompactor) -> bool:
-    """Return whether the round compacted all that it had planned."""
     try:
         for commit in compactor.run_round():
             print(f"{compactor.table} {commit}", flush=True)  # noqa: T201 - likewise

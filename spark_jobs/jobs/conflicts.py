@@ -2,7 +2,7 @@
 
     python -m lakewarden.spark_jobs.conflicts_job --bootstrap-servers kafka:9092 --output /data/conflicts --checkpoint /data/cp
 
-A structured-streaming query over the topic `<prefix>.conflicts`. Its columns are those of `ConflictDetected` (`schemas.py`), and:
+A structured-streaming query over the topic `<prefix>.conflicts`. Its columns are those of `ConflictDetected` (`struct_of`), and:
 
 | column | content |
 | --- | --- |
@@ -22,19 +22,82 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import types
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AwareDatetime, BaseModel
 
 from lakewarden.events import DEFAULT_PREFIX, PROTOCOL, ConflictDetected, Topics
-from lakewarden.spark_jobs.jobs.options import add_format, add_kafka_options, add_master, session_for
-from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
-from lakewarden.spark_jobs.jobs.schemas import struct_of
+from lakewarden.spark_jobs.jobs.options import (
+    add_format,
+    add_kafka_options,
+    add_master,
+    log_warnings_to_stderr,
+    session_for,
+)
 from lakewarden.spark_jobs.jobs.table_formats import Format, start_writing
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import DataType, StructType
+
+
+def struct_of(model: type[BaseModel]) -> StructType:
+    """Return the model's fields, in their order, as Spark columns.
+
+    A new field becomes a new column without a change here. All columns are nullable, because a record of another version may
+    lack a field, and the query must not stop for it. Types without an equal in Spark are mapped: times with a zone to instants,
+    literals to strings, tuples to arrays. A type that has no mapping raises at the start of the query.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType(
+        [
+            StructField(name, _type_of(field.annotation, f"{model.__name__}.{name}"), nullable=True)
+            for name, field in model.model_fields.items()
+        ]
+    )
+
+
+def _type_of(annotation: Any, where: str) -> DataType:
+    from pyspark.sql import types as spark
+
+    simple: dict[Any, DataType] = {
+        str: spark.StringType(),
+        int: spark.LongType(),
+        float: spark.DoubleType(),
+        bool: spark.BooleanType(),
+        datetime: spark.TimestampType(),
+        AwareDatetime: spark.TimestampType(),
+    }
+    if annotation in simple:
+        return simple[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return struct_of(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_of(arguments[0], where)
+    if origin is Literal:
+        return _only_one({_type_of(type(value), where) for value in arguments}, annotation, where)
+    if origin in {Union, types.UnionType}:
+        members = {_type_of(member, where) for member in arguments if member is not type(None)}
+        return _only_one(members, annotation, where)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return spark.ArrayType(_type_of(arguments[0], where))
+    if origin in {list, frozenset}:
+        return spark.ArrayType(_type_of(arguments[0], where))
+    raise TypeError(f"no spark type for {where}: {annotation!r}; add a mapping to {__name__}")
+
+
+def _only_one(found: set[DataType], annotation: Any, where: str) -> DataType:
+    if len(found) != 1:
+        raise TypeError(f"more than one spark type for {where}: {annotation!r}; a column needs exactly one")
+    return found.pop()
+
 
 MAX_OFFSETS_PER_TRIGGER = 100_000
 """Records of one micro-batch. The first start may find thirty days of conflicts, which must not be one batch."""

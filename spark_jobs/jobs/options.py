@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,14 @@ from lakewarden.spark_jobs.sinks import releases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def log_warnings_to_stderr() -> None:
+    """Configure the standard `logging`: warnings and errors of all loggers, one line each, to stderr.
+
+    The programs' steps go to files and Kafka; the log has what an operator should look at.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
 
 def add_format(parser: argparse.ArgumentParser, name: str) -> None:

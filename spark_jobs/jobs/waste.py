@@ -12,7 +12,7 @@ it may run at any time and as often as wanted, for example every hour.
 | `table`, `partition` | where the two overlap; an empty partition: the table has none |
 | `loser`, `winner` | the writers |
 | `conflicts` | between these two writers |
-| `seconds` | from their intents to the aborts: the time computed in vain |
+| `seconds` | from their intents to the aborts: the compute wasted |
 
 As in `lakewarden losses`, a conflict about several partitions counts in each of them, with an equal share of the seconds. So sums
 of `seconds` are right, and sums of `conflicts` over partitions count such a conflict several times. Who loses to several writers
@@ -26,8 +26,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lakewarden.spark_jobs.jobs.options import add_format, add_master, session_for
-from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
+from lakewarden.spark_jobs.jobs.options import add_format, add_master, log_warnings_to_stderr, session_for
 from lakewarden.spark_jobs.jobs.table_formats import Format, read, replace_days
 from lakewarden.spark_jobs.streaming.stopping import reason
 
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 
 def waste(conflicts: DataFrame) -> DataFrame:
     """Rows of conflicts, as `conflicts_job` writes them, added up. Undecodable rows aren't counted."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
+    from pyspark.sql import Window, functions as f
 
     of_victim = Window.partitionBy("table", "victim").orderBy("kafka_partition", "kafka_offset")
     seconds = f.when(f.row_number().over(of_victim) == 1, f.col("victim_age_seconds")).otherwise(0.0)

@@ -15,10 +15,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.sinks.java import MAX_TEXT, java_causes, java_text, java_type
+from lakewarden.spark_jobs.sinks.partitions import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _CATALYST = "org.apache.spark.sql.catalyst"
 
 RESOLVER = f"{_CATALYST}.analysis.TableOutputResolver"
+
+DEFAULT = "CURRENT_DEFAULT"
+"""Key in a column's metadata: the SQL of the value that a write without the column stores."""
 
 _ROW = "_lakewarden_row"
 
@@ -47,7 +51,10 @@ _VALUE_ERRORS = (
     "DELTA_NOT_NULL_CONSTRAINT_VIOLATED",
     "DELTA_VIOLATE_CONSTRAINT",
 )
-"""Of the errors of Spark and Delta, in Spark 3.5 too. Most name the column only."""
+"""Texts of Spark's and Delta's errors, in Spark 3.5 too. Most name the column only."""
+
+_DECODING = "UnicodeDecodeError"
+"""Python's error for a text that is no UTF-8. Spark and Java store such texts."""
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
@@ -122,6 +129,8 @@ def naming_values(batch: DataFrame, columns: StructType, table: str) -> Iterator
         yield
     except Exception as error:
         text = _of_a_value(error)
+        if text is None and (isinstance(error, UnicodeDecodeError) or _DECODING in str(error)):
+            text = f"{NOT_STORED}: {_undecodable(batch) or error}"
         if text is not None:
             if not text.startswith(NOT_STORED):
                 text = f"{_misfit(batch, columns, table) or NOT_STORED}; {text}"
@@ -182,13 +191,16 @@ def _resolved(batch: DataFrame, expected: list[StructField], table: str) -> Data
     attributes = java_type(spark, f"{_CATALYST}.types.DataTypeUtils").toAttributes(schema)
     jdf: Any = batch._jdf  # noqa: SLF001
     try:
-        plan = java_type(spark, RESOLVER).resolveOutputColumns(
+        resolver = java_type(spark, RESOLVER)
+        # No defaults for columns that the batch lacks: False, and from Spark 4.2 on a value of an enumeration.
+        fill_in = getattr(resolver, "resolveOutputColumns$default$6")()
+        plan = resolver.resolveOutputColumns(
             f"`{table}`",
             attributes,
             jdf.queryExecution().analyzed(),
             True,  # noqa: FBT003 - by name; Java has no keyword arguments
             conf,
-            False,  # noqa: FBT003 - no defaults for columns that the batch lacks
+            fill_in,
         )
         dataset = jdf.getClass().getName()
         return DataFrame(java_type(spark, dataset).ofRows(session, plan), spark)
@@ -223,7 +235,7 @@ def _misfit(batch: DataFrame, columns: StructType, table: str) -> str | None:
             field = types.get(folded(given.name))
             if field is None or _fits(given, field):
                 continue
-            only = numbered.select(f"`{given.name.replace('`', '``')}`", _ROW)
+            only = numbered.select(quoted(given.name), _ROW)
             one = StructType([field])
 
             def fails(rows: DataFrame, one: StructType = one) -> bool:
@@ -244,6 +256,22 @@ def _misfit(batch: DataFrame, columns: StructType, table: str) -> str | None:
                 )
     except Exception:  # noqa: BLE001 - an aborted batch: its jobs are cancelled; Spark's own error says enough then
         return None
+    return None
+
+
+def _undecodable(batch: DataFrame) -> str | None:
+    """Return the first column with a text that is no UTF-8, and its bytes, as text. None as for `_misfit`."""
+    texts = [name for name, kind in batch.dtypes if kind == "string"]
+    with suppress(Exception):  # as in `_misfit`
+        for name, column in zip(texts, map(quoted, texts), strict=True):
+            # Java's String has U+FFFD instead.
+            changed = batch.where(f"format_string('%s', {column}) <> {column}")
+            row = changed.selectExpr(f"hex({column})").head()
+            if row is not None:
+                return (
+                    f"column {name!r} has a text that is no UTF-8, X'{row[0][:MAX_TEXT]}', and Python, which writes this table, "
+                    "has no such text: correct or drop the row"
+                )
     return None
 
 

@@ -29,7 +29,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -69,7 +69,7 @@ class _Spelling:
     escape: Callable[[str], str] = str
     is_null: Callable[[str], bool] = lambda text: not text
     readers: Mapping[str, Reader] = field(default_factory=dict)
-    """Of types that this format spells in its own way."""
+    """Readers of types that this format spells in its own way."""
 
 
 def _spelling(table_format: TableFormat, *, hive_style: bool, url_encode: bool) -> _Spelling:
@@ -79,7 +79,8 @@ def _spelling(table_format: TableFormat, *, hive_style: bool, url_encode: bool) 
         case "hive":
             return _Spelling(HIVE_NULL, escape=escape_as_hive)
         case "hudi":
-            return _Spelling(HIVE_NULL, named=hive_style, escape=escape_as_hive if url_encode else str)
+            escape = escape_as_hive if url_encode else str
+            return _Spelling(HIVE_NULL, named=hive_style, escape=escape, readers={_DECIMAL: str})
         case "iceberg":
             return _Spelling("null", escape=escape_as_java_url, is_null=lambda _: False, readers=_ICEBERG)
         case "paimon":
@@ -135,7 +136,6 @@ class PartitionPaths:
         )
 
     def marker(self, row: Mapping[str, Any] | Sequence[Any], file_group: str, operation: Operation) -> Marker:
-        """Return a marker in a row's partition."""
         return Marker(partition=self.path(row), file_group=file_group, operation=operation)
 
     def scope(self, batch: DataFrame) -> BatchScope | None:
@@ -166,7 +166,9 @@ class PartitionPaths:
         return f"{spelling.escape(name)}={spelled}" if spelling.named else spelled
 
 
-TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date", "decimal(p,s)")
+_DECIMAL = "decimal(p,s)"
+"""Hudi and Iceberg spell a small one with an exponent, as Java's `toString`, which has the rule of Python's `str`: `1E-10`."""
+TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date", _DECIMAL)
 """Spark types of partition columns, with the aliases `integer`, `long`, `short` and `byte`."""
 
 _FAR_DATE = re.compile(r"(?:0000|-\d{4,7}|\+\d{5,7})-\d{2}-\d{2}")
@@ -178,7 +180,8 @@ def _reader(name: str, kind: str, readers: Mapping[str, Reader]) -> Callable[[An
     lowered = kind.lower().replace(" ", "")
     read = readers.get(lowered) or _READERS.get(lowered)
     if read is None and lowered.startswith("decimal("):
-        read = partial(_decimal, scale=int(lowered[8:-1].partition(",")[2] or "0"))
+        spell = readers.get(_DECIMAL, "{:f}".format)
+        read = partial(_decimal, scale=int(lowered[8:-1].partition(",")[2] or "0"), spell=spell)
     if read is None:
         types = ", ".join([*TYPES, *(other for other in readers if other not in TYPES)])
         raise ValueError(
@@ -228,13 +231,13 @@ def _date(value: Any) -> str | None:
         return None
 
 
-def _decimal(value: Any, scale: int) -> str | None:
+def _decimal(value: Any, scale: int, spell: Reader) -> str | None:
     if isinstance(value, bool) or not isinstance(value, Decimal | int | str):
         return None
     try:
         number = Decimal(value)
         return (
-            f"{number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP):f}" if number.is_finite() else None
+            spell(number.quantize(Decimal(1).scaleb(-scale), context=_EXACT)) if number.is_finite() else None
         )
     except InvalidOperation:
         return None
@@ -280,6 +283,9 @@ def _epoch_days(value: Any) -> str | None:
     return None if text is None else str((date.fromisoformat(text) - date(1970, 1, 1)).days)
 
 
+_EXACT = Context(prec=2 * 38, rounding=ROUND_HALF_UP)
+"""Spark's decimals have up to 38 digits. Python's own context has 28."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _READERS: Mapping[str, Reader] = {
@@ -299,6 +305,7 @@ _ICEBERG: Mapping[str, Reader] = {
     "timestamp": _moment(partial(iceberg_moment, zoned=True), zoned=True),
     "timestamp_ntz": _moment(partial(iceberg_moment, zoned=False), zoned=False),
     "binary": _binary,
+    _DECIMAL: str,
     **_NUMBERS,
 }
 _PAIMON: Mapping[str, Reader] = {"date": _epoch_days}

@@ -33,7 +33,7 @@ ONE_TASK_ROWS = 100_000
 """Up to which one task groups the rows of a batch. On two cores that took less time than shuffles even for twice as many."""
 
 MAX_COMBINATIONS = 100
-"""Of all partition fields but the last, in one condition. Beyond, each field is restricted by itself, which covers more."""
+"""Combinations of all partition fields but the last in one condition. Beyond, each field has its own, which covers more."""
 
 
 _FLOATS = frozenset({"float", "double"})
@@ -48,14 +48,10 @@ class Field(Protocol):
     """A partition field: a column, or a function of one that is NULL for NULL only."""
 
     @property
-    def column(self) -> str:
-        """The column that it is computed from."""
-        ...
+    def column(self) -> str: ...
 
     @property
-    def value_type(self) -> str:
-        """Spark type of its values."""
-        ...
+    def value_type(self) -> str: ...
 
     def expression(self, alias: str) -> str:
         """Return the SQL of its value in a row of the table."""
@@ -76,11 +72,9 @@ class PartitionColumn:
     """Whether the format stores an empty text as NULL."""
 
     def expression(self, alias: str) -> str:
-        """Return the column."""
         return f"{alias}.{quoted(self.column)}"
 
     def computed(self, column: str) -> str:
-        """Return what the format stores."""
         return f"nullif({column}, '')" if self.empty_is_null and self.value_type == "string" else column
 
 
@@ -184,7 +178,7 @@ class PartitionScope(BatchScope):
     fields: tuple[Field, ...]
     """The partition fields of the table at that time."""
     keys: tuple[str, ...]
-    """Of an upsert."""
+    """Keys of an upsert."""
     batch: DataFrame
     """The batch in which the content was found."""
 
@@ -269,7 +263,7 @@ def _partitions(
     computed = []
     for number, field in enumerate(fields):
         value = collected(field.value_type, computed_in(field, stored))
-        computed.append(f"{value} AS {_name(number)}")
+        computed.append(f"{value} AS field{number}")
     return rows.selectExpr(*computed, *others)
 
 
@@ -279,7 +273,7 @@ def _repeats(
     """Return each partition, and as `most` how many of its rows have the same keys, at most."""
     from pyspark.sql import functions as f
 
-    named = [_name(number) for number in range(len(fields))]
+    named = [f"field{number}" for number in range(len(fields))]
     same = {field.column for field in fields if is_key(field, keys, stored)}
     others = {f"key{number}": key for number, key in enumerate(keys) if key not in same}
     identified = _partitions(
@@ -287,10 +281,6 @@ def _repeats(
     )
     counted = identified.groupBy(*named, *others).agg(f.count("*").alias("rows"))
     return counted.groupBy(*named).agg(f.max("rows").alias("most")).where("most IS NOT NULL")
-
-
-def _name(number: int) -> str:
-    return f"field{number}"
 
 
 def merge_markers(paths: Iterable[str]) -> tuple[Marker, ...]:

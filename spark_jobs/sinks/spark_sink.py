@@ -33,18 +33,12 @@ class Layout(Protocol):
     """The columns and partition fields of a table, as they are now."""
 
     @property
-    def fields(self) -> tuple[Field, ...]:
-        """The partition fields."""
-        ...
+    def fields(self) -> tuple[Field, ...]: ...
 
     @property
-    def columns(self) -> StructType:
-        """Its schema in Spark's types."""
-        ...
+    def columns(self) -> StructType: ...
 
-    def paths_of(self, partitions: Sequence[Partition]) -> list[str]:
-        """Return partitions as the format spells them."""
-        ...
+    def paths_of(self, partitions: Sequence[Partition]) -> list[str]: ...
 
 
 L = TypeVar("L", bound=Layout)
@@ -80,12 +74,10 @@ class SparkSink(Sink, Generic[L]):
 
     @property
     def table(self) -> str:
-        """Canonical URI of the table's location."""
         return self._uri
 
     @property
     def conflict_rule(self) -> ConflictRule:
-        """The conflict rule of this sink's transactions."""
         return "deleted-file" if self._mode == "append" else "file-group"
 
     def scope(self, batch: DataFrame, /) -> PartitionScope | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Mode: TypeAlias = Literal["append", "upsert", "overwrite"]
-"""Of a sink. `overwrite` replaces the rows of the partitions that the batch has."""
+"""What a sink does. `overwrite` replaces the rows of the partitions that the batch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Upsert:
     keys: tuple[str, ...]
     """Columns that identify a row within its partition. NULL equals NULL."""
     order_by: str | None = None
-    """Of several rows of a batch with equal keys, the one with the greatest value here remains."""
+    """Among rows of a batch with equal keys, the one with the greatest value here remains."""
     delete_condition: str | None = None
     """On `s`: the row is deleted, or not inserted."""
     update_condition: str | None = None
@@ -77,8 +77,22 @@ class Upsert:
         named = re.search(rf"(?i)(?<!\w){re.escape(column)}(?!\w)", conditions)
         return named is not None or column.lower() == (self.order_by or "").lower()
 
+    def order_column(self, rows: DataFrame, table: str) -> str | None:
+        """Return `order_by` as the rows spell it. Raise `ValueError` if they lack it."""
+        if self.order_by is None:
+            return None
+        folded = folding(rows.sparkSession)
+        found = next((name for name in rows.columns if folded(name) == folded(self.order_by)), None)
+        if found is None:
+            raise ValueError(f"order_by={self.order_by!r} is no column of the batch; table={table}")
+        return found
+
     def one_row_per_key(
-        self, rows: DataFrame, fields: Sequence[Field], stored: Mapping[str, str] = MappingProxyType({})
+        self,
+        rows: DataFrame,
+        fields: Sequence[Field],
+        table: str,
+        stored: Mapping[str, str] = MappingProxyType({}),
     ) -> DataFrame:
         """Return one row for each key in each partition, as a MERGE needs them. `stored`: as for `computed_in`."""
         same = {field.column for field in fields if is_key(field, self.keys, stored)}
@@ -93,8 +107,7 @@ class Upsert:
                 computed[unused("_lakewarden_partition", [*taken, *computed])] = value
         if computed:
             rows = rows.selectExpr("*", *(f"{value} AS {name}" for name, value in computed.items()))
-        folded = folding(rows.sparkSession)
-        order_by = next((name for name in taken if folded(name) == folded(self.order_by or "")), None)
+        order_by = self.order_column(rows, table)
         return latest(rows, [*dict.fromkeys(identity), *computed], order_by).select(*map(quoted, taken))
 
     def statement(
@@ -106,11 +119,11 @@ class Upsert:
         partitions: Sequence[Partition],
         required: Collection[str],
         assigned: Sequence[str],
-        others: Collection[str] = (),
+        others: Mapping[str, str] = MappingProxyType({}),
         stored: Mapping[str, str] = MappingProxyType({}),
         inexact: Collection[str] = (),
     ) -> str:
-        """Return the MERGE. `assigned` columns are the batch's, `others` are NULL in inserted rows.
+        """Return the MERGE. `assigned` columns are the batch's, `others` have the value of this SQL in inserted rows.
 
         `stored`: as for `computed_in`. `inexact` keys and partition columns can be equal to the table's and differ: 0.0 and
         -0.0, or 1 and '01'. They are updated. `required` columns of the table are NOT NULL: a row of the batch with a NULL there
@@ -142,7 +155,7 @@ class Upsert:
             clauses.append(f"WHEN MATCHED{condition} THEN UPDATE SET {values}")
         inserted = f" AND NOT coalesce(({self.delete_condition}), FALSE)" if self.delete_condition else ""
         columns = ", ".join(quoted(name) for name in (*assigned, *others))
-        row = ", ".join([*(f"s.{quoted(name)}" for name in assigned), *("NULL" for _ in others)])
+        row = ", ".join([*(f"s.{quoted(name)}" for name in assigned), *others.values()])
         clauses.append(f"WHEN NOT MATCHED{inserted} THEN INSERT ({columns}) VALUES ({row})")  # noqa: S608 - names and literals are quoted
         return " ".join(clauses)
 

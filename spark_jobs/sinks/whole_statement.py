@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COST = (
     "each statement has the grant from its start to its end, so writers of this table wait for one another's whole "
-    "statements, whatever partitions they touch"
+    "statements, also in other partitions"
 )
 """For the warning of a sink."""
 

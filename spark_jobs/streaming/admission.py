@@ -23,8 +23,6 @@
 A retry doesn't ask: it is queued, with all that the batch touched so far (`batches.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -40,7 +38,7 @@ MAX_REQUIRED = 64
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a transaction is admitted, and why, for people."""
+    """How a transaction is admitted, and why, as text."""
 
     admission: Admission
     scope: tuple[Marker, ...]
@@ -84,7 +82,7 @@ class TableHistory:
     required: int = 1
     """So many of them in a row, and waiting doesn't pay."""
     predictions: dict[str, Prediction] = field(default_factory=dict)
-    """Of the writers that lost a conflict."""
+    """Predictions of the writers that lost a conflict."""
 
     @property
     def waiting_pays(self) -> bool:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,19 +33,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import without_query
+from lakewarden.spark_jobs.gate import errors
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
-from lakewarden.spark_jobs.gate.errors import (
-    AlreadyCommitted,
-    CommitAborted,
-    GateError,
-    GrantTimeout,
-    InvalidArgument,
-    OutcomeUnknown,
-)
 from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.gate.grant import PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.gate.observer import first_line, reason_of
+from lakewarden.spark_jobs.gate.observer import GateEvent, epoch_seconds, first_line, notify, reason_of
 from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
@@ -71,10 +65,18 @@ INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling fore
 It searches by a recursive pattern, which overflows the stack of the query's thread if a long text follows.
 """
 
+NOT_ON_EXECUTORS = re.compile(r"ModuleNotFoundError: No module named '(lakewarden|pypaimon)\b")
+
 OUTCOMES = {
     PublishOutcome.NOT_PUBLISHED: "it isn't committed, and is written when the query is started again",
     PublishOutcome.PUBLISHED: "it is committed, and skipped when the query is started again",
     PublishOutcome.UNKNOWN: "it may be committed: a sink that can looks it up when the query is started again",
+}
+
+FAILED = {
+    PublishOutcome.NOT_PUBLISHED: "not committed",
+    PublishOutcome.PUBLISHED: "committed",
+    PublishOutcome.UNKNOWN: "unknown",
 }
 
 log = EventLogger("lakewarden.batches")
@@ -138,8 +140,10 @@ class _Batch:
     writer: str
     context: SparkContext
     query: Any | None = None
-    """Of the JVM."""
+    """The query in the JVM."""
     scope: BatchScope | None = None
+    prepared: Transaction | None = None
+    """Transaction of the last attempt. It isn't in `opened` if it failed to open."""
     opened: list[Transaction] = field(default_factory=list)
     sequence: int | None = None
     """Offset of the batch's first intent."""
@@ -147,7 +151,6 @@ class _Batch:
     """Transactions to which the batch lost a conflict."""
 
     def what_stopped(self) -> str | None:
-        """Return what was stopped under the batch, if anything was."""
         return what_stopped(self.rows, self.query)
 
 
@@ -177,7 +180,7 @@ class BatchWriter:
     ) -> None:
         """`history` is shared by the queries of a driver that write the table."""
         if max_attempts < 1:
-            raise InvalidArgument("max_attempts", max_attempts, "give a number from 1")
+            raise errors.InvalidArgument("max_attempts", max_attempts, "give a number from 1")
         self._gate = gate
         self._write = write
         self._committed: CommitLookup | None = getattr(write, "committed", None)
@@ -200,19 +203,35 @@ class BatchWriter:
         except Exception as error:
             stopped = micro_batch.what_stopped()
             if stopped is None:
+                self._report_failure(micro_batch, error)
+                self._require_on_executors(error)
                 raise
             raise self._stopped(micro_batch, stopped, error) from None
 
-    def _stopped(self, batch: _Batch, stopped: str, error: Exception) -> GateError:
+    def _stopped(self, batch: _Batch, stopped: str, error: Exception) -> errors.GateError:
         """Return the one line for a batch that was stopped; the error by which it ended is logged."""
         found = batch.opened[-1].outcome if batch.opened else PublishOutcome.NOT_PUBLISHED
         facts = {"table": self._target.table, "writer": batch.writer, "batch_id": batch.number}
-        log.info("batch.stopped", **facts, stopped=stopped, error=java_text(error))
+        log.step(
+            logging.INFO,
+            "batch.stopped",
+            f"{without_query(batch.writer)} batch {batch.number}: {stopped} was stopped; {OUTCOMES[found]}",
+            {**facts, "stopped": stopped, "error": java_text(error)},
+        )
         named = " ".join(f"{name}={value}" for name, value in facts.items())
         interrupted = f"; {INTERRUPTED}" if stopped == "the query" else ""
-        return GateError(
+        return errors.GateError(
             f"{stopped} was stopped while the batch was written: {OUTCOMES[found]}; {named}{interrupted}"
         )
+
+    def _require_on_executors(self, error: Exception) -> None:
+        """Raise `UnsupportedSpark` if the error is that of a Python worker which lacks a package of the driver."""
+        missing = None if isinstance(error, ImportError) else NOT_ON_EXECUTORS.search(str(error))
+        if missing is not None:
+            raise errors.UnsupportedSpark(
+                f"the executors' Python has no {missing[1]}, which this write needs there: install lakewarden on them as on the "
+                f"driver (docs/writers.md, On a cluster); table={self._target.table} writer={self._writer}"
+            ) from error
 
     def _write_with_retries(self, micro_batch: _Batch) -> None:
         choice = self._choose(micro_batch)
@@ -221,12 +240,11 @@ class BatchWriter:
             try:
                 self._run_attempt(micro_batch, attempt)
                 break
-            except AlreadyCommitted as skipped:
+            except errors.AlreadyCommitted as skipped:
                 _report_skipped(micro_batch, skipped)
                 return
             except Exception as error:
                 if not self._is_retried(error, micro_batch, attempt):
-                    self._report_failure(micro_batch, attempt, error)
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)
         self._learn(micro_batch, choice)
@@ -244,7 +262,7 @@ class BatchWriter:
             attempt=attempt.number,
             reason=attempt.reason,
         )
-        prepared = self._gate.prepare(intent)
+        batch.prepared = prepared = self._gate.prepare(intent)
         prepared.interrupt_if(batch.what_stopped)
         with self._gate.block_of(prepared) as txn:
             batch.opened[:] = [txn]
@@ -286,7 +304,6 @@ class BatchWriter:
         )
 
     def _learn(self, batch: _Batch, choice: Choice) -> None:
-        """Record the end of a batch, if it was committed."""
         txn = batch.opened[-1]
         since, self._last_sequence = self._last_sequence, batch.sequence
         if self._target.admission != "auto" or txn.discardable:
@@ -306,11 +323,11 @@ class BatchWriter:
             touched=() if choice.scope_known else txn.footprint(FOOTPRINT_TIMEOUT_SECONDS),
         )
 
-    def _next_attempt(self, batch: _Batch, last: _Attempt, error: GateError) -> _Attempt:
+    def _next_attempt(self, batch: _Batch, last: _Attempt, error: errors.GateError) -> _Attempt:
         touched = dict.fromkeys(last.scope)
         for txn in batch.opened:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
-        if isinstance(error, CommitAborted):
+        if isinstance(error, errors.CommitAborted):
             batch.winners.update(entry.other_transaction for entry in error.conflicts)
         log.step(
             logging.INFO,
@@ -324,30 +341,47 @@ class BatchWriter:
                 "scope": len(touched),
             },
         )
-        if not (isinstance(error, CommitAborted) and error.conflicts):
+        if not (isinstance(error, errors.CommitAborted) and error.conflicts):
             time.sleep(random.uniform(0, min(BACKOFF_SECONDS, 0.1 * 2**last.number)))
         return _Attempt(
             last.number + 1, "queued", tuple(touched), "it declares what its last attempt touched"
         )
 
-    def _is_retried(self, error: Exception, batch: _Batch, attempt: _Attempt) -> TypeGuard[GateError]:
-        if not isinstance(error, GateError):
+    def _is_retried(self, error: Exception, batch: _Batch, attempt: _Attempt) -> TypeGuard[errors.GateError]:
+        if not isinstance(error, errors.GateError):
             return False
         # After a wait of its own, a transaction around this one must end first: that one is retried.
         own = (self._target.table, batch.writer)
-        waited = isinstance(error, GrantTimeout) and (error.table, error.writer) == own
+        waited = isinstance(error, errors.GrantTimeout) and (error.table, error.writer) == own
         final = waited or not error.retriable or attempt.number >= self._max_attempts
         return not final and not batch.what_stopped()
 
-    def _report_failure(self, batch: _Batch, attempt: _Attempt, error: Exception) -> None:
-        if isinstance(error, OutcomeUnknown):
-            return  # the transaction has reported its unknown outcome, and "not committed" could be wrong
-        said = first_line(error) if isinstance(error, GateError) else reason_of(error, touched=True)
-        for txn in filter(lambda each: each.discardable, batch.opened):
-            txn.notify("failed", outcome="not committed", attempts=attempt.number, error=said)
+    def _report_failure(self, batch: _Batch, error: Exception) -> None:
+        """Log the error that ends the query. A transaction whose outcome is unknown has logged it."""
+        txn = batch.prepared
+        if isinstance(error, errors.OutcomeUnknown) or (
+            txn is not None and txn.outcome is PublishOutcome.UNKNOWN
+        ):
+            return
+        found = batch.opened[-1].outcome if batch.opened else PublishOutcome.NOT_PUBLISHED
+        attempt = 1 if txn is None else txn.intent.attempt
+        said = first_line(error) if isinstance(error, errors.GateError) else reason_of(error, touched=True)
+        notify(
+            self._gate.observer,
+            GateEvent(
+                epoch_seconds(),
+                "failed",
+                self._target.table,
+                batch.writer,
+                "" if txn is None else txn.id,
+                batch.number,
+                attempt,
+                {"outcome": FAILED[found], "attempts": attempt, "error": said},
+            ),
+        )
 
 
-def _report_skipped(batch: _Batch, skipped: AlreadyCommitted) -> None:
+def _report_skipped(batch: _Batch, skipped: errors.AlreadyCommitted) -> None:
     """Log a batch that is not written. Nothing else shows it: the query continues as after a commit."""
     found_in = "the agent's ledger" if skipped.committed_transaction is not None else "the table"
     log.warning(

@@ -26,13 +26,11 @@ from __future__ import annotations
 import gc
 import json
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, cast
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal, cast
 
 import anyio
 import anyio.abc
@@ -42,12 +40,16 @@ from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
-from lakewarden.events import Abort, Admitted, CommitIntent, Marker
+from lakewarden.events import Abort, Admitted, Marker, MarkerCreated
 from lakewarden.handlers.table.detection import sweep
-from lakewarden.handlers.table.machine import EventRead, replay_event, step
-from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.machine import replay_event
+from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
 from tests.bench import writer_events
+from tests.bench.child import Child
+from tests.bench.core import TABLE, Core
+from tests.bench.run import Figures, Run
+from tests.bench.writer_events import intent, marker, touched
 
 BATCH = 100
 PARTITIONS = 336
@@ -56,7 +58,6 @@ SHARED_EVERY = 10
 MEMORY_FROM = 100_000
 """Number of markers from which the memory is measured. With fewer, a process grows in too coarse steps."""
 QUIET_TABLES = 10_000
-TABLE = f"{writer_events.TABLES}/detection"
 
 Variant = Literal["apart", "shared", "conflicting"]
 
@@ -89,17 +90,20 @@ GRID = tuple(
 QUICK = (Cell(300, 2), Cell(1_500, 10))
 
 
-def measure(cells: Sequence[Cell], *, repetitions: int) -> dict[str, Any]:
+def measure(run: Run) -> Figures:
     """Medians over the repetitions. Each size runs in a new process."""
+    sweeps = run.size.sweeps
     return {
-        "batch": BATCH,
-        "repetitions": repetitions,
-        "cells": [_in_a_process(cell, repetitions) for cell in cells],
-        "quiet": measure_quiet(repetitions),
+        "cells": [_in_a_process(run, cell) for cell in (QUICK if run.size.quick_cells else (*HUDI, *GRID))],
+        "quiet": {
+            "tables": QUIET_TABLES,
+            "alone_ms": round(_tick_seconds(_owner(0), sweeps) * 1e3, 4),
+            "beside_ms": round(_tick_seconds(_owner(QUIET_TABLES), sweeps) * 1e3, 4),
+        },
     }
 
 
-def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def rows(report: Figures) -> Iterator[tuple[str, ...]]:
     """A heading, and a row for each size."""
     yield (
         "conflict check in memory",
@@ -139,109 +143,68 @@ FOOTNOTE = (
 )
 
 
-def _in_a_process(cell: Cell, repetitions: int) -> dict[str, Any]:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.bench.detection",
-            str(cell.markers),
-            str(cell.writers),
-            str(repetitions),
-        ],
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    figures: dict[str, Any] = json.loads(done.stdout)
-    return {
-        "markers": cell.markers,
-        "writers": cell.writers,
-        "target_ms": cell.target_ms,
-        "hudi": cell.hudi,
-        **figures,
-    }
+def _in_a_process(run: Run, cell: Cell) -> Figures:
+    sizes = map(str, (cell.markers, cell.writers, run.size.sweeps))
+    child = Child([sys.executable, "-m", "tests.bench.detection", *sizes], run.folder / "detection.log")
+    return {**asdict(cell), **child.figures()}
 
 
-def measure_cell(markers: int, writers: int, repetitions: int) -> dict[str, Any]:
+def measure_cell(markers: int, writers: int, repetitions: int) -> Figures:
     """All figures of one size. This process must not have done anything else before."""
     _arrive(BATCH * writers, writers, "apart")  # warm
     gc.collect()
     before = psutil.Process().memory_info().rss
-    state, nanoseconds = _arrive(markers, writers, "apart")
-    gc.collect()
-    grown = psutil.Process().memory_info().rss - before
-    arrival, sweeps = {"apart": nanoseconds}, {"apart": _sweeps(state, repetitions)}
-    del state
-    state, arrival["shared"] = _arrive(markers, writers, "shared")
-    sweeps["shared"] = _sweeps(state, repetitions)
-    del state
+    grown = None
+    arrival: dict[str, float] = {}
+    sweeps: dict[str, float] = {}
+    for variant in ("apart", "shared"):
+        state, arrival[variant] = _arrive(markers, writers, variant)
+        if grown is None:
+            gc.collect()
+            grown = psutil.Process().memory_info().rss - before
+        sweeps[variant] = statistics.median(_sweep_seconds(state, aborts=0) for _ in range(repetitions))
+        del state
     sweeps["conflicting"] = _sweep_seconds(_replayed(markers, writers), aborts=writers - 1)
     return {
-        "arrival_ns": {name: round(value, 1) for name, value in arrival.items()},
+        "arrival_ns": {name: round(value * 1e9, 1) for name, value in arrival.items()},
         "sweep_ms": {name: round(seconds * 1e3, 4) for name, seconds in sweeps.items()},
-        "bytes_per_marker": round(grown / markers) if markers >= MEMORY_FROM else None,
-    }
-
-
-def measure_quiet(repetitions: int) -> dict[str, Any]:
-    """The periodic check of a partition's owner, with and without many quiet tables."""
-    alone = _owner(0)
-    beside = _owner(QUIET_TABLES)
-    return {
-        "tables": QUIET_TABLES,
-        "alone_ms": round(_tick_seconds(alone, repetitions) * 1e3, 4),
-        "beside_ms": round(_tick_seconds(beside, repetitions) * 1e3, 4),
+        "bytes_per_marker": round((grown or 0) / markers) if markers >= MEMORY_FROM else None,
     }
 
 
 def _arrive(markers: int, writers: int, variant: Variant) -> tuple[TableState, float]:
-    """The state with all markers, and nanoseconds per marker."""
-    state = _opened(writers, variant)
-    clock, elapsed = time.thread_time_ns, 0
-    for read in _events(markers, writers, variant):
-        began = clock()
-        step(state, read)
-        elapsed += clock() - began
-    assert len(state.open()) == writers, "a writer was aborted"
-    return state, elapsed / markers
+    """The state with all markers, and seconds per marker."""
+    core = _opened(writers, variant)
+    elapsed = sum(core.read(event) for event in _events(markers, writers, variant))
+    assert len(core.state.open()) == writers, "a writer was aborted"
+    return core.state, elapsed / markers
 
 
 def _replayed(markers: int, writers: int) -> TableState:
-    state = _opened(writers, "conflicting")
-    for read in _events(markers, writers, "conflicting"):
-        replay_event(state, read.event, read.offset, read.now)
-    return state
+    core = _opened(writers, "conflicting")
+    for offset, event in enumerate(_events(markers, writers, "conflicting"), writers):
+        replay_event(core.state, event, offset, core.now)
+    return core.state
 
 
-def _opened(writers: int, variant: Variant) -> TableState:
-    state = TableState(TABLE, TableSettings())
+def _opened(writers: int, variant: Variant) -> Core:
+    core, rule = Core(), "deleted-file" if variant == "shared" else "file-group"
     for number in range(writers):
-        effects = step(state, EventRead(_intent(number, variant), number, 0.0, 0.0))
-        assert any(isinstance(each, Admitted) for each in effects)
-    return state
+        core.read(intent(TABLE, f"writer-{number}", conflict_rule=rule))
+        assert any(isinstance(each, Admitted) for each in core.effects)
+    return core
 
 
-def _intent(number: int, variant: Variant) -> CommitIntent:
-    intent = writer_events.intent_event(TABLE, f"writer-{number}")
-    rule: Literal["deleted-file", "file-group"] = "deleted-file" if variant == "shared" else "file-group"
-    return intent.model_copy(update={"conflict_rule": rule})
-
-
-def _events(markers: int, writers: int, variant: Variant) -> Iterator[EventRead]:
+def _events(markers: int, writers: int, variant: Variant) -> Iterator[MarkerCreated]:
     """Each writer's share of the markers in events of up to `BATCH`, from the writers in turn."""
     each, more = divmod(markers, writers)
     shares = [each + (number < more) for number in range(writers)]
-    offset = writers
     for start in range(0, shares[0], BATCH):
         for writer, share in enumerate(shares):
             numbers = range(start, min(start + BATCH, share))
             if numbers:
-                touched = [_marker(writer, number, shares[0], writers, variant) for number in numbers]
-                yield EventRead(
-                    writer_events.markers_created_event(TABLE, f"writer-{writer}", touched), offset, 0.0, 0.0
-                )
-                offset += 1
+                places = [_marker(writer, number, shares[0], writers, variant) for number in numbers]
+                yield touched(TABLE, f"writer-{writer}", places)
 
 
 def _marker(writer: int, number: int, each: int, writers: int, variant: Variant) -> Marker:
@@ -251,11 +214,7 @@ def _marker(writer: int, number: int, each: int, writers: int, variant: Variant)
         place = (writer - 1) * each + number
     elif variant == "conflicting" and number == 0:
         place = 0
-    return writer_events.marker(place, place % PARTITIONS)
-
-
-def _sweeps(state: TableState, repetitions: int) -> float:
-    return statistics.median(_sweep_seconds(state, aborts=0) for _ in range(repetitions))
+    return marker(place, place % PARTITIONS)
 
 
 def _sweep_seconds(state: TableState, *, aborts: int) -> float:

@@ -15,100 +15,70 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
-from statistics import median
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from lakewarden.events import CommitGranted
-from tests.bench import writer_events
+from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from tests.bench.agent_process import AgentProcess
-from tests.bench.writers import Writers
+from tests.bench.figures import over_runs, spread
+from tests.bench.run import Figures, Run, progress
+from tests.bench.writer_events import TABLES, completed, intent, requested
 
-DEFAULTS: dict[str, str] = {}
-TIGHT_SESSION_SECONDS = 1.5
-TIGHT = {
-    "session_timeout_seconds": str(TIGHT_SESSION_SECONDS),
-    "validity_seconds": "5",
-}
+TIGHT = {"session_timeout_seconds": "1.5", "validity_seconds": "5"}
 BROKER = {"group.min.session.timeout.ms": "1000"}
 """By default, brokers refuse session timeouts below 6 s."""
-TABLE = f"{writer_events.TABLES}/orphaned"
+TABLE = f"{TABLES}/orphaned"
+FOOTNOTE = "(*) Brokers allow it by group.min.session.timeout.ms=1000 (default: 6,000). The embedded broker of this run does."
 
 
-def measure(
-    bootstrap_servers: str, prefix: str, folder: Path, *, settings: dict[str, str], repetitions: int
-) -> dict[str, Any]:
-    """Seconds to the next decision, and from there to the next grant: the median of the repetitions, and each of them."""
-    runs = [
-        _once(bootstrap_servers, f"{prefix}-{number}", folder / f"{prefix}-{number}", settings)
-        for number in range(repetitions)
-    ]
-    return {
-        name: {
-            "median": round(median(run[name] for run in runs), 2),
-            "each": [round(run[name], 2) for run in runs],
-        }
-        for name in ("decision_seconds", "grant_seconds")
-    } | {"settings": settings}
+def measure(run: Run) -> Figures:
+    """Seconds to the next decision, and from there to the next grant. The smoke run measures the shorter one, once."""
+    times, report = run.size.failovers, {}
+    if times:
+        report["default"] = over_runs([_once(run.within(f"default-{number}"), {}) for number in range(times)])
+    progress("fail-over, short timeouts")
+    with EmbeddedKafka(run.folder / "kafka-tight", on_progress=progress, properties=BROKER) as broker:
+        tight = [
+            replace(run, servers=broker.bootstrap_servers).within(f"tight-{n}") for n in range(times or 1)
+        ]
+        report["tight"] = over_runs([_once(each, TIGHT) for each in tight])
+    return report
 
 
-def _once(bootstrap_servers: str, prefix: str, folder: Path, settings: dict[str, str]) -> dict[str, float]:
+def _once(run: Run, settings: Mapping[str, str]) -> dict[str, float]:
     agents = {
-        name: AgentProcess(
-            bootstrap_servers,
-            prefix,
-            folder / name,
-            agent_id=name,
-            lock_root=(folder / "locks").as_uri(),
-            **settings,
-        )
+        name: run.agent(name, agent_id=name, lock_root=(run.folder / "locks").as_uri(), **settings)
         for name in ("one", "two")
     }
     with agents["one"], agents["two"]:
-        return asyncio.run(_kill_the_owner(bootstrap_servers, prefix, agents))
+        return asyncio.run(_kill_the_owner(run, agents))
 
 
-async def _kill_the_owner(
-    bootstrap_servers: str, prefix: str, agents: dict[str, AgentProcess]
-) -> dict[str, float]:
-    async with Writers(bootstrap_servers, prefix) as writers:
-        await writers.send(TABLE, writer_events.intent(TABLE, "before"))
-        await writers.send(TABLE, writer_events.requested(TABLE, "before"))
-        _, granted = await writers.answer("before", "commit-granted")
-        assert isinstance(granted, CommitGranted)
-        await writers.send(TABLE, writer_events.completed(TABLE, "before", granted.grant))
-        await writers.send(TABLE, writer_events.intent(TABLE, "open"))
-        _, admitted = await writers.answer("open", "admitted")
+async def _kill_the_owner(run: Run, agents: Mapping[str, AgentProcess]) -> dict[str, float]:
+    async with run.writers() as writers:
+        await writers.begin((TABLE, "before"))
+        *_, granted = await writers.ask(requested(TABLE, "before"), "commit-granted")
+        await writers.send(completed(TABLE, "before", granted.grant))
+        *_, admitted = await writers.ask(intent(TABLE, "open"), "admitted")
         began = time.perf_counter()
         agents[admitted.agent].kill()
-        await writers.send(TABLE, writer_events.intent(TABLE, "after"))
-        decided, decision = await writers.answer("after", "admitted")
+        _, decided, decision = await writers.ask(intent(TABLE, "after"), "admitted")
         assert decision.agent != admitted.agent
-        await writers.send(TABLE, writer_events.requested(TABLE, "after"))
-        granted_at, _ = await writers.answer("after", "commit-granted")
+        _, granted_at, _ = await writers.ask(requested(TABLE, "after"), "commit-granted")
     return {"decision_seconds": decided - began, "grant_seconds": granted_at - decided}
 
 
-def rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
     """Title, figure and target of each row."""
     titles = {
         "default": ("default settings", "< 8 s"),
         "tight": (
-            f"session timeout {TIGHT_SESSION_SECONDS:g} s, lock lease 5 s (*)",
+            "session timeout {session_timeout_seconds} s, lock lease {validity_seconds} s (*)",
             "< 3 s",
         ),
     }
-    found = []
-    for name, (title, target) in titles.items():
-        if name in report:
-            decision, grant = report[name]["decision_seconds"], report[name]["grant_seconds"]
-            found.append((f"SIGKILL of the owner → next decision, {title}", _spread(decision), target))
-            found.append(("  from that decision → next new grant", _spread(grant), "< 1 s"))
-    return found
-
-
-FOOTNOTE = "(*) Brokers allow it by group.min.session.timeout.ms=1000 (default: 6,000). The embedded broker of this run does."
-
-
-def _spread(figure: dict[str, Any]) -> str:
-    return f"{figure['median']:.1f} s ({min(figure['each']):.1f}–{max(figure['each']):.1f})"
+    for name, figures in report.items():
+        title, aim = titles[name]
+        decision, grant = (f"{spread(figure, '.1f')} s" for figure in figures.values())
+        yield f"SIGKILL of the owner → next decision, {title.format(**TIGHT)}", decision, aim
+        yield "  from that decision → next new grant", grant, "< 1 s"

@@ -1,4 +1,4 @@
-"""Hudi's own lock provider on the same S3 server: the parts of `locks.py` and `contention.py` that it has, too.
+"""Hudi's own lock provider on the same S3 server, with the figures of `agent_lock.py`.
 
 A JVM (`tests/servers/hudi/LockTimes.java`) runs Hudi's `LockManager` and `StorageBasedLockProvider`. The provider's client for S3
 is the tests' own. All writers of a run share the JVM, and each has its own client. The lease is Hudi's default.
@@ -11,91 +11,90 @@ is the tests' own. All writers of a run share the JVM, and each has its own clie
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any
 
-from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.embedded.jdk import find_java
-from tests.bench.contention import CONTENDERS, HOLD_SECONDS, figures_of
+from tests.bench.child import Child
 from tests.bench.figures import over_runs, summary
-from tests.bench.locks import OPERATIONS
-from tests.servers.hudi import HUDI_VERSION, hudi_class_path
+from tests.bench.locks import ANSWER, CONTENDERS, HOLD_SECONDS, LOST_LEASE, OPERATIONS, contention
+from tests.bench.run import Figures, Run
+from tests.servers.hudi import hudi_class_path
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
-VERSION = HUDI_VERSION
 LEASE_SECONDS = 300
 """Hudi's default."""
 HAND_OVERS = 30
 """At most: each takes a second and a half."""
-READY = "ready"
 END_SECONDS = 900
 """It only ends a hang."""
 
 
-def measure_operations(server: S3Server, *, rounds: int, repetitions: int) -> dict[str, Any]:
-    """The same figures as `locks.measure_operations`."""
-    runs = run("operations", server, rounds, repetitions)["runs"]
-    report: dict[str, Any] = {"rounds": rounds, "repetitions": repetitions}
-    for name in OPERATIONS:
-        requests = fmean(count for each in runs for count in each[f"{name}_requests"])
-        report[name] = {
-            "ms": over_runs([summary(each[name]) for each in runs]),
-            "requests": round(requests, 2),
+class HudiLock:
+    """Hudi's provider."""
+
+    title = "Hudi's lock"
+
+    def __init__(self, run: Run, server: S3Server) -> None:
+        self._folder, self._server = run.folder, server
+
+    def operations(self, rounds: int, repetitions: int) -> Figures:
+        runs = self._run("operations", rounds, repetitions)["runs"]
+        return {
+            name: {
+                "ms": over_runs([summary(each[name]) for each in runs]),
+                "requests": round(fmean(count for each in runs for count in each[f"{name}_requests"]), 2),
+            }
+            for name in OPERATIONS
         }
-    return report
 
+    def hand_over(self, rounds: int) -> Figures:
+        """Milliseconds of the whole."""
+        return {"ms": {"whole": summary(self._run("hand-over", min(rounds, HAND_OVERS))["ms"])}}
 
-def measure_hand_over(server: S3Server, *, rounds: int) -> dict[str, Any]:
-    """Milliseconds of the whole."""
-    times = run("hand-over", server, min(rounds, HAND_OVERS))["ms"]
-    return {"rounds": len(times), "ms": {"whole": summary(times)}}
+    def contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
+        numbers = (CONTENDERS, round(seconds), round(HOLD_SECONDS * 1e3))
+        found = self._run("contention", *numbers, endpoint=endpoint)
+        return contention(found["spans"], round(seconds), found["requests"])
 
+    def lose(self, operation: str) -> Figures:
+        """And what became of the writer."""
+        with Proxy(self._server.endpoint) as proxy:
+            found = self._run(
+                f"lost-{operation}",
+                lease_seconds=round(LOST_LEASE.validity),
+                endpoint=proxy.endpoint,
+                on_ready=lambda: proxy.arm(ANSWER),
+            )
+            assert proxy.cuts, "no answer was lost"
+            lost_at = proxy.cut_at[0]
+        if "held_at" not in found:
+            return found
+        stopped = found.get("interrupted_at")
+        return {
+            "seconds": found["held_at"] - lost_at,
+            "stopped_after_seconds": None if stopped is None else round(stopped - lost_at, 3),
+        }
 
-def measure_contention(server: S3Server, *, seconds: float, endpoint: str | None = None) -> dict[str, Any]:
-    """One run, with the figures of `contention.measure`."""
-    numbers = (CONTENDERS, round(seconds), round(HOLD_SECONDS * 1e3))
-    found = run("contention", server, *numbers, endpoint=endpoint)
-    return figures_of(found["spans"], round(seconds), found["requests"])
-
-
-def run(
-    what: str,
-    server: S3Server,
-    *numbers: int,
-    lease_seconds: int = LEASE_SECONDS,
-    endpoint: str | None = None,
-    on_ready: Callable[[], None] | None = None,
-) -> dict[str, Any]:
-    """Run the program to its end and return its result. `on_ready` is called when it waits before its last step."""
-    table = f"s3://{server.bucket()}/{what}"
-    command = [str(find_java()), "-Xmx256m", "-Dlog4j2.level=off", "-cp", hudi_class_path(), "LockTimes"]
-    command += [what, str(lease_seconds), table, *map(str, numbers)]
-    variables = {**server.environment, "AWS_ENDPOINT_URL_S3": endpoint or server.endpoint}
-    process = subprocess.Popen(
-        bound(command),
-        env=os.environ | variables,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    def _run(
+        self,
+        what: str,
+        *numbers: int,
+        lease_seconds: int = LEASE_SECONDS,
+        endpoint: str | None = None,
+        on_ready: Callable[[], None] | None = None,
+    ) -> Figures:
+        """Run the program to its end and return its result. `on_ready` is called when it waits before its last step."""
+        table = f"s3://{self._server.bucket()}/{what}"
+        command = [str(find_java()), "-Xmx256m", "-Dlog4j2.level=off", "-cp", hudi_class_path(), "LockTimes"]
+        command += [what, str(lease_seconds), table, *map(str, numbers)]
+        endpoint = endpoint or self._server.endpoint
+        variables = {**self._server.environment, "AWS_ENDPOINT_URL_S3": endpoint}
+        child = Child(command, self._folder / "lock-times.log", variables)
         if on_ready is not None:
-            assert process.stdout is not None
-            while (line := process.stdout.readline()) and line.strip() != READY:
-                pass
+            child.wait_for("ready")
             on_ready()
-        printed, errors = process.communicate("\n" if on_ready is not None else None, END_SECONDS)
-    finally:
-        process.kill()
-    results = [line for line in printed.splitlines() if line.startswith("{")]
-    if process.returncode or not results:
-        raise RuntimeError(
-            f"LockTimes {what} failed: status={process.returncode} {printed[-2000:]} {errors[-5000:]}"
-        )
-    result: dict[str, Any] = json.loads(results[-1])
-    return result
+            child.go_on()
+        figures: Figures = child.figures(END_SECONDS)
+        return figures

@@ -107,6 +107,11 @@ class Party:
         """Wait until it holds the lock. Returns since when."""
         return (await self.wait_for(lease.Confirmed, "acquired"))[0]
 
+    async def release(self) -> None:
+        """Release the lock, and wait until it is released."""
+        self.keeper.release()
+        await self.keeper.wait_released()
+
     def observe(self, event: AuditEventUnion) -> None:
         """Pass an audit event to the keeper."""
         if event.lock == self.uri:
@@ -175,7 +180,7 @@ async def audit_log(settings: Settings) -> AsyncGenerator[AuditLog]:
 @asynccontextmanager
 async def s3_store(server: S3Server, uri: str, endpoint: str | None = None) -> AsyncGenerator[Timed]:
     """A new client, connected to the server or to a proxy before it. It has read `uri` once."""
-    options = S3Options(endpoint_url=endpoint or server.endpoint, region=server.region)
+    options = S3Options(endpoint_url=endpoint or server.endpoint)
     async with S3Store(options, request_timeout_seconds=REQUEST_TIMEOUT_SECONDS) as store:
         # The first request loads the client's modules. An agent has done that at its start, when it probed the store.
         await store.read(uri)

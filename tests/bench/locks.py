@@ -1,162 +1,218 @@
-"""The cost of one lock on an S3 server: acquire, renew, release, and the hand-over from one agent to another.
+"""The cost of one lock on an S3 server, and the table of its figures: the agent's, and those of Hudi's own provider beside them.
 
-- acquire: an existing free lock, from the request until the keeper confirms the lease.
-- renew: from when the renewal is due until the keeper confirms it.
-- release: from the request until the keeper reports it. All three with one client and a direct connection to the server.
-- requests: counted by a proxy before the server, in separate rounds.
-- hand-over: two agents, each with its own store client, producer and consumer. One holds the lock, the other was denied and
-  waits. Measured from the holder's release until the other one holds the lock.
+- Operations: acquire, renew and release, and the hand-over from one holder to another (`agent_lock.py`, `hudi_lock.py`).
+- Contention: eight contenders. Each holds the lock for 5 ms and requests it again immediately. A wait lasts from the request for
+  the lock until it is held. A wait that is unfinished when the run ends counts only for the longest wait, with the time until
+  then. Measured with and without a delay of the requests.
+- Lost answers: a proxy forwards one write of the lock object and closes the connection instead of returning the store's answer.
+  Both sides have the shortest lease that Hudi accepts; its default is 300 s. No other writer contends for the lock; the other
+  writer of the table is one that is started again.
+
+| the lost answer | measured |
+| --- | --- |
+| to the acquisition | from the request for the lock until the same writer holds it |
+| to a renewal | from the loss until the writer has renewed its lease; if it is stopped, until another writer holds the lock |
+| to the release | from the request for the release until another writer holds the lock |
 """
 
 from __future__ import annotations
 
-import itertools
-import time
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, Protocol, TypeAlias
 
-import anyio
-
-from lakewarden.agent.settings import Settings
-from lakewarden.events import AuditEventUnion, LockReleased
 from lakewarden.handlers.lease import machine as lease
-from tests.bench.figures import over_runs, summary
-from tests.bench.lock_parties import AuditLog, Party, audit_log, keeping, s3_store
-from tests.servers.proxy import Proxy
+from tests.bench.figures import jain, over_runs, shown, spread, summary
+from tests.bench.run import Figures, Rows, Size, progress
+from tests.servers.hudi import HUDI_VERSION
+from tests.servers.proxy import Cut, Proxy
 from tests.servers.s3 import S3Server
 
-OPERATIONS = ("acquire", "renew", "release")
-COUNTED_ROUNDS = 10
-SOON = lease.LeaseSettings(renew_interval=0.01)
-"""Renews almost immediately, so that a round doesn't take three seconds."""
-WARM_UP = 5
-SETTLE_SECONDS = 0.02
-"""Pause between two hand-overs, in which all published events are consumed."""
+REMOTE_DELAY_SECONDS = 0.015
+"""Added to each request to the store: the latency of a store on another machine."""
+CONTENDERS = 8
+HOLD_SECONDS = 0.005
+LOST_LEASE = lease.LeaseSettings(validity=10, renew_interval=1)
+ANSWER = Cut(re.compile(rb"PUT "), answered=True, seconds=0.0)
+OPERATIONS = {
+    "acquire": ("acquire an existing free lock", "2 requests"),
+    "renew": ("renew", "1 request"),
+    "release": ("release", "1 request"),
+}
+LOST = {
+    "acquire": "the answer to an acquisition is lost: until the writer holds the lock",
+    "renew": "the answer to a renewal is lost: until it is renewed, or another writer holds the lock",
+    "release": "the answer to the release is lost: until another writer holds the lock",
+}
+
+Span: TypeAlias = tuple[float, float]
+"""When a contender requested the lock, and when it held it, in seconds since the run began."""
 
 
-async def measure_operations(server: S3Server, *, rounds: int, repetitions: int) -> dict[str, Any]:
-    """Milliseconds of each operation over the repetitions, and the number of its requests."""
-    bucket = server.bucket()
-    report: dict[str, Any] = {"rounds": rounds, "repetitions": repetitions}
-    runs = []
-    for number in range(repetitions):
-        uri = f"s3://{bucket}/locks/one-{number}.json"
-        async with s3_store(server, uri) as store:
-            party = Party("only", uri, store, SOON)
-            async with keeping(party):
-                await _round(party)  # creates the object
-                times = [await _round(party) for _ in range(rounds)]
-        runs.append({name: summary([each[name] * 1e3 for each in times]) for name in OPERATIONS})
-    with Proxy(server.endpoint) as proxy:
-        requests = await _count(server, proxy, f"s3://{bucket}/locks/counted.json")
-    for name in OPERATIONS:
-        report[name] = {"ms": over_runs([run[name] for run in runs]), "requests": requests[name]}
+class Lock(Protocol):
+    """The agent's lock, or Hudi's."""
+
+    title: str
+
+    def operations(self, rounds: int, repetitions: int) -> Figures:
+        """Milliseconds of each operation over the repetitions, and the number of its requests."""
+
+    def hand_over(self, rounds: int) -> Figures:
+        """Milliseconds from the release on."""
+
+    def contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
+        """One run, through a proxy at this endpoint."""
+
+    def lose(self, operation: str) -> Figures:
+        """Seconds until a writer holds the lock again."""
+
+
+def measure(lock: Lock, size: Size, server: S3Server) -> Figures:
+    """All figures. The server's credentials are in the environment."""
+
+    def contend(endpoint: str | None) -> dict[str, Any]:
+        return over_runs(
+            [lock.contend(size.contention_seconds, endpoint) for _ in range(size.contention_runs)]
+        )
+
+    progress(f"{lock.title}: acquire, renew, release")
+    operations = lock.operations(size.lock_rounds, size.lock_repetitions)
+    progress(f"{lock.title}: hand-over, {CONTENDERS} contenders")
+    report: Figures = {
+        "operations": operations,
+        "hand_over": lock.hand_over(size.lock_rounds),
+        "contention": contend(None),
+    }
+    with Proxy(server.endpoint, delay_seconds=REMOTE_DELAY_SECONDS) as proxy:
+        report["contention_delayed"] = contend(proxy.endpoint)
+    progress(f"{lock.title}: lost answers")
+    report["lost"] = {
+        name: _over_trials([lock.lose(name) for _ in range(size.lost_answers)]) for name in OPERATIONS
+    }
     return report
 
 
-async def _round(party: Party) -> dict[str, float]:
-    """Seconds of each operation."""
-    requested = time.perf_counter()
-    party.keeper.acquire(None)
-    acquired = await party.acquired()
-    due = party.store.writes[-1][0] + SOON.renew_interval
-    renewed, _ = await party.wait_for(lease.Confirmed, "renewed")
-    began = max(due, party.store.writes[-1][0])
-    release_requested = time.perf_counter()
-    party.keeper.release()
-    released, _ = await party.wait_for(lease.Released)
+def contention(spans: Sequence[Sequence[Span]], seconds: float, requests: int) -> dict[str, float]:
+    """The figures of a run that was over after `seconds`. `spans`: of each contender. Waits are in milliseconds."""
+    finished = [[held - requested for requested, held in each if held <= seconds] for each in spans]
+    unfinished = [seconds - requested for each in spans for requested, held in each if held > seconds]
+    every = [wait for waits in finished for wait in waits]
     return {
-        "acquire": acquired - requested,
-        "renew": renewed - began,
-        "release": released - release_requested,
+        "cycles_per_second": round(len(every) / seconds, 1),
+        "jain": round(jain([len(waits) for waits in finished]), 4),
+        "longest_wait_ms": round(max([*every, *unfinished]) * 1e3, 2),
+        "wait_p99_ms": summary([wait * 1e3 for wait in every])["p99"],
+        "requests_per_cycle": round(requests / len(every), 2),
     }
 
 
-async def _count(server: S3Server, proxy: Proxy, uri: str) -> dict[str, float]:
-    """The requests of each operation that arrived at the proxy: the mean of some rounds."""
-    counts = dict.fromkeys(OPERATIONS, 0)
-    async with s3_store(server, uri, proxy.endpoint) as store:
-        party = Party("counted", uri, store, lease.LeaseSettings(renew_interval=0.2))
-        async with keeping(party):
-            await _counted_round(party, proxy)
-            for _ in range(COUNTED_ROUNDS):
-                for name, count in (await _counted_round(party, proxy)).items():
-                    counts[name] += count
-    return {name: count / COUNTED_ROUNDS for name, count in counts.items()}
+def _over_trials(trials: Sequence[Figures]) -> Figures:
+    each = [round(trial["seconds"], 3) for trial in trials]
+    return trials[0] | {"seconds": median(each), "each": each}
 
 
-async def _counted_round(party: Party, proxy: Proxy) -> dict[str, int]:
-    totals = [proxy.requests.total()]
-    party.keeper.acquire(None)
-    await party.acquired()
-    totals.append(proxy.requests.total())
-    await party.wait_for(lease.Confirmed, "renewed")
-    totals.append(proxy.requests.total())
-    party.keeper.release()
-    await party.wait_for(lease.Released)
-    totals.append(proxy.requests.total())
-    counts = [after - before for before, after in itertools.pairwise(totals)]
-    return dict(zip(OPERATIONS, counts, strict=True))
+def rows(report: Figures) -> Rows:
+    """The table that is printed. `report` has the figures of `agent`, and perhaps those of `hudi` and of `renewals`."""
+    sides = [report[name] for name in ("agent", "hudi") if name in report]
+    yield ("the lock, on a local S3 server", "measured", "target", f"Hudi {HUDI_VERSION}")[: 2 + len(sides)]
+    for title, aim, text in _rows(report["agent"]):
+        yield title, text(sides[0]), aim, *map(text, sides[1:])
+    for row in _renewals(report["renewals"]) if "renewals" in report else ():
+        yield (*row, "")[: 2 + len(sides)]
 
 
-async def measure_hand_over(server: S3Server, settings: Settings, *, rounds: int) -> dict[str, Any]:
-    """Milliseconds from the request for the release until the other agent holds the lock: the whole, and each part."""
-    uri = f"s3://{server.bucket()}/locks/handed-over.json"
-    async with (
-        audit_log(settings) as log,
-        audit_log(settings) as other_log,
-        s3_store(server, uri) as store,
-        s3_store(server, uri) as other_store,
+def footnote(report: Figures) -> str:
+    """What the table's figures are."""
+    if "hudi" not in report:
+        return 'Beside Hudi\'s own lock: make bench PEERS=hudi ARGS="--workload lock", and docs/benchmarks.md, "The lock".'
+    return (
+        "Hudi: its StorageBasedLockProvider on the same server in this run, all contenders in one JVM, with the tests' own\n"
+        "client for S3. A wait that is unfinished at the end of a run counts with the time until then."
+    )
+
+
+def _rows(agent: Figures) -> Iterator[tuple[str, str, Callable[[Figures], str]]]:
+    """Title, aim, and the text of a side's figures."""
+    for name, (title, aim) in OPERATIONS.items():
+        yield title, aim, partial(_operation, name)
+    yield "hand-over to a waiting agent, from the release on", "", _hand_over
+    yield "  release + audit log + read + write, p50", "", _parts
+    # A cycle that consisted of the hold and three delayed requests in sequence, and nothing else.
+    request = agent["operations"]["release"]["ms"]["p50"]["median"] / 1e3 + REMOTE_DELAY_SECONDS
+    bound = f"at most {1 / (HOLD_SECONDS + 3 * request):.0f} per second (hold and 3 requests)"
+    delay = f"the same, each request {REMOTE_DELAY_SECONDS * 1e3:.0f} ms later"
+    hold = f"{CONTENDERS} contenders, each holding it for {HOLD_SECONDS * 1e3:.0f} ms"
+    for name, title, aim in (
+        ("contention", hold, "≥ 60 cycles per second"),
+        ("contention_delayed", delay, bound),
     ):
-        holder = Side(Party("first", uri, store, lease.LeaseSettings(), log.publish), log)
-        waiter = Side(Party("second", uri, other_store, lease.LeaseSettings(), other_log.publish), other_log)
-        async with keeping(holder.party, waiter.party):
-            holder.party.keeper.acquire(None)
-            await holder.party.acquired()
-            times = []
-            for _ in range(WARM_UP + rounds):
-                times.append(await _hand_over(holder, waiter))
-                holder, waiter = waiter, holder
-            holder.party.keeper.release()
-            await holder.party.keeper.wait_released()
-    parts = {name: [each[name] for each in times[WARM_UP:]] for name in times[0]}
-    requests = parts.pop("requests")
-    return {
-        "rounds": rounds,
-        "requests": round(sum(requests) / rounds, 2),
-        "ms": {name: summary([each * 1e3 for each in values]) for name, values in parts.items()},
-    }
+        yield title, aim, partial(_cycles, name)
+        yield "  fairness and waits", "Jain ≥ 0.99, longest < 1 s", partial(_waits, name)
+    for name, title in LOST.items():
+        what = f"lease {LOST_LEASE.validity:g} s, renewed every {LOST_LEASE.renew_interval:g} s; {title}"
+        yield what, "", partial(_lost, name)
 
 
-class Side:
-    """A party with its own audit log, and when it last observed a release of the other one."""
-
-    def __init__(self, party: Party, log: AuditLog) -> None:
-        self.party = party
-        self.observed_at = 0.0
-        log.listeners.append(self._observe)
-
-    def _observe(self, event: AuditEventUnion) -> None:
-        if isinstance(event, LockReleased) and event.agent != self.party.name:
-            self.observed_at = time.perf_counter()
-        self.party.observe(event)
+def _operation(name: str, side: Figures) -> str:
+    figure = side["operations"][name]
+    p50, p99 = figure["ms"]["p50"], figure["ms"]["p99"]
+    requests = f"{figure['requests']:g} request{'s' if figure['requests'] != 1 else ''}"
+    return f"p50 {spread(p50, '.1f')} ms, p99 {spread(p99, '.0f')} ms, {requests}"
 
 
-async def _hand_over(holder: Side, waiter: Side) -> dict[str, float]:
-    """Seconds of the whole and its parts, and the number of the waiter's requests. Afterwards the waiter holds the lock."""
-    waiter.party.keeper.acquire(None)
-    await waiter.party.wait_for(lease.LockDenied)
-    await anyio.sleep(SETTLE_SECONDS)
-    before = waiter.party.store.requests
-    began = time.perf_counter()
-    holder.party.keeper.release()
-    held = await waiter.party.acquired()
-    await holder.party.keeper.wait_released()
-    released, read = holder.party.store.writes[-1][1], waiter.party.store.reads[-1][1]
-    return {
-        "whole": held - began,
-        "release": released - began,
-        "kafka": waiter.observed_at - released,
-        "read": read - waiter.observed_at,
-        "write": held - read,
-        "requests": waiter.party.store.requests - before,
-    }
+def _hand_over(side: Figures) -> str:
+    figure = side["hand_over"]
+    text = shown(figure["ms"]["whole"], names="p50 p99 max", digits="10")
+    return text + (f", {figure['requests']:g} requests of the waiter" if "requests" in figure else "")
+
+
+def _parts(side: Figures) -> str:
+    times = side["hand_over"]["ms"]
+    parts = [f"{times[name]['p50']:.1f}" for name in ("release", "kafka", "read", "write") if name in times]
+    return f"{' + '.join(parts)} ms" if parts else ""
+
+
+def _cycles(name: str, side: Figures) -> str:
+    figure = side[name]
+    rate = f"{spread(figure['cycles_per_second'], '.0f')} cycles per second"
+    return f"{rate}, {figure['requests_per_cycle']['median']:.1f} requests each"
+
+
+def _waits(name: str, side: Figures) -> str:
+    figure = side[name]
+    longest = max(figure["longest_wait_ms"]["each"]) / 1e3
+    waits = f"p99 {figure['wait_p99_ms']['median'] / 1e3:.2f} s, longest {longest:.2f} s"
+    return f"Jain {spread(figure['jain'], '.3f')}, {waits}"
+
+
+def _lost(name: str, side: Figures) -> str:
+    figure = side["lost"][name]
+    seconds: float = figure["seconds"]
+    text = f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    if (stopped := figure.get("stopped_after_seconds")) is not None:
+        text += f"; the writer is interrupted after {stopped:.1f} s"
+    if "raised" in figure:
+        text += f"; the release raises {figure['raised']}"
+    return text
+
+
+def _renewals(report: Figures) -> Iterator[tuple[str, str, str]]:
+    store, pause = report["store_core"], report["pause"]
+    yield (
+        f"{report['locks']:,} locks of one agent, renewed every {report['renew_seconds']:g} s",
+        f"{report['agent_core']:.2f} of a core" + ("" if store is None else f", the store {store:.2f}"),
+        "< 1 core",
+    )
+    for title, name in (
+        ("  delay of the renewals beyond the interval", "late_ms"),
+        ("  time of a renewal, with the wait for other renewals", "duration_ms"),
+    ):
+        yield title, shown(report[name], names="p50 p99 max", digits="0"), ""
+    yield (
+        f"  after a suspension of {pause['seconds']:g} s",
+        f"all renewed within {pause['all_renewed_after_seconds']:.1f} s",
+        "",
+    )
+    yield "  leases lost", f"{report['lost']}", "0"

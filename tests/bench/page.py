@@ -11,15 +11,10 @@ reads the stream and fetches the page after each message, as the page's script d
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -27,7 +22,6 @@ import aiohttp
 import psutil
 from aiokafka import AIOKafkaProducer
 
-from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.kafka import ensure_topics, producer, start_client
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -35,15 +29,19 @@ from lakewarden.events import (
     Admitted,
     CommitGranted,
     ConflictDetected,
-    ConflictEntry,
-    Marker,
+    WriterEventUnion,
     encode,
 )
 from lakewarden.events.access import stop_client
 from tests.bench import writer_events
-from tests.bench.figures import summary
+from tests.bench.agent_process import AgentProcess
+from tests.bench.figures import cpu_seconds, shown, summary
 from tests.bench.open_page import OpenPages, opened
+from tests.bench.run import Figures, Run
+from tests.bench.writer_events import TABLES, completed, intent, marker, requested, touched
 from tests.browser.chromium import find_chromium
+from tests.unit.events.building import a_conflict, an_overlap
+from tests.waiting import wait_until
 
 PATIENCE_SECONDS = 600.0
 POLL_SECONDS = 0.2
@@ -56,29 +54,8 @@ HOUR_TABLES = 200
 """Other tables than those of the open transactions: the page keeps the markers of all commits since an open transaction began."""
 STATES = 20
 """Different pages that the open page of `open_page.py` fetches in turn."""
-LAST = f"{writer_events.TABLES}/last"
+LAST = f"{TABLES}/last"
 AGENT = "bench-agent"
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much is measured."""
-
-    tables: int
-    transactions: int
-    """Of the hour."""
-    updates: int
-    """Seconds in which one table changes each second."""
-    fed_updates: int
-    """Of an open page in Chromium whose stream is fed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """CPU seconds and resident memory of some processes."""
-
-    cpu_seconds: float
-    resident_mb: float
 
 
 class Log:
@@ -90,82 +67,103 @@ class Log:
         self._next = 0
         self.records = 0
 
-    async def event(self, value: bytes, table: str) -> None:
+    async def event(self, event: WriterEventUnion) -> None:
         self._next += 1
-        await self._put(self._topics.writers, table, value)
+        await self._put(self._topics.writers, event)
 
     async def decide(
         self, kind: type[Admitted | Abort | CommitGranted], table: str, transaction: str, **fields: Any
     ) -> None:
         """A decision about the event that was sent last."""
-        decision = kind(**_common(table, transaction), agent=AGENT, cause_offset=self._next - 1, **fields)
-        await self._put(self._topics.decisions, table, encode(decision))
+        common = writer_events.common(table, transaction) | {"at": datetime.now(UTC)}
+        decision = kind(**common, agent=AGENT, cause_offset=self._next - 1, **fields)
+        await self._put(self._topics.decisions, decision)
 
-    async def conflict(self, value: bytes, table: str) -> None:
-        await self._put(self._topics.conflicts, table, value)
+    async def conflict(self, conflict: ConflictDetected) -> None:
+        await self._put(self._topics.conflicts, conflict)
 
     async def open(self, table: str, transaction: str) -> None:
         """A transaction that computes."""
-        await self.event(writer_events.intent(table, transaction), table)
+        await self.event(intent(table, transaction))
         await self.decide(Admitted, table, transaction)
 
     async def flush(self) -> None:
         await self._sender.flush()
 
-    async def _put(self, topic: str, table: str, value: bytes) -> None:
+    async def _put(self, topic: str, event: Any) -> None:
         self.records += 1
-        await self._sender.send(topic, value, key=table.encode())
+        await self._sender.send(topic, encode(event), key=event.table.encode())
 
 
-def _common(table: str, transaction: str) -> dict[str, Any]:
-    return {
-        "event_id": f"{transaction}-decision",
-        "table": table,
-        "transaction": transaction,
-        "writer": f"writer of {transaction}",
-        "at": datetime.now(UTC),
-    }
-
-
-def measure(bootstrap_servers: str, prefix: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
+def measure(run: Run) -> Figures:
     """Publish to topics of one partition, and return the figures."""
-    settings = Settings.load(bootstrap_servers=bootstrap_servers, topic_prefix=prefix, partitions=1)
-    return asyncio.run(_measure(settings, folder, sizes))
+    return asyncio.run(_measure(run, run.settings(partitions=1)))
 
 
-async def _measure(settings: Settings, folder: Path, sizes: Sizes) -> dict[str, Any]:
+async def _measure(run: Run, settings: Settings) -> Figures:
+    size = run.size
+    report: Figures = {"tables": size.web_tables}
     await ensure_topics(settings, settings.topics, 1, settings.replication)
     sender = producer(settings)
     await start_client(sender, settings)
     try:
         log = Log(settings, sender)
-        for number in range(sizes.tables):
-            await log.open(f"{writer_events.TABLES}/t{number:04}", f"open-{number}")
+        for number in range(size.web_tables):
+            await log.open(f"{TABLES}/t{number:04}", f"open-{number}")
         await log.flush()
-        with _server(settings, folder) as (process, address):
+        with Server(run.servers, run.prefix, run.folder, web_listen="127.0.0.1:0") as server:
+            address = server.address()
             async with aiohttp.ClientSession(address) as session:
-                await _until(
-                    session, "/tables.json", lambda found: len(found["tables"]) == min(200, sizes.tables)
-                )
-                report: dict[str, Any] = {
-                    "tables": sizes.tables,
-                    "first": await _first_pages(session, process),
-                }
+                listed = min(200, size.web_tables)
+                await _until(session, "/tables.json", lambda found: len(found["tables"]) == listed)
+                report["first"] = await _first_pages(session, server)
                 async with _open_page(session, address, report) as browser:
-                    pid = None if browser is None else browser.pid
-                    report["before"] = _server_cost(process)
-                    report["hour"] = await _an_hour(log, session, process, sizes.transactions, pid)
-                    report["updates"] = await _updates(log, process, pid, sizes.tables, sizes.updates)
+                    meter = Meter(server, None if browser is None else browser.pid)
+                    report["before_mb"] = server.memory_mb()
+                    report["hour"] = await _an_hour(log, session, meter, size.web_transactions)
+                    report["updates"] = await _updates(log, meter, size.web_tables, size.web_updates)
                     if browser is not None:
-                        report["fed"] = await browser.fed(await _states(log, session), sizes.fed_updates)
+                        report["fed"] = await browser.fed(await _states(log, session), size.web_fed_updates)
         return report
     finally:
         await stop_client(sender, seconds=60)
 
 
-async def _first_pages(session: aiohttp.ClientSession, process: psutil.Process) -> dict[str, Any]:
+class Server(AgentProcess):
+    """`lakewarden web`."""
+
+    command = "web"
+
+    def wait_ready(self, patience: float = PATIENCE_SECONDS) -> None:
+        wait_until(self.address, patience)
+
+    def address(self) -> str:
+        """It prints the address when it is ready."""
+        assert self.popen.poll() is None, self.text()
+        return next((line for line in self.text().splitlines() if line.startswith("http")), "")
+
+
+class Meter:
+    """The CPU time and memory of the server and of the browser's processes. Shared pages count once for each of these."""
+
+    def __init__(self, server: AgentProcess, browser: int | None) -> None:
+        self.server, self._browser = server, browser
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Of the server, and of the browser."""
+        return self.server.cpu_seconds(), 0.0 if self._browser is None else cpu_seconds(self._browser)
+
+    def browser_mb(self) -> float:
+        if self._browser is None:
+            return 0.0
+        root = psutil.Process(self._browser)
+        tree = [root, *root.children(recursive=True)]
+        return round(sum(each.memory_info().rss for each in tree) / 1e6, 1)
+
+
+async def _first_pages(session: aiohttp.ClientSession, server: AgentProcess) -> Figures:
     """Milliseconds until the page and its two assets were received whole, one after the other, and the server's CPU time."""
-    before = _server_cost(process)["cpu_seconds"]
+    before = server.cpu_seconds()
     took: list[float] = []
     size = 0
     for _ in range(FIRST_PAGES):
@@ -174,7 +172,7 @@ async def _first_pages(session: aiohttp.ClientSession, process: psutil.Process) 
             async with session.get(path) as answer:
                 size += len(await answer.read())
         took.append((time.perf_counter() - began) * 1e3)
-    busy = _server_cost(process)["cpu_seconds"] - before
+    busy = server.cpu_seconds() - before
     return {"ms": summary(took), "kb": round(size / 1e3, 1), "cpu_ms": round(busy * 1e3 / FIRST_PAGES, 1)}
 
 
@@ -190,10 +188,10 @@ async def _open_page(
         return
     async with opened(chromium, address) as browser:
         page = await browser.page()
-        before = _tree_cost(browser.pid).cpu_seconds
+        before = cpu_seconds(browser.pid)
         report["browser"] = browser.name
         report["painted_ms"] = await browser.first_paints(page, FIRST_PAGES)
-        busy = _tree_cost(browser.pid).cpu_seconds - before
+        busy = cpu_seconds(browser.pid) - before
         report["painted_cpu_ms"] = round(busy * 1e3 / FIRST_PAGES, 1)
         yield browser
 
@@ -202,7 +200,7 @@ async def _states(log: Log, session: aiohttp.ClientSession) -> list[str]:
     """What the server sends for the first view in some states, each after another transaction has begun."""
     found: list[str] = []
     for number in range(STATES):
-        await log.open(f"{writer_events.TABLES}/t{number:04}", f"state-{number}")
+        await log.open(f"{TABLES}/t{number:04}", f"state-{number}")
         await log.flush()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -225,149 +223,59 @@ async def _read_stream(session: aiohttp.ClientSession) -> None:
                     await answer.read()
 
 
-async def _an_hour(
-    log: Log,
-    session: aiohttp.ClientSession,
-    process: psutil.Process,
-    transactions: int,
-    browser: int | None,
-) -> dict[str, Any]:
-    before, browser_before = _server_cost(process), _tree_cost(browser)
-    records, began = log.records, time.monotonic()
+async def _an_hour(log: Log, session: aiohttp.ClientSession, meter: Meter, transactions: int) -> Figures:
+    before, browser_before, records = meter.cpu_seconds(), meter.browser_mb(), log.records
     for number in range(transactions):
-        await _transaction(
-            log, f"{writer_events.TABLES}/busy-{number % HOUR_TABLES:03}", f"done-{number}", number
-        )
+        await _transaction(log, f"{TABLES}/busy-{number % HOUR_TABLES:03}", f"done-{number}", number)
     await log.open(LAST, "last")
     await log.flush()
     last = f"/table.json?uri={quote(LAST)}"
     await _until(
         session, last, lambda found: bool(found["table"]["transactions"] and found["timeline"]["writers"])
     )
-    after, browser_after = _server_cost(process), _tree_cost(browser)
+    server, browser = (after - since for after, since in zip(meter.cpu_seconds(), before, strict=True))
     return {
         "transactions": transactions,
         "records": log.records - records,
-        "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(after["cpu_seconds"] - before["cpu_seconds"], 1),
-        "resident_mb": after["resident_mb"],
-        "peak_mb": after["peak_mb"],
-        "browser_cpu_seconds": round(browser_after.cpu_seconds - browser_before.cpu_seconds, 1),
-        "browser_mb": [browser_before.resident_mb, browser_after.resident_mb],
+        "cpu_seconds": server,
+        "resident_mb": meter.server.memory_mb(),
+        "peak_mb": meter.server.memory_mb(peak=True),
+        "browser_cpu_seconds": browser,
+        "browser_mb": [browser_before, meter.browser_mb()],
     }
 
 
 async def _transaction(log: Log, table: str, transaction: str, number: int) -> None:
     """Intent, markers, request, grant and report; or an abort by a conflict."""
     await log.open(table, transaction)
+    markers = [marker(number * MARKERS + each, each) for each in range(MARKERS)]
     for start in range(0, MARKERS, MARKERS // 3):
-        markers = [
-            writer_events.marker(number * MARKERS + each, each) for each in range(start, start + MARKERS // 3)
-        ]
-        await log.event(writer_events.markers_created(table, transaction, markers), table)
+        await log.event(touched(table, transaction, markers[start : start + MARKERS // 3]))
     if number % CONFLICT_EVERY == 0:
-        marker = writer_events.marker(number * MARKERS, 0)
-        await log.decide(
-            Abort, table, transaction, reason="conflict", retriable=True, conflicts=(_lost_to(marker),)
-        )
-        await log.conflict(encode(_conflict(table, transaction, marker)), table)
+        lost = an_overlap(markers[0].partition, "writer of winner", file_group=markers[0].file_group)
+        await log.decide(Abort, table, transaction, reason="conflict", retriable=True, conflicts=(lost,))
+        names = {"table": table, "transaction": transaction, "writer": f"writer of {transaction}"}
+        await log.conflict(a_conflict(lost, **names, at=datetime.now(UTC)))
         return
-    await log.event(writer_events.requested(table, transaction), table)
+    await log.event(requested(table, transaction))
     grant = f"grant-{transaction}"
     await log.decide(CommitGranted, table, transaction, grant=grant, lease_seconds=30.0, seq=1)
-    await log.event(writer_events.completed(table, transaction, grant), table)
+    await log.event(completed(table, transaction, grant))
 
 
-def _lost_to(marker: Marker) -> ConflictEntry:
-    return ConflictEntry(
-        partition=marker.partition,
-        file_group=marker.file_group,
-        operation="merge",
-        other_operation="merge",
-        other_transaction="winner",
-        other_writer="writer of winner",
-        kind="marker",
-    )
-
-
-def _conflict(table: str, transaction: str, marker: Marker) -> ConflictDetected:
-    return ConflictDetected(
-        **_common(table, transaction),
-        victim=transaction,
-        victim_writer=f"writer of {transaction}",
-        winner="winner",
-        winner_writer="writer of winner",
-        rule="file-group",
-        kind="marker",
-        conflicts=(_lost_to(marker),),
-        detected_after_ms=1.0,
-        victim_age_seconds=30.0,
-    )
-
-
-async def _updates(
-    log: Log, process: psutil.Process, browser: int | None, tables: int, seconds: int
-) -> dict[str, Any]:
+async def _updates(log: Log, meter: Meter, tables: int, seconds: int) -> Figures:
     """The CPU time of one second in which a table changes."""
-    before = _server_cost(process), _tree_cost(browser)
+    before = meter.cpu_seconds()
     for number in range(seconds):
-        await log.open(f"{writer_events.TABLES}/t{number % tables:04}", f"more-{number}")
+        await log.open(f"{TABLES}/t{number % tables:04}", f"more-{number}")
         await log.flush()
         await asyncio.sleep(1)
-    after = _server_cost(process), _tree_cost(browser)
+    server, browser = (after - since for after, since in zip(meter.cpu_seconds(), before, strict=True))
     return {
-        "seconds": seconds,
-        "server_cpu_ms": round((after[0]["cpu_seconds"] - before[0]["cpu_seconds"]) * 1e3 / seconds, 1),
-        "browser_cpu_ms": round((after[1].cpu_seconds - before[1].cpu_seconds) * 1e3 / seconds, 1),
-        "browser_mb": after[1].resident_mb,
+        "server_cpu_ms": round(server * 1e3 / seconds, 1),
+        "browser_cpu_ms": round(browser * 1e3 / seconds, 1),
+        "browser_mb": meter.browser_mb(),
     }
-
-
-def _server_cost(process: psutil.Process) -> dict[str, float]:
-    times = process.cpu_times()
-    status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 976.5625
-    return {
-        "cpu_seconds": round(times.user + times.system, 2),
-        "resident_mb": round(process.memory_info().rss / 1e6, 1),
-        "peak_mb": round(peak, 1),
-    }
-
-
-def _tree_cost(pid: int | None) -> Cost:
-    """Of a process and all below it. Shared pages count once for each."""
-    if pid is None:
-        return Cost(0.0, 0.0)
-    root = psutil.Process(pid)
-    tree = [root, *root.children(recursive=True)]
-    cpu = sum(each.cpu_times().user + each.cpu_times().system for each in tree)
-    return Cost(cpu, round(sum(each.memory_info().rss for each in tree) / 1e6, 1))
-
-
-@contextmanager
-def _server(settings: Settings, folder: Path) -> Iterator[tuple[psutil.Process, str]]:
-    """`lakewarden web` as a process, and its address."""
-    folder.mkdir(parents=True, exist_ok=True)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAKEWARDEN_")}
-    environment = inherited | {
-        "LAKEWARDEN_BOOTSTRAP_SERVERS": str(settings.bootstrap_servers),
-        "LAKEWARDEN_TOPIC_PREFIX": settings.topic_prefix,
-        "LAKEWARDEN_WEB_LISTEN": "127.0.0.1:0",
-    }
-    command = bound([str(Path(sys.executable).with_name("lakewarden")), "web"])
-    with (folder / "web.log").open("wb") as log:
-        server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert server.stdout is not None
-        address = server.stdout.readline().strip()
-        if not address:
-            raise RuntimeError(f"the page did not start: {(folder / 'web.log').read_text()[-5000:]}")
-        yield psutil.Process(server.pid), address
-    finally:
-        server.terminate()
-        server.wait()
-        if server.stdout is not None:
-            server.stdout.close()
 
 
 async def _until(session: aiohttp.ClientSession, path: str, holds: Callable[[Any], bool]) -> None:
@@ -381,44 +289,42 @@ async def _until(session: aiohttp.ClientSession, path: str, holds: Callable[[Any
         await asyncio.sleep(POLL_SECONDS)
 
 
-def rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
     """Title, figure and target of each row."""
     first, hour, updates = report["first"], report["hour"], report["updates"]
     yield (
         f"first page of {report['tables']:,} tables, with its assets, {first['kb']:.0f} kB",
-        f"p50 {first['ms']['p50']:.0f} ms, p99 {first['ms']['p99']:.0f} ms; {first['cpu_ms']:.0f} ms CPU",
+        f"{shown(first['ms'], digits='0')}; {first['cpu_ms']:.0f} ms CPU",
         "< 1,000 ms",
     )
     if "painted_ms" in report:
-        painted = report["painted_ms"]
         yield (
             f"  first paint in {report['browser']}",
-            f"p50 {painted['p50']:.0f} ms, p99 {painted['p99']:.0f} ms; {report['painted_cpu_ms']:.0f} ms CPU",
+            f"{shown(report['painted_ms'], digits='0')}; {report['painted_cpu_ms']:.0f} ms CPU",
             "< 1,000 ms",
         )
-    yield (
-        f"an hour's {hour['records']:,} records, {hour['transactions']:,} transactions: the page's server",
-        f"{hour['cpu_seconds']:.0f} s CPU, {hour['resident_mb']:.0f} MB, peak {hour['peak_mb']:.0f} MB",
-        "",
+    memory = (
+        f"{report['before_mb']:.0f} MB before, {hour['resident_mb']:.0f} MB, peak {hour['peak_mb']:.0f} MB"
     )
     yield (
+        f"an hour's {hour['records']:,} records, {hour['transactions']:,} transactions: the page's server",
+        f"{hour['cpu_seconds']:.1f} s CPU, {memory}",
+        "",
+    )
+    browser = f"its browser {updates['browser_cpu_ms']:.0f} ms, {updates['browser_mb']:.0f} MB"
+    yield (
         "  a second in which a table changes, one page open",
-        f"{updates['server_cpu_ms']:.0f} ms CPU, its browser {updates['browser_cpu_ms']:.0f} ms, {updates['browser_mb']:.0f} MB",
+        f"{updates['server_cpu_ms']:.0f} ms CPU, {browser}",
         "",
     )
     if "fed" in report:
         before, after = hour["browser_mb"]
+        memory = f"{before:.0f} MB before, {after:.0f} MB after"
+        yield "  its browser over these records", f"{hour['browser_cpu_seconds']:.1f} s CPU, {memory}", ""
+    for needs in report.get("fed", ()):
+        kept = f"{needs['heap_mb']:.1f} MB of heap, {needs['nodes']:,} nodes, {needs['listeners']} listeners"
         yield (
-            "  its browser over these records",
-            f"{hour['browser_cpu_seconds']:.1f} s CPU, {before:.0f} MB before, {after:.0f} MB after",
-            "",
+            f"  an open page after {needs['updates']:,} updates",
+            f"{kept}; {needs['cpu_seconds']:.1f} s CPU of its thread",
+            "no growth",
         )
-        for needs in report["fed"]:
-            kept = (
-                f"{needs['heap_mb']:.1f} MB of heap, {needs['nodes']:,} nodes, {needs['listeners']} listeners"
-            )
-            yield (
-                f"  an open page after {needs['updates']:,} updates",
-                f"{kept}; {needs['cpu_seconds']:.1f} s CPU of its thread",
-                "no growth",
-            )

@@ -17,19 +17,17 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 
 from lakewarden.agent.log import Log
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import RENEWALS_PER_VALIDITY, Settings
 from lakewarden.events import AUDIT_EVENT, LockAcquired, LockEvent, LockLost, LockRenewed, Undecodable, decode
-from tests.bench import writer_events
 from tests.bench.agent_process import AgentProcess
-from tests.bench.figures import summary
-from tests.bench.writers import Writers
+from tests.bench.figures import cpu_seconds, summary
+from tests.bench.run import Figures, Run
+from tests.bench.writer_events import TABLES
 from tests.servers.s3 import S3Server
 
 SETTLE_INTERVALS = 2
@@ -37,39 +35,27 @@ PAUSE_INTERVALS = 1.5
 AFTER_PAUSE_INTERVALS = 2
 
 
-def measure(
-    server: S3Server, settings: Settings, folder: Path, *, locks: int, seconds: float
-) -> dict[str, Any]:
+def measure(run: Run, server: S3Server) -> Figures:
     """Shares of a core, delays, and leases lost."""
-    prefix = settings.topic_prefix
-    with AgentProcess(
-        settings.bootstrap_servers,
-        prefix,
-        folder,
+    settings = run.settings(validity_seconds=run.size.renew_seconds * RENEWALS_PER_VALIDITY)
+    with run.agent(
         lock_root=f"s3://{server.bucket()}/bench",
         s3_endpoint=server.endpoint,
-        s3_region=server.region,
         validity_seconds=str(settings.validity_seconds),
     ) as agent:
-        return asyncio.run(_measure(server, settings, agent, locks, seconds))
+        return asyncio.run(_measure(run, server, settings, agent))
 
 
-async def _measure(
-    server: S3Server, settings: Settings, agent: AgentProcess, locks: int, seconds: float
-) -> dict[str, Any]:
-    interval = settings.renew_seconds
-    tables = [f"{writer_events.TABLES}/kept-{number}" for number in range(locks)]
+async def _measure(run: Run, server: S3Server, settings: Settings, agent: AgentProcess) -> Figures:
+    locks, interval = run.size.locks, settings.renew_seconds
+    tables = [f"{TABLES}/kept-{number}" for number in range(locks)]
     store = _store_process(server)
-    began = _wall_ms()
-    async with Writers(settings.bootstrap_servers, settings.topic_prefix) as writers:
-        for table in tables:
-            await writers.send(table, writer_events.intent(table, table))
-        for table in tables:
-            await writers.answer(table, "admitted")
-    acquired = await _all_acquired(settings, locks)
+    async with run.writers() as writers:
+        await writers.begin(*((table, table) for table in tables))
+    await _all_acquired(settings, locks)
     await asyncio.sleep(SETTLE_INTERVALS * interval)
     calm = _Span(agent, store)
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(run.size.locks_seconds)
     calm.end()
     paused = _wall_ms()
     agent.pause()
@@ -78,22 +64,18 @@ async def _measure(
     resumed = _wall_ms()
     await asyncio.sleep(AFTER_PAUSE_INTERVALS * interval)
     history = await _history(settings)
-    lease_ms, interval_ms = settings.validity_seconds * 1e3, interval * 1e3
     renewals = [
         each
-        for each in _renewals(history, lease_ms, interval_ms)
+        for each in _renewals(history, settings.validity_seconds * 1e3, interval * 1e3)
         if calm.covers(each["sent"]) and calm.covers(each["done"])
     ]
     after = _first_renewals_after(history, resumed)
     return {
         "locks": locks,
-        "seconds": seconds,
         "renew_seconds": interval,
-        "all_acquired_seconds": round((acquired - began) / 1e3, 1),
         "renewals": len(renewals),
         "late_ms": summary([each["late"] for each in renewals]),
         "duration_ms": summary([each["duration"] for each in renewals]),
-        "requests_per_renewal": round(sum(each["requests"] for each in renewals) / len(renewals), 3),
         "agent_core": round(calm.agent_share, 3),
         "store_core": None if store is None else round(calm.store_share, 3),
         "lost": sum(isinstance(event, LockLost) for events in history.values() for event in events),
@@ -101,13 +83,6 @@ async def _measure(
             "seconds": round((resumed - paused) / 1e3, 1),
             "all_renewed_after_seconds": round(max(after) / 1e3, 2),
             "renewed": len(after),
-            "duration_ms": summary(
-                [
-                    each["duration"]
-                    for each in _renewals(history, lease_ms, interval_ms)
-                    if each["sent"] >= resumed
-                ]
-            ),
         },
     }
 
@@ -133,12 +108,16 @@ class _Span:
         return self._from <= wall_ms < self._until
 
     def _times(self) -> tuple[float, float, float]:
-        return time.monotonic(), self._agent.cpu_seconds(), 0.0 if self._store is None else _cpu(self._store)
+        return (
+            time.monotonic(),
+            self._agent.cpu_seconds(),
+            0.0 if self._store is None else cpu_seconds(self._store.pid),
+        )
 
 
 def _renewals(
     history: dict[str, list[LockEvent]], lease_ms: float, interval_ms: float
-) -> Iterable[dict[str, Any]]:
+) -> Iterable[dict[str, float]]:
     for events in history.values():
         held = [each for each in events if isinstance(each, LockAcquired | LockRenewed)]
         for before, event in itertools.pairwise(held):
@@ -148,7 +127,6 @@ def _renewals(
                     "done": event.at.timestamp() * 1e3,
                     "late": event.valid_until - before.valid_until - interval_ms,
                     "duration": event.duration_ms,
-                    "requests": event.requests,
                 }
 
 
@@ -161,14 +139,15 @@ def _first_renewals_after(history: dict[str, list[LockEvent]], wall_ms: float) -
     return waits
 
 
-async def _all_acquired(settings: Settings, locks: int) -> float:
-    """Wait until all locks are held. Returns when the last one was acquired, in epoch milliseconds."""
+async def _all_acquired(settings: Settings, locks: int) -> None:
     deadline = time.monotonic() + 60
     while True:
         history = await _history(settings)
-        acquired = [each for events in history.values() for each in events if isinstance(each, LockAcquired)]
-        if len({each.lock for each in acquired}) == locks:
-            return max(each.at.timestamp() for each in acquired) * 1e3
+        acquired = {
+            each.lock for events in history.values() for each in events if isinstance(each, LockAcquired)
+        }
+        if len(acquired) == locks:
+            return
         assert time.monotonic() < deadline, f"{len(acquired)} of {locks} locks are acquired"
         await asyncio.sleep(0.5)
 
@@ -195,11 +174,6 @@ def _store_process(server: S3Server) -> psutil.Process | None:
         ):
             return child
     return None
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def _wall_ms() -> float:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 
-from tests.bench import writer_events
-from tests.bench.agent_process import AgentProcess
+from tests.bench.run import Figures, Run
+from tests.bench.writer_events import TABLES, completed, intent, requested
 from tests.bench.writers import Writers
 
 AGENTS = ("one", "two", "three")
@@ -33,21 +32,24 @@ SETTLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 
 
-def measure(
-    bootstrap_servers: str, prefix: str, folder: Path, *, tables: int, instances: bool
-) -> dict[str, Any]:
-    """Seconds without a grant: of each table the longest, and of these the median, the 95th percentile and the maximum.
+def measure(run: Run) -> Figures:
+    """Seconds without a grant: of each table the longest, and of these the median, the 95th percentile and the maximum."""
+    return {name: _restart(run.within(name), instances=name == "static") for name in ("dynamic", "static")}
 
-    The writers run in a thread, because a process that is bound to this one has to be started from the main thread.
-    """
+
+def _restart(run: Run, *, instances: bool) -> Figures:
+    """The writers run in a thread, because a process that is bound to this one has to be started from the main thread."""
     with ExitStack() as stack:
+        settings = {"lock_root": (run.folder / "locks").as_uri()}
         agents = [
-            stack.enter_context(_agent(bootstrap_servers, prefix, folder, name, instances=instances))
+            run.agent(name, **settings, **({"group_instance_id": name} if instances else {}))
             for name in AGENTS
         ]
+        for agent in agents:
+            stack.enter_context(agent)
         portal = stack.enter_context(start_blocking_portal())
-        writers = stack.enter_context(portal.wrap_async_context_manager(Writers(bootstrap_servers, prefix)))
-        busy = [Busy(f"{writer_events.TABLES}/table-{number}", writers) for number in range(tables)]
+        writers = stack.enter_context(portal.wrap_async_context_manager(run.writers()))
+        busy = [Busy(f"{TABLES}/table-{number}", writers) for number in range(run.size.rolling_tables)]
         running = [portal.start_task_soon(each.run) for each in busy]
         try:
             _wait_for_a_grant(busy, running)
@@ -55,27 +57,16 @@ def measure(
             undisturbed = _figures(busy)
             for each in busy:
                 each.gaps.clear()
-            began = time.perf_counter()
             for agent in agents:
                 agent.__exit__(None, None, None)
                 agent.__enter__()
                 time.sleep(SETTLE_SECONDS)
             _wait_for_a_grant(busy, running)
-            seconds = time.perf_counter() - began
         finally:
             for task in running:
                 task.cancel()
-    return _figures(busy) | {
-        "undisturbed": undisturbed,
-        "seconds": round(seconds, 1),
-        "tables": tables,
-        "aborted": sum(each.aborted for each in busy),
-    }
-
-
-def _agent(bootstrap_servers: str, prefix: str, folder: Path, name: str, *, instances: bool) -> AgentProcess:
-    settings = {"lock_root": (folder / "locks").as_uri()} | ({"group_instance_id": name} if instances else {})
-    return AgentProcess(bootstrap_servers, prefix, folder / name, **settings)
+    aborted = sum(each.aborted for each in busy)
+    return {"tables": len(busy), "undisturbed": undisturbed, "aborted": aborted, **_figures(busy)}
 
 
 def _wait_for_a_grant(busy: Sequence[Busy], running: Sequence[Future[None]]) -> None:
@@ -88,14 +79,9 @@ def _wait_for_a_grant(busy: Sequence[Busy], running: Sequence[Future[None]]) -> 
         time.sleep(POLL_SECONDS)
 
 
-def _figures(busy: list[Busy]) -> dict[str, Any]:
+def _figures(busy: list[Busy]) -> dict[str, float]:
     longest = sorted(max(each.gaps) for each in busy if each.gaps)
-    return {
-        "median_seconds": round(median(longest), 2),
-        "p95_seconds": round(longest[int(0.95 * (len(longest) - 1))], 2),
-        "longest_seconds": round(longest[-1], 2),
-        "over_5_seconds": sum(each > 5 for each in longest),
-    }
+    return {"median": median(longest), "p95": longest[int(0.95 * (len(longest) - 1))], "longest": longest[-1]}
 
 
 class Busy:
@@ -111,14 +97,14 @@ class Busy:
 
     async def run(self) -> None:
         """Commit again and again until cancelled."""
-        number, ended = 0, None
+        number, ended, table = 0, None, self._table
         while True:
             number += 1
-            transaction = f"{self._table}-{number}"
-            await self._writers.send(self._table, writer_events.intent(self._table, transaction))
+            transaction = f"{table}-{number}"
+            await self._writers.send(intent(table, transaction))
             if await self._answer(transaction, "admitted") is None:
                 continue
-            await self._writers.send(self._table, writer_events.requested(self._table, transaction))
+            await self._writers.send(requested(table, transaction))
             if (answer := await self._answer(transaction, "commit-granted")) is None:
                 continue
             granted_at, decision = answer
@@ -127,9 +113,7 @@ class Busy:
             self.grants += 1
             await asyncio.sleep(HOLD_SECONDS)
             ended = time.perf_counter()
-            await self._writers.send(
-                self._table, writer_events.completed(self._table, transaction, decision.grant)
-            )
+            await self._writers.send(completed(table, transaction, decision.grant))
             await asyncio.sleep(THINK_SECONDS)
 
     async def _answer(self, transaction: str, kind: str) -> tuple[float, Any] | None:
@@ -148,20 +132,13 @@ class Busy:
         return None
 
 
-def rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
     """Title, figure and target of each row."""
-    titles = {"dynamic": "without instance", "static": "with instance"}
-    found = []
-    for name, title in titles.items():
-        if name in report:
-            figure = report[name]
-            found.append(
-                (
-                    f"rolling restart, {figure['tables']} busy tables, {title}: longest time of a table without a grant",
-                    "{median_seconds:.1f} s (median), {p95_seconds:.1f} s (p95), {longest_seconds:.1f} s (max)".format(
-                        **figure
-                    ),
-                    "",
-                )
-            )
-    return found
+    what = "busy tables, {}: longest time of a table without a grant"
+    for name, title in (("dynamic", "without instance"), ("static", "with instance")):
+        for figure, restarts in (
+            (report[name], "rolling restart"),
+            (report[name]["undisturbed"], "  before it"),
+        ):
+            times = "{median:.1f} s (median), {p95:.1f} s (p95), {longest:.1f} s (max)".format(**figure)
+            yield f"{restarts}, {report[name]['tables']} {what.format(title)}", times, ""

@@ -14,27 +14,20 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lakewarden.agent.serving.full_collections import FullCollections
-from lakewarden.events import (
-    CommitCompleted,
-    CommitIntent,
-    CommitRequested,
-    Marker,
-    MarkerCreated,
-    WriterEventUnion,
-)
-from lakewarden.handlers.table.machine import EventRead, Input, LockConfirmed, Replayed, Tick, step
+from lakewarden.events import Marker
+from lakewarden.handlers.table.machine import Input, Replayed, Tick
 from lakewarden.handlers.table.memory import used_bytes
-from lakewarden.handlers.table.state import LockView, TableSettings, TableState
+from lakewarden.handlers.table.state import TableSettings
 from lakewarden.handlers.table.transactions import Phase
 from tests.bench import writer_events
+from tests.bench.core import TABLE, Core
+from tests.bench.run import Figures, Run
+from tests.bench.writer_events import intent, requested
 
-TABLE = f"{writer_events.TABLES}/steps"
-AT = datetime(2026, 3, 1, tzinfo=UTC)
 TARGET_MS = 50
 EVENT = 10_000
 """Markers of one event: the limit of the decoder."""
@@ -42,58 +35,31 @@ SHARED = 1_000
 """Places that all of the open transactions share."""
 
 
-class Table:
-    """One table, and the CPU time of its steps."""
+class Table(Core):
+    """A table whose garbage is collected as an agent does it."""
 
     def __init__(self, **settings: Any) -> None:
-        self.state = TableState(TABLE, TableSettings(**settings))
-        self.offset = -1
-        self.now = 1_000.0
-        self.collections = FullCollections()
-        self.collections.collect()
+        super().__init__(TableSettings(**settings))
+        self._collections = FullCollections()
+        self._collections.collect()
 
-    def step(self, step_input: Input) -> float:
-        """Milliseconds of CPU time."""
+    def step(self, given: Input) -> float:
+        seconds = super().step(given)
         began = time.thread_time()
-        step(self.state, step_input)
-        self.collections.note(used_bytes(self.state))
-        return (time.thread_time() - began) * 1e3
+        self._collections.note(used_bytes(self.state))
+        return seconds + time.thread_time() - began
 
-    def send(self, kind: Callable[..., WriterEventUnion], transaction: str, **fields: Any) -> float:
-        """The same, of the step that reads this event."""
-        self.offset += 1
-        event = kind(
-            event_id=f"e{self.offset}",
-            table=TABLE,
-            transaction=transaction,
-            writer=f"w-{transaction}",
-            at=AT,
-            **fields,
-        )
-        return self.step(EventRead(event, self.offset, self.now, self.now))
-
-    def open(self, *transactions: str, rule: str = "file-group", **fields: Any) -> None:
+    def open(self, *transactions: str, **fields: Any) -> None:
         """Open transactions."""
         for each in transactions:
-            self.send(CommitIntent, each, conflict_rule=rule, heartbeat_seconds=300.0, **fields)
-
-    def lock(self) -> None:
-        """The agent acquires the lock."""
-        self.step(LockConfirmed(self.now, self.offset, LockView("owner", self.now + 29.0, 0.0)))
+            self.read(intent(TABLE, each, **fields))
 
     def touch(self, transaction: str, markers: Iterable[Marker]) -> float:
         """Publish markers in events of the largest size; the worst of the steps."""
         worst, rest = 0.0, iter(markers)
         while event := tuple(marker for marker, _ in zip(rest, range(EVENT), strict=False)):
-            worst = max(worst, self.send(MarkerCreated, transaction, markers=event))
+            worst = max(worst, self.read(writer_events.touched(TABLE, transaction, event)))
         return worst
-
-    def commit(self, transaction: str) -> tuple[float, float]:
-        """Request and completion; the grant is part of the first."""
-        requested = self.send(CommitRequested, transaction, seq=0)
-        grant = self.state.transactions[transaction].granted
-        assert grant is not None
-        return requested, self.send(CommitCompleted, transaction, grant=grant)
 
     def collect(self) -> float:
         """The worst of the steps that drop what was removed."""
@@ -103,19 +69,20 @@ class Table:
         return worst
 
 
-def measure(*, markers: int, transactions: int) -> dict[str, Any]:
+def measure(run: Run) -> Figures:
     """The milliseconds of each step."""
-    figures: dict[str, float] = {}
+    markers, transactions = run.size.step_markers, run.size.step_transactions
+    seconds: dict[str, float] = {}
     try:
-        _star(figures, markers)
-        _two_writers(figures, markers)
-        _many_open(figures, transactions)
+        _star(seconds, markers)
+        _two_writers(seconds, markers)
+        _many_open(seconds, transactions)
     finally:
         gc.unfreeze()
     return {
         "markers": markers,
         "transactions": transactions,
-        "ms": {name: round(value, 2) for name, value in figures.items()},
+        "ms": {name: round(value * 1e3, 2) for name, value in seconds.items()},
     }
 
 
@@ -133,9 +100,9 @@ def _star(figures: dict[str, float], markers: int) -> None:
     table = Table(max_markers=markers, max_priority=1)
     table.open("large", "star")
     figures["event"] = table.touch("large", _places(markers))
-    figures["star_loses"] = table.send(MarkerCreated, "star", markers=(STAR,))
+    figures["star_loses"] = table.touch("star", [STAR])
     table.open("stronger", priority=1)
-    figures["star_wins"] = table.send(MarkerCreated, "stronger", markers=(STAR,))
+    figures["star_wins"] = table.touch("stronger", [STAR])
     assert set(table.state.transactions) == {"stronger"}
     figures["collect"] = table.collect()
 
@@ -143,14 +110,14 @@ def _star(figures: dict[str, float], markers: int) -> None:
 def _two_writers(figures: dict[str, float], markers: int) -> None:
     """Two appends under Paimon's rule touch the same places without a conflict."""
     table = Table(max_markers=markers)
-    table.open("first", "second", "early", rule="deleted-file")
+    table.open("first", "second", "early", conflict_rule="deleted-file")
     table.lock()
     table.touch("first", _places(markers, "append"))
     figures["meeting_event"] = table.touch("second", _places(markers, "append"))
     figures["replayed"] = table.step(Replayed(table.now, table.offset))
     requests, completions = zip(table.commit("first"), table.commit("second"), strict=True)
     figures["request"], figures["completion"] = max(requests), max(completions)
-    figures["last_ends"] = table.send(CommitRequested, "early", seq=0)
+    figures["last_ends"] = table.read(requested(TABLE, "early"))
     assert table.state.transactions["early"].phase is Phase.GRANTED
     figures["last_ends"] += table.commit("early")[1]
     figures["collect"] = max(figures["collect"], table.collect())
@@ -160,7 +127,7 @@ def _two_writers(figures: dict[str, float], markers: int) -> None:
 def _many_open(figures: dict[str, float], transactions: int) -> None:
     names = [f"t{number}" for number in range(transactions)]
     table = Table(max_open=transactions)
-    table.open(*names, rule="deleted-file")
+    table.open(*names, conflict_rule="deleted-file")
     table.lock()
     shared = [*_places(SHARED, "append"), STAR.model_copy(update={"operation": "append"})]
     figures["many_touch"] = max(table.touch(name, shared) for name in names)
@@ -169,9 +136,9 @@ def _many_open(figures: dict[str, float], transactions: int) -> None:
     figures["many_commit"] = max(table.commit(names[0]))
     # All others build on what the next one deletes: its commit ends them.
     for name in names[2:]:
-        table.send(MarkerCreated, name, markers=(Marker(partition="p", file_group="f", operation="merge"),))
+        table.touch(name, [Marker(partition="p", file_group="f", operation="merge")])
     deleted = Marker(partition="p", file_group="f", operation="delete")
-    figures["many_end"] = table.send(MarkerCreated, names[1], markers=(deleted,))
+    figures["many_end"] = table.touch(names[1], [deleted])
     figures["collect"] = max(figures["collect"], table.collect())
 
 
@@ -193,7 +160,7 @@ TITLES = {
 }
 
 
-def rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def rows(figures: Figures) -> Iterator[tuple[str, str, str]]:
     """Title, figure and target of each step."""
     yield (
         f"one step, {figures['markers']:,} markers a transaction, {figures['transactions']:,} open transactions",

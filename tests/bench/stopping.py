@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from lakewarden.spark_jobs import CommitAborted, CommitGate, GateError, GateEven
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.bench.figures import summary
+from tests.bench.run import Figures, Run
 from tests.spark.fake_agent import FakeAgent, aborted, fake_agent, grant_everything
 from tests.waiting import wait_until
 
@@ -54,16 +55,17 @@ COMPUTING = "computing"
 Write = Callable[[DataFrame, Transaction], object]
 
 
-def measure(bootstrap_servers: str, prefix: str, folder: Path, *, aborts: int) -> dict[str, Any]:
+def measure(run: Run) -> Figures:
     """Milliseconds of each part, for each kind of batch."""
+    folder = run.folder
     spark = spark_session("lakewarden-bench", master="local[2,4]")
-    runs: dict[str, dict[str, Any]] = {}
+    runs: Figures = {}
 
     def measure_all(first: DataFrame, _batch_id: int) -> None:
-        with fake_agent(bootstrap_servers, prefix, grant_everything) as agent:
+        with fake_agent(run.servers, run.prefix, grant_everything) as agent:
             for name, write in _kinds(spark, folder).items():
                 computing = folder / COMPUTING if name.startswith("python") else None
-                runs[name] = _stop(first, agent, write, aborts, computing)
+                runs[name] = _stop(first, agent, write, run.size.aborts, computing)
 
     try:
         _in_a_query(spark, folder, measure_all)
@@ -135,7 +137,7 @@ def _upsert(spark: SparkSession, folder: Path) -> Write:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Abort:
     """One abort: how long after the batch began to compute, and which file shows that it did. None: Spark's tasks show it."""
 
     delay_seconds: float
@@ -157,7 +159,7 @@ def _stop(
     parts: dict[str, list[float]] = {part: [] for part in PARTS}
     missed, number = 0, -1
     while number < aborts and missed <= aborts:
-        run = _Run(SPREAD_SECONDS * max(number, 0) / aborts, computing)
+        run = _Abort(SPREAD_SECONDS * max(number, 0) / aborts, computing)
         servers, prefix = agent.bootstrap_servers, agent.topics.prefix
         with CommitGate(servers, topic_prefix=prefix, observer=run.steps.append) as gate:
             times = _one_stop(gate, first, agent, write, run)
@@ -171,7 +173,7 @@ def _stop(
 
 
 def _one_stop(
-    gate: CommitGate, first: DataFrame, agent: FakeAgent, write: Write, run: _Run
+    gate: CommitGate, first: DataFrame, agent: FakeAgent, write: Write, run: _Abort
 ) -> dict[str, float] | None:
     """Run the batch and abort it once. Return the seconds of each part, or None if the batch committed before the abort."""
     context = first.sparkSession.sparkContext
@@ -259,7 +261,7 @@ def _ends(store: Any, tracker: Any, tag: str) -> tuple[float, float]:
     return failed / 1e3, max(ended) / 1e3
 
 
-def rows(report: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def rows(report: Figures) -> Iterator[tuple[str, ...]]:
     """The table that `make bench` prints: median and maximum of each part, in milliseconds."""
     yield ("abort → stopped, p50 / max in ms", *PARTS, "missed")
     for name, parts in report.items():

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.bench import lock_table
-from tests.bench.contention import figures_of
+from tests.bench import locks
 from tests.bench.figures import jain
+from tests.servers.hudi import HUDI_VERSION
 
 
 def test_jains_index_is_one_for_equal_shares_and_one_nth_for_a_single_winner() -> None:
@@ -19,7 +19,7 @@ def test_jains_index_is_one_for_equal_shares_and_one_nth_for_a_single_winner() -
 
 
 def test_waits_of_all_contenders_are_counted() -> None:
-    found = figures_of([[(0.0, 0.1), (0.2, 0.5)], [(0.0, 0.2), (0.4, 0.6)]], 2.0, requests=12)
+    found = locks.contention([[(0.0, 0.1), (0.2, 0.5)], [(0.0, 0.2), (0.4, 0.6)]], 2.0, requests=12)
 
     assert found["cycles_per_second"] == 2.0
     assert found["jain"] == 1.0
@@ -28,7 +28,7 @@ def test_waits_of_all_contenders_are_counted() -> None:
 
 
 def test_an_unfinished_wait_counts_for_the_longest_wait_only() -> None:
-    found = figures_of([[(0.0, 0.1), (0.2, 0.3)], [(0.5, 9.0)]], 2.0, requests=4)
+    found = locks.contention([[(0.0, 0.1), (0.2, 0.3)], [(0.5, 9.0)]], 2.0, requests=4)
 
     assert found["cycles_per_second"] == 1.0
     assert found["jain"] == 0.5
@@ -40,7 +40,7 @@ def spread(value: float) -> dict[str, Any]:
     return {"median": value, "each": [value]}
 
 
-def figures(**more: Any) -> dict[str, Any]:
+def figures() -> dict[str, Any]:
     operation = {"ms": {"p50": spread(2.0), "p99": spread(9.0)}, "requests": 1}
     names = ("cycles_per_second", "requests_per_cycle", "wait_p99_ms", "longest_wait_ms", "jain")
     contest = {name: spread(1.0) for name in names}
@@ -52,29 +52,29 @@ def figures(**more: Any) -> dict[str, Any]:
             "requests": 2,
         },
         "contention": contest,
-        "contention_delayed": contest | {"delay_ms": 15, "bound": 17.0},
+        "contention_delayed": contest,
         "lost": {
             "acquire": {"seconds": 0.009},
             "renew": {"seconds": 11.0, "stopped_after_seconds": 1.0},
             "release": {"seconds": 0.1, "raised": "HoodieLockException"},
         },
-        **more,
     }
 
 
 def test_without_figures_of_hudi_the_table_has_no_column_for_them() -> None:
-    rows = lock_table.table(figures(), None)
+    report = {"agent": figures()}
+    rows = list(locks.rows(report))
 
     assert {len(row) for row in rows} == {3}
-    assert "Hudi 1.2.1" not in rows[0]
-    assert "docs/benchmarks.md" in lock_table.footnote(None)
+    assert f"Hudi {HUDI_VERSION}" not in rows[0]
+    assert "docs/benchmarks.md" in locks.footnote(report)
 
 
 def test_figures_of_hudi_have_a_column_of_their_own() -> None:
-    rows = lock_table.table(figures(), figures(release="1.2.1"))
+    rows = list(locks.rows({"agent": figures(), "hudi": figures()}))
 
     assert {len(row) for row in rows} == {4}
-    assert rows[0][3] == "Hudi 1.2.1"
+    assert rows[0][3] == f"Hudi {HUDI_VERSION}"
     lost = {title: hudi for title, _, _, hudi in rows if "answer" in title}
     assert list(lost.values()) == [
         "9 ms",

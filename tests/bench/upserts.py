@@ -12,17 +12,13 @@ fresh copy of the table. The first run of each isn't counted: it starts Python w
 from __future__ import annotations
 
 import shutil
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 from unittest.mock import patch
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pypaimon import CatalogFactory, Schema
@@ -32,6 +28,8 @@ from lakewarden.spark_jobs import CommitGate, PaimonSink
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.paimon import matched_files
 from lakewarden.spark_jobs.sinks.paimon.table import address
+from tests.bench.figures import cpu_seconds, medians
+from tests.bench.run import Figures, Run, Size, progress
 from tests.spark.fake_agent import fake_agent, grant_everything
 
 VALUES: Final = 6
@@ -52,69 +50,52 @@ PERCENT: Final = 1
 """Of the keys of the table are in the batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Upserts:
-    """Size of the table, and how often each case runs."""
-
-    files: int
-    rows: int
-    """In each file."""
-    runs: int
-
-    @property
-    def keys(self) -> int:
-        """In the table."""
-        return self.files * self.rows
-
-    def cases(self) -> dict[str, list[int]]:
-        """The batch's keys."""
-        count = max(1, self.keys * PERCENT // 100)
-        first = self.keys // 2
-        scattered = np.random.default_rng(1).choice(self.keys, count, replace=False)
-        return {"clustered": list(range(first, first + count)), "scattered": sorted(map(int, scattered))}
-
-
-def measure(bootstrap_servers: str, prefix: str, folder: Path, *, size: Upserts) -> dict[str, Any]:
+def measure(run: Run) -> Figures:
     """The figures of each case and way: the median of its runs."""
-    folder.mkdir(parents=True)
+    size, folder = run.size, run.folder
     template = _table(folder, size)
     spark = spark_session("lakewarden-bench", master="local[2,4]")
-    cases = size.cases()
+    cases = _cases(size)
     found: dict[tuple[str, str], list[dict[str, float]]] = {(case, way): [] for case in cases for way in WAYS}
     try:
         with (
-            fake_agent(bootstrap_servers, prefix, grant_everything),
-            CommitGate(bootstrap_servers, topic_prefix=prefix) as gate,
+            fake_agent(run.servers, run.prefix, grant_everything),
+            CommitGate(run.servers, topic_prefix=run.prefix) as gate,
         ):
-            for number in range(size.runs + 1):
+            for number in range(size.upsert_runs + 1):
                 for (case, way), figures in found.items():
                     with patch.object(matched_files, "SMALL_BYTES", WAYS[way]):
                         figures.append(_upsert(spark, gate, template, folder / "run", cases[case]))
-                    shown = ", ".join(f"{name} {value:.2f}" for name, value in figures[-1].items())
-                    print(f"  run {number}, {case} keys, {way}: {shown}", file=sys.stderr, flush=True)
+                    text = ", ".join(f"{name} {value:.2f}" for name, value in figures[-1].items())
+                    progress(f"run {number}, {case} keys, {way}: {text}")
     finally:
         spark.stop()
     return {
-        "files": size.files,
-        "rows": size.rows,
-        "runs": size.runs,
-        "cases": {case: {way: _medians(found[case, way][1:]) for way in WAYS} for case in cases},
+        "files": size.upsert_files,
+        "rows": size.upsert_rows,
+        "cases": {case: {way: medians(found[case, way][1:], 2) for way in WAYS} for case in cases},
     }
 
 
-def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
-    return {name: round(median(run[name] for run in runs), 2) for name in runs[0]}
+def _cases(size: Size) -> dict[str, list[int]]:
+    """The batch's keys."""
+    keys = size.upsert_files * size.upsert_rows
+    count, first = max(1, keys * PERCENT // 100), keys // 2
+    scattered = np.random.default_rng(1).choice(keys, count, replace=False)
+    return {"clustered": list(range(first, first + count)), "scattered": sorted(map(int, scattered))}
 
 
-def _table(folder: Path, size: Upserts) -> Path:
+def _table(folder: Path, size: Size) -> Path:
     catalog = CatalogFactory.create({"warehouse": str(folder)})
     catalog.create_database("bench", ignore_if_exists=True)
     catalog.create_table("bench.t", Schema.from_pyarrow_schema(SCHEMA, partition_keys=["part"]), False)  # noqa: FBT003
     table = catalog.get_table("bench.t")
-    for number in range(size.files):
+    for number in range(size.upsert_files):
         builder = table.new_batch_write_builder()
         write, committer = builder.new_write(), builder.new_commit()
-        write.write_arrow(_rows(range(number * size.rows, (number + 1) * size.rows), seed=number))
+        write.write_arrow(
+            _rows(range(number * size.upsert_rows, (number + 1) * size.upsert_rows), seed=number)
+        )
         committer.commit(write.prepare_commit())
         write.close()
         committer.close()
@@ -139,12 +120,12 @@ def _upsert(
         pq.write_table(_rows(keys, seed=BATCH), place.with_suffix(".parquet"))
         batch = spark.read.parquet(str(place.with_suffix(".parquet")))
         sink = PaimonSink(str(place), mode="upsert", keys=["key"])
-        cpu, began = _cpu_seconds(), time.monotonic()
+        cpu, began = cpu_seconds(), time.monotonic()
         with gate.transaction(
             table=sink.table, writer="bench", batch_id=0, conflict_rule=sink.conflict_rule
         ) as txn:
             sink(batch, txn)
-        seconds, cpu = time.monotonic() - began, _cpu_seconds() - cpu
+        seconds, cpu = time.monotonic() - began, cpu_seconds() - cpu
         after = _files(place)
     finally:
         shutil.rmtree(place)
@@ -162,14 +143,7 @@ def _files(place: Path) -> dict[str, int]:
     return {file.file_name: file.file_size for split in splits for file in split.files}
 
 
-def _cpu_seconds() -> float:
-    """CPU time of this process and of all that it has started."""
-    me = psutil.Process()
-    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
-    return sum(each.user + each.system + each.children_user + each.children_system for each in times)
-
-
-def rows(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def rows(report: Figures) -> Iterator[tuple[str, ...]]:
     """The table that `make bench` prints."""
     table = f"an upsert of {PERCENT} % of the keys, {report['files']} files × {report['rows']:,} rows"
     yield (table, "rewritten", "CPU s", "s", "files rewritten", "MB written")

@@ -1,4 +1,4 @@
-"""Many markers: through a running agent, and at the restart of an agent.
+"""Large logs: markers through a running agent, the restart of an agent, a large ledger, and its restore from a backup.
 
 - Throughput: while the agent is suspended (SIGSTOP), its log is filled with a backlog of 10,000 events of 100 different markers,
   of a few open transactions. After every hundredth event comes a transaction that is admitted, conflicts and is aborted. Then the
@@ -8,6 +8,10 @@
 - Restart: that agent is stopped in order and started again on the same log. All its transactions are still open, so the agent
   replays the whole log. Measured are the time from the launch to ready, the replay's part of it, and the resident memory after
   it.
+- Ledger: an agent starts, and reads the last committed batch of each writer, of `LEDGER_TABLES` tables. Names have the length of
+  those of a streaming query: a writer's name with a query id, a transaction id of 32 characters. `writers` and `decisions` are
+  empty, so the replay is the ledger alone.
+- Restore: an operator restores a ledger by `lakewarden ledger restore`, and runs the command once more.
 """
 
 from __future__ import annotations
@@ -15,108 +19,103 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
-from statistics import median
-from typing import Any
+from contextlib import aclosing
 
-from lakewarden.events import encode
+from lakewarden.agent.kafka import ensure_topics, producer, start_client
+from lakewarden.agent.operators.requests import Requester
+from lakewarden.agent.operators.restore import BackupLine, restore
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import BatchCommitted, WriterEventUnion, encode, ledger_key
+from lakewarden.events.access import partition_of, stop_client
 from tests.bench import writer_events
 from tests.bench.agent_process import AgentProcess
-from tests.bench.writers import Writers
+from tests.bench.figures import medians
+from tests.bench.run import Figures, Run, progress
+from tests.bench.writer_events import intent, marker, touched
 
 TABLE = f"{writer_events.TABLES}/volume"
 BATCH = 100
-OPEN = 4
+OPEN = [f"open-{number}" for number in range(4)]
 PROBE_EVERY = 100
 SETTLE_SECONDS = 0.5
 WITHIN_SECONDS = 45
 """No repetition starts later than this. On a busy machine there are fewer; the report has their number."""
 PAUSED = {"session_timeout_seconds": "60"}
 """A suspended agent must not lose its partitions. The default is 10 s."""
+LEDGER_TABLES = [f"{writer_events.TABLES}/t{number:04}" for number in range(1_000)]
+RESTORE_TIMEOUT_SECONDS = 60.0
+"""For each further entry of a restore, on a machine that does other things as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """Encoded events, and the first and last transaction whose answers are timed."""
+def measure(run: Run) -> Figures:
+    """Medians over the repetitions."""
+    markers = run.size.markers
+    opening, events = _opening(), list(_backlog(markers))
+    runs: list[dict[str, float]] = []
+    filled = run
+    for number in _numbers(run.size.repetitions):
+        filled = run.within(f"filled-{number}")
+        with filled.agent(**PAUSED) as agent:
+            seconds, busy = asyncio.run(_drain(filled, agent, opening, events))
+        runs.append({"per_second": markers / seconds, "cpu_us": busy * 1e6 / markers})
+    progress("restart of the agent on that log")
+    return {
+        "markers": markers,
+        "batch": BATCH,
+        "repetitions": len(runs),
+        **medians(runs),
+        "restart": _starts(filled, run.size.repetitions),
+        "empty": _starts(run.within("empty"), 1),
+    }
 
-    opening: list[bytes]
-    events: list[bytes]
-    markers: int
-    first: str
-    last: str
+
+def _opening() -> list[WriterEventUnion]:
+    return [*(intent(TABLE, name) for name in OPEN), touched(TABLE, OPEN[0], [marker(0, 0)])]
 
 
-def backlog(markers: int) -> Backlog:
-    """Events of `OPEN` transactions in turn, with conflicting ones among them, at the beginning and at the end, too."""
-    names = [f"open-{number}" for number in range(OPEN)]
-    events: list[bytes] = []
+def _backlog(markers: int) -> Iterator[bytes]:
+    """Events of the open transactions in turn, and conflicts: first, every `PROBE_EVERY` events, and last."""
     probes = 0
 
-    def add_conflict() -> None:
+    def conflict() -> Iterator[bytes]:
         nonlocal probes
         name = f"probe-{probes}"
         probes += 1
-        events.extend(
-            [
-                writer_events.intent(TABLE, name),
-                writer_events.markers_created(TABLE, name, [writer_events.marker(0, 0)]),
-            ]
-        )
+        yield encode(intent(TABLE, name))
+        yield encode(touched(TABLE, name, [marker(0, 0)]))
 
-    opening = [writer_events.intent(TABLE, name) for name in names]
-    opening.append(writer_events.markers_created(TABLE, names[0], [writer_events.marker(0, 0)]))
-    add_conflict()
+    yield from conflict()
     for number, start in enumerate(range(1, markers + 1, BATCH)):
-        touched = [writer_events.marker(each, (each // 7) % 336) for each in range(start, start + BATCH)]
-        events.append(encode(writer_events.markers_created_event(TABLE, names[number % OPEN], touched)))
+        places = [marker(each, (each // 7) % 336) for each in range(start, start + BATCH)]
+        yield encode(touched(TABLE, OPEN[number % len(OPEN)], places))
         if number % PROBE_EVERY == PROBE_EVERY - 1:
-            add_conflict()
+            yield from conflict()
     if markers // BATCH % PROBE_EVERY:
-        add_conflict()
-    return Backlog(opening, events, markers, "probe-0", f"probe-{probes - 1}")
+        yield from conflict()
 
 
-def measure_throughput(
-    bootstrap_servers: str, prefix: str, folder: Path, filled: Backlog, *, repetitions: int
-) -> tuple[dict[str, Any], str]:
-    """The figures, and the topic prefix of the last repetition."""
-    rates: list[float] = []
-    cpu: list[float] = []
-    topics = prefix
-    for number in _numbers(repetitions):
-        topics = f"{prefix}-{number}"
-        with AgentProcess(bootstrap_servers, topics, folder / topics, **PAUSED) as agent:
-            seconds, busy = asyncio.run(_drain(bootstrap_servers, topics, agent, filled))
-        rates.append(filled.markers / seconds)
-        cpu.append(busy * 1e6 / filled.markers)
-    figures = {
-        "markers": filled.markers,
-        "batch": BATCH,
-        "repetitions": len(rates),
-        "event_bytes": max(len(event) for event in filled.events),
-        "markers_per_second": round(median(rates)),
-        "markers_per_second_each": [round(rate) for rate in rates],
-        "agent_cpu_us_per_marker": round(median(cpu), 3),
-    }
-    return figures, topics
+def _last_probe(markers: int) -> str:
+    return f"probe-{-(-markers // BATCH // PROBE_EVERY)}"
 
 
 async def _drain(
-    bootstrap_servers: str, topics: str, agent: AgentProcess, filled: Backlog
+    run: Run, agent: AgentProcess, opening: list[WriterEventUnion], events: list[bytes]
 ) -> tuple[float, float]:
-    async with Writers(bootstrap_servers, topics) as writers:
-        await writers.send_all(TABLE, filled.opening)
-        for number in range(OPEN):
-            await writers.answer(f"open-{number}", "admitted")
+    """Seconds between the first and the last decision, and the agent's CPU time."""
+    async with run.writers() as writers:
+        for event in opening:
+            await writers.send(event)
+        for name in OPEN:
+            await writers.answer(name, "admitted")
         agent.pause()
-        await writers.send_all(TABLE, filled.events)
+        for value in events:
+            await writers.put(TABLE, value)
+        await writers.flush()
         before = agent.cpu_seconds()
         agent.resume()
-        _, first = await writers.answer(filled.first, "admitted")
-        _, last = await writers.answer(filled.last, "abort")
-        return _seconds(first.at, last.at), agent.cpu_seconds() - before
+        _, first = await writers.answer("probe-0", "admitted")
+        _, last = await writers.answer(_last_probe(run.size.markers), "abort")
+        return max((last.at - first.at).total_seconds(), 1e-6), agent.cpu_seconds() - before
 
 
 def _numbers(repetitions: int) -> Iterator[int]:
@@ -127,20 +126,11 @@ def _numbers(repetitions: int) -> Iterator[int]:
         yield number
 
 
-def _seconds(first: datetime, last: datetime) -> float:
-    return max((last - first).total_seconds(), 1e-6)
-
-
-def measure_restart(
-    bootstrap_servers: str, topics: str, folder: Path, markers: int, *, repetitions: int
-) -> dict[str, Any]:
-    """Medians over the restarts, beside the start of an agent with an empty log."""
-    with AgentProcess(bootstrap_servers, f"{topics}-empty", folder / "empty") as agent:
-        time.sleep(SETTLE_SECONDS)
-        empty = {"ready_seconds": round(agent.ready_seconds, 3), **agent.memory()}
+def _starts(run: Run, repetitions: int) -> dict[str, float]:
+    """Medians over starts of an agent on this log."""
     runs: list[dict[str, float]] = []
     for number in _numbers(repetitions):
-        with AgentProcess(bootstrap_servers, topics, folder / f"restart-{number}") as agent:
+        with run.agent(f"start-{number}") as agent:
             busy = agent.cpu_seconds()
             time.sleep(SETTLE_SECONDS)
             live = next(line for line in agent.lines() if line["event"] == "partitions.live")
@@ -152,12 +142,140 @@ def measure_restart(
                     **agent.memory(),
                 }
             )
-    return {
-        "markers": markers,
-        "repetitions": len(runs),
-        **{name: round(median(run[name] for run in runs), 3) for name in runs[0]},
-        "bytes_per_marker": round(
-            (median(run["resident_mb"] for run in runs) - empty["resident_mb"]) * 1e6 / markers
-        ),
-        "empty_log": empty,
+    return medians(runs) | {"repetitions": len(runs)}
+
+
+def _bytes_each(full: dict[str, float], empty: dict[str, float], count: int) -> int:
+    return round((full["resident_mb"] - empty["resident_mb"]) * 1e6 / count)
+
+
+def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
+    """Title, figure and target of each row."""
+    yield (
+        f"markers through one agent, in events of {report['batch']}",
+        f"{report['per_second']:,.0f} per second ({report['cpu_us']:.2f} µs CPU each)",
+        "≥ 250,000 per second",
+    )
+    restart, empty, markers = report["restart"], report["empty"], report["markers"]
+    yield (
+        f"restart on a log with {markers:,} open markers",
+        f"{restart['ready_seconds']:.1f} s, of which {restart['replay_seconds']:.1f} s replay",
+        "< 8 s",
+    )
+    yield (
+        "  resident memory after it",
+        f"{_memory(restart)}, {_bytes_each(restart, empty, markers)} bytes per marker",
+        "< 400 MB",
+    )
+    yield "  start of an agent with an empty log", f"{empty['ready_seconds']:.1f} s, {_memory(empty)}", ""
+
+
+def _memory(figure: dict[str, float]) -> str:
+    return f"{figure['resident_mb']:.0f} MB, peak {figure['peak_mb']:.0f} MB"
+
+
+def measure_ledger(run: Run) -> Figures:
+    """Medians over the starts, beside the start of an agent with an empty ledger."""
+    empty = _starts(run.within("empty"), 1)
+    asyncio.run(_fill(run, run.size.ledger_entries))
+    full = _starts(run, run.size.repetitions)
+    return {"entries": run.size.ledger_entries, "full": full, "empty": empty}
+
+
+async def _fill(run: Run, entries: int) -> None:
+    """Write the ledger in large batches, an entry for each writer."""
+    settings = run.settings()
+    count = await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)
+    sender = producer(settings)
+    await start_client(sender, settings)
+    try:
+        batches = {partition: sender.create_batch() for partition in range(count)}
+        forms = [_form(table) for table in LEDGER_TABLES]
+        places = [partition_of(table, count) for table in LEDGER_TABLES]
+        for number in range(entries):
+            table = number % len(LEDGER_TABLES)
+            partition = places[table]
+            key, value = (each % {b"number": number} for each in forms[table])
+            if batches[partition].append(key=key, value=value, timestamp=None) is None:
+                await sender.send_batch(batches[partition], settings.topics.ledger, partition=partition)
+                batches[partition] = sender.create_batch()
+                batches[partition].append(key=key, value=value, timestamp=None)
+        for partition, batch in batches.items():
+            if batch.record_count():
+                await sender.send_batch(batch, settings.topics.ledger, partition=partition)
+        await sender.flush()
+    finally:
+        await stop_client(sender, seconds=60)
+
+
+def _form(table: str) -> tuple[bytes, bytes]:
+    """Key and value of an entry, with a place for the writer's number: a model per entry would take most of the time."""
+    common = writer_events.common(table, 32 * "#") | {
+        "event_id": 32 * "#",
+        "writer": f"arrivals:0f8fad5b-d9cb-469f-a165-{12 * '~'}",
     }
+    entry = BatchCommitted(**common, batch_id=7, version="1234", term=f"{0:032x}")
+    key, value = (
+        each.replace(32 * b"#", b"%(number)032x").replace(12 * b"~", b"%(number)012x")
+        for each in (ledger_key(table, entry.writer), encode(entry))
+    )
+    return key, value
+
+
+def ledger_rows(report: Figures) -> Iterator[tuple[str, str, str]]:
+    """Title, figure and target of each row."""
+    full, empty, entries = report["full"], report["empty"], report["entries"]
+    for title, figure in (
+        (f"start with a ledger of {entries:,} entries, {len(LEDGER_TABLES):,} tables", full),
+        ("  start with an empty ledger", empty),
+    ):
+        yield (
+            title,
+            f"{figure['ready_seconds']:.1f} s, {figure['cpu_seconds']:.1f} s of CPU, {_memory(figure)}",
+            "",
+        )
+    yield (
+        "  memory of the ledger",
+        f"{_bytes_each(full, empty, entries)} bytes per entry",
+        "< 400 bytes per entry",
+    )
+
+
+def measure_restore(run: Run) -> Figures:
+    """Seconds of `lakewarden ledger restore` beside an agent with an empty ledger, and of the same command once more.
+
+    The CPU time of the command and of the agent is what an idle machine with two cores would need.
+    """
+    entries = run.size.restored_entries
+    lines = [
+        BackupLine(
+            table=LEDGER_TABLES[number % len(LEDGER_TABLES)], writer=f"arrivals-{number:06}", batch_id=7
+        )
+        for number in range(entries)
+    ]
+    settings = KafkaSettings.load(bootstrap_servers=run.servers, topic_prefix=run.prefix)
+
+    async def restored() -> None:
+        requester = Requester("bench", "measured", RESTORE_TIMEOUT_SECONDS)
+        async with aclosing(restore(settings, lines, requester)) as found:
+            assert len([each async for each in found]) == entries
+
+    def timed() -> dict[str, float]:
+        began = time.monotonic(), time.process_time(), agent.cpu_seconds()
+        asyncio.run(restored())
+        ended = time.monotonic(), time.process_time(), agent.cpu_seconds()
+        names = ("seconds", "cpu_seconds", "agent_cpu_seconds")
+        return {name: round(to - since, 1) for name, since, to in zip(names, began, ended, strict=True)}
+
+    with run.agent() as agent:
+        return {"entries": entries, "first": timed(), "again": timed()}
+
+
+def restore_rows(report: Figures) -> Iterator[tuple[str, str, str]]:
+    """Title, figure and target of each row."""
+    for title, figure in (("restore", report["first"]), ("  again", report["again"])):
+        yield (
+            f"{title} of a ledger of {report['entries']:,} entries",
+            f"{figure['seconds']:.1f} s; CPU {figure['cpu_seconds']:.1f} s, the agent's {figure['agent_cpu_seconds']:.1f} s",
+            "< 60 s",
+        )

@@ -31,11 +31,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -49,12 +48,13 @@ from lakewarden.events import (
     WriterEventUnion,
 )
 from lakewarden.handlers.table.effects import AcquireLock, Effect
-from lakewarden.handlers.table.machine import EventRead, LockConfirmed, step
-from lakewarden.handlers.table.state import LockView, TableSettings, TableState
+from lakewarden.handlers.table.state import TableSettings
 from lakewarden.handlers.writers_log import met, waited_for
 from lakewarden.spark_jobs.streaming.admission import Choice, TableHistory
 from tests.bench import writer_events
-from tests.bench.figures import over_runs
+from tests.bench.core import FOREVER, TABLE, Core
+from tests.bench.figures import over_runs, spread
+from tests.bench.run import Figures, Run
 
 WRITERS = 4
 PARTITIONS = 75
@@ -65,8 +65,6 @@ BEFORE_MARKERS = 0.45
 COMMIT_SECONDS = 1.0
 UNDER_WAY_SECONDS = 0.005
 STOPPED_AFTER_SECONDS = 0.3
-TABLE = f"{writer_events.TABLES}/waste"
-FOREVER = 1e9
 
 INK, PALE = "#1f2933", "#7b8794"
 PARTS = {
@@ -217,8 +215,7 @@ class Agent:
 
     def __init__(self, simulation: Simulation, settings: TableSettings) -> None:
         self._simulation = simulation
-        self._state = TableState(TABLE, settings)
-        self._offset = itertools.count()
+        self._core = Core(settings)
         self.listeners: dict[str, Callable[[DecisionEventUnion], None]] = {}
         """By writer."""
         self.log: list[WriterEventUnion] = []
@@ -227,20 +224,18 @@ class Agent:
         self._simulation.after(UNDER_WAY_SECONDS, lambda: self._read(event))
 
     def _read(self, event: WriterEventUnion) -> None:
-        now = self._simulation.now
+        self._core.now = self._simulation.now
         self.log.append(event)
-        self._run(step(self._state, EventRead(event, next(self._offset), now, now)))
+        self._core.read(event)
+        self._run(self._core.effects)
 
-    def _run(self, effects: list[Effect]) -> None:
+    def _run(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            match effect:
-                case AcquireLock():
-                    lock = LockView("agent", FOREVER, 0.0)
-                    self._run(step(self._state, LockConfirmed(self._simulation.now, 0, lock)))
-                case Admitted() | Abort() | CommitGranted():
-                    self._publish(effect)
-                case _:
-                    pass  # for operators or for the ledger
+            if isinstance(effect, AcquireLock):
+                self._core.lock()
+                self._run(self._core.effects)
+            elif isinstance(effect, Admitted | Abort | CommitGranted):
+                self._publish(effect)
 
     def _publish(self, verdict: DecisionEventUnion) -> None:
         self._simulation.after(UNDER_WAY_SECONDS, lambda: self.listeners[verdict.writer](verdict))
@@ -347,10 +342,8 @@ class Writer:
     def _attempt(self, batch: Batch, touched: dict[Marker, None], *, queued: bool) -> Steps:
         """Whether it was committed. Its markers are added to `touched`."""
         name = self._transaction = f"{self._name}-{next(self._attempts)}"
-        intent = writer_events.intent_event(TABLE, name)
-        if queued:
-            intent = intent.model_copy(update={"admission": "queued", "scope": tuple(touched)})
-        self._send(intent)
+        declared = {"admission": "queued", "scope": tuple(touched)} if queued else {}
+        self._send(writer_events.intent(TABLE, name, **declared))
         sent_at = self._simulation.now
         yield from self._wait_for(Admitted)
 
@@ -362,18 +355,18 @@ class Writer:
                 return (yield from self._stop(read_at))
             marker = batch.marker(number)
             touched[marker] = None
-            self._send(writer_events.markers_created_event(TABLE, name, [marker]))
+            self._send(writer_events.touched(TABLE, name, [marker]))
         if (yield read_at + batch.compute - self._simulation.now) is not None:
             return (yield from self._stop(read_at))
 
-        self._send(writer_events.requested_event(TABLE, name))
+        self._send(writer_events.requested(TABLE, name))
         verdict = yield from self._wait_for(CommitGranted, Abort)
         if not isinstance(verdict, CommitGranted):
             self._tally.wasted += batch.compute
             return False
         yield COMMIT_SECONDS
         self._table.land(batch, read_at=read_at, now=self._simulation.now)
-        self._send(writer_events.completed_event(TABLE, name, verdict.grant))
+        self._send(writer_events.completed(TABLE, name, verdict.grant))
         return True
 
     def _wait_for(
@@ -404,9 +397,10 @@ def simulate(mode: Mode, seed: int, hours: float, workload: Workload = SPREAD) -
     return tally
 
 
-def measure(*, seeds: int, hours: float) -> dict[str, Any]:
+def measure(run: Run) -> Figures:
     """Of each mode the medians over the seeds, per hour; latencies over all batches of all seeds."""
-    report: dict[str, Any] = {"writers": WRITERS, "seeds": seeds, "hours": hours}
+    seeds, hours = run.size.waste_seeds, run.size.waste_hours
+    report: Figures = {"writers": WRITERS, "seeds": seeds, "hours": hours}
     report["modes"] = {mode.name: _figures(mode, SPREAD, seeds=seeds, hours=hours) for mode in MODES}
     compared = [mode for mode in MODES if mode.name in (OPTIMISTIC, QUEUED, AUTO, LEARNING)]
     report["extremes"] = {
@@ -416,7 +410,7 @@ def measure(*, seeds: int, hours: float) -> dict[str, Any]:
     return report
 
 
-def _figures(mode: Mode, workload: Workload, *, seeds: int, hours: float) -> dict[str, Any]:
+def _figures(mode: Mode, workload: Workload, *, seeds: int, hours: float) -> Figures:
     runs = [simulate(mode, seed, hours, workload) for seed in range(seeds)]
     latencies = sorted(each for run in runs for each in run.latencies)
     hourly = [
@@ -438,67 +432,43 @@ def _figures(mode: Mode, workload: Workload, *, seeds: int, hours: float) -> dic
     }
 
 
-def admission_rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A heading, and a row for each table and admission. The better is the better one of optimistic and queued, in batches."""
+def rows(report: Figures) -> Iterator[tuple[str, ...]]:
+    """A heading, and a row for each table and mode. The better is the better one of optimistic and queued, in batches."""
     yield (
         f"{report['writers']} writers, per hour",
-        "admission",
+        "mode",
         "wasted compute",
         "of their time",
         "waited",
         "batches",
-        "against the better",
-        "p95",
-    )
-    spread = {name: report["modes"][name] for name in (OPTIMISTIC, QUEUED, AUTO, LEARNING)}
-    for workload, modes in {SPREAD.name: spread, **report["extremes"]}.items():
-        batches = {name: figures["per_hour"]["batches"]["median"] for name, figures in modes.items()}
-        better = max(batches[OPTIMISTIC], batches[QUEUED])
-        for name, figures in modes.items():
-            hourly = figures["per_hour"]
-            wasted = hourly["wasted_seconds"]["median"]
-            yield (
-                workload,
-                name,
-                f"{wasted:,.0f} s",
-                f"{100 * wasted / (3600 * report['writers']):.1f} %",
-                f"{hourly['waited_seconds']['median']:,.0f} s",
-                f"{batches[name]:.0f}",
-                f"{100 * (batches[name] / better - 1):+.1f} %",
-                f"{figures['latency_seconds']['p95']:.0f} s",
-            )
-
-
-def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A heading, and a row for each mode."""
-    yield (
-        f"{report['writers']} writers, 20 % overlap, per hour",
-        "wasted compute",
-        "target",
-        "waited",
-        "batches committed",
         "of these lost",
+        "against the better",
         "latency p50",
         "p95",
         "most aborts of a batch",
     )
-    for name, figures in report["modes"].items():
-        hourly, latency = figures["per_hour"], figures["latency_seconds"]
-        wasted = hourly["wasted_seconds"]
-        yield (
-            name,
-            f"{wasted['median']:,.0f} s ({min(wasted['each']):,.0f}–{max(wasted['each']):,.0f})",
-            "0 s" if name == QUEUED else "",
-            f"{hourly['waited_seconds']['median']:,.0f} s",
-            f"{hourly['batches']['median']:.0f}",
-            f"{hourly['lost_updates']['median']:.0f}",
-            f"{latency['p50']:.0f} s",
-            f"{latency['p95']:.0f} s",
-            f"{figures['longest_streak']}",
-        )
+    for workload, modes in {SPREAD.name: report["modes"], **report["extremes"]}.items():
+        batches = {name: figures["per_hour"]["batches"]["median"] for name, figures in modes.items()}
+        better = max(batches[OPTIMISTIC], batches[QUEUED])
+        for name, figures in modes.items():
+            hourly, latency = figures["per_hour"], figures["latency_seconds"]
+            wasted = hourly["wasted_seconds"]
+            yield (
+                workload,
+                name,
+                f"{spread(wasted, ',.0f')} s",
+                f"{100 * wasted['median'] / (3600 * report['writers']):.1f} %",
+                f"{hourly['waited_seconds']['median']:,.0f} s",
+                f"{batches[name]:.0f}",
+                f"{hourly['lost_updates']['median']:.0f}",
+                f"{100 * (batches[name] / better - 1):+.1f} %",
+                f"{latency['p50']:.0f} s",
+                f"{latency['p95']:.0f} s",
+                f"{figures['longest_streak']}",
+            )
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
+def draw(report: Figures, path: Path) -> None:
     """Draw how the writers spend their time, a bar for each mode, as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(10.5, 4.3), dpi=100, facecolor="white")

@@ -1,9 +1,9 @@
-"""Events of writers, as objects and as encoded bytes, built with the product's models: they are what a writer sends."""
+"""Events of writers, built with the product's models: they are what a writer sends."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +14,6 @@ from lakewarden.events import (
     Marker,
     MarkerCreated,
     TransactionAbandoned,
-    encode,
 )
 
 TABLES = "file:///bench"
@@ -34,40 +33,24 @@ def marker(number: int, partition: int) -> Marker:
     )
 
 
-def intent(table: str, transaction: str) -> bytes:
-    return encode(intent_event(table, transaction))
+def intent(table: str, transaction: str, **fields: Any) -> CommitIntent:
+    return CommitIntent(**{"heartbeat_seconds": HEARTBEAT_SECONDS, **common(table, transaction), **fields})
 
 
-def intent_event(table: str, transaction: str) -> CommitIntent:
-    return CommitIntent(**common(table, transaction), heartbeat_seconds=HEARTBEAT_SECONDS)
-
-
-def markers_created(table: str, transaction: str, markers: Sequence[Marker]) -> bytes:
-    return encode(markers_created_event(table, transaction, markers))
-
-
-def markers_created_event(table: str, transaction: str, markers: Sequence[Marker]) -> MarkerCreated:
+def touched(table: str, transaction: str, markers: Iterable[Marker]) -> MarkerCreated:
     return MarkerCreated(**common(table, transaction), markers=tuple(markers))
 
 
-def requested(table: str, transaction: str) -> bytes:
-    return encode(requested_event(table, transaction))
-
-
-def requested_event(table: str, transaction: str) -> CommitRequested:
+def requested(table: str, transaction: str) -> CommitRequested:
     return CommitRequested(**common(table, transaction), seq=1)
 
 
-def completed(table: str, transaction: str, grant: str) -> bytes:
-    return encode(completed_event(table, transaction, grant))
-
-
-def completed_event(table: str, transaction: str, grant: str) -> CommitCompleted:
+def completed(table: str, transaction: str, grant: str) -> CommitCompleted:
     return CommitCompleted(**common(table, transaction), grant=grant)
 
 
-def abandoned(table: str, transaction: str) -> bytes:
-    return encode(TransactionAbandoned(**common(table, transaction), reason="measured"))
+def abandoned(table: str, transaction: str) -> TransactionAbandoned:
+    return TransactionAbandoned(**common(table, transaction), reason="measured")
 
 
 def common(table: str, transaction: str) -> dict[str, Any]:

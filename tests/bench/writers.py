@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
@@ -20,8 +20,11 @@ from lakewarden.events import (
     PartitionTaken,
     Topics,
     Undecodable,
+    WriterEventUnion,
     decode,
+    encode,
 )
+from tests.bench import writer_events
 
 ANSWER_SECONDS = 60
 
@@ -76,17 +79,31 @@ class Writers:
         await self._consumer.stop()
         await self._producer.stop()
 
-    async def send(self, table: str, value: bytes) -> float:
+    async def send(self, event: WriterEventUnion) -> float:
         """Pass an event to the producer. Returns the time just before."""
+        return await self.put(event.table, encode(event))
+
+    async def put(self, table: str, value: bytes) -> float:
+        """The same with an event that is encoded already."""
         began = time.perf_counter()
         await self._producer.send(self._topics.writers, value=value, key=table.encode())
         return began
 
-    async def send_all(self, table: str, values: list[bytes]) -> None:
-        """Send events in this order. Returns when all are acknowledged."""
-        for value in values:
-            await self._producer.send(self._topics.writers, value=value, key=table.encode())
+    async def flush(self) -> None:
+        """Returns when all events are acknowledged."""
         await self._producer.flush()
+
+    async def ask(self, event: WriterEventUnion, kind: str) -> tuple[float, float, Any]:
+        """Send an event. Returns when it was sent, when this decision on its transaction arrived, and the decision."""
+        began = await self.send(event)
+        return began, *await self.answer(event.transaction, kind)
+
+    async def begin(self, *transactions: tuple[str, str]) -> None:
+        """Open these transactions of these tables at once."""
+        for table, transaction in transactions:
+            await self.send(writer_events.intent(table, transaction))
+        for _, transaction in transactions:
+            await self.answer(transaction, "admitted")
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Watcher]:
@@ -100,7 +117,7 @@ class Writers:
             watching.cancel()
             await consumer.stop()
 
-    async def answer(self, transaction: str, kind: str) -> tuple[float, DecisionEventUnion]:
+    async def answer(self, transaction: str, kind: str) -> tuple[float, Any]:
         """The decision of this type on a transaction, and when it arrived."""
         async with asyncio.timeout(ANSWER_SECONDS):
             return await asyncio.shield(self._answer(transaction, kind))  # others may wait for it, too

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from PIL import Image
 from playwright.async_api import Page, Request, ViewportSize, async_playwright, expect
 
 from tests.browser.chromium import find_chromium
@@ -51,9 +52,11 @@ async def fits_a_phone(page: Page, path: str) -> None:
 
 
 async def screenshot(page: Page, name: str) -> None:
-    """Take a screenshot for the documentation, if they are wanted."""
-    if SCREENSHOTS is not None:
-        await page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
+    """Take a screenshot for the documentation, in 256 colours."""
+    path = Path(SCREENSHOTS or ".") / f"{name}.png"
+    await page.screenshot(path=path, full_page=True)
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path)
 
 
 def _failure(request: Request) -> list[str]:

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 import anyio.to_thread
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 
-from tests.browser.browsing import fits_a_phone, opened, screenshot
+from tests.browser.browsing import SCREENSHOTS, fits_a_phone, opened, screenshot
 from tests.demo.test_run import processes_with
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2500)]
@@ -25,6 +26,8 @@ DAYS = 20
 """Enough to open all views before both queries have written them."""
 HANG_SECONDS = 1200.0
 """Only ends a hang: the demo starts Kafka and three Spark drivers."""
+VIEW_SECONDS = 300.0
+"""A view need not wait longer for a demo that has ended."""
 ADDRESS = r"what happens is also shown at (http://127\.0\.0\.1:\d+/)"
 
 
@@ -32,7 +35,7 @@ ADDRESS = r"what happens is also shown at (http://127\.0\.0\.1:\d+/)"
 def running_demo(folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start the demo. It is interrupted at the end of the block, if it still runs."""
     command = [sys.executable, "-m", "lakewarden.agent", "demo"]
-    options = ["--days", str(DAYS), "--admission", "optimistic", "--data", str(folder)]
+    options = ["--days", str(DAYS), "--data", str(folder)]
     with log.open("wb") as out:
         demo = subprocess.Popen(
             [*command, *options, "--picture", str(folder.parent / "demo.svg")],
@@ -61,9 +64,9 @@ async def test_each_view_shows_what_the_demo_does_and_a_conflict_appears_on_an_o
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "demo.log"
-    with running_demo(tmp_path / "data", log) as demo:
+    with TemporaryDirectory(prefix="demo-") as folder, running_demo(Path(folder, "data"), log) as demo:
         address = await printed_address(demo, log)
-        async with opened(address, HANG_SECONDS * 1000) as (page, complaints):
+        async with opened(address, VIEW_SECONDS * 1000) as (page, complaints):
             await page.goto("/losses")
             await expect(page.get_by_role("status").first).to_have_text("Live")
             await expect(
@@ -76,14 +79,6 @@ async def test_each_view_shows_what_the_demo_does_and_a_conflict_appears_on_an_o
             story = await lost.get_attribute("href")
             assert story is not None
             table = await page.evaluate("location.pathname + location.search")
-            for name, path in (
-                ("web-tables", "/"),
-                ("web-table", table.replace("minutes=60", "minutes=5")),
-                ("web-transaction", story),
-            ):
-                await page.goto(path)
-                await expect(page.locator("main")).to_contain_text("flights_optimistic")
-                await screenshot(page, name)
             views = {
                 table: "flights_optimistic",
                 "/": "flights_optimistic",
@@ -100,9 +95,20 @@ async def test_each_view_shows_what_the_demo_does_and_a_conflict_appears_on_an_o
 
             await page.goto(story)
             await expect(page.locator(".story")).to_contain_text("ABORTED (conflict)")
+            await pictures(page, table, story)
             running = demo.poll() is None
     assert running, "the views were those of a running demo"
     assert complaints == []
     assert demo.returncode == 130
     assert "CONFLICT with" in log.read_text()
-    assert processes_with(str(tmp_path)) == []
+    assert processes_with(folder) == []
+
+
+async def pictures(page: Page, table: str, story: str) -> None:
+    """The pictures of docs/web.md."""
+    if SCREENSHOTS is None:
+        return
+    for name, path in (("web-table", f"{table}&minutes=1"), ("web-transaction", story)):
+        await page.goto(path)
+        await expect(page.locator("main")).to_contain_text("flights_optimistic")
+        await screenshot(page, name)

@@ -11,6 +11,7 @@ from playwright.async_api import Route, expect
 
 from tests.bench import page
 from tests.bench.open_page import FED, PATIENCE_MS, opened
+from tests.bench.run import Run, Size
 from tests.browser.chromium import find_chromium
 from tests.kafka_fixture import KafkaServer
 
@@ -26,12 +27,8 @@ def test_an_open_page_keeps_nothing_of_the_updates_that_it_has_shown(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path
 ) -> None:
     """1,000 tables, of which a page lists 200."""
-    report = page.measure(
-        kafka.bootstrap_servers,
-        topic_prefix,
-        tmp_path,
-        page.Sizes(tables=1_000, transactions=60, updates=3, fed_updates=400),
-    )
+    size = Size(web_transactions=60, web_updates=3, web_fed_updates=400)
+    report = page.measure(Run(size, kafka.bootstrap_servers, topic_prefix, tmp_path))
 
     for row in page.rows(report):
         print(" | ".join(row))

@@ -156,7 +156,6 @@ def test_down_and_up_keep_what_was_committed(project: ComposeProject, gate: Comm
 
 
 def shown_tables(project: ComposeProject) -> list[str]:
-    """The tables on the page."""
     return [each["table"] for each in fetched(project.web_port, "/tables.json")["tables"]]
 
 

@@ -16,7 +16,6 @@ IMAGE = "lakewarden-test:built"
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
-    """The image of the Dockerfile."""
     built = subprocess.run(
         ["docker", "build", "--tag", IMAGE, "."],
         cwd=ROOT,

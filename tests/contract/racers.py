@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 
 from lakewarden.agent.stores import ConditionalStore, open_store
 from lakewarden.agent.stores.s3 import S3Options
@@ -25,6 +26,7 @@ from lakewarden.handlers.lease.conditional import (
     Unknown,
     Won,
 )
+from tests.servers.memory_store import MemoryStore
 
 # Each limit only ends a hang.
 REQUEST_SECONDS = 60.0
@@ -38,30 +40,48 @@ def with_variables(variables: dict[str, str], target: Callable[..., None], *argu
 
 
 @dataclass(frozen=True, slots=True)
-class RaceStore:
-    """The store of a race, in a form that can be passed to another process."""
+class Place:
+    """A store, and an unused folder in it, in a form that can be passed to another process."""
 
     folder: str
-    root: str | None = None
+    root: Path | None = None
     endpoint: str | None = None
 
     def open(self, seconds: float = REQUEST_SECONDS) -> ConditionalStore:
-        s3 = S3Options(endpoint_url=self.endpoint, region="us-east-1")
+        if self.folder.startswith("memory://"):
+            return MemoryStore(request_timeout_seconds=seconds)
+        s3 = S3Options(endpoint_url=self.endpoint)
         return open_store(
             self.folder, request_timeout_seconds=seconds, root=self.root, s3=s3, endpoint=self.endpoint
         )
 
+    def __truediv__(self, name: str) -> str:
+        return f"{self.folder}/{name}"
 
-def race_for_rounds(
-    race_store: RaceStore, racer: int, rounds: int, gate: Barrier, results: Queue[Any]
-) -> None:
+
+def place_in(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
+    """A place in a store of this kind: in memory, in this folder, or on the session's server."""
+    match kind:
+        case "memory":
+            return Place("memory://twin/locks")
+        case "local":
+            return Place(f"file://{folder}/new/locks", root=folder)
+        case "az":
+            azure = request.getfixturevalue("azure_credentials")
+            return Place(f"az://{azure.container()}/locks", endpoint=azure.endpoint)
+        case _:
+            server = request.getfixturevalue({"s3": "s3_credentials", "gs": "gcs_credentials"}[kind])
+            return Place(f"{kind}://{server.bucket()}/locks", endpoint=server.endpoint)
+
+
+def race_for_rounds(place: Place, racer: int, rounds: int, gate: Barrier, results: Queue[Any]) -> None:
     """In each round, all processes create the same new object at once, then they all replace it at once."""
 
     async def race() -> list[str]:
         outcomes: list[str] = []
-        async with race_store.open() as store:
+        async with place.open() as store:
             for number in range(rounds):
-                uri = f"{race_store.folder}/round-{number}.json"
+                uri = place / f"round-{number}.json"
                 await _wait_for_all(gate)
                 outcomes.append(await _settled_write(store, uri, f"{racer} created".encode(), IfAbsent()))
                 await _wait_for_all(gate)
@@ -89,13 +109,13 @@ async def _settled_write(store: ConditionalStore, uri: str, body: bytes, conditi
     return type(outcome).__name__.lower()
 
 
-def count_up(race_store: RaceStore, racer: int, times: int, gate: Barrier, results: Queue[Any]) -> None:
+def count_up(place: Place, racer: int, times: int, gate: Barrier, results: Queue[Any]) -> None:
     """Add one to a shared counter `times` times, each time by compare-and-swap."""
 
     async def count() -> dict[str, int]:
-        async with race_store.open() as store:
+        async with place.open() as store:
             await _wait_for_all(gate)
-            return await increment(store, f"{race_store.folder}/counter.json", racer, times)
+            return await increment(store, place / "counter.json", racer, times)
 
     results.put((racer, anyio.run(count)))
 

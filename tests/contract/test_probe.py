@@ -9,8 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from lakewarden.agent.stores import LocalStore, MemoryStore, StoreProbeError, probe
-from lakewarden.agent.stores.memory import DelayedDelivery, Fault, Request
+from lakewarden.agent.stores import LocalStore, StoreProbeError, probe
 from lakewarden.agent.stores.probe import _different_version
 from lakewarden.handlers.lease.conditional import (
     Condition,
@@ -25,6 +24,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
+from tests.servers.memory_store import DelayedDelivery, Fault, MemoryStore, Request
 
 FOLDER = "memory://twin/table/.hoodie/.locks"
 
@@ -34,19 +34,19 @@ class Counting(MemoryStore):
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.requests: list[str] = []
+        self.sent: list[str] = []
         super().__init__(request_timeout_seconds=1.0, objects=self.objects)
 
     async def read(self, uri: str) -> ReadOutcome:
-        self.requests.append("read")
+        self.sent.append("read")
         return await super().read(uri)
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        self.requests.append(type(condition).__name__)
+        self.sent.append(type(condition).__name__)
         return await super().write(uri, body, condition)
 
     async def delete(self, uri: str) -> None:
-        self.requests.append("delete")
+        self.sent.append("delete")
         await super().delete(uri)
 
 
@@ -60,7 +60,7 @@ class IgnoringOneCondition(Counting):
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         if not isinstance(condition, self._ignored):
             return await super().write(uri, body, condition)
-        self.requests.append(type(condition).__name__)
+        self.sent.append(type(condition).__name__)
         self.objects[uri] = body
         found = await MemoryStore.read(self, uri)
         assert isinstance(found, Found)
@@ -77,14 +77,14 @@ class Answering(Counting):
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         outcome = await super().write(uri, body, condition)
-        return self._answer if len(self.requests) == self._at else outcome
+        return self._answer if len(self.sent) == self._at else outcome
 
 
 async def test_a_correct_store_gets_four_requests_and_is_left_unchanged() -> None:
     async with Counting() as store:
         await probe(store, FOLDER)
 
-    assert store.requests == ["IfAbsent", "IfAbsent", "IfMatch", "delete"]
+    assert store.sent == ["IfAbsent", "IfAbsent", "IfMatch", "delete"]
     assert store.objects == {}
 
 
@@ -104,7 +104,7 @@ async def test_the_error_names_the_ignored_condition_and_the_store_is_left_uncha
         ):
             await probe(store, FOLDER)
 
-    assert len(store.requests) <= 4
+    assert len(store.sent) <= 4
     assert store.objects == {}
 
 
@@ -134,7 +134,7 @@ async def test_a_store_that_does_not_answer_the_probe_is_another_error(
             await probe(store, FOLDER)
 
     assert "ignores" not in str(caught.value)
-    assert len(store.requests) <= 4
+    assert len(store.sent) <= 4
     assert store.objects == {}, "a write that may have been applied is deleted too"
 
 

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import AF_INET, AddressFamily
 from typing import Any
+from urllib.parse import parse_qs
 
 import aiohttp.connector
 import anyio
@@ -72,12 +73,10 @@ def store_at(endpoint: str | None, **options: str | bool) -> S3Store:
     return S3Store(S3Options(endpoint_url=endpoint, **options), request_timeout_seconds=SECONDS)  # type: ignore[arg-type]
 
 
-async def written(
-    reply: Reply = WON, *, tls: ssl.SSLContext | None = None, options: dict[str, str] | None = None
-) -> Written:
+async def written(reply: Reply = WON, *, tls: ssl.SSLContext | None = None) -> Written:
     """What a write returns on a server that answers `reply` once, and that server."""
     opened = faulty_server([reply], tls=tls)
-    async with opened as server, store_at(server.endpoint, **(options or {})) as store:
+    async with opened as server, store_at(server.endpoint) as store:
         return await store.write(URI, b"body", IfAbsent()), server
 
 
@@ -289,7 +288,7 @@ async def test_credentials_are_taken_from_the_environment() -> None:
     assert credential(server).startswith("key-of-the-environment/")
 
 
-@pytest.mark.parametrize("named", ["by default", "AWS_PROFILE", "option"])
+@pytest.mark.parametrize("named", ["by default", "AWS_PROFILE"])
 async def test_credentials_are_taken_from_a_profile(
     named: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +298,7 @@ async def test_credentials_are_taken_from_a_profile(
     )
     if named == "AWS_PROFILE":
         monkeypatch.setenv("AWS_PROFILE", "other")
-    outcome, server = await written(options={"profile": "other"} if named == "option" else {})
+    outcome, server = await written()
 
     assert outcome == Won(ETAG)
     assert credential(server).startswith(f"key-of-{name}/")
@@ -309,6 +308,14 @@ GIVEN = Reply(
     200,
     (("Content-Type", "application/json"),),
     b'{"AccessKeyId":"key-of-the-role","SecretAccessKey":"secret","Token":"token","Expiration":"2099-01-01T00:00:00Z"}',
+)
+
+ASSUMED = Reply(
+    200,
+    (("Content-Type", "text/xml"),),
+    b"<AssumeRoleResponse><AssumeRoleResult><Credentials><AccessKeyId>key-of-the-role</AccessKeyId>"
+    b"<SecretAccessKey>secret</SecretAccessKey><SessionToken>token</SessionToken>"
+    b"<Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>",
 )
 
 
@@ -338,6 +345,25 @@ async def test_credentials_are_fetched_for_a_containers_role(monkeypatch: pytest
     ]
     assert credential(server).startswith("key-of-the-role/")
     assert server.received[0].headers["x-amz-security-token"] == "token"
+
+
+async def test_a_role_is_assumed_with_the_external_id_of_its_profile(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "credentials").write_text("[own]\naws_access_key_id = key\naws_secret_access_key = secret\n")
+    (home / "config").write_text(
+        "[profile lake]\nregion = eu-west-1\nsource_profile = own\nexternal_id = tenant-42\n"
+        "role_arn = arn:aws:iam::123456789012:role/lake\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    async with faulty_server([ASSUMED]) as service:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", service.endpoint)
+        outcome, server = await written()
+
+    assert outcome == Won(ETAG)
+    assert credential(server).startswith("key-of-the-role/")
+    [asked] = [parse_qs(received.body.decode()) for received in service.received]
+    assert (asked["Action"], asked["ExternalId"]) == (["AssumeRole"], ["tenant-42"])
 
 
 @pytest.mark.parametrize("failure", [Reply(500), Reply(200, body=b"<html>"), Reply(fault="reset")])
@@ -443,15 +469,15 @@ async def test_no_reason_contains_a_secret(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("keys")
-@pytest.mark.parametrize("place", ["option", "AWS_DEFAULT_REGION", "AWS_REGION", "the profile"])
+@pytest.mark.parametrize("place", ["AWS_DEFAULT_REGION", "AWS_REGION", "the profile"])
 async def test_a_region_of_the_standard_chain_is_used(
     place: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if place == "the profile":
         (home / "config").write_text("[default]\nregion = eu-west-1\n")
-    elif place != "option":
+    else:
         monkeypatch.setenv(place, "eu-west-1")
-    outcome, server = await written(options={"region": "eu-west-1"} if place == "option" else {})
+    outcome, server = await written()
 
     assert outcome == Won(ETAG)
     assert credential(server).endswith("/eu-west-1/s3/aws4_request")
@@ -471,7 +497,7 @@ async def test_aws_needs_a_region() -> None:
     async with store_at(None) as store:
         outcome = await store.read(URI)
 
-    require_refusal(outcome, "no region is set; set LAKEWARDEN_S3_REGION")
+    require_refusal(outcome, "no region is set; set AWS_REGION")
 
 
 @pytest.mark.usefixtures("keys")

@@ -39,7 +39,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def store_at(server: FaultyServer, seconds: float = 60.0) -> S3Store:
-    options = S3Options(endpoint_url=server.endpoint, region="us-east-1")
+    options = S3Options(endpoint_url=server.endpoint)
     return S3Store(options, request_timeout_seconds=seconds)
 
 
@@ -125,7 +125,7 @@ def blocked_port() -> Iterator[int]:
 
 
 async def test_a_connection_that_is_never_accepted_is_unknown(blocked_port: int) -> None:
-    options = S3Options(endpoint_url=f"http://127.0.0.1:{blocked_port}", region="us-east-1")
+    options = S3Options(endpoint_url=f"http://127.0.0.1:{blocked_port}")
     async with S3Store(options, request_timeout_seconds=2) as store:
         # On a busy machine the request's timeout may end together with the connection's, and the reason is that one.
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ import pytest
 from lakewarden.agent.stores import LocalStore
 from lakewarden.handlers.lease.conditional import Found, IfMatch, Won
 from tests.contract.racers import (
-    RaceStore,
+    Place,
     count_up,
     is_whole,
+    place_in,
     race_for_rounds,
     rewrite_forever,
     with_variables,
@@ -34,28 +35,17 @@ FORKS.set_forkserver_preload(["tests.contract.racers"])
 
 
 @pytest.fixture(params=["local", "s3", "gs", "az"])
-def race_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RaceStore]:
-    match request.param:
-        case "local":
-            yield RaceStore(f"file://{tmp_path}/locks", root=str(tmp_path))
-        case "s3":
-            s3 = request.getfixturevalue("s3_credentials")
-            yield RaceStore(f"s3://{s3.bucket()}/locks", endpoint=s3.endpoint)
-        case "gs":
-            gcs = request.getfixturevalue("gcs_credentials")
-            yield RaceStore(f"gs://{gcs.bucket()}/locks", endpoint=gcs.endpoint)
-        case _:
-            azure = request.getfixturevalue("azure_credentials")
-            yield RaceStore(f"az://{azure.container()}/locks", endpoint=azure.endpoint)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return place_in(request.param, request, tmp_path)
 
 
-def run_all(target: Callable[..., None], race_store: RaceStore, times: int) -> dict[int, Any]:
+def run_all(target: Callable[..., None], place: Place, times: int) -> dict[int, Any]:
     """Run the target in several processes and return their results. No process survives a failure."""
     gate, results = FORKS.Barrier(PROCESSES), FORKS.Queue()
     processes: list[ForkServerProcess] = [
         FORKS.Process(
             target=with_variables,
-            args=(dict(os.environ), target, race_store, racer, times, gate, results),
+            args=(dict(os.environ), target, place, racer, times, gate, results),
             daemon=True,
         )
         for racer in range(PROCESSES)
@@ -78,8 +68,8 @@ def run_all(target: Callable[..., None], race_store: RaceStore, times: int) -> d
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_in_every_round_exactly_one_process_wins(race_store: RaceStore) -> None:
-    by_racer = run_all(race_for_rounds, race_store, ROUNDS)
+def test_in_every_round_exactly_one_process_wins(place: Place) -> None:
+    by_racer = run_all(race_for_rounds, place, ROUNDS)
 
     for number, outcomes in enumerate(zip(*by_racer.values(), strict=True)):
         winners = [outcome for outcome in outcomes if outcome.endswith("won")]
@@ -87,10 +77,10 @@ def test_in_every_round_exactly_one_process_wins(race_store: RaceStore) -> None:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-async def test_a_counter_incremented_by_many_processes_loses_no_update(race_store: RaceStore) -> None:
-    counts = await anyio.to_thread.run_sync(run_all, count_up, race_store, STEPS)
-    async with race_store.open() as store:
-        found = await store.read(f"{race_store.folder}/counter.json")
+async def test_a_counter_incremented_by_many_processes_loses_no_update(place: Place) -> None:
+    counts = await anyio.to_thread.run_sync(run_all, count_up, place, STEPS)
+    async with place.open() as store:
+        found = await store.read(place / "counter.json")
 
     assert isinstance(found, Found)
     # An unknown write may have been applied and then repeated, so it can only add. A lost update would subtract.

@@ -213,7 +213,7 @@ def _reasons() -> str:
             "own lapse: read the outcome from the table; another's: begin a new transaction",
         ),
         "superseded": (
-            "the same writer opened a newer transaction, or the batch was committed meanwhile",
+            "the same writer opened a newer transaction, or the batch has been committed since",
             "stop this process's attempt: another one replaced it; if retriable, begin again: the answer is `already-committed`",
         ),
         "not-allowed": (
@@ -362,8 +362,7 @@ def _client() -> str:
     meanings = {
         "heartbeat_seconds": "interval of the heartbeats",
         "admission_timeout_seconds": (
-            "longest wait for an answer to the intent; longer than a grant lease, for which a former process of the writer may "
-            "still hold a grant"
+            "longest wait for an answer to the intent; longer than a grant lease, which a former process may still hold"
         ),
         "queue_timeout_seconds": "the same, if the admission may have to wait in the admission queue",
         "grant_timeout_seconds": "longest wait for the grant",

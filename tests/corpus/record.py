@@ -149,7 +149,6 @@ class Writer(writers.Writer):
         await self.world.send(self.event(CommitCompleted, **fields))
 
     async def aborted(self) -> Abort:
-        """Wait for the abort."""
         return await self.wait_for(Abort)
 
 

@@ -81,7 +81,6 @@ def only(objects: list[dict[str, Any]], kind: str, component: str = "agent") -> 
 
 
 def agent_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    """The agents' pod."""
     pod: dict[str, Any] = only(objects, "StatefulSet")["spec"]["template"]
     return pod
 

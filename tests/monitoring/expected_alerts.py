@@ -77,7 +77,7 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
         "during": {"LakewardenTableStopped": JOB_A, "LakewardenDeadLetters": ({},)},
         "after": {},
     },
-    "writers compute in vain": {"before": {}, "during": {"LakewardenComputedInVain": TABLE}},
+    "writers waste compute": {"before": {}, "during": {"LakewardenComputeWasted": TABLE}},
     "a stranger publishes": {"before": {}, "during": {"LakewardenDeadLetters": ({},)}, "after": {}},
     "an agent is overloaded": {
         "before": {},

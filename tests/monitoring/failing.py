@@ -22,13 +22,13 @@ import aiohttp
 import anyio
 import anyio.to_thread
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from lakewarden.agent.embedded.kafka import free_port
 from lakewarden.events import Abort, CommitGranted, CommitRequested
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
+from tests.kafka_fixture import administering
 from tests.monitoring.recording import Recording, Selectors
 from tests.processes import AGENT_PROGRAM, AgentProcess, environment
 from tests.real.writers import World, Writer, markers, world
@@ -51,7 +51,7 @@ LAG = "lakewarden_partition_lag_seconds"
 LESS, AFTER_SCRAPES = 0.6, 10
 """By so much it runs less, each time that its lag hasn't grown during so many scrapes: some machines are three times as fast."""
 COMPUTING_SECONDS = 40.0
-"""Of each batch that is computed in vain."""
+"""Seconds of each batch that is wasted."""
 FLOOD_EVENTS, FLOOD_MARKERS, FLOOD_SECONDS = 200, 20, 0.1
 """So many events with so many markers in each period. A twelfth of most processors decides fewer."""
 
@@ -358,23 +358,14 @@ class Failing:
         """Delete what a topic has now, or one partition of it."""
         chosen = range(self.scene.settings().partitions) if partition is None else [partition]
         ends = await self.scene.consumer.end_offsets([TopicPartition(topic, each) for each in chosen])
-        client = AIOKafkaAdminClient(bootstrap_servers=self.scene.bootstrap_servers)
-        await client.start()
-        try:
+        async with administering(self.scene.bootstrap_servers) as client:
             await client.delete_records(
                 {each: RecordsToDelete(before_offset=end) for each, end in ends.items()}
             )
-        finally:
-            await client.close()
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic."""
-        client = AIOKafkaAdminClient(bootstrap_servers=self.scene.bootstrap_servers)
-        await client.start()
-        try:
+        async with administering(self.scene.bootstrap_servers) as client:
             await client.delete_topics([topic])
-        finally:
-            await client.close()
 
     # -- an operator -------------------------------------------------------------------------------------------------
 

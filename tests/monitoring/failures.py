@@ -43,7 +43,7 @@ def _healthy(instance: str) -> dict[str, str]:
         f"lakewarden_incomplete_logs{where}}}": flat,
         f'lakewarden_open_transactions{where},phase="active",table="{ORDERS}"}}': f"3x{LENGTH}",
         f'lakewarden_open_transactions{where},phase="waiting",table="{ORDERS}"}}': f"1x{LENGTH}",
-        f'lakewarden_lost_compute_seconds_total{where},outcome="in-vain",table="{ORDERS}"}}': flat,
+        f'lakewarden_lost_compute_seconds_total{where},outcome="wasted",table="{ORDERS}"}}': flat,
         f'lakewarden_published_records_total{where},topic="dead-letters"}}': flat,
         f"lakewarden_late_renewals_total{where}}}": flat,
         **{
@@ -316,7 +316,7 @@ FAILURES = (
     ),
     Failure(
         "writers that publish no markers lose each conflict after they have computed",
-        {_series("lakewarden_lost_compute_seconds_total", outcome="in-vain", table=ORDERS): f"0+15x{LENGTH}"},
-        {"39m": {"LakewardenComputedInVain": TABLE}},
+        {_series("lakewarden_lost_compute_seconds_total", outcome="wasted", table=ORDERS): f"0+15x{LENGTH}"},
+        {"39m": {"LakewardenComputeWasted": TABLE}},
     ),
 )

@@ -48,7 +48,7 @@ SUSPENSIONS = 3
 """In a quarter of an hour of the alert's time: as many as it needs."""
 IN_VAIN_WRITERS = 20
 IN_VAIN_SECONDS, IN_VAIN_SCRAPES = 1_000.0, 64
-"""Computed in vain in half an hour, for 16 minutes: more than in the alert."""
+"""Wasted in half an hour, for 16 minutes: more than in the alert."""
 BEHIND_SECONDS = 30.0
 """As in the alert."""
 
@@ -289,7 +289,7 @@ async def test_a_table_is_stopped(record: Record) -> None:
 
 async def test_writers_compute_in_vain(record: Record) -> None:
     """They name what they have touched only when they have computed. Half an hour of this fires the alert after 15 minutes."""
-    async with record("writers compute in vain", **PATIENT) as scene:
+    async with record("writers waste compute", **PATIENT) as scene:
         async with scene.computing_in_vain(IN_VAIN_WRITERS):
             lost = "lakewarden_lost_compute_seconds_total"
             await scene.shows(lost, lambda seconds: seconds > IN_VAIN_SECONDS)
@@ -356,7 +356,7 @@ async def test_the_memory_budget_is_full(record: Record) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 async def test_kafka_does_not_answer(tmp_path: Path, s3_credentials: S3Server) -> None:
     """Neither agents nor writers need a restart."""
-    async with EmbeddedKafka(tmp_path / "kafka", port=free_port()) as kafka:
+    with EmbeddedKafka(tmp_path / "kafka", port=free_port()) as kafka:
         arguments = kafka.bootstrap_servers, "outage", tmp_path, s3_credentials
         async with recorded("Kafka does not answer", *arguments) as scene:
             kafka.stop()

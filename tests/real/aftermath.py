@@ -234,6 +234,5 @@ def _age(sample: Sample) -> tuple[int, int]:
 
 
 def fields(record: ConsumerRecord) -> Line:
-    """The fields of a decision."""
     found: Line = json.loads(record.value)
     return found

@@ -75,7 +75,6 @@ class EvidenceProcess:
         return self._lines
 
     def send(self, command: str) -> None:
-        """Send it a command."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(f"{command}\n".encode())
         self.popen.stdin.flush()
@@ -128,7 +127,6 @@ class Chaos:
     """The indexes in `holders` of those that were killed, with the time on CLOCK_MONOTONIC."""
 
     def table(self, name: str) -> str:
-        """The URI of a table."""
         return f"s3://{self.bucket}/warehouse/{name}"
 
     @asynccontextmanager
@@ -154,7 +152,6 @@ class Chaos:
         await agent.ready()
 
     def start_writers(self, name: str, *, shared: bool) -> None:
-        """Start the writers of a table."""
         table = self.table(name)
         arguments = [
             *("--bootstrap", self.scene.bootstrap_servers, "--prefix", self.scene.prefix),

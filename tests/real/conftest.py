@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 
 from lakewarden.agent.settings import Settings
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import KafkaServer, administering
 from tests.own_task import in_own_task
 from tests.real.chaos import Chaos, chaos
 from tests.real.lock_places import QUICK, Place
@@ -80,10 +80,8 @@ async def scene(
 
 @pytest_asyncio.fixture
 async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
-    client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await client.start()
-    yield client
-    await client.close()
+    async with administering(kafka.bootstrap_servers) as client:
+        yield client
 
 
 @pytest_asyncio.fixture

@@ -52,7 +52,6 @@ class TransactionLog:
         return [(offset, fields) for offset, fields in self.decided if fields["type"] == kind]
 
     def grants(self) -> set[str]:
-        """The grants that the log has for it."""
         return {fields["grant"] for _, fields in self.decisions("commit-granted")}
 
     def touch(self, markers: Iterable[Marker]) -> None:

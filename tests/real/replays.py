@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ class Log:
             records = [record for record in self.writers[done:] if record.offset < cut]
             owner.consume(records, 0.0)
             done += len(records)
-            yield cut, facts(owner)
+            yield cut, facts(owner, self._refused_from(cut))
 
     def from_committed(self, offset: int, metadata: str, ledger_end: int, cut: int) -> dict[str, Any]:
         """Replay from a checkpoint, with the ledger up to `ledger_end`. Return the state at `cut`."""
@@ -54,7 +54,12 @@ class Log:
         known = [record for record in self.ledger if record.offset < ledger_end]
         owner = self._owner(offset, decided, after[: max(relevant, default=-1) + 1], known)
         owner.consume([record for record in self.writers if offset <= record.offset < cut], 0.0)
-        return facts(owner)
+        return facts(owner, self._refused_from(cut))
+
+    def _refused_from(self, cut: int) -> set[str]:
+        """The transactions that are refused later. A replay that knows that leaves their footprint out (memory.py, rule 4)."""
+        decided = [json.loads(record.value) for record in self.decisions if _cause_offset(record) >= cut]
+        return {each["transaction"] for each in decided if each.get("reason") == "not-allowed"}
 
     def _owner(
         self,
@@ -80,13 +85,13 @@ def _cause_offset(record: ConsumerRecord) -> int:
     return int(json.loads(record.value).get("cause_offset", NEVER))
 
 
-def facts(owner: PartitionOwner) -> dict[str, Any]:
+def facts(owner: PartitionOwner, without_footprint: Container[str]) -> dict[str, Any]:
     """The states of an owner's tables without times, and with moments as an order. Empty tables are left out."""
-    found = {uri: _of_table(state) for uri, state in all_states(owner).items()}
+    found = {uri: _of_table(state, without_footprint) for uri, state in all_states(owner).items()}
     return {uri: each for uri, each in found.items() if any(each.values())}
 
 
-def _of_table(state: TableState) -> dict[str, Any]:
+def _of_table(state: TableState, without_footprint: Container[str]) -> dict[str, Any]:
     return {
         "transactions": [
             (
@@ -96,7 +101,8 @@ def _of_table(state: TableState) -> dict[str, Any]:
                 each.seq,
                 each.batch_id,
                 each.requested_id,
-                {partition: list(groups) for partition, groups in each.footprint.items()},
+                each.id not in without_footprint
+                and {partition: list(groups) for partition, groups in each.footprint.items()},
                 each.grant and (each.grant.id, each.grant.lock_owner, each.grant.seq, each.grant.revoked),
                 [
                     (other.ended > each.began, other.requested > each.requested)

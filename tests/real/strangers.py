@@ -169,7 +169,6 @@ class Strangers:
         return self._chance.choice(self._granted) if self._granted else None
 
     def _table(self) -> str:
-        """A table of others."""
         return self._chance.choice(self._tables)
 
     def _text(self) -> str:

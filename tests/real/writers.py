@@ -126,7 +126,6 @@ class World:
         }
 
     def settings(self, **more: Any) -> Settings:
-        """The settings of an agent."""
         return tuned(**self.values(**more))
 
     @asynccontextmanager
@@ -292,12 +291,10 @@ class Writer:
         )
 
     async def heartbeat(self) -> int:
-        """Send a heartbeat."""
         self.seq += 1
         return await self.world.send(self.event(WriterHeartbeat, seq=self.seq))
 
     async def request_commit(self) -> int:
-        """Request the grant."""
         self.seq += 1
         return await self.world.send(self.event(CommitRequested, seq=self.seq))
 
@@ -314,7 +311,6 @@ class Writer:
         return await self.world.send(self.event(CommitCompleted, grant=grant, version=version))
 
     async def abandon(self, reason: str = "requested by the test") -> int:
-        """Abandon the transaction."""
         return await self.world.send(self.event(TransactionAbandoned, reason=reason))
 
     async def wait_for(self, kind: type[SomeEvent], *, count: int = 1) -> SomeEvent:

@@ -56,7 +56,7 @@ def write(spark: SparkSession, folder: Path) -> None:
 def main() -> None:
     """Replace the recorded files."""
     settings: dict[str, Any] = session_settings("delta") | {"spark.databricks.delta.snapshotPartitions": "1"}
-    spark = spark_session("record", packages=[DELTA.artifacts["4.0"][0]], **settings)
+    spark = spark_session("record", packages=[DELTA.artifacts["4.0"][-1]], **settings)
     with tempfile.TemporaryDirectory() as folder:
         write(spark, Path(folder))
         for table in ("days", "mapped"):

@@ -57,7 +57,7 @@ def main() -> None:
             "spark.rpc.lookupTimeout": "600s",  # of a busy machine
             "spark.rpc.askTimeout": "600s",
         }
-        spark = spark_session("record", packages=[ICEBERG.artifacts["4.0"][0]], **settings)
+        spark = spark_session("record", packages=[ICEBERG.artifacts["4.0"][-1]], **settings)
         write(spark)
         shutil.rmtree(HERE / "flights", ignore_errors=True)
         shutil.copytree(

@@ -150,7 +150,6 @@ class Agent:
         """How many of the first attempts to open and probe the store fail."""
 
     def start(self) -> None:
-        """Start the process."""
         self._environment.oracles.add_node(self.node)
         self._log.listeners.append(self)
         self.node.start(self._run())

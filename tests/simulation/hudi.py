@@ -62,7 +62,6 @@ class HudiWriter:
         self._local: Local | None = None
 
     def start(self) -> None:
-        """Start the process."""
         self._oracles.add_node(self.node)
         self.node.start(self._run())
 

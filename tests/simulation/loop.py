@@ -12,11 +12,26 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
+from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
+
+try:
+    from sniffio import thread_local as library
+except ImportError:  # then anyio doesn't ask it
+    library = SimpleNamespace()  # type: ignore[assignment]
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 _Program: TypeAlias = Generator[Any, None, _T] | Coroutine[Any, Any, _T]
+
+
+def enter(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop | None:
+    """Make this the running loop. Return the previous one."""
+    previous = events._get_running_loop()
+    events._set_running_loop(loop)
+    # So that anyio needn't find out at each call.
+    library.name = None if loop is None else "asyncio"
+    return previous
 
 
 class NodeLoop(asyncio.BaseEventLoop):
@@ -78,7 +93,6 @@ class NodeLoop(asyncio.BaseEventLoop):
         return self._timers[0][0] if self._timers else None
 
     def queue_due_timers(self) -> None:
-        """Queue the timers that are due."""
         now = self.time()
         while (when := self.next_timer()) is not None and when <= now:
             self._due.append(heapq.heappop(self._timers)[2])

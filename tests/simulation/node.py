@@ -13,13 +13,12 @@ Tasks, futures and anyio's primitives are asyncio's own. Only the loop (`loop.py
 from __future__ import annotations
 
 import asyncio
-from asyncio import events
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Literal
 
 from tests.simulation.clocks import Clock
-from tests.simulation.loop import NodeLoop
+from tests.simulation.loop import NodeLoop, enter
 from tests.simulation.timeline import Timeline
 
 MAX_CALLBACKS_AT_ONCE = 100_000
@@ -65,6 +64,10 @@ class Node:
     def _loop_time(self) -> float:
         return self.now() - self._suspended_seconds
 
+    def true_time(self, loop_time: float) -> float:
+        """Return the true time at which the loop's clock shows this."""
+        return self.clock.when(loop_time + self._suspended_seconds)
+
     def log(self, text: str) -> None:
         """Add a line to the trace."""
         self.timeline.log(self.name, text)
@@ -72,7 +75,6 @@ class Node:
     # -- control ---------------------------------------------------------------------------------------------------
 
     def start(self, program: Coroutine[Any, Any, None]) -> None:
-        """Start the program."""
         self._main = self.loop.create_task(program, name=self.name)
         self._step()
 
@@ -85,7 +87,6 @@ class Node:
             self._count_down()
 
     def kill(self) -> None:
-        """Kill the process."""
         if self.state != "dead":
             self.state = "dead"
             self.log("is killed")
@@ -133,12 +134,11 @@ class Node:
         if self._stepping or self.state != "running":
             return
         self._stepping = True
-        outer_loop = events._get_running_loop()
-        events._set_running_loop(self.loop)
+        outer_loop = enter(self.loop)
         try:
             self._run_due()
         finally:
-            events._set_running_loop(outer_loop)
+            enter(outer_loop)
             self._stepping = False
         self._plan()
 
@@ -165,7 +165,7 @@ class Node:
         when = self.loop.next_timer()
         if when is None or self.state != "running":
             return
-        at = max(self.clock.when(when + self._suspended_seconds), self.timeline.now) + TIMER_LATENESS_SECONDS
+        at = max(self.true_time(when), self.timeline.now) + TIMER_LATENESS_SECONDS
         if self._planned_for is None or at < self._planned_for or self._planned_for <= self.timeline.now:
             self._planned_for = at
             self.timeline.plan(at, lambda: self._wake(at))
@@ -192,8 +192,7 @@ class Node:
 
     def dispose(self) -> None:
         """Cancel what is left of the program after the run."""
-        outer_loop = events._get_running_loop()
-        events._set_running_loop(self.loop)
+        outer_loop = enter(self.loop)
         try:
             if self._main is not None and not self._main.done():
                 self._main.cancel()
@@ -202,7 +201,7 @@ class Node:
             if self._main is not None and not self._main.cancelled():
                 self._main.exception()
         finally:
-            events._set_running_loop(outer_loop)
+            enter(outer_loop)
             self.loop.close()
 
 

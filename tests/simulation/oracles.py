@@ -44,7 +44,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lakewarden.agent.locks.keeper import KeeperEvent
-from lakewarden.agent.stores.memory import version_of
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import (
     Absent,
@@ -57,6 +56,7 @@ from lakewarden.handlers.lease.conditional import (
     WriteOutcome,
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
+from tests.servers.memory_store import version_of
 from tests.simulation.clocks import EPOCH_MS, Clock
 from tests.simulation.node import Node
 from tests.simulation.store import short_name
@@ -106,8 +106,6 @@ class Wait:
     since: float
     last_request: float
     """When it sent its last request, or began to wait."""
-    excused: bool = False
-    """Whether it found an unusable object: it reads that again only after `unusable_seconds`."""
     requests: int = 0
     allowance: int = 0
     """Requests explained by hand-overs, lost races, faults and ends of leases."""
@@ -141,6 +139,8 @@ class LockHistory:
     """Agents that have released it since they acquired it. A denial may have been on its way."""
     found_malformed: set[str] = field(default_factory=set)
     """Agents whose last read found an object that is no lock record."""
+    unusable: set[str] = field(default_factory=set)
+    """Agents that found it unusable and have sent no request since: they read it again only after `unusable_seconds`."""
     unknown_outcomes: dict[str, int] = field(default_factory=dict)
     """By agent with an unknown outcome: the requests answered since."""
 
@@ -168,7 +168,8 @@ class Oracles(ViolationRecorder):
         history = self._history(uri)
         if node.name in history.waits:
             history.waits[node.name].requests += 1
-            self._check_silence(history.waits[node.name], node, uri)
+            self._check_silence(history, node, uri)
+        history.unusable.discard(node.name)
         if body is not None and isinstance(record := parse(body), LockRecord):
             owners = history.wrote.setdefault(node.name, [])
             if record.owner not in owners:
@@ -313,7 +314,6 @@ class Oracles(ViolationRecorder):
         self._check_patience(history, node.name, uri)
 
     def on_keeper_event(self, node: Node, uri: str, event: KeeperEvent, *, relied_on: bool) -> None:
-        """The keeper reports an event."""
         history = self._history(uri)
         history.unknown_outcomes.pop(node.name, None)
         match event:
@@ -413,8 +413,8 @@ class Oracles(ViolationRecorder):
         if event.kind != "waiting" and self._assumed.fault_free:
             self.violated("no loss without faults", f"{node.name} is refused {short_name(uri)}: {event.why}")
         self._check_refusal(history, node, uri, event)
-        if event.kind == "unusable" and node.name in history.waits:
-            history.waits[node.name].excused = True
+        if event.kind == "unusable":
+            history.unusable.add(node.name)
         if event.holder is not None and event.holder in history.wrote.get(node.name, []):
             self.violated(
                 "no self-block",
@@ -437,17 +437,18 @@ class Oracles(ViolationRecorder):
                 f"{node.name} ended its lease of {short_name(uri)} {left:.3f} s early, its margin is {margin:.3f} s",
             )
 
-    def _check_silence(self, wait: Wait, node: Node, uri: str) -> None:
+    def _check_silence(self, history: LockHistory, node: Node, uri: str) -> None:
+        wait = history.waits[node.name]
         now, poll = self._timeline.now, self._assumed.settings.poll_seconds
         silent = now - wait.last_request
         ran = node.running_since <= wait.last_request
-        if ran and not wait.excused and silent > MAX_SILENT_POLLS * poll:
+        if ran and node.name not in history.unusable and silent > MAX_SILENT_POLLS * poll:
             self.violated(
                 "bounded silence",
                 f"{node.name} waits for {short_name(uri)} and sent no request for {silent:.3f} s, "
                 f"its poll interval is {poll:.3f} s",
             )
-        wait.last_request, wait.excused = now, False
+        wait.last_request = now
 
     def _check_refusal(self, history: LockHistory, node: Node, uri: str, event: lease.LockDenied) -> None:
         if event.holder is not None:

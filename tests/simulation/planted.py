@@ -11,333 +11,223 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from lakewarden.agent.stores import classify
 from lakewarden.agent.stores.classify import Answer
-from lakewarden.agent.stores.memory import Objects, version_of
 from lakewarden.handlers.lease import machine as lease
-from lakewarden.handlers.lease.conditional import (
-    Condition,
-    Found,
-    IfMatch,
-    Lost,
-    ReadOutcome,
-    Refused,
-    Unknown,
-    Won,
-    WriteOutcome,
-)
+from lakewarden.handlers.lease.conditional import Condition, Found, IfMatch, Refused, Unknown, Won
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.types import LeaseSettings, Moment, State, Step, Waiting, Work, Writing
-from tests.simulation.batch import Bugs, Patch
+from tests.servers.memory_store import Objects, version_of
+from tests.simulation.batch import Bugs, Patch, around
 
 BUGS = Bugs()
 
 ANY_VERSION = "*"
 """As in HTTP: if-match with it holds for any object."""
+Original: TypeAlias = Callable[..., Step]
+"""A function of the lease. What a bug passes on to it unseen is its `rest`."""
 
 
-@BUGS.plant("read-back trusted", "no belief beyond expiry")
-def _read_back_trusted() -> list[Patch]:
-    """An own record that is read back is written again before it is relied on."""
-    put_hold, found = lease._write_hold, lease._found_while_needed
-    sent: dict[str, float] = {}
+def _with(what: str, changes: Callable[[LeaseSettings], dict[str, Any]]) -> Patch:
+    """A function of the lease that runs with other settings."""
 
-    def put_noting(work: Work, at: Moment, *rest: Any) -> Step:
-        state, effects = put_hold(work, at, *rest)
-        assert isinstance(state, Writing)
-        sent[state.record.owner] = at.now
-        return state, effects
-
-    def found_trusting(
-        work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str
-    ) -> Step:
-        if record.owner == work.own_id and not record.expired:
-            landed = Writing(work, record, IfMatch(version), sent[record.owner])
-            return lease._confirm_lease(landed, at, version, settings)
-        return found(work, at, settings, record, version)
-
-    return [(lease, "_write_hold", put_noting), (lease, "_found_while_needed", found_trusting)]
-
-
-@BUGS.plant("challenger's drift flipped", "no lock stealing")
-def _challengers_drift_flipped() -> list[Patch]:
-    """A challenger waits the drift longer: its clock may be ahead."""
-    held_at, binds_for = LockRecord.held_at, lease._seconds_to_respect
-
-    def held(self: LockRecord, wall_ms: int, drift_ms: int) -> bool:
-        return held_at(self, wall_ms, -drift_ms)
-
-    def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
-        return binds_for(work, at, replace(settings, drift=-settings.drift), record)
-
-    return [(LockRecord, "held_at", held), (lease, "_seconds_to_respect", binds)]
-
-
-@BUGS.plant("holder's drift flipped", "no belief beyond expiry")
-def _holders_drift_flipped() -> list[Patch]:
-    """A holder stops the drift earlier: the challenger's clock may be ahead."""
-    confirmed = lease._confirm_lease
-
-    def flipped(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
-        return confirmed(state, at, version, replace(settings, drift=-settings.drift))
-
-    return [(lease, "_confirm_lease", flipped)]
-
-
-@BUGS.plant("lease counted from the response", "no belief beyond expiry")
-def _lease_counted_from_response() -> list[Patch]:
-    """A lease counts from before its write was sent."""
-    confirmed = lease._confirm_lease
-
-    def late(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
-        return confirmed(replace(state, sent_at=at.now), at, version, settings)
-
-    return [(lease, "_confirm_lease", late)]
-
-
-@BUGS.plant("409 treated as lost", "no self-block")
-def _conflict_treated_as_lost() -> list[Patch]:
-    """After 409 the outcome is unknown; until it is settled, all writes have one owner."""
-    row_of = classify.row_of
-
-    def lost(answer: Answer, condition: Condition | None) -> classify.Row:
-        return row_of(replace(answer, status=412) if answer.status == 409 else answer, condition)
-
-    return [(classify, "row_of", lost)]
-
-
-@BUGS.plant("own record not recognised", "no self-block")
-def _own_record_not_recognised() -> list[Patch]:
-    """An own lock whose response was lost is acquired again (Hudi waits for its end)."""
-    found = lease._found_while_needed
-
-    def strange(work: Work, *rest: Any) -> Step:
-        return found(work if work.lease else replace(work, own_id=None), *rest)
-
-    return [(lease, "_found_while_needed", strange)]
-
-
-@BUGS.plant("own renewal treated as a loss", "no false loss")
-def _own_renewal_treated_as_loss() -> list[Patch]:
-    """A renewal that lost to an own write is no loss (Hudi interrupts its writer)."""
-    found = lease._found_while_needed
-
-    def killed(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str) -> Step:
-        if work.lease is not None and version != work.lease.version:
-            return lease._lose_lease(work, at, why="another version is there", holder=record.owner)
-        return found(work, at, settings, record, version)
-
-    return [(lease, "_found_while_needed", killed)]
-
-
-@BUGS.plant("renewal without if-match", "no lock stealing")
-def _renewal_without_if_match() -> list[Patch]:
-    """A renewal that was delayed must not overwrite the next holder."""
-    put_hold, put = lease._write_hold, Objects.put
-
-    def unconditional(
-        work: Work, at: Moment, settings: LeaseSettings, condition: Condition, *rest: Any
-    ) -> Step:
-        renews = work.lease is not None
-        return put_hold(work, at, settings, IfMatch(ANY_VERSION) if renews else condition, *rest)
-
-    def put_over(self: Objects, key: str, body: bytes, condition: Condition) -> Won | Lost:
-        found = self.get(key)
-        if condition == IfMatch(ANY_VERSION) and isinstance(found, Found):
-            condition = IfMatch(found.version)
-        return put(self, key, body, condition)
-
-    return [(lease, "_write_hold", unconditional), (Objects, "put", put_over)]
-
-
-@BUGS.plant("unknown treated as won", "confirmed version exists")
-def _unknown_treated_as_won() -> list[Patch]:
-    """An unknown outcome is read back."""
-    wrote = lease._on_write_done
-
-    def trusting(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
-        won = Won(version_of(render(state.record)))
-        return wrote(state, at, won if isinstance(outcome, Unknown) else outcome, settings)
-
-    return [(lease, "_on_write_done", trusting)]
-
-
-@BUGS.plant("three read-backs", "unknown outcomes settled")
-def _three_read_backs() -> list[Patch]:
-    """One read and one write settle an unknown outcome."""
-    read = lease._on_read_done
-
-    def reading(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
-        if isinstance(outcome, Found) and 0 < work.tries < 3:
-            return lease._read_object(replace(work, tries=work.tries + 1))
-        return read(work, at, outcome, settings)
-
-    return [(lease, "_on_read_done", reading)]
-
-
-@BUGS.plant("validUntil repeated", "unique versions")
-def _valid_until_repeated() -> list[Patch]:
-    """Each write differs from all before it."""
-    put_hold = lease._write_hold
-
-    def coarse(work: Work, at: Moment, settings: LeaseSettings, condition: Condition, _: Any) -> Step:
-        lease_ms = round(settings.validity * 1000)
-        same = replace(
-            at, wall_ms=at.wall_ms // lease_ms * lease_ms, new_owner_id=work.own_id or at.new_owner_id
+    def changed(original: Callable[..., Any], *arguments: Any) -> Any:
+        return original(
+            *(
+                replace(each, **changes(each)) if isinstance(each, LeaseSettings) else each
+                for each in arguments
+            )
         )
-        return put_hold(work, same, settings, condition, None)
 
-    return [(lease, "_write_hold", coarse)]
-
-
-@BUGS.plant("strict rule ignored", "no lock stealing")
-def _strict_rule_ignored() -> list[Patch]:
-    """With clocks apart, a version must have stayed the same for a whole lease."""
-    binds_for = lease._seconds_to_respect
-
-    def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
-        return binds_for(work, at, replace(settings, strict=False), record)
-
-    return [(lease, "_seconds_to_respect", binds)]
+    return around(lease, what, changed)
 
 
-@BUGS.plant("quiet time ignored", "one holder")
-def _quiet_time_ignored() -> list[Patch]:
+def _margin_of(share: Callable[[LeaseSettings], float]) -> tuple[Patch, ...]:
+    """The rules of an unconfirmed lease with another margin."""
+    rules = "_end_unconfirmed_lease", "deadline"
+    return tuple(_with(what, lambda given: {"margin": share(given)}) for what in rules)
+
+
+_sent: dict[str, float] = {}
+
+
+def _hold_noted(put_hold: Original, work: Work, at: Moment, *rest: Any) -> Step:
+    state, effects = put_hold(work, at, *rest)
+    assert isinstance(state, Writing)
+    _sent[state.record.owner] = at.now
+    return state, effects
+
+
+def _found_trusted(found: Original, work: Work, at: Moment, *rest: Any) -> Step:
+    settings, record, version = rest
+    if record.owner == work.own_id and not record.expired:
+        landed = Writing(work, record, IfMatch(version), _sent[record.owner])
+        return lease._confirm_lease(landed, at, version, settings)
+    return found(work, at, *rest)
+
+
+# An own record that is read back is written again before it is relied on.
+BUGS.add(
+    "read-back trusted",
+    "no belief beyond expiry",
+    around(lease, "_write_hold", _hold_noted),
+    around(lease, "_found_while_needed", _found_trusted),
+)
+# A challenger waits the drift longer: its clock may be ahead.
+BUGS.add(
+    "challenger's drift flipped",
+    "no lock stealing",
+    around(LockRecord, "held_at", lambda held_at, self, wall_ms, drift_ms: held_at(self, wall_ms, -drift_ms)),
+    _with("_seconds_to_respect", lambda given: {"drift": -given.drift}),
+)
+# A holder stops the drift earlier: the challenger's clock may be ahead.
+LATE = _with("_confirm_lease", lambda given: {"drift": -given.drift})
+BUGS.add("holder's drift flipped", "no belief beyond expiry", LATE)
+# With clocks apart, a version must have stayed the same for a whole lease.
+LOOSE = _with("_seconds_to_respect", lambda _: {"strict": False})
+BUGS.add("strict rule ignored", "no lock stealing", LOOSE)
+# Only a former owner of the table's partition, by its owner id, is replaced at once.
+GREEDY = _with("_found_while_needed", lambda _: {"fenced": ("",)})
+BUGS.add("any owner fenced", "no lock stealing", GREEDY)
+# An unconfirmed lease is ended early enough before its expiry to report it.
+BUGS.add("margin ignored", "expiry reported in time", *_margin_of(lambda _: -0.001))
+# A lease is renewed before it is in doubt.
+BUGS.add("lease ended too early", "no loss without faults", *_margin_of(lambda given: 0.94 * given.validity))
+# A waiting agent sends no request for `poll_seconds`.
+OFTEN = (lease, "_poll_delay", lambda _, given, __: given.poll_seconds / 10)
+BUGS.add("polls too often", "bounded polling", OFTEN)
+# And then it reads again.
+NEVER = (lease, "_poll_delay", lambda _, given, __: 1000 * given.validity)
+BUGS.add("never polls again", "every contender acquires", NEVER)
+
+
+@BUGS.plant("lease counted from the response", "no belief beyond expiry", lease, "_confirm_lease")
+def _lease_counted_from_response(confirmed: Original, state: Writing, at: Moment, *rest: Any) -> Step:
+    """A lease counts from before its write was sent."""
+    return confirmed(replace(state, sent_at=at.now), at, *rest)
+
+
+@BUGS.plant("quiet time ignored", "one holder", lease, "_confirm_lease")
+def _quiet_time_ignored(confirmed: Original, state: Writing, *rest: Any) -> Step:
     """An adopted lock covers no new grant while its former owner may believe in it."""
-    confirmed = lease._confirm_lease
-
-    def loud(state: Writing, *rest: Any) -> Step:
-        return confirmed(replace(state, work=replace(state.work, former=None)), *rest)
-
-    return [(lease, "_confirm_lease", loud)]
+    return confirmed(replace(state, work=replace(state.work, former=None)), *rest)
 
 
-@BUGS.plant("any owner fenced", "no lock stealing")
-def _any_owner_fenced() -> list[Patch]:
-    """Only a former owner of the table's partition, by its owner id, is replaced at once."""
-    found = lease._found_while_needed
-
-    def greedy(work: Work, at: Moment, settings: LeaseSettings, *rest: Any) -> Step:
-        return found(work, at, replace(settings, fenced=("",)), *rest)
-
-    return [(lease, "_found_while_needed", greedy)]
+@BUGS.plant("409 treated as lost", "no self-block", classify, "row_of")
+def _conflict_treated_as_lost(
+    row_of: Callable[..., classify.Row], answer: Answer, *rest: Any
+) -> classify.Row:
+    """After 409 the outcome is unknown; until it is settled, all writes have one owner."""
+    return row_of(replace(answer, status=412) if answer.status == 409 else answer, *rest)
 
 
-@BUGS.plant("adopted lock shows a term", "one holder")
-def _adopted_lock_shows_a_term() -> list[Patch]:
+@BUGS.plant("own record not recognised", "no self-block", lease, "_found_while_needed")
+def _own_record_not_recognised(found: Original, work: Work, *rest: Any) -> Step:
+    """An own lock whose response was lost is acquired again (Hudi waits for its end)."""
+    return found(work if work.lease else replace(work, own_id=None), *rest)
+
+
+@BUGS.plant("own renewal treated as a loss", "no false loss", lease, "_found_while_needed")
+def _own_renewal_treated_as_loss(found: Original, work: Work, at: Moment, *rest: Any) -> Step:
+    """A renewal that lost to an own write is no loss (Hudi interrupts its writer)."""
+    _, record, version = rest
+    if work.lease is not None and version != work.lease.version:
+        return lease._lose_lease(work, at, why="another version is there", holder=record.owner)
+    return found(work, at, *rest)
+
+
+def _any_version(put_hold: Original, work: Work, at: Moment, *rest: Any) -> Step:
+    settings, condition, before = rest
+    return put_hold(work, at, settings, IfMatch(ANY_VERSION) if work.lease else condition, before)
+
+
+def _put_over(put: Callable[..., Any], self: Objects, key: str, body: bytes, condition: Condition) -> Any:
+    found = self.get(key)
+    if condition == IfMatch(ANY_VERSION) and isinstance(found, Found):
+        condition = IfMatch(found.version)
+    return put(self, key, body, condition)
+
+
+# A renewal that was delayed must not overwrite the next holder.
+BUGS.add(
+    "renewal without if-match",
+    "no lock stealing",
+    around(lease, "_write_hold", _any_version),
+    around(Objects, "put", _put_over),
+)
+
+
+@BUGS.plant("unknown treated as won", "confirmed version exists", lease, "_on_write_done")
+def _unknown_treated_as_won(wrote: Original, state: Writing, at: Moment, outcome: object, *rest: Any) -> Step:
+    """An unknown outcome is read back."""
+    won = Won(version_of(render(state.record)))
+    return wrote(state, at, won if isinstance(outcome, Unknown) else outcome, *rest)
+
+
+@BUGS.plant("three read-backs", "unknown outcomes settled", lease, "_on_read_done")
+def _three_read_backs(read: Original, work: Work, at: Moment, outcome: object, *rest: Any) -> Step:
+    """One read and one write settle an unknown outcome."""
+    if isinstance(outcome, Found) and 0 < work.tries < 3:
+        return lease._read_object(replace(work, tries=work.tries + 1))
+    return read(work, at, outcome, *rest)
+
+
+@BUGS.plant("validUntil repeated", "unique versions", lease, "_write_hold")
+def _valid_until_repeated(put_hold: Original, work: Work, at: Moment, *rest: Any) -> Step:
+    """Each write differs from all before it."""
+    settings, condition, _ = rest
+    lease_ms = round(settings.validity * 1000)
+    owner = work.own_id or at.new_owner_id
+    same = replace(at, wall_ms=at.wall_ms // lease_ms * lease_ms, new_owner_id=owner)
+    return put_hold(work, same, settings, condition, None)
+
+
+@BUGS.plant("adopted lock shows a term", "one holder", lease, "_write_hold")
+def _adopted_lock_shows_a_term(put_hold: Original, work: Work, at: Moment, *rest: Any) -> Step:
     """The next owner must wait, too, for an adopted owner that is not fenced."""
-    put_hold = lease._write_hold
-
-    def named(work: Work, at: Moment, settings: LeaseSettings, *rest: Any) -> Step:
-        prefix = settings.owner_prefix
-        shown = replace(at, new_owner_id=prefix + at.new_owner_id[len(prefix) :])
-        return put_hold(work, shown, settings, *rest)
-
-    return [(lease, "_write_hold", named)]
+    prefix = rest[0].owner_prefix
+    shown = replace(at, new_owner_id=prefix + at.new_owner_id[len(prefix) :])
+    return put_hold(work, shown, *rest)
 
 
-def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Patch]:
-    give_up, deadline = lease._end_unconfirmed_lease, lease.deadline
-
-    def given_up(state: State, at: Moment, settings: LeaseSettings) -> Step:
-        return give_up(state, at, replace(settings, margin=share(settings)))
-
-    def due(state: State, settings: LeaseSettings) -> float | None:
-        return deadline(state, replace(settings, margin=share(settings)))
-
-    return [(lease, "_end_unconfirmed_lease", given_up), (lease, "deadline", due)]
-
-
-def _poll_delay_of(seconds: Callable[[LeaseSettings], float]) -> list[Patch]:
-    def patience(_: Moment, settings: LeaseSettings, __: float) -> float:
-        return seconds(settings)
-
-    return [(lease, "_poll_delay", patience)]
-
-
-@BUGS.plant("malformed object overwritten", "foreign objects untouched")
-def _malformed_object_overwritten() -> list[Patch]:
+@BUGS.plant("malformed object overwritten", "foreign objects untouched", lease, "_on_read_done")
+def _malformed_object_overwritten(
+    read: Original, work: Work, at: Moment, outcome: object, *rest: Any
+) -> Step:
     """An object that is no lock record is never overwritten."""
-    read = lease._on_read_done
-
-    def overwriting(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
-        if isinstance(outcome, Found) and isinstance(parse(outcome.body), Malformed) and work.needed:
-            return lease._write_hold(replace(work, lease=None), at, settings, IfMatch(outcome.version), None)
-        return read(work, at, outcome, settings)
-
-    return [(lease, "_on_read_done", overwriting)]
+    if isinstance(outcome, Found) and isinstance(parse(outcome.body), Malformed) and work.needed:
+        return lease._write_hold(replace(work, lease=None), at, rest[0], IfMatch(outcome.version), None)
+    return read(work, at, outcome, *rest)
 
 
-@BUGS.plant("malformed object crashes", "no crash")
-def _malformed_object_crashes() -> list[Patch]:
+@BUGS.plant("malformed object crashes", "no crash", lease, "parse")
+def _malformed_object_crashes(_: object, body: bytes) -> LockRecord:
     """Such an object ends no agent."""
-
-    def trusting(body: bytes) -> LockRecord:
-        fields = json.loads(body)
-        return LockRecord(fields["expired"], fields["validUntil"], fields["owner"])
-
-    return [(lease, "parse", trusting)]
+    fields = json.loads(body)
+    return LockRecord(fields["expired"], fields["validUntil"], fields["owner"])
 
 
-@BUGS.plant("refusal is final", "refusals waited out")
-def _refusal_is_final() -> list[Patch]:
+@BUGS.plant("refusal is final", "refusals waited out", lease, "_on_refused")
+def _refusal_is_final(_: object, work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
     """A refusal is a doubt: an expired session or a wrong clock is corrected elsewhere."""
-
-    def final(work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
-        return lease._found_unusable(work, at, settings, refused.why)
-
-    return [(lease, "_on_refused", final)]
+    return lease._found_unusable(work, at, settings, refused.why)
 
 
-@BUGS.plant("hints delay without bound", "bounded silence")
-def _hints_delay_without_bound() -> list[Patch]:
+@BUGS.plant("hints delay without bound", "bounded silence", lease, "_on_acquisition_hint")
+def _hints_delay_without_bound(observed: Original, state: State, *rest: Any) -> Step:
     """A hint delays the next read by `poll_seconds` at most."""
-    observed = lease._on_acquisition_hint
-
-    def delayed(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
-        after, effects = observed(state, at, settings, valid_until)
-        if isinstance(after, Waiting) and isinstance(state, Waiting) and after.work.read_by is not None:
-            after = replace(after, work=replace(after.work, read_by=math.inf))
-        return after, effects
-
-    return [(lease, "_on_acquisition_hint", delayed)]
+    after, effects = observed(state, *rest)
+    if isinstance(after, Waiting) and isinstance(state, Waiting) and after.work.read_by is not None:
+        after = replace(after, work=replace(after.work, read_by=math.inf))
+    return after, effects
 
 
-@BUGS.plant("queue delays without bound", "bounded silence")
-def _queue_delays_without_bound() -> list[Patch]:
+@BUGS.plant("queue delays without bound", "bounded silence", lease, "_start_acquiring")
+def _queue_delays_without_bound(start: Original, work: Work, at: Moment, settings: LeaseSettings) -> Step:
     """So does the queue, however many contenders it has."""
-    start = lease._start_acquiring
-
-    def started(work: Work, at: Moment, settings: LeaseSettings) -> Step:
-        after, effects = start(work, at, settings)
-        if isinstance(after, Waiting):
-            after = replace(after, until=at.now + work.ahead * settings.queue_slot_seconds)
-        return after, effects
-
-    return [(lease, "_start_acquiring", started)]
-
-
-@BUGS.plant("margin ignored", "expiry reported in time")
-def _margin_ignored() -> list[Patch]:
-    """An unconfirmed lease is ended early enough before its expiry to report it."""
-    return _margin_of(lambda _: -0.001)
-
-
-@BUGS.plant("lease ended too early", "no loss without faults")
-def _lease_ended_too_early() -> list[Patch]:
-    """A lease is renewed before it is in doubt."""
-    return _margin_of(lambda settings: 0.94 * settings.validity)
-
-
-@BUGS.plant("polls too often", "bounded polling")
-def _polls_too_often() -> list[Patch]:
-    """A waiting agent sends no request for `poll_seconds`."""
-    return _poll_delay_of(lambda settings: settings.poll_seconds / 10)
-
-
-@BUGS.plant("never polls again", "every contender acquires")
-def _never_polls_again() -> list[Patch]:
-    """And then it reads again."""
-    return _poll_delay_of(lambda settings: 1000 * settings.validity)
+    after, effects = start(work, at, settings)
+    if isinstance(after, Waiting):
+        after = replace(after, until=at.now + work.ahead * settings.queue_slot_seconds)
+    return after, effects

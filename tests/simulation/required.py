@@ -100,6 +100,7 @@ class SimulationTests:
 
         assert digest(self.simulation.run(1).trace) == before
 
+    @pytest.mark.wide
     def test_a_seed_gives_the_same_run_in_another_process(self) -> None:
         """Also with other hash seeds, so that the order of no set decides anything."""
         here = [f"{seed} {digest(self.simulation.run(seed).trace)}" for seed in range(self.reproduced)]

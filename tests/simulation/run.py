@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from random import Random
 
-from lakewarden.agent.stores.memory import Objects
+from tests.servers.memory_store import Objects
 from tests.simulation.agents import Agent, SharedLog
 from tests.simulation.batch import Outcome
 from tests.simulation.environment import Environment

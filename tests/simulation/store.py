@@ -1,6 +1,6 @@
 """The simulated object store and its clients.
 
-The store is `Objects` of `agent/stores/memory.py`, which passes the contract suite, and answers with the status codes of S3. A
+The store is `Objects` of `memory_store.py`, which passes the contract suite, and answers with the status codes of S3. A
 client maps an answer to an outcome with the production table (`classify.py`), and a broken connection or its own timeout to
 *unknown*, as every adapter does.
 """
@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import anyio
 
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
-from lakewarden.agent.stores.memory import Objects
+from lakewarden.agent.stores.port import OnRequest
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Condition,
@@ -25,6 +25,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
+from tests.servers.memory_store import Objects
 from tests.simulation.faults import FaultInjector
 from tests.simulation.network import Network
 from tests.simulation.node import Node
@@ -84,7 +85,6 @@ class Wire:
     timeout: float
 
     async def get(self, uri: str) -> Answer | None:
-        """Send a GET."""
         fate = self.faults.fate(self.node.name, writes=False, now=self.node.timeline.now)
         with anyio.move_on_after(self.timeout):
             return await self.network.request(
@@ -111,6 +111,9 @@ class Wire:
 
 class StoreClient:
     """The store as the lock's shell uses it (`agent/stores/port.py`), over a simulated connection."""
+
+    requests = 0
+    on_request: OnRequest = lambda *_: None
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from random import Random
 
-from lakewarden.agent.stores.memory import Objects
 from lakewarden.handlers.lease.lock_object import LockRecord, render
+from tests.servers.memory_store import Objects
 from tests.simulation.oracles import Oracles
 from tests.simulation.store import short_name
 from tests.simulation.timeline import Timeline

@@ -13,6 +13,5 @@ class ViolationRecorder:
         self._timeline = timeline
 
     def violated(self, oracle: str, what: str) -> None:
-        """Record a violation."""
         self.violations.append(f"{oracle}: {what}")
         self._timeline.log("ORACLE", self.violations[-1])

@@ -20,10 +20,13 @@ from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.kafka_fixture import KafkaServer
 from tests.servers.iceberg_catalogs import (
     running_hive_metastore,
+    running_nessie,
     running_postgresql,
     running_rest_catalog,
 )
-from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_CATALOG, format_settings
+from tests.servers.s3 import started_server
+from tests.spark.cluster import ON_CLUSTER, running_cluster
+from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_CATALOG, OBJECTS, format_settings
 from tests.spark.harness import Harness
 
 SCHEMA = pa.schema(
@@ -58,14 +61,26 @@ collect_ignore = [
     for name in names
     if not here
 ]
+if not ON_CLUSTER:
+    collect_ignore.append("test_cluster.py")
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def session_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The master of the tests' session, and what belongs to it."""
+    if not ON_CLUSTER:
+        yield {"master": "local[2,4]"}
+        return
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="session")
+def spark(request: pytest.FixtureRequest, session_master: dict[str, str]) -> Iterator[SparkSession]:
     """Two cores, and `conf/spark-defaults.conf`; with Hudi, or Delta and Iceberg, if this PySpark has one."""
-    memory = "1g" if HAS_HUDI else "512m"
-    settings = format_settings()
-    session = spark_session("lakewarden-tests", master="local[2,4]", memory=memory, **settings)
+    s3 = any("nessie" in item.nodeid for item in request.session.items)
+    settings: dict[str, Any] = session_master | format_settings(s3=s3)
+    session = spark_session("lakewarden-tests", memory="1g", **settings)
     yield session
     session.stop()
 
@@ -82,6 +97,19 @@ def catalog_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
                 return {"type": "jdbc", "uri": f"jdbc:{servers.enter_context(running_postgresql())}"}
             if name == "hive":
                 return {"type": "hive", "uri": servers.enter_context(running_hive_metastore(folder))}
+            if name == "nessie":
+                s3 = servers.enter_context(started_server())
+                bucket = s3.bucket()
+                uri = servers.enter_context(running_nessie(folder, bucket, s3))
+                return {
+                    "type": "rest",
+                    "uri": uri,
+                    "warehouse": "warehouse",
+                    "s3.endpoint": s3.endpoint,
+                    "s3.access-key-id": s3.access_key,
+                    "s3.secret-access-key": s3.secret_key,
+                    OBJECTS: f"{s3.objects}/{bucket}",
+                }
             rest = running_rest_catalog(folder, {"warehouse": f"{folder / 'warehouse'}"})
             return {"type": "rest", "uri": servers.enter_context(rest)}
 
@@ -96,7 +124,11 @@ def in_catalog(
 
     def use(name: str) -> None:
         if name:
-            monkeypatch.setenv(ICEBERG_CATALOG, json.dumps(catalog_options(name)))
+            options = catalog_options(name)
+            monkeypatch.setenv(ICEBERG_CATALOG, json.dumps(options))
+            if OBJECTS in options:  # the agent has its locks there
+                monkeypatch.setenv("AWS_ACCESS_KEY_ID", options["s3.access-key-id"])
+                monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["s3.secret-access-key"])
 
     return use
 

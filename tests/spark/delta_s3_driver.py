@@ -5,6 +5,7 @@
 | `create` | create `table` |
 | `write` | write a batch: `table`, `mode`, `writer`, `batch`, `flights` |
 | `rows` | return the flights of `table` |
+| `maintain` | run OPTIMIZE and VACUUM on `table`; return its number of files |
 | `hide-internals` | let the sink find no S3A of Hadoop 3.4 |
 
 The answer to each line is a JSON object in a file: what was asked for, or `error`. That of `write` has the attempts, the version,
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +27,7 @@ from lakewarden.spark_jobs import CommitGate, DeltaSink, GateEvent
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
+from tests.spark.cluster import MASTER
 from tests.spark.formats import JARS, format_settings
 from tests.spark.s3_driver import s3a_settings
 
@@ -80,6 +83,15 @@ class Driver:
             case "rows":
                 rows = self._spark.read.format("delta").load(asked["table"]).collect()
                 return sorted(row["flight"] for row in rows)
+            case "maintain":
+                table = f"delta.`{asked['table']}`"
+                self._spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+                # VACUUM lists by so many tasks, 10,000 by default.
+                self._spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
+                self._spark.sql(f"OPTIMIZE {table}")
+                self._spark.sql(f"VACUUM {table} RETAIN 0 HOURS")
+                [detail] = self._spark.sql(f"DESCRIBE DETAIL {table}").collect()
+                return detail["numFiles"]
             case "hide-internals":
                 fence.INTERNALS = "org.apache.hadoop.fs.s3a.Missing"
                 return None
@@ -107,9 +119,10 @@ class Driver:
 
 def session(jars: str) -> SparkSession:
     """`jars`: of S3A."""
+    # As a setting of the session they would replace those of the packages in what the executors load.
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {jars} pyspark-shell"
     settings: dict[str, Any] = format_settings() | s3a_settings()
     settings |= {
-        "spark.jars": jars,
         "spark.jars.packages": JARS["delta"],
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.hadoop.fs.s3.impl": fence.S3A,
@@ -117,7 +130,7 @@ def session(jars: str) -> SparkSession:
         "spark.hadoop.fs.s3a.attempts.maximum": "1",
         "spark.delta.logStore.s3.impl": OWN_LOG_STORE,
     }
-    return spark_session("delta-s3", master="local[1,4]", memory="768m", **settings)
+    return spark_session("delta-s3", master=os.environ.get(MASTER, "local[1,4]"), memory="768m", **settings)
 
 
 def main() -> None:

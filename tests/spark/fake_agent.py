@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.structs import TopicPartition
 
 from lakewarden.events import (
@@ -42,6 +42,7 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.spark_jobs.gate.kafka import LoopThread
+from tests.kafka_fixture import administering
 
 Script = Callable[[WriterEventUnion, int], Iterable[DecisionRecord]]
 """Returns the decisions that answer an event, which was read at the given offset."""
@@ -107,14 +108,13 @@ class FakeAgent:
         self._thread.close()
 
     async def _start(self) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
-        await admin.start()
-        while admin._client.cluster.controller is None:  # a broker that has just started
-            await admin._client.force_metadata_update()
-        await admin.create_topics(
-            [NewTopic(name, self.partitions, 1) for name in (self.topics.writers, self.topics.decisions)]
-        )
-        await admin.close()
+        names = (self.topics.writers, self.topics.decisions)
+        async with administering(self.bootstrap_servers) as admin:
+            while admin._client.cluster.controller is None:  # a broker that has just started
+                await admin._client.force_metadata_update()
+            # An answer doesn't mean that the broker has them.
+            while not {*names} <= {*await admin.list_topics()}:
+                await admin.create_topics([NewTopic(name, self.partitions, 1) for name in names])
         self._producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers)
         await self._producer.start()
         self._consumer = AIOKafkaConsumer(
@@ -155,7 +155,6 @@ class FakeAgent:
 def fake_agent(
     bootstrap_servers: str, topic_prefix: str, script: Script, partitions: int = PARTITIONS
 ) -> Iterator[FakeAgent]:
-    """A running fake agent."""
     agent = FakeAgent(bootstrap_servers, Topics(topic_prefix), script, partitions)
     agent.start()
     try:

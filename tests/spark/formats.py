@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ ICEBERG_FORMAT = os.environ.get("LAKEWARDEN_TEST_ICEBERG_FORMAT") or "2"
 ICEBERG_CATALOG = "LAKEWARDEN_TEST_ICEBERG_CATALOG"
 """Variable with the options of the catalog that has the tests' tables, as JSON; the drivers that a test starts have it, too."""
 
+OBJECTS = "objects"
+"""Among those options: the folder in which an S3 server keeps the objects of the tables' bucket as files."""
+
 HADOOP_AWS = f"org.apache.hadoop:hadoop-aws:{SPARK[minor(pyspark.__version__)].hadoop}"
 
 CODE_GENERATION = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
@@ -38,9 +42,7 @@ def _jars() -> dict[str, str]:
     named = {form: os.environ.get(f"LAKEWARDEN_TEST_{form.upper()}") for form in FORMATS}
     found = {}
     for form, release in named.items():
-        tried = {
-            release_of(each): each for each in FORMATS[form].artifacts.get(minor(pyspark.__version__), ())
-        }
+        tried = {release_of(each): each for each in FORMATS[form].jars(pyspark.__version__)}
         if tried and (release or not any(named.values())):
             newest = next(iter(tried.values()))
             found[form] = tried.get(release, f"{newest.rpartition(':')[0]}:{release}") if release else newest
@@ -49,10 +51,33 @@ def _jars() -> dict[str, str]:
 
 JARS = _jars()
 HAS_DELTA, HAS_ICEBERG, HAS_HUDI = (form in JARS for form in ("delta", "iceberg", "hudi"))
+ICEBERG_AWS = (
+    f"org.apache.iceberg:iceberg-aws-bundle:{JARS['iceberg'].rpartition(':')[2]}" if HAS_ICEBERG else ""
+)
+HUDI_TABLE_VERSION = {"0.15": 6, "1.0": 8}.get(minor(release_of(JARS.get("hudi", ""))), 9)
+"""Of the tables that Hudi creates."""
 
 
-def format_settings() -> dict[str, Any]:
-    """Return the settings of a Spark session that writes these formats."""
+def catalog_options() -> dict[str, str]:
+    """Return the options of `ICEBERG_CATALOG`. Hadoop's catalog is the default."""
+    options: dict[str, str] = json.loads(os.environ.get(ICEBERG_CATALOG, '{"type": "hadoop"}'))
+    return options
+
+
+def lists_newest_only() -> bool:
+    """Return whether the tables are in Nessie, which lists no older snapshot and chooses the locations."""
+    return OBJECTS in catalog_options()
+
+
+def path_of(location: str) -> str:
+    """Return the path of a table's folder or file."""
+    objects = Path(catalog_options().get(OBJECTS, "/"))
+    path = re.sub("/+", "/", location.removeprefix("file:"))
+    return path.replace(f"s3:/{objects.name}", f"{objects}", 1)
+
+
+def format_settings(*, s3: bool = False) -> dict[str, Any]:
+    """Return the settings of a Spark session that writes these formats. `s3`: also by Iceberg's own access to S3."""
     if HAS_HUDI:
         return {
             "spark.jars.packages": JARS["hudi"],
@@ -62,8 +87,11 @@ def format_settings() -> dict[str, Any]:
         }
     if not JARS:
         return {}
+    catalogs = [SQLITE, POSTGRESQL] if HAS_ICEBERG else []
+    if HAS_ICEBERG and (s3 or lists_newest_only()):
+        catalogs.append(ICEBERG_AWS)
     settings = {
-        "spark.jars.packages": ",".join([*JARS.values(), *([SQLITE, POSTGRESQL] if HAS_ICEBERG else [])]),
+        "spark.jars.packages": ",".join([*JARS.values(), *catalogs]),
         "spark.sql.extensions": ",".join(extension for name, extension in EXTENSIONS.items() if name in JARS),
     }
     if HAS_DELTA:
@@ -81,7 +109,7 @@ def iceberg_name(spark: SparkSession, folder: Path, **options: str) -> str:
     warehouse = folder.parents[1]
     digest = f"{zlib.crc32(str(warehouse).encode()):x}"
     catalog, namespace = f"lake{digest}", folder.parent.name
-    options = options or json.loads(os.environ.get(ICEBERG_CATALOG, '{"type": "hadoop"}'))
+    options = options or catalog_options()
     if options["type"] == "jdbc":
         warehouse.mkdir(parents=True, exist_ok=True)
         options = {"uri": f"jdbc:sqlite:{warehouse / 'catalog.db'}", **options}

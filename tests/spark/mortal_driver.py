@@ -1,7 +1,8 @@
-"""A driver that kills itself at a chosen step, with its JVM and Python workers, as if its machine had failed.
+"""A driver that ends at a chosen step: it kills itself with its JVM and Python workers, as if its machine failed, or is stopped.
 
 The step is `none`, or `<step>:<batch>`. The driver writes rows through a sink, one source file per batch, until its source is
-used up. It appends every step of its gate to a file.
+used up. It appends every step of its gate to a file. With `STOP` in its environment, a thread calls `query.stop()` or
+`spark.stop()` when a process of the driver has created that file.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from lakewarden.agent.locks.posix_session import posix_session_members
 from lakewarden.spark_jobs import CommitGate, GateEvent, Grant
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.iceberg.table import BATCH
-from tests.spark.formats import format_settings
+from tests.posix_session import posix_session_members
+from tests.spark.cluster import MASTER
+from tests.spark.formats import format_settings, path_of
 from tests.spark.sinks.cases import make_sink
 
 STEPS = ("intent", "admitted", "staging", "requested", "granted", "published", "completed")
@@ -33,13 +36,24 @@ STEPS = ("intent", "admitted", "staging", "requested", "granted", "published", "
 file and another has not; the tasks of Hudi, Delta and Iceberg may have written both. At `published`, the snapshot is durable
 and not yet reported."""
 
+WAYS = ("kill", "query", "spark")
+STOP = "LAKEWARDEN_TEST_STOP"
+"""An environment variable: the file by which a process of the driver demands the stop. With `BEGUN`, the stop has begun."""
+BEGUN = ".begun"
+
 
 def die() -> None:
-    """Kill every process of this session, so that none can finish what it began, or sees another one end.
+    """End the driver at this step.
 
-    They are stopped first, and killed by a child: were the JVM to end before this process, a thread of it would
-    see that, and the driver would end with an error of its own.
+    Return when the stop has begun. Or kill every process of this session, so that none can finish what it began, or sees
+    another one end. They are suspended first, and killed by a child: were the JVM to end before this process, a thread of it
+    would see that, and the driver would end with an error of its own.
     """
+    if stop := os.environ.get(STOP):
+        Path(stop).touch()
+        while not Path(stop + BEGUN).exists():
+            time.sleep(0.001)
+        return
     me = os.getpid()
     others = [process for process in posix_session_members(os.getsid(0)) if process != me]
     for other in others:
@@ -204,11 +218,23 @@ def die_half_staged(rows: DataFrame, table: Path) -> DataFrame:
     return rows.repartition(2, "day").mapInArrow(waiting, rows.schema)
 
 
+def stop_on_demand(way: str, spark: SparkSession, query: StreamingQuery) -> None:
+    """Stop the query or Spark, and say when that has begun: it ends only when the batch has ended."""
+    context: Any = spark.sparkContext._jsc.sc()
+    while not Path(os.environ[STOP]).exists():
+        time.sleep(0.01)
+    threading.Thread(target=query.stop if way == "query" else spark.stop, daemon=True).start()
+    while not context.isStopped() if way == "spark" else query.isActive:
+        time.sleep(0.001)
+    Path(os.environ[STOP] + BEGUN).touch()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     names = ("bootstrap-servers", "topic-prefix", "sink", "table", "source", "checkpoint", "events", "die-at")
     for name in names:
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--way", choices=WAYS, required=True)
     options = parser.parse_args()
     step, _, number = options.die_at.partition(":")
     batch = int(number or -1)
@@ -216,12 +242,12 @@ def main() -> None:
     paimon_or_example = table_format in {"paimon", "parquet"}
     spark = spark_session(
         "mortal",
-        master="local[2,4]",
+        master=os.environ.get(MASTER, "local[2,4]"),
         memory="512m" if paimon_or_example else "1g",
         **({} if paimon_or_example else format_settings()),
     )
     sink = make_sink(options.sink, options.table)
-    table = Path(options.table)
+    table = Path(path_of(sink.table))
     match step, table_format:
         case "published", "parquet":
             parquet_dies_once_published(sink, batch)
@@ -259,7 +285,13 @@ def main() -> None:
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    if STOP not in os.environ:
+        query.awaitTermination()
+        return
+    threading.Thread(target=stop_on_demand, args=(options.way, spark, query), daemon=True).start()
+    with contextlib.suppress(Exception):  # on a stopped context, of any kind
+        query.awaitTermination()
+    assert Path(os.environ[STOP] + BEGUN).exists(), "it ended before its step"
 
 
 if __name__ == "__main__":

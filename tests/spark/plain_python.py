@@ -1,4 +1,4 @@
-"""A virtual environment with what `pip install lakewarden` installs, and nothing else: no Spark, no pypaimon, no pyarrow."""
+"""A virtual environment with what `pip install lakewarden` installs, and nothing else. Without an extra: no Spark, no pyarrow."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 
-def plain_environment(folder: Path) -> Path:
-    """Create the environment, from the packages that are installed here; return its Python."""
+def plain_environment(folder: Path, extra: str = "") -> Path:
+    """Create the environment, from the packages that are installed here; return its Python. `extra`: of lakewarden."""
     venv.create(folder, symlinks=True, with_pip=False)
     python = folder / "bin" / "python"
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(
         subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
     )
-    for each in _needed("lakewarden"):
+    for each in _needed("lakewarden", extra):
         for name in _top_levels(each):
             (packages / name).symlink_to(str(each.locate_file(name)))
     (packages / "lakewarden").mkdir()
@@ -31,15 +31,15 @@ def plain_environment(folder: Path) -> Path:
     return python
 
 
-def _needed(project: str) -> list[Distribution]:
-    """The distributions that a project needs without any extra, those that they need included."""
+def _needed(project: str, extra: str) -> list[Distribution]:
+    """The distributions that a project needs with this extra, those that they need included."""
     found: dict[str, Distribution] = {}
     missing = [project]
     while missing:
         for line in distribution(missing.pop()).requires or ():
             needed = Requirement(line)
             name = canonicalize_name(needed.name)
-            if name not in found and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
+            if name not in found and (needed.marker is None or needed.marker.evaluate({"extra": extra})):
                 found[name] = distribution(name)
                 missing.append(name)
     return list(found.values())

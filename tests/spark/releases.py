@@ -18,7 +18,8 @@ from typing import Final
 
 import pyspark
 
-from lakewarden.spark_jobs.sinks.releases import FORMATS, PLATFORMS, minor, release_of
+from lakewarden.spark_jobs.sinks.releases import FORMATS, minor, release_of
+from tests.pages.releases import PLATFORMS
 from tests.spark.formats import JARS
 
 _SINKS: Final = "tests/spark/sinks"
@@ -43,7 +44,7 @@ OF_FORMAT: Final = {
         f"{_SINKS}/test_hudi_contest.py",
         f"{_SINKS}/test_hudi_sink.py",
         f"{_SINKS}/test_hudi_watched.py",
-        f"{_SINKS}/test_exactly_once.py::test_a_driver_killed_at_any_step_leaves_each_batch_once[hudi-hardest]",
+        f"{_SINKS}/test_exactly_once.py",
     ),
 }
 ON_ANOTHER_RELEASE: Final = {
@@ -58,12 +59,16 @@ def runs(what: str) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
     if what in {"newest", "all"}:
         yield {}, (*COMMON, *(each for form in JARS for each in OF_FORMAT[form]))
     for form, its in FORMATS.items() if what in {"older", "all"} else ():
-        for jar in its.artifacts.get(minor(pyspark.__version__), ()):
+        for jar in its.jars(pyspark.__version__):
             if jar not in JARS.values():
                 yield {f"LAKEWARDEN_TEST_{form.upper()}": release_of(jar)}, ON_ANOTHER_RELEASE[form]
     bring = {
-        platform.accepted() for platform in PLATFORMS if minor(platform.spark) == minor(pyspark.__version__)
+        tuple(each for each in platform.accepted() if (each[0] == "hudi") is alone)
+        for platform in PLATFORMS
+        for alone in (True, False)  # Hudi's jar comes alone
+        if minor(platform.spark) == minor(pyspark.__version__)
     }
+    bring -= {formats for formats in bring if any(set(formats) < set(more) for more in bring)}
     for formats in sorted(filter(None, bring)) if what == "platforms" else ():
         yield (
             {f"LAKEWARDEN_TEST_{form.upper()}": release for form, release in formats},

@@ -19,14 +19,13 @@ from lakewarden.spark_jobs import CommitGate, DeltaSink, IcebergSink
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from tests.servers.iceberg_catalogs import POSTGRESQL
-from tests.spark.formats import HADOOP_AWS, JARS, format_settings
+from tests.spark.formats import HADOOP_AWS, ICEBERG_AWS, JARS, format_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lakewarden.spark_jobs.sinks.contract import Sink
 
-ICEBERG_AWS = "org.apache.iceberg:iceberg-aws-bundle:{release}"
 COLUMNS = "day int, id long, writer string"
 WRITERS = ("a", "b")
 MODES = ("append", "upsert")
@@ -42,14 +41,13 @@ class Place:
         """`catalog`: the URI of the catalog, where the kind has one. Hive's metastore has no access to S3: tables in `folder`."""
         self.form, _, self.catalog = kind.partition("-")
         self._bucket, self._folder = bucket, folder
-        release = JARS[self.form].rpartition(":")[2]
         jars = list(JARS.values())
         self._settings: dict[str, str] = {}
         if self.form == "delta" or self.catalog == "hadoop":
             jars.append(HADOOP_AWS)
             self._settings |= s3a_settings()
         else:
-            jars += [ICEBERG_AWS.format(release=release), POSTGRESQL]
+            jars += [ICEBERG_AWS, POSTGRESQL]
         if self.form == "iceberg":
             lake = "spark.sql.catalog.lake"
             self._settings[lake] = "org.apache.iceberg.spark.SparkCatalog"

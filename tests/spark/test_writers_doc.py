@@ -5,24 +5,29 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import trustme
+from pypaimon import CatalogFactory, Schema
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY
-from lakewarden.spark_jobs import CommitGate, DeltaSink
+from lakewarden.spark_jobs import CommitGate
 from lakewarden.spark_jobs.gate import errors
 from lakewarden.spark_jobs.gate.errors import GateError
-from tests.processes import running_agent
+from tests.printed import as_shown
+from tests.processes import run_command, running_agent
 from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import grant_everything
-from tests.spark.formats import iceberg_name
+from tests.spark.formats import HAS_HUDI, JARS, iceberg_name
 from tests.spark.harness import Harness
+from tests.spark.plain_python import plain_environment
 from tests.unit.events.access.certificates import write_certificate
 from tests.waiting import wait_until
 
@@ -108,12 +113,24 @@ def test_every_block_runs_in_the_order_of_the_page(
 
 
 @pytest.mark.wide
-def test_the_first_jobs_of_the_page_commit(harness: Harness, spark: SparkSession, tmp_path: Path) -> None:
-    [block] = blocks((DOCS / "first-jobs.md").read_text())
-    code = "orders = " + block.partition("orders = ")[2].partition("spark.streams")[0]
+def test_the_first_jobs_of_the_page_commit(harness: Harness, tmp_path: Path) -> None:
+    """The script runs as it is on the page, in an environment that has what the page's `pip install` installs."""
+    [code] = blocks((DOCS / "first-jobs.md").read_text())
     server = f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"'
     code = code.replace("/tmp/first", str(tmp_path)).replace('CommitGate("localhost:19092"', server)
-    names: dict[str, Any] = {"spark": spark, "CommitGate": CommitGate, "DeltaSink": DeltaSink}
+    script = tmp_path / "first.py"
+    script.write_text(re.sub(r"io\.delta:[\w.:-]+", JARS["delta"], code))
+
+    places = {str(tmp_path): "/tmp/first"}
+
+    def answer(command: str) -> str:
+        servers = {"bootstrap_servers": harness.kafka.bootstrap_servers, "topic_prefix": harness.prefix}
+        return run_command(command, **servers).stdout
+
+    def while_both_work() -> str:
+        status = answer("status")
+        parts = ("1 table, ok", "lock: held", "last commit", "transaction\n")
+        return status if all(part in status for part in parts) else ""
 
     def committed() -> set[str]:
         lines = [
@@ -124,15 +141,72 @@ def test_the_first_jobs_of_the_page_commit(harness: Harness, spark: SparkSession
         return {json.loads(line)["txn"]["appId"].partition(":")[0] for line in lines if '"txn"' in line}
 
     with running_agent(harness.kafka, harness.prefix, tmp_path):
+        job = subprocess.Popen([plain_environment(tmp_path / "own", "spark"), script], cwd=tmp_path)
         try:
-            exec(compile(code, "docs/first-jobs.md", "exec"), names)  # noqa: S102 - a page of this repository
-            wait_until(lambda: committed() == {"shop", "crm"})
-            assert all(query.isActive for query in spark.streams.active)
+            wait_until(lambda: committed() == {"shop", "crm"} and " lost " in answer("conflicts"), 500)
+            as_shown("docs/first-jobs.md", ".venv/bin/lakewarden conflicts", answer("conflicts"), places)
+            as_shown("docs/first-jobs.md", ".venv/bin/lakewarden status", wait_until(while_both_work), places)
+            assert job.poll() is None, "the script has ended"
         finally:
-            for query in spark.streams.active:
-                query.stop()
-            if "gate" in names:
-                names["gate"].close()
+            job.kill()
+            job.wait()
+
+
+PAGES = {
+    "README.md": ("df", "day date, flight_id long, gate string", {"arrivals", "ingest"}),
+    "docs/conflicts.md": ("stream", "day date, flight long, gate string", {"arrivals"}),
+    "docs/delta.md": ("flights", "day date, flight long, gate string", {"arrivals"}),
+    "docs/iceberg.md": ("flights", "day date, flight long, gate string", {"arrivals"}),
+    "docs/paimon.md": ("flights", "day date, flight long, gate string", {"arrivals"}),
+    "docs/hudi.md": ("trips", "day date, trip long, updated_at long", {"ingest"}),
+}
+"""The stream of a page's job, its columns, and the writers that commit."""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("page", [each for each in PAGES if (each == "docs/hudi.md") == HAS_HUDI])
+def test_the_job_of_each_other_page_commits(
+    harness: Harness, spark: SparkSession, tmp_path: Path, page: str
+) -> None:
+    agent = harness.agent(grant_everything)
+    name, columns, writers = PAGES[page]
+    incoming = str(tmp_path / "incoming")
+    spark.sql("select date'2026-11-26', 1L, 7").toDF(*re.findall(r"(\w+) \w+", columns)).write.json(incoming)
+    code = "\n".join(blocks((DOCS.parent / page).read_text()))
+    code = code.replace("lake.air.flights", iceberg_name(spark, tmp_path / "warehouse" / "air" / "flights"))
+    code = code.replace('"s3://lake"', f'"{tmp_path}"')
+    code = re.sub(r"(?<=[\"'`])(s3a?:/)?/lake/", f"{tmp_path}/", code)
+    server = f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"'
+    if "create" not in code and "Paimon" in code:
+        keys = [each for each in ("flight_id", "flight") if each in columns][:1]
+        paimon_table(
+            tmp_path, pa.schema([("day", pa.date32()), (keys[0], pa.int64()), ("gate", pa.string())])
+        )
+    names: dict[str, Any] = {
+        "spark": spark,
+        name: spark.readStream.schema(columns).json(incoming),
+        "compute": lambda: "staged",
+        "publish": lambda _staged: "1",
+    }
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "checkpoints"))
+    try:
+        exec(compile(code.replace('CommitGate("kafka:9092"', server), page, "exec"), names)  # noqa: S102 - a page of this repository
+        for query in spark.streams.active:
+            query.processAllAvailable()
+            query.stop()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+        names["gate"].close()
+    completed = agent.wait_for("commit-completed", len(writers))
+    assert {each.writer.partition(":")[0] for each in completed} == writers
+
+
+def paimon_table(folder: Path, columns: pa.Schema) -> None:
+    catalog = CatalogFactory.create({"warehouse": str(folder)})
+    catalog.create_database("air", ignore_if_exists=True)
+    catalog.create_table(
+        "air.flights", Schema.from_pyarrow_schema(columns, partition_keys=["day"]), ignore_if_exists=True
+    )
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ rules cover, the files that a wheel contains.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from _pytest.mark.expression import Expression
 
 from lakewarden.agent.embedded.jars import KAFKA_VERSION
 from tests.servers.s3 import VERSITYGW
-from tests.spark.releases import OF_FORMAT
+from tests.spark.releases import COMMON, OF_FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("agent", "events", "handlers", "spark_jobs")
@@ -250,6 +251,10 @@ def test_what_pytest_does_not_collect_by_itself_has_a_command() -> None:
     assert all(f"-m tests.{folder} " in _recipe(f"test-{folder}") for folder in left_out)
     assert "test-spark35" in _recipe("test-all")
     assert "-m matrix -k hudi tests/spark/sinks " in _recipe("test-matrix")
+    named = {each for each in (*COMMON, *sum(OF_FORMAT.values(), ())) if each != "--ignore"}
+    assert not [each for each in named if not (ROOT / each).exists()], (
+        "a test's name in a file isn't checked: name files"
+    )
     assert {each.relative_to(ROOT).as_posix() for each in of_hudi if each not in only_in_the_matrix} <= set(
         OF_FORMAT["hudi"]
     )
@@ -289,3 +294,16 @@ def test_images_and_the_other_tests_use_the_same_versions() -> None:
     assert services["kafka"]["image"] == f"apache/kafka:{KAFKA_VERSION}"
     assert services["s3"]["image"] == f"versity/versitygw:{VERSITYGW.version}"
     assert f"COPY --from=ghcr.io/astral-sh/uv:{uv} " in (ROOT / "Dockerfile").read_text()
+
+
+def test_only_its_event_and_its_format_name_the_ordered_rule() -> None:
+    """The others ask what holds for it (`IN_TURN`), so that another rule touches the files that CONTRIBUTING.md lists."""
+    naming = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("agent", "events", "handlers", "spark_jobs")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value == "ordered"
+    }
+
+    assert naming == {"events/writer.py", "handlers/paimon/primary_key.py"}

@@ -1,7 +1,5 @@
 """The agent's log lines about what it decides. Locks have theirs in `agent/locks/table_locks.py`."""
 
-from __future__ import annotations
-
 import structlog
 
 from lakewarden.events import (

@@ -9,12 +9,12 @@
 
 **If the log is incomplete** (decision record 16), the owner replays what is left, aborts what is open without a grant, and admits
 nothing in a table before it has the table's lock. It commits no checkpoint before a lock lease has passed, so that an owner that
-takes over meanwhile finds the same gap.
+takes over before then finds the same gap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import structlog
 from aiokafka.structs import ConsumerRecord
@@ -25,6 +25,25 @@ from lakewarden.agent.settings import Settings
 from lakewarden.events import DecisionEventUnion
 from lakewarden.handlers.table.log_gaps import Gap, LastRecord, missing_events
 from lakewarden.handlers.table.replay import Position
+
+Phase: TypeAlias = Literal["loading", "replaying", "live", "paused", "refused", "released"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """The owner's phase (`owner.py`) and its place in `writers`."""
+
+    phase: Phase = "loading"
+    position: int = 0
+    """Offset of the next event."""
+    record: ConsumerRecord | None = None
+    """The record whose event is being decided."""
+
+    @property
+    def last_applied(self) -> int:
+        """Offset of the last event that was applied: of the one that is being decided, if there is one."""
+        return self.position - 1 if self.record is None else self.record.offset
+
 
 log = structlog.get_logger()
 
@@ -75,7 +94,7 @@ class LogSeen:
 
     @property
     def missing(self) -> str | None:
-        """What `writers` and `decisions` lacked at the take-over, for people; None if they were complete."""
+        """What `writers` and `decisions` lacked at the take-over, as text; None if they were complete."""
         return "; ".join(each.description for each in self._missing) or None
 
     @property

@@ -12,8 +12,6 @@
 record that is too large for Kafka stops its table: at once if the agent measures it, in the next session if a broker refuses it.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from functools import partial
@@ -21,28 +19,13 @@ from functools import partial
 import structlog
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events
 from lakewarden.agent import wire_events
 from lakewarden.agent.clock import fresh_id
 from lakewarden.agent.errors import RecordTooLargeError
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.partition.log_seen import LogSeen
 from lakewarden.agent.settings import Settings
-from lakewarden.events import (
-    UNSTAMPED,
-    Abort,
-    BatchCommitted,
-    ConflictDetected,
-    ConflictsLost,
-    DeadLetter,
-    DecisionEvent,
-    DecisionEventUnion,
-    LedgerEventUnion,
-    PartitionTaken,
-    Undecodable,
-    encode,
-    ledger_key,
-    partition_name,
-)
 from lakewarden.handlers.group.ownership import TakeOvers
 from lakewarden.handlers.table.effects import Effect, Warn
 
@@ -52,7 +35,7 @@ DEAD_LETTER_BYTES = 1024
 MAX_REASON = 1_000
 """Characters of a reason, which may quote the event: it must fit into a record."""
 MAX_KEY_BYTES = 4_096
-"""Of a refused record's key, which is the key of the answer, too: longer than the URI of any table."""
+"""Limit of a refused record's key, which is the key of the answer, too: longer than the URI of any table."""
 
 
 class OwnRecords:
@@ -82,18 +65,16 @@ class OwnRecords:
     def put(self, record: Outgoing) -> None:
         self._publisher.put(record)
 
-    def decision(self, key: bytes, decision: DecisionEventUnion) -> None:
-        """Stamp a decision that no step has made, and publish it."""
-        value = encode(wire_events.stamped(decision, self.agent, self.term))
+    def decision(self, key: bytes, decision: events.DecisionEventUnion) -> None:
+        value = events.encode(wire_events.stamped(decision, self.agent, self.term))
         self._put_decision(key, value, partial(self._seen.on_decision, value))
 
     def takeover(self, *, first: bool) -> None:
-        """Publish `partition-taken` to the ledger and to the decisions."""
-        table = partition_name(self.number)
-        taken = PartitionTaken.model_construct(
-            **UNSTAMPED, table=table, agent="", term="", instance=self._instance
+        table = events.partition_name(self.number)
+        taken = events.PartitionTaken.model_construct(
+            **events.UNSTAMPED, table=table, agent="", term="", instance=self._instance
         )
-        key, value = table.encode(), encode(wire_events.stamped(taken, self.agent, self.term))
+        key, value = table.encode(), events.encode(wire_events.stamped(taken, self.agent, self.term))
         in_ledger = partial(self._first_in_ledger if first else self._seen.on_ledger_entry, value)
         self._publisher.put(Outgoing(self._topics.ledger, key, value, self.number, on_offset=in_ledger))
         self._put_decision(key, value, partial(self._first_taken if first else self._taken_again, value))
@@ -111,15 +92,14 @@ class OwnRecords:
         self._seen.on_decision(value, offset)
 
     def dead_letter(self, record: ConsumerRecord, reason: str) -> None:
-        """Publish a record that the owner refuses to the dead letters."""
         self._publisher.put(self._dead_letter(record, reason))
 
-    def refusal(self, record: ConsumerRecord, bad: Undecodable, why: str) -> Abort:
+    def refusal(self, record: ConsumerRecord, bad: events.Undecodable, why: str) -> events.Abort:
         """Publish the `abort(not-allowed)` of a transaction of which the owner refuses a record, and return it."""
         assert bad.table is not None
         assert bad.transaction is not None
-        abort = Abort.model_construct(
-            **UNSTAMPED,
+        abort = events.Abort.model_construct(
+            **events.UNSTAMPED,
             table=bad.table,
             transaction=bad.transaction,
             writer=bad.writer or "",
@@ -141,13 +121,16 @@ class OwnRecords:
         """
         if isinstance(effect, Warn):
             return None if read is None else self._dead_letter(read, f"{effect.event}: {effect.detail}")
-        if not isinstance(effect, DecisionEvent | ConflictDetected | BatchCommitted | ConflictsLost):
+        if not isinstance(
+            effect,
+            events.DecisionEvent | events.ConflictDetected | events.BatchCommitted | events.ConflictsLost,
+        ):
             return None
-        value = encode(wire_events.stamped(effect, self.agent, self.term))
+        value = events.encode(wire_events.stamped(effect, self.agent, self.term))
         key, too_large = uri.encode(), partial(self._refused_by_broker, uri)
-        if isinstance(effect, ConflictDetected):
+        if isinstance(effect, events.ConflictDetected):
             record = Outgoing(self._topics.conflicts, key, value, on_too_large=too_large)
-        elif isinstance(effect, DecisionEvent):
+        elif isinstance(effect, events.DecisionEvent):
             acknowledged = partial(self._seen.on_decision, value)
             record = Outgoing(self._topics.decisions, key, value, self.number, acknowledged, too_large)
         else:
@@ -163,21 +146,23 @@ class OwnRecords:
         self._publisher.put(Outgoing(self._topics.decisions, key, value, self.number, on_offset=acknowledged))
 
     def _ledger_entry(
-        self, entry: LedgerEventUnion, value: bytes, too_large: Callable[[Exception], None]
+        self, entry: events.LedgerEventUnion, value: bytes, too_large: Callable[[Exception], None]
     ) -> Outgoing:
-        key = ledger_key(entry.table, entry.writer, "losses" if isinstance(entry, ConflictsLost) else None)
+        key = events.ledger_key(
+            entry.table, entry.writer, "losses" if isinstance(entry, events.ConflictsLost) else None
+        )
         acknowledged = partial(self._seen.on_ledger_entry, value)
         return Outgoing(self._topics.ledger, key, value, self.number, acknowledged, too_large)
 
     def _dead_letter(self, record: ConsumerRecord, reason: str) -> Outgoing:
-        letter = DeadLetter(
+        letter = events.DeadLetter(
             reason=reason[:MAX_REASON],
             topic=record.topic,
             partition=record.partition,
             offset=record.offset,
             value=base64.b64encode((record.value or b"")[:DEAD_LETTER_BYTES]).decode(),
         )
-        return Outgoing(self._topics.dead_letters, (record.key or b"")[:MAX_KEY_BYTES], encode(letter))
+        return Outgoing(self._topics.dead_letters, (record.key or b"")[:MAX_KEY_BYTES], events.encode(letter))
 
     def _refused_by_broker(self, uri: str, error: Exception) -> None:
         self.unpublishable[uri] = (

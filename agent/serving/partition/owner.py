@@ -20,12 +20,10 @@ An owner consists of these parts, each with its rules in its own file:
 - A checkpoint has the offset of the oldest intent that a replay must read, and a position in `decisions`. No decision before that
   position concerns the intent or a later event (`handlers/table/replay.py`). It doesn't move while a table is stopped.
 - A paused owner decides nothing. It resumes by the rules of `handlers/group/ownership.py`, with its state and its locks. What
-  happens to its locks meanwhile is applied when it resumes.
+  happens to its locks during the pause is applied when it resumes.
 
 The rules about conflicts, grants and locks are in `handlers/`, the tables' locks in `agent/locks/table_locks.py`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -34,6 +32,7 @@ import anyio.abc
 import structlog
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
@@ -41,23 +40,12 @@ from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.memory_budget import MemoryBudget
-from lakewarden.agent.serving.partition.log_seen import LogSeen
+from lakewarden.agent.serving.partition.log_seen import LogSeen, Phase, Progress
 from lakewarden.agent.serving.partition.own_records import OwnRecords
-from lakewarden.agent.serving.partition.progress import Phase, Progress
 from lakewarden.agent.serving.partition.refused_events import RefusedEvents
 from lakewarden.agent.serving.partition.replay import Replay
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.agent.settings import Settings
-from lakewarden.events import (
-    WRITER_EVENT,
-    CommitIntent,
-    LedgerEventUnion,
-    PartitionTaken,
-    Undecodable,
-    UndecodableRecords,
-    WriterEventUnion,
-    decode,
-)
 from lakewarden.handlers.group.ownership import may_resume
 from lakewarden.handlers.group.readiness import Lag, OwnedPartition
 from lakewarden.handlers.table.liveness import CaughtUp
@@ -85,7 +73,7 @@ class PartitionOwner:
         tasks: anyio.abc.TaskGroup,
         watch: SleepWatch | None = None,
         *,
-        undecodable: UndecodableRecords | None = None,
+        undecodable: events.UndecodableRecords | None = None,
         unpublishable: dict[str, str] | None = None,
         memory: MemoryBudget | None = None,
         metrics: AgentMetrics | None = None,
@@ -123,7 +111,7 @@ class PartitionOwner:
             partitions=partitions,
             cluster=cluster,
         )
-        undecodable = undecodable or UndecodableRecords()
+        undecodable = undecodable or events.UndecodableRecords()
         self.replay = Replay(self._progress, self.tables, self.records, self.seen, undecodable)
         self._refused = RefusedEvents(self.tables, self.records, observer)
         self._positions = CheckpointPositions()
@@ -142,7 +130,6 @@ class PartitionOwner:
         return self._progress.position
 
     def facts(self) -> OwnedPartition:
-        """What the agent's readiness depends on here."""
         if self.phase in ("replaying", "live"):
             self.lag.note_position(self.position)
         unread = max(0, self.lag.end - self.position)
@@ -162,7 +149,7 @@ class PartitionOwner:
         """Offset of this owner's `partition-taken` in the ledger, -1 until Kafka has acknowledged it."""
         return self._takeovers.own_in_ledger
 
-    def on_partition_taken(self, taken: PartitionTaken, offset: int) -> None:
+    def on_partition_taken(self, taken: events.PartitionTaken, offset: int) -> None:
         """Record the take-over of another owner; this owner's own event is ignored."""
         if taken.term != self.records.term:
             self._takeovers.others = max(self._takeovers.others, offset)
@@ -172,7 +159,7 @@ class PartitionOwner:
         """Whether another agent took the partition over after this owner did. A paused owner is judged when it resumes."""
         return self.phase != "paused" and self._takeovers.replaced
 
-    def on_others_entry(self, entry: LedgerEventUnion, offset: int) -> None:
+    def on_others_entry(self, entry: events.LedgerEventUnion, offset: int) -> None:
         """Record in the ledger again what another agent's entry may have replaced there.
 
         Entries before this owner's `partition-taken` are part of its replay.
@@ -263,8 +250,8 @@ class PartitionOwner:
             if self.phase == "replaying" and record.offset >= self.replay.until:
                 self.finish_replay(record.offset)
             self._progress.record = record
-            event = decode(WRITER_EVENT, record.value, key=record.key or b"")
-            if isinstance(event, Undecodable):
+            event = events.decode(events.WRITER_EVENT, record.value, key=record.key or b"")
+            if isinstance(event, events.Undecodable):
                 self._refused.refuse(record, event, self.replay.aborted)
             else:
                 self._consume_event(record, event, read_at)
@@ -273,19 +260,19 @@ class PartitionOwner:
             if self.phase == "replaying":
                 self.replay.apply_decisions(record.offset)
 
-    def _consume_event(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
+    def _consume_event(self, record: ConsumerRecord, event: events.WriterEventUnion, read_at: float) -> None:
         state = self.tables.find(event.table)
         if isinstance(state, str):
-            bad = Undecodable(state, event.table, event.transaction, event.writer, event.event_id)
+            bad = events.Undecodable(state, event.table, event.transaction, event.writer, event.event_id)
             self._refused.refuse(record, bad, self.replay.aborted)
             return
         self.tables.note_event(event.table, record.offset)
-        if isinstance(event, CommitIntent):
+        if isinstance(event, events.CommitIntent):
             self._positions.on_intent(record.offset, self.replay.next_position() or self._decisions_end())
         if self.phase == "replaying":
             self.replay.apply_event(state, event, record.offset)
             return
-        if isinstance(event, CommitIntent):
+        if isinstance(event, events.CommitIntent):
             self.tables.locks.locate(state)
         self.tables.step(event.table, EventRead(event, record.offset, monotonic(), read_at))
 
@@ -349,7 +336,6 @@ class PartitionOwner:
         await self.tables.locks.release(self._releasable())
 
     def unreleased(self) -> list[str]:
-        """Tables whose lock `release` has not released yet."""
         return self.tables.locks.unreleased(self._releasable())
 
     def _releasable(self) -> set[str]:

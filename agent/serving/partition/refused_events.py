@@ -8,8 +8,6 @@ A refused event goes to the dead letters. If its transaction can be decoded, the
 the transaction has its answer, or is granted (`handlers/table/stopping.py`). An open transaction is closed by it.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Container
 from functools import partial

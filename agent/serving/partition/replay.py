@@ -1,7 +1,7 @@
 """The replay of one partition: what an owner reads of the log before it decides.
 
-1. While it loads, the owner reads the decisions and the ledger from the checkpoint on (`takeover.py`). Events that it consumes
-   meanwhile, and entries of other agents, are kept until both have been read.
+1. While it loads, the owner reads the decisions and the ledger from the checkpoint on (`takeover.py`). Events that it
+   consumes in that time, and entries of other agents, are kept until both have been read.
 2. The replay then applies the events from the checkpoint's offset on, and each published decision after the event that its
    `cause_offset` names (`handlers/table/replay.py`). It decides nothing.
 3. At the end of the log, the tables that failed or that can't be published are stopped, and each of the others decides what the
@@ -14,28 +14,19 @@ agent's other partitions go on. A record that is no event at all (no JSON object
 It is refused, too, while its ledger is an incomplete copy (docs/decisions/0029).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 
 import structlog
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden import events
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import RecordTooLargeError
-from lakewarden.agent.serving.log_records import decisions_in, decoded_ledger
-from lakewarden.agent.serving.partition.log_seen import LogSeen
+from lakewarden.agent.serving.log_records import decisions_in, decoded_all
+from lakewarden.agent.serving.partition.log_seen import LogSeen, Progress
 from lakewarden.agent.serving.partition.own_records import OwnRecords
-from lakewarden.agent.serving.partition.progress import Progress
 from lakewarden.agent.serving.partition.tables import Tables
-from lakewarden.events import (
-    Abort,
-    DecisionEventUnion,
-    LedgerEventUnion,
-    UndecodableRecords,
-    WriterEventUnion,
-)
 from lakewarden.handlers.table.machine import Replayed, replay_decision, replay_event
 from lakewarden.handlers.table.memory import without_footprint, without_markers
 from lakewarden.handlers.table.replay import Position, PublishedDecisions, Subject, subject
@@ -53,18 +44,18 @@ class Replay:
         tables: Tables,
         records: OwnRecords,
         seen: LogSeen,
-        undecodable: UndecodableRecords,
+        undecodable: events.UndecodableRecords,
     ) -> None:
         self.newer: str | None = None
         """Which decision to be replayed it can't decode, because a newer agent has published it."""
         self.backlog: list[ConsumerRecord] = []
         """Events that were consumed while the owner was loading."""
-        self.others_entries: list[LedgerEventUnion] = []
+        self.others_entries: list[events.LedgerEventUnion] = []
         """Entries of other agents that were read while the owner was loading."""
         self.until = 0
         """The end of `writers` when the decisions had been read. Before it, the owner decides nothing."""
         self.aborted: set[Subject] = set()
-        """Of what the log has an abort, until the end of the replay."""
+        """Transactions of which the log has an abort, until the end of the replay."""
         self._without_footprint: dict[Subject, int] = {}
         self._published = PublishedDecisions(Position(0, None), ())
         self._progress = progress
@@ -84,17 +75,15 @@ class Replay:
         self.newer = self.newer or reason
 
     def read_ledger(self, records: Iterable[ConsumerRecord]) -> None:
-        for entry in decoded_ledger(records, self._undecodable):
+        for entry in decoded_all(events.LEDGER_EVENT, records, self._undecodable):
             self._tables.ledger.add(entry)
 
     @property
     def term(self) -> str | None:
-        """The term in force at the end of the decisions."""
         return self._published.term
 
     @property
-    def decided(self) -> list[DecisionEventUnion]:
-        """The decisions in the log that count."""
+    def decided(self) -> list[events.DecisionEventUnion]:
         return self._published.all()
 
     def next_position(self) -> Position | None:
@@ -104,10 +93,10 @@ class Replay:
     def start(self, until: int) -> None:
         """Decisions and ledger have been read. Apply what follows up to `until`."""
         self.until = until
-        self.aborted = {subject(each) for each in self.decided if isinstance(each, Abort)}
+        self.aborted = {subject(each) for each in self.decided if isinstance(each, events.Abort)}
         self._without_footprint = without_footprint(self.decided)
 
-    def apply_event(self, state: TableState, event: WriterEventUnion, offset: int) -> None:
+    def apply_event(self, state: TableState, event: events.WriterEventUnion, offset: int) -> None:
         """Apply an event to its table, without deciding on it."""
         if offset <= self._without_footprint.get(subject(event), -1):
             event = without_markers(event)

@@ -21,16 +21,14 @@ the replay, by a violated invariant, and by a record that is too large for Kafka
 The next owner of the partition starts the table again: after a restart of the agent, or when the partition moves.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Container
 
 import structlog
 
 from lakewarden.agent.serving.partition.log_lines import effect_name, summary
+from lakewarden.agent.serving.partition.log_seen import Progress
 from lakewarden.agent.serving.partition.own_records import MAX_REASON, OwnRecords
-from lakewarden.agent.serving.partition.progress import Progress
 from lakewarden.events import Abort
 from lakewarden.handlers.table.machine import Input
 from lakewarden.handlers.table.replay import Subject, subject
@@ -42,7 +40,7 @@ log = structlog.get_logger()
 MAX_RECENT = 200
 """Latest inputs of all tables that are kept for the log line of a stopped table."""
 STOPPED = "table is stopped: "
-"""Begins the `detail` of each abort because of a stopped table, for people."""
+"""Begins the `detail` of each abort because of a stopped table, as text."""
 
 
 class StoppedTables:
@@ -63,12 +61,10 @@ class StoppedTables:
         self._recent.append(f"{uri} {summary(step_input)}")
 
     def why(self, uri: str) -> str:
-        """Why the events of a stopped table are refused."""
         reason = self.reasons[uri][: MAX_REASON // 2]
         return f"{STOPPED}{reason}; restart the agent to rebuild it from the log; table={uri}"
 
     def add(self, uri: str, state: TableState, error: Exception, failed: FailedStep = NO_STEP) -> None:
-        """Log that a table is stopped, and remember it."""
         reason = (str(error) or repr(error)).encode(errors="backslashreplace").decode()
         self.reasons[uri] = reason
         log.error(
@@ -85,8 +81,7 @@ class StoppedTables:
         self, uri: str, state: TableState, failed: FailedStep = NO_STEP, *, unless: Container[Subject] = ()
     ) -> list[Abort]:
         """Abort the transactions of a stopped table that are open in the log (rule 3), and return the aborts."""
-        detail = STOPPED + self.reasons[uri][:MAX_REASON]
-        aborts = aborts_of_stop(state, failed, self._progress.last_applied, detail)
+        aborts = aborts_of_stop(state, failed, self._progress.last_applied, self.why(uri))
         found = [each for each in aborts if subject(each) not in unless]
         for each in found:
             self._records.decision(uri.encode(), each)

@@ -11,8 +11,6 @@ checkpoint is beyond that event. So a restarted agent would not have its state e
 compact form (`handlers/table/ledger.py`), and its next event finds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -29,9 +27,8 @@ from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.log_lines import log_effect
-from lakewarden.agent.serving.partition.log_seen import LogSeen
+from lakewarden.agent.serving.partition.log_seen import LogSeen, Progress
 from lakewarden.agent.serving.partition.own_records import OwnRecords
-from lakewarden.agent.serving.partition.progress import Progress
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LedgerEventUnion
@@ -197,7 +194,6 @@ class Tables:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, uri: str, step_input: Input) -> None:
-        """Decide what follows from an input, and carry it out."""
         if self._progress.phase == "paused" and isinstance(step_input, LockInput):
             self.deferred.add(uri, step_input)
         if self._progress.phase != "live" or uri in self.stopped:
@@ -224,7 +220,7 @@ class Tables:
         self.step(uri, Tick(monotonic(), self._progress.position - 1, caught_up))
 
     async def check(self, caught_up: CaughtUp | None, committed: int) -> None:
-        """Run the periodic check, table by table. Between two tables, the agent decides the events that have arrived meanwhile.
+        """Run the periodic check, table by table. Between two tables, the agent decides the events that have arrived.
 
         `committed`: the offset of the checkpoint that is committed.
         """
@@ -302,7 +298,6 @@ class Tables:
         )
 
     def free(self, uri: str, excess: Excess) -> None:
-        """Free memory as `largest` has proposed."""
         if self._progress.phase == "live":
             offset = self._progress.last_applied
             self.step(uri, OverBudget(monotonic(), offset, excess.transaction, self.memory.limit))

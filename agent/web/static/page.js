@@ -7,9 +7,15 @@
   let version = body.dataset.version;
   let fetching = false;
   let missed = false; // whether a message came while the page was being fetched, which may have been rendered before it
+  let stream = null;
 
   const say = (text) => {
     if (connection.textContent !== text) connection.textContent = text;
+  };
+
+  const sayWhetherLive = () => {
+    if (stream.readyState !== EventSource.OPEN) return;
+    say(document.querySelector("main > .problem") ? "Not current" : "Live");
   };
 
   const inside = (element, root) => {
@@ -42,6 +48,7 @@
     }
     version = fresh.body.dataset.version;
     ages();
+    sayWhetherLive();
   };
 
   const refresh = async () => {
@@ -104,8 +111,8 @@
   if (!body.dataset.live || !window.EventSource) return;
   const parameters = new URLSearchParams(window.location.search);
   parameters.set("view", body.dataset.live);
-  const stream = new EventSource(`${body.dataset.base}/events?${parameters}`);
-  stream.onopen = () => say(document.querySelector("main > .problem") ? "Not current" : "Live");
+  stream = new EventSource(`${body.dataset.base}/events?${parameters}`);
+  stream.onopen = sayWhetherLive;
   stream.onerror = () => say("Not live: connecting again");
   stream.onmessage = (event) => {
     if (event.data !== version) refresh();

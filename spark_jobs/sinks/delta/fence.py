@@ -16,15 +16,8 @@ writes it without a condition. A writer that is suspended in between, beyond its
    again.
 6. *The transaction's own `DeltaLog` decides.* The sink looks at its log store when the transaction starts, before the grant. It
    doesn't change after that.
-7. *Where the class can't be used, Delta's own log store stays*, and the sink warns once: `delta.not-fenced`, with the obstacle.
-
-| obstacle | why |
-| --- | --- |
-| the file system isn't Hadoop's S3A | it has no S3 client with which the class could put |
-| Hadoop before 3.4, or S3A in a class loader that Delta's doesn't see | the class calls S3A's `S3AInternals` |
-| client-side encryption | the stored object differs from what was put, and can't be compared with it |
-| Java 8, or a class path with another version of the class | the class can't be defined |
-| a put is answered with 501, or Hadoop lacks what the class calls | found at the first commit, which its parent writes |
+7. *Where the class can't be used, Delta's own log store stays*, and the sink warns once: `delta.not-fenced`, with the obstacle
+   (`gap`). The class calls S3A's `S3AInternals`, and compares what is stored with what was put.
 
 A store that ignores the condition isn't noticed here; each agent probes the store of its lock. A writer without the class can
 still replace a commit, also one of this sink.
@@ -55,7 +48,7 @@ SOURCES = Path(__file__).parent / "java"
 CLASSES = Path(__file__).parent / "classes"
 
 VERSION = 1
-"""Of the calls between Python and the class."""
+"""Version of the calls between Python and the class."""
 
 SCHEMES = frozenset({"s3", "s3a", "s3n"})
 """Those for which Delta uses its log store for S3. Its log stores for other object stores put if absent."""
@@ -69,7 +62,7 @@ RISK = (
     "writer"
 )
 REMEDY = (
-    "use Hadoop's S3A 3.4 (hadoop-aws beside Delta's jars), or choose a log store that excludes other drivers, for example "
+    "use Hadoop's S3A 3.4 (hadoop-aws with Delta's jars), or choose a log store that excludes other drivers, for example "
     "Delta's for DynamoDB, by spark.delta.logStore.s3a.impl"
 )
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED
 from lakewarden.spark_jobs.gate.errors import GateError
+from lakewarden.spark_jobs.sinks.assignment import DEFAULT
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition, PartitionColumn
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 DELTA_LOG = "org.apache.spark.sql.delta.DeltaLog"
 
-GENERATED, NUMBERED, DEFAULT = "delta.generationExpression", "delta.identity.start", "CURRENT_DEFAULT"
+GENERATED, NUMBERED = "delta.generationExpression", "delta.identity.start"
 """In the metadata of a column that a batch may lack. Numbered ones are identity columns."""
 
 FILLED_IN = {
@@ -71,7 +72,7 @@ class Commit:
 
 RESTORE = "RESTORE"
 REPLACEMENTS = re.compile(r"(CREATE OR )?REPLACE TABLE.*|CLONE")
-"""Of `commitInfo.operation`, like `RESTORE`."""
+"""Values of `commitInfo.operation`, like `RESTORE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Metadata:
     required: frozenset[str]
     """Columns that are NOT NULL."""
     filled_in: dict[str, str]
-    """Of the columns that a batch may lack: what Delta stores in them then, for people."""
+    """What Delta stores in each column that a batch lacks, as text."""
     configuration: dict[str, str]
 
     def paths_of(self, partitions: Iterable[Partition]) -> list[str]:
@@ -306,7 +307,6 @@ class LastBatches:
         self._seen: dict[str, _CommitSeen] = {}
 
     def last_batch(self, log: TableLog, writer: str) -> int | None:
-        """Return the writer's last batch in the table, or None."""
         seen = self._seen.get(writer)
         if seen is not None:
             files = log.commits(seen.file.version)

@@ -159,7 +159,7 @@ class CommitObserver:
         return java_type(self._spark, "scala.Option").empty()
 
     def getNextObserver(self) -> Any:
-        """Of Delta 4.4. py4j calls it although Java has a default."""
+        """Added by Delta 4.4. py4j calls it although Java has a default."""
         return self.nextObserver()
 
     def setNextObserver(self, observer: Any) -> None:

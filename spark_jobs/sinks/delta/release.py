@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OBSERVER = "org.apache.spark.sql.delta.TransactionExecutionObserver"
 
 _STATIC = 8
-"""Of `java.lang.reflect.Modifier`. Scala adds static methods, those of the companion object."""
+"""A bit of `java.lang.reflect.Modifier`. Scala adds static methods, those of the companion object."""
 
 
 def require_release(spark: SparkSession, *, untried: bool) -> FormatVersion:

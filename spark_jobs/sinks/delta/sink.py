@@ -1,20 +1,10 @@
-"""`DeltaSink` writes micro-batches to one Delta table, together with other writers.
+"""`DeltaSink` writes micro-batches to one Delta table, together with other writers. docs/delta.md has its modes.
 
-    sink = DeltaSink("s3a://lake/flights", mode="upsert", keys=["flight"])
-    stream.writeStream.foreachBatch(gate.foreach_batch(sink, writer="arrivals")).start()
-
-Delta's own statement computes and commits; only its commit is under the grant (`observer.py`, record 34).
-
-| mode | statement | markers | conflict rule |
-| --- | --- | --- | --- |
-| `append` | append | `(partition, *, create)`, when the files are written | `deleted-file`: two appends never conflict |
-| `upsert` | MERGE by the partition columns and `keys` | `(partition, *, merge)`, before it computes | `file-group` |
-| `overwrite` | dynamic overwrite of the batch's partitions | `(partition, *, merge)`, before it computes | `file-group` |
-
-- *Scope.* The partitions of an upsert and of an overwrite are their scope. An append has none.
-- *Fence.* On S3 the commit file is put if absent (`fence.py`, record 57).
-- *Foreign commits.* Delta's conflict check finds them under the grant: `BaseChanged`, or the commit gets a later version.
-- *Exactly once.* The batch is `SetTransaction` in the commit of its data. That is this sink's `committed` (`log.py`).
+- Delta's own statement computes and commits; only its commit is under the grant (`observer.py`, record 34). Delta's conflict
+  check finds foreign commits there: `BaseChanged`, or the commit gets a later version.
+- An append publishes its markers when its files are written, an upsert and an overwrite theirs before they compute.
+- On S3 the commit file is put if absent (`fence.py`, record 57).
+- The batch is `SetTransaction` in the commit of its data. That is this sink's `committed` (`log.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.sinks.assignment import NOT_STORED, naming_values, spelled_as
+from lakewarden.spark_jobs.sinks.assignment import DEFAULT, NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import (
-    DEFAULT,
     GENERATED,
     NUMBERED,
     LastBatches,
@@ -101,7 +90,6 @@ class DeltaSink(SparkSink[Metadata]):
         return self._supported(spark, self._open(spark))
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        """Write one batch in a transaction of the gate."""
         spark = batch.sparkSession
         table = self._open(spark)
         metadata = self._supported(spark, table)
@@ -113,7 +101,6 @@ class DeltaSink(SparkSink[Metadata]):
                 self._rewrite(batch, txn, table, metadata)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        """Return the version in which `writer` committed the batch, or None."""
         from pyspark.sql import SparkSession
 
         table = self._open(SparkSession.active())
@@ -145,6 +132,11 @@ class DeltaSink(SparkSink[Metadata]):
         if gap is not None:
             self._warned_of_gap = True
             log.warning("delta.not-fenced", table=self.table, reason=gap, risk=RISK, remedy=REMEDY)
+
+    @property
+    def _by_path(self) -> str:
+        """The table's name in SQL. Unlike `DataFrameWriter.save`, writes by a name convert types, from Delta 4.3 on."""
+        return f"delta.{quoted(self._location)}"
 
     @property
     def _hooked(self) -> bool:
@@ -199,8 +191,8 @@ class DeltaSink(SparkSink[Metadata]):
         normalised = str(spark.conf.get(UTC_PARTITIONS, "true")).lower()
         if {jvm, session} - UTC or normalised != "true":
             raise ValueError(
-                f"the partition column {instants[0]!r} of type timestamp has no single spelling: Delta takes the text of an "
-                f"instant in the session's time zone ({session}) for one in the JVM's ({jvm}), and stores another instant: set "
+                f"the partition column {instants[0]!r} of type timestamp has no single spelling; Delta takes the text of an "
+                f"instant in the session's time zone ({session}) for one in the JVM's ({jvm}), and stores another instant; set "
                 "spark.sql.session.timeZone=UTC and -Duser.timezone=UTC in the driver and the executors, and leave "
                 f"{UTC_PARTITIONS} out, or partition by a date; table={self.table}"
             )
@@ -222,8 +214,7 @@ class DeltaSink(SparkSink[Metadata]):
             )
 
         def append(identity: Identity) -> None:
-            rows = _with_sources(batch, metadata.columns)
-            rows.write.format("delta").mode("append").options(**identity).save(self._location)
+            _with_sources(batch, metadata.columns).writeTo(self._by_path).options(**identity).append()
 
         if self._hooked:
             self._execute(append, txn, table, batch.sparkSession, touch_files)
@@ -246,8 +237,7 @@ class DeltaSink(SparkSink[Metadata]):
         ]
 
         def overwrite(identity: Identity) -> None:
-            writer = rows.write.format("delta").mode("overwrite").options(**identity)
-            writer.option("partitionOverwriteMode", "dynamic").save(self._location)
+            rows.writeTo(self._by_path).options(**identity).overwritePartitions()
 
         with computed_once(rows, batch):
             content = known_content(txn.batch_scope, batch, fields, upsert.keys)
@@ -258,11 +248,11 @@ class DeltaSink(SparkSink[Metadata]):
             if self._mode == "overwrite":
                 self._execute(overwrite, txn, table, rows.sparkSession)
                 return
-            merged = upsert.one_row_per_key(rows, fields, stored) if content.keys_repeat else rows
+            merged = upsert.one_row_per_key(rows, fields, self.table, stored) if content.keys_repeat else rows
             with as_view(merged, f"lakewarden_{txn.id}") as source:
                 known = metadata.columns.names
                 statement = upsert.statement(
-                    f"delta.{quoted(self._location)}",
+                    self._by_path,
                     source,
                     fields=fields,
                     partitions=content.partitions,
@@ -307,6 +297,7 @@ class DeltaSink(SparkSink[Metadata]):
 
     def _rows(self, batch: DataFrame, layout: Metadata, upsert: Upsert) -> DataFrame:
         rows = spelled_as(batch, layout.columns.names, self.table, upsert.may_bring)
+        upsert.order_column(rows, self.table)
         needed = [*upsert.keys, *(field.column for field in layout.fields)]
         for name in needed:
             if name not in rows.columns and name in layout.filled_in:
@@ -318,7 +309,7 @@ class DeltaSink(SparkSink[Metadata]):
         return rows
 
     def _cast(self, rows: DataFrame, layout: Metadata, stored: Mapping[str, str]) -> DataFrame:
-        """A MERGE converts them by an ANSI cast, whatever the session says. Delta's other writes convert nothing."""
+        """A MERGE converts them by an ANSI cast, whatever the session says."""
         kinds = {field.column: field.value_type for field in layout.fields if field.column in stored}
         self._require_castable(rows, kinds)
         given = dict(rows.dtypes)
@@ -336,7 +327,7 @@ class DeltaSink(SparkSink[Metadata]):
         policy = rows.sparkSession.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
         if self._mode != "upsert":
             raise ValueError(
-                f"{both}: Delta converts no columns of an {self._mode}; cast it in the batch; table={self.table}"
+                f"{both}: this sink converts no partition columns of an {self._mode}; cast it in the batch; table={self.table}"
             )
         if str(policy).upper() == "LEGACY":
             raise ValueError(

@@ -21,9 +21,10 @@ PAYLOAD = "org.apache.hudi.common.model.OverwriteWithLatestAvroPayload"
 class HudiClient:
     """Rolls back instants of one table. Each call makes a client of its own, which ends with the call."""
 
-    def __init__(self, spark: SparkSession, path: str, options: Mapping[str, str]) -> None:
-        """`options`: of the sink. `path`: of the table, as Spark has it."""
+    def __init__(self, spark: SparkSession, path: str, options: Mapping[str, str], *, before_1: bool) -> None:
+        """`options`: of the sink. `path`: of the table, as Spark has it. `before_1`: whether Hudi is older than 1.0."""
         self._spark = spark
+        self._before_1 = before_1
         self._java_context = spark.sparkContext._jsc  # noqa: SLF001
         self._path = path
         settings = {key: value for key, value in options.items() if key.startswith("hoodie.")}
@@ -37,6 +38,9 @@ class HudiClient:
     def roll_back_dead(self) -> None:
         """Roll back the writes whose heartbeat is too old, as Hudi's cleaning does after a commit."""
         with self._client() as client:
+            if self._before_1:
+                client.rollbackFailedWrites()
+                return
             table = java_type(self._spark, META_CLIENT).builder()
             storage = client.getEngineContext().getStorageConf()
             client.rollbackFailedWrites(table.setConf(storage).setBasePath(self._path).build())

@@ -6,6 +6,7 @@ Hudi's timeline server. Files of completed instants and of the archive never cha
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,9 +21,16 @@ from lakewarden.handlers.hudi.markers import (
     parse_marker,
     read_markers_file,
 )
-from lakewarden.handlers.hudi.metadata import read_metadata
+from lakewarden.handlers.hudi.metadata import archived_commits, read_metadata
 from lakewarden.handlers.hudi.properties import HudiTable, parse_properties, read_properties
-from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES, Instant, instants
+from lakewarden.handlers.hudi.timeline import (
+    HEARTBEAT_FOLDER,
+    MARKER_FOLDER,
+    PROPERTIES,
+    Instant,
+    Layout,
+    instants,
+)
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.sinks.hudi.options import SQL_EXTRA_METADATA
 
@@ -54,6 +62,11 @@ class HudiFiles:
         """Return what `hoodie.properties` says; nothing, if there is no table yet."""
         body = self._read(PROPERTIES)
         return {} if body is None else parse_properties(body)
+
+    def layout(self) -> Layout | None:
+        """Return the layout of the table's timeline; None, if there is no table yet."""
+        table = self._table()
+        return None if table is None else table.layout
 
     def instants(self) -> list[Instant]:
         """Return the instants of the active timeline, the oldest first."""
@@ -134,13 +147,7 @@ class HudiFiles:
         body = self._read(PROPERTIES)
         if body is None:
             return None
-        table = read_properties(body)
-        if table.layout != 2:
-            raise UnreadableHudi(
-                f"table version {table.version} is not supported: HudiSink writes tables of version 8 and newer; upgrade it "
-                f"with Hudi's upgrade procedure; table={self.uri}"
-            )
-        return table
+        return read_properties(body)
 
     def _instants(self, table: HudiTable) -> list[Instant]:
         return instants((path for path, _ in self._list(table.timeline)), table.layout)
@@ -155,12 +162,12 @@ class HudiFiles:
             if file.name not in self._commits:
                 body = self._read(table.timeline + file.name)
                 if body is None:
-                    continue  # archived meanwhile: it is found there
+                    continue  # archived since it was listed: it is found there
                 self._commits[file.name] = self._commit_in(file.name, each.time, body)
             commit = self._commits[file.name]
             if commit is not None:
                 yield commit
-        yield from self._archive(table.archive)
+        yield from self._archive(table.archive) if table.layout == 2 else self._log_archive(table.archive)
 
     def _commit_in(self, name: str, time: str, body: bytes) -> CompletedInstant | None:
         try:
@@ -185,6 +192,20 @@ class HudiFiles:
             if name not in self._archived:
                 self._archived[name] = self._archived_in(folder + name)
             yield from self._archived[name]
+
+    def _log_archive(self, folder: str) -> Iterator[CompletedInstant]:
+        """The same in layout 1. A file grows where the store can append."""
+        files = [(f"{folder}{path}", size) for path, size in self._list(folder) if ".archive." in path]
+        known = {f"{path} {size}": path for path, size in files}
+        self._archived = {name: commits for name, commits in self._archived.items() if name in known}
+        for name, path in known.items():
+            if name not in self._archived:
+                found = archived_commits(self._read(path) or b"")
+                self._archived[name] = [
+                    each for each in itertools.starmap(_commit, found) if each is not None
+                ]
+        every = itertools.chain.from_iterable(self._archived.values())
+        yield from sorted(every, key=lambda commit: commit.instant, reverse=True)
 
     def _archived_in(self, path: str) -> list[CompletedInstant]:
         import pyarrow.parquet as pq

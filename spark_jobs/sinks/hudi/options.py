@@ -1,15 +1,4 @@
-"""The options of a Hudi write: what the sink adds, and what it refuses.
-
-| refused | because |
-| --- | --- |
-| operations other than upsert, insert, delete, insert_overwrite | `bulk_insert` and others were not tried with the gate |
-| another concurrency mode than optimistic | Hudi would not check for conflicts with writers that bypass the gate |
-| failed writes cleaned by another policy than LAZY | EAGER rolls back the running writes of other writers |
-| Hudi's own early conflict detection | for two minutes, it aborts writers for the files of an aborted one |
-| Hudi's own retries of a write that met a conflict | a transaction has one commit; the gate retries |
-| compaction and clustering in the writer | their commits have no transaction; run them on their own |
-| another prefix for the extra metadata | the sink's own entry, by which a batch is found again, would not be written |
-"""
+"""The options of a Hudi write: what the sink adds, and what it refuses (`_FIXED`: the only value, and why)."""
 
 from __future__ import annotations
 
@@ -36,6 +25,7 @@ _PROVIDER = "hoodie.write.lock.provider"
 _CALLBACKS = "hoodie.client.init.callback.classes"
 _OPERATION = "hoodie.datasource.write.operation"
 HIVE_STYLE = "hoodie.datasource.write.hive_style_partitioning"
+ORDERING = "hoodie.datasource.write.precombine.field"
 _EXTRA_PREFIX = "hoodie.datasource.write.commitmeta.key.prefix"
 
 _OF_THE_TABLE = frozenset(
@@ -45,7 +35,7 @@ _OF_THE_TABLE = frozenset(
         "hoodie.datasource.write.recordkey.field",
         "hoodie.datasource.write.partitionpath.field",
         HIVE_STYLE,
-        "hoodie.datasource.write.precombine.field",
+        ORDERING,
     }
 )
 """What a SQL statement and its table decide themselves."""
@@ -125,8 +115,9 @@ def table_options(
         own["hoodie.datasource.write.partitionpath.field"] = ",".join(partition_by)
         own[HIVE_STYLE] = str(hive_style).lower()
     if order_by is not None:
-        own["hoodie.datasource.write.precombine.field"] = order_by
-    return own | given | {key: value for key, (value, _) in _FIXED.items()}
+        own[ORDERING] = order_by
+    fixed = {key: value for key, (value, _) in _FIXED.items()}
+    return own | given | fixed | {old: fixed[new] for old, new in _OLD_NAMES.items()}
 
 
 def transaction_options(options: Mapping[str, str], transaction: str, entry: str) -> dict[str, str]:

@@ -17,13 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.spark_jobs.sinks.java import (
-    accept_callbacks,
-    defined_class,
-    gateway_of,
-    java_class,
-    java_type,
-)
+from lakewarden.spark_jobs.sinks import java
 from lakewarden.spark_jobs.sinks.releases import HUDI
 
 if TYPE_CHECKING:
@@ -42,7 +36,7 @@ SOURCES = Path(__file__).parent / "java"
 CLASSES = Path(__file__).parent / "classes"
 
 VERSION = 1
-"""Of the calls between Python and the classes."""
+"""Version of the calls between Python and the classes."""
 
 
 class Provider:
@@ -50,10 +44,11 @@ class Provider:
 
     def __init__(self, spark: SparkSession) -> None:
         """Raise `UnsupportedSpark` if Hudi is missing, is a release that isn't known, or brings other classes."""
-        HUDI.require(_release(spark), spark.version)
-        self._locks = defined_class(spark, LOCK_PROVIDER, NEIGHBOUR, CLASSES, version=VERSION)
-        self._clients = defined_class(spark, CLIENTS, NEIGHBOUR, CLASSES)
-        accept_callbacks(gateway_of(spark))
+        self.release = release_of(spark)
+        HUDI.require(self.release, spark.version)
+        self._locks = java.defined_class(spark, LOCK_PROVIDER, NEIGHBOUR, CLASSES, version=VERSION)
+        self._clients = java.defined_class(spark, CLIENTS, NEIGHBOUR, CLASSES)
+        java.accept_callbacks(java.gateway_of(spark))
 
     def register(self, transaction: str, answer: Any) -> None:
         """Let `answer`, a `java.util.function.BiFunction`, decide about the sections of this transaction."""
@@ -74,18 +69,23 @@ class Provider:
         return bool(self._clients.owns(transaction, instant))
 
 
-def _release(spark: SparkSession) -> str:
+def release_of(spark: SparkSession) -> str:
     """Return the release of Hudi. 1.2 has it in a class, earlier ones in the manifest of their jar."""
     from py4j.protocol import Py4JError
 
     try:
-        return str(java_type(spark, "org.apache.hudi.HoodieVersion").get())
+        return str(java.java_type(spark, "org.apache.hudi.HoodieVersion").get())
     except Py4JError:  # the class isn't there
         pass
     try:
-        entry = java_class(spark, ENTRY)
+        entry = java.java_class(spark, ENTRY)
     except Exception as error:
         if "ClassNotFoundException" not in str(error):
             raise
         raise HUDI.missing(spark.version) from error
     return str(entry.getPackage().getImplementationVersion())
+
+
+def is_before_1(release: str) -> bool:
+    """Whether the release writes tables of version 6."""
+    return release.startswith("0.")

@@ -1,14 +1,4 @@
-"""`HudiSink` writes micro-batches to one Hudi table, together with other writers, by Hudi's own Spark writer.
-
-    sink = HudiSink("s3://lake/trips", keys=["trip"], partition_by=["day"], order_by="updated_at")
-    stream.writeStream.foreachBatch(gate.foreach_batch(sink, writer="ingest")).start()
-
-| operation | what it does | what it touches |
-| --- | --- | --- |
-| `upsert` | updates rows by their keys, inserts the others | the file groups that Hudi chooses |
-| `insert` | adds rows, also into small existing file groups | the same |
-| `delete` | removes the rows with the batch's keys | the same |
-| `insert_overwrite` | replaces the partitions of the batch | each of them as a whole |
+"""`HudiSink` writes micro-batches to one Hudi table, together with other writers, by Hudi's own Spark writer: docs/hudi.md.
 
 - *Scope.* The batch's partitions, each as a whole. The file groups are known later: from Hudi's inflight file, then from its
   markers (`write.py`).
@@ -18,19 +8,6 @@
 - *The lock.* `options["hoodie.write.lock.provider"]` is the provider that the table's other writers use. With Hudi's
   storage-based provider, the default on object stores, the agent holds the same lock object. Such a table must exist before
   its first batch, because the agent recognises it by its `hoodie.properties`.
-- *Own writes.* `hudi_options` has the options for a `df.write` of one's own:
-
-      def write(batch, txn):
-          with sink.hudi_options(txn, batch.sparkSession) as options:
-              batch.write.format("hudi").options(**options).mode("append").save(path)
-
-  For a statement of SQL, `hudi_sql` sets them in the session:
-
-      def write(batch, txn):
-          txn.recognise(sink.committed)
-          batch.createOrReplaceTempView("updates")
-          with sink.hudi_sql(txn, batch.sparkSession):
-              batch.sparkSession.sql("MERGE INTO trips USING updates ON …")
 """
 
 from __future__ import annotations
@@ -46,12 +23,14 @@ from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import (
     HIVE_STYLE,
+    ORDERING,
     STORAGE_LOCK,
     HudiOperation,
     provider_of,
     sql_settings,
     table_options,
 )
+from lakewarden.spark_jobs.sinks.hudi.provider import is_before_1, release_of
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 
@@ -67,6 +46,13 @@ _PLAIN_KEYS = frozenset(
     {"SIMPLE", "SIMPLE_AVRO", "COMPLEX", "COMPLEX_AVRO", "NON_PARTITION", "NON_PARTITION_AVRO"}
 )
 """Key generators whose partitions are the values of columns."""
+
+_PLAIN_CLASSES = frozenset(
+    f"org.apache.hudi.keygen.{name}{avro}KeyGenerator"
+    for name in ("Simple", "Complex", "Nonpartitioned")
+    for avro in ("", "Avro")
+)
+"""The same, as tables of version 6 name them."""
 
 
 class HudiSink(Sink):
@@ -112,13 +98,12 @@ class HudiSink(Sink):
             )
         if self._shares_the_lock and not properties:
             raise ValueError(
-                "the table doesn't exist yet, so the agent doesn't know that it is a Hudi table with Hudi's lock: create it "
-                f"first (CREATE TABLE … USING hudi), and start the job then; table={self._table}"
+                "the table doesn't exist yet, so the agent doesn't know that it is a Hudi table with Hudi's lock; create it "
+                f"first (CREATE TABLE … USING hudi), then start the job; table={self._table}"
             )
 
     @property
     def table(self) -> str:
-        """Canonical URI of the table."""
         return self._table
 
     @property
@@ -132,13 +117,22 @@ class HudiSink(Sink):
         return None if paths is None else paths.scope(batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        """Write one batch in a transaction of the gate."""
         self.begin(txn)
+        self._require_ordering(batch.sparkSession)
         if self._operation == "insert_overwrite":
             scope = txn.batch_scope or self.scope(batch)
             txn.touch_all(scope.markers if scope is not None else ())
         with self.hudi_options(txn, batch.sparkSession) as options:
             batch.write.format("hudi").options(**options).mode("append").save(self._path)
+
+    def _require_ordering(self, spark: SparkSession) -> None:
+        """Raise `ValueError` if this release demands an ordering field. Its own error would name a column `ts`."""
+        if self._operation != "upsert" or ORDERING in self._options or not is_before_1(release_of(spark)):
+            return
+        if "hoodie.table.precombine.field" not in self._files.properties():
+            raise ValueError(
+                f"Hudi before 1.0 upserts by an ordering field only: pass order_by, a column of the batch; table={self._table}"
+            )
 
     @contextmanager
     def hudi_options(self, txn: Transaction, spark: SparkSession) -> Iterator[dict[str, str]]:
@@ -158,8 +152,8 @@ class HudiSink(Sink):
                 yield write.options()
                 write.require_grant()
             except BaseException as error:
-                write.settle(error)
-                raise
+                if not write.settle(error):
+                    raise
             finally:
                 write.end()
 
@@ -167,7 +161,7 @@ class HudiSink(Sink):
     def hudi_sql(self, txn: Transaction, spark: SparkSession) -> Iterator[None]:
         """Connect one SQL statement of the session with the transaction. The block contains the statement.
 
-        The settings are those of the whole session: no other write to Hudi may run in it meanwhile. Each streaming query has a
+        Its settings hold for the whole session: no other write to Hudi may run in it then. Each streaming query has a
         session of its own, `batch.sparkSession`.
         """
         with self.hudi_options(txn, spark) as options:
@@ -185,7 +179,6 @@ class HudiSink(Sink):
                         spark.conf.set(key, earlier)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        """Return the instant in which `writer` committed the batch, or None."""
         return self._files.committed(writer, batch_id)
 
     @property
@@ -194,11 +187,15 @@ class HudiSink(Sink):
 
     def _partition_paths(self, batch: DataFrame) -> PartitionPaths | None:
         properties = self._files.properties() or self._options
-        if properties.get("hoodie.table.keygenerator.type", "SIMPLE") not in _PLAIN_KEYS:
-            return None
+        classes = {
+            properties[key]
+            for key in ("hoodie.datasource.write.keygenerator.class", "hoodie.table.keygenerator.class")
+            if key in properties
+        }
         if (
-            "hoodie.datasource.write.keygenerator.class" in properties
-            or "hoodie.table.keygenerator.class" in properties
+            properties.get("hoodie.table.keygenerator.type", "SIMPLE") not in _PLAIN_KEYS
+            or classes - _PLAIN_CLASSES
+            or _is_true(properties, "hoodie.datasource.write.slash.separated.date.partitioning")
         ):
             return None
         fields = properties.get("hoodie.table.partition.fields", ",".join(self._partition_by))

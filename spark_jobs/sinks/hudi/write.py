@@ -6,7 +6,7 @@ That calls `answer` here, in the thread that writes:
 | event | what happens here |
 | --- | --- |
 | `enter` | if an abort has arrived, the section is refused: Hudi's waits start no Spark job that could be cancelled |
-| `leave` of `startCommit` | the instant is on the timeline, requested under the lock; a thread begins to read its markers |
+| `leave` of `startCommit` | the instant is on the timeline, requested under the lock (from Hudi 1.1 on) |
 | `commit` | the markers are read a last time and published; the transaction waits for its grant |
 | `locked` | the user's own lock is acquired too, under the grant |
 | `committed` | the lock is released; if the instant is completed on the timeline, the commit is reported at once |
@@ -14,8 +14,8 @@ That calls `answer` here, in the thread that writes:
 Rules:
 
 1. *Own instant.* Files of the timeline name no writer. The instant is the one for which a client of this transaction has a
-   heartbeat (`LakewardenClients`). If there is none, the write is refused. It is announced at once, so that a watcher of the
-   table (docs/watch.md) doesn't report this write as that of another writer.
+   heartbeat (`LakewardenClients`). If there is none, the commit is refused. A thread looks for it, and for its markers. It is
+   announced at once, so that a watcher of the table (docs/watch.md) doesn't report this write as that of another writer.
 2. *Markers* come from the inflight file, which names file groups that get updates, and from the marker files, which name all
    (`handlers/hudi`). All of them are published before the grant is requested.
 3. *Two locks.* If the table's other writers use Hudi's storage-based lock, its object is the agent's lock, and the grant is that
@@ -30,7 +30,7 @@ Rules:
    time, it goes on in the background, and Hudi's cleaning of failed writes does what is left.
 7. *Older instants first.* Hudi takes the files of a pending instant for committed if it is older than the first completed one
    (decision 36). The write waits until there is none, before it reads, and again before it commits, its own instant counted
-   as completed. What Hudi takes for dead is rolled back meanwhile.
+   as completed. What Hudi takes for dead is rolled back during the wait.
 8. *The instant is still there.* A restore to a savepoint rolls pending instants back, and a table that was dropped and created
    again has other ones. Hudi itself would complete the instant. So the write looks for it under the grant.
 """
@@ -44,14 +44,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker
+from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.timeline import taken_for_committed
-from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateError
+from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateError, UnsupportedSpark
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import transaction_options
-from lakewarden.spark_jobs.sinks.hudi.provider import Provider
+from lakewarden.spark_jobs.sinks.hudi.provider import Provider, is_before_1
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,6 +77,9 @@ ROLLBACK_SECONDS = 60.0
 CONFLICT = "HoodieWriteConflictException"
 """Hudi's class for a commit that overlaps another one. It is raised before anything is published."""
 
+ROLLBACK = "HoodieRollbackException"
+"""Hudi's class for a rollback that failed. Under LAZY, a write rolls others back after its own commit only."""
+
 log = EventLogger("lakewarden.hudi")
 
 
@@ -98,9 +102,11 @@ class HudiWrite:
         self._user_options = dict(options)
         self._lock_is_the_agents = lock_is_the_agents
         self._provider = Provider(spark)
-        self._client = HudiClient(spark, path, options)
+        self._before_1 = is_before_1(self._provider.release)
+        self._client = HudiClient(spark, path, options, before_1=self._before_1)
         self.instant: str | None = None
-        """The instant of this write, once Hudi has requested it."""
+        """The instant of this write, once Hudi has requested it and it was seen."""
+        self._seeing = threading.Lock()
         self._grant: Grant | None = None
         self._locked = False
         self._asked = False
@@ -118,8 +124,24 @@ class HudiWrite:
 
     def begin(self, answer: Any) -> None:
         """Let Hudi's sections be answered by `answer`, which wraps the method of this name."""
+        self._require_supported()
         self._await_older_instants()
         self._provider.register(self._txn.id, _Function(answer))
+        self._markers.start()
+
+    def _require_supported(self) -> None:
+        release = self._provider.release
+        layout = 1 if self._before_1 else 2
+        if self._files.layout() not in (None, layout):
+            raise UnreadableHudi(
+                f"Hudi {release} writes tables with layout {layout}, and this one has the other: Hudi 0.15 writes version 6, "
+                f"Hudi 1.x 8 and 9; use that release, or upgrade the table with Hudi's procedure; table={self._txn.table}"
+            )
+        if self._before_1 and self._lock_is_the_agents:
+            raise UnsupportedSpark(
+                f"Hudi {release} has no storage-based lock: set hoodie.write.lock.provider to the one of the table's other "
+                f"writers; table={self._txn.table}"
+            )
 
     def end(self) -> None:
         """Answer no more."""
@@ -136,10 +158,8 @@ class HudiWrite:
                 self._asked = True
                 self._txn.check()
             case "leave":
-                if self.instant is None and section.endswith(".startCommit"):
-                    self.instant = self._own_instant()
-                    self._txn.announce_instant(self.instant)
-                    self._markers.start()
+                if section.endswith(".startCommit"):
+                    self._see_instant()
             case "commit":
                 return self._begin_commit()
             case "locked":
@@ -151,7 +171,7 @@ class HudiWrite:
         return ""
 
     def _begin_commit(self) -> str:
-        if self._ended or self.instant is None:
+        if self._ended or not self._see_instant():
             raise RuntimeError(f"Hudi commits a second time, or without an instant; refused; {self._facts()}")
         if self._grant is None:
             self._await_older_instants()
@@ -198,17 +218,26 @@ class HudiWrite:
 
     # the instant and its markers
 
-    def _own_instant(self) -> str:
-        for each in reversed(self._files.instants()):
-            if each.writes and each.state != "completed" and self._provider.owns(self._txn.id, each.time):
-                return each.time
-        raise RuntimeError(
-            f"Hudi began a write, but its timeline has no instant of it, so its file groups are unknown; {self._facts()}"
-        )
+    def _see_instant(self) -> bool:
+        """Whether this write's instant is known. Look for it, and announce it, if it isn't (rule 1)."""
+        with self._seeing:
+            if self.instant is None:
+                pending = [
+                    each.time for each in self._files.instants() if each.writes and each.state != "completed"
+                ]
+                own = next(
+                    (time for time in reversed(pending) if self._provider.owns(self._txn.id, time)), None
+                )
+                if own is not None:
+                    self._txn.announce_instant(own)
+                    self.instant = own
+            return self.instant is not None
 
     def _publish_markers(self) -> None:
         """Publish what the files of the instant say that it touches, each file group once."""
-        assert self.instant is not None, "markers belong to an instant"
+        if not self._see_instant():
+            return
+        assert self.instant is not None, "it was seen"
         found: list[Marker] = []
         if not self._planned:
             planned = self._files.planned(self.instant)
@@ -249,11 +278,15 @@ class HudiWrite:
 
     # the outcome
 
-    def settle(self, error: BaseException) -> None:
-        """After a write that raised: report what is known of its commit (rule 5)."""
+    def settle(self, error: BaseException) -> bool:
+        """After a write that raised: report what is known of its commit (rule 5). Return whether it is done nevertheless."""
         grant = self._grant
+        if grant is not None and grant.outcome is PublishOutcome.PUBLISHED and ROLLBACK in str(error):
+            # Before 1.2, its cleaning executes the rollback that another writer is about to end.
+            log.warning("hudi.rollback-failed", **self._names(), error=_first_line(error))
+            return True
         if grant is None or grant.outcome is not PublishOutcome.UNKNOWN:
-            return
+            return False
         if not self._locked:
             grant.not_published()
         elif CONFLICT in str(error):
@@ -261,12 +294,13 @@ class HudiWrite:
                 "Hudi found another commit to the file groups of this batch, by a writer that bypasses the gate; nothing was "
                 f"published; the batch must be computed again; {self._facts()}: {_first_line(error)}"
             ) from error
+        return False
 
     def require_grant(self) -> None:
         """After a write that returned: raise if Hudi committed without asking, or wrote without this transaction's options."""
-        if not self._asked:
+        if not self._asked and self.instant is None:
             raise RuntimeError(
-                "no write to Hudi took place with the options of this transaction, so whatever was written had no grant; "
+                "no write to Hudi took place with the options of this transaction, so what was written had no grant; "
                 f"write with the options or in the session that you gave; {self._facts()}"
             )
         if self._grant is None and self.instant is not None and self._files.is_committed(self.instant):
@@ -290,7 +324,7 @@ class HudiWrite:
                 "hudi.rollback-late",
                 **self._names(),
                 seconds=ROLLBACK_SECONDS,
-                detail="it goes on in the background; otherwise Hudi's cleaning of failed writes rolls the instant back",
+                detail="the rollback continues in the background; if it fails, Hudi's cleaning of failed writes does it",
             )
 
     def _roll_back(self, instant: str) -> None:

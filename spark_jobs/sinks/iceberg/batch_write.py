@@ -21,6 +21,7 @@ from lakewarden.spark_jobs.sinks.java import (
     java_map,
     java_type,
 )
+from lakewarden.spark_jobs.sinks.merge import unused
 from lakewarden.spark_jobs.sinks.partitions import Partition, quoted
 from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view
 
@@ -38,7 +39,7 @@ class BatchWrite:
     mode: Mode
     upsert: Upsert
     properties: Mapping[str, str]
-    """Of the snapshot."""
+    """Properties of the snapshot."""
     stored: Mapping[str, str]
     """Columns of the rows with the values of partition columns in the table's types, where those of the batch have others."""
     inexact: Sequence[str]
@@ -60,16 +61,21 @@ class BatchWrite:
         writer.overwritePartitions()
 
     def _merge(self, target: str) -> None:
-        columns, given = self.table.columns.names, set(self.rows.columns)
-        with as_view(self.rows, f"lakewarden_{self.properties[TRANSACTION]}") as source:
+        given = self.rows.columns
+        missing = [field for field in self.table.columns.fields if field.name not in given]
+        added = {field.name: unused(f"_lakewarden_default_{field.name}", given) for field in missing}
+        rows = self.rows.select(
+            "*", *(self.table.default(field).alias(added[field.name]) for field in missing)
+        )
+        with as_view(rows, f"lakewarden_{self.properties[TRANSACTION]}") as source:
             statement = self.upsert.statement(
                 target,
                 source,
                 fields=self.table.fields,
                 partitions=self.partitions,
                 required=self.table.required,
-                assigned=[name for name in columns if name in given],
-                others=[name for name in columns if name not in given],
+                assigned=[name for name in self.table.columns.names if name not in added],
+                others={name: f"s.{quoted(column)}" for name, column in added.items()},
                 stored=self.stored,
                 inexact=self.inexact,
             )

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
-from lakewarden.spark_jobs.sinks.java import (
-    call_static,
-    defined_class,
-    java_class,
-    java_text,
-    threads_are_pinned,
-)
+from lakewarden.spark_jobs.sinks import java
 from lakewarden.spark_jobs.sinks.releases import ICEBERG, FormatVersion
 
 if TYPE_CHECKING:
@@ -36,7 +30,7 @@ NEIGHBOURS = {STAGED_TABLE: "org.apache.iceberg.BaseTable", CATALOG: _TABLE_CACH
 SOURCES = Path(__file__).parent / "java"
 CLASSES = Path(__file__).parent / "classes"
 VERSION = 1
-"""Of the calls between Python and the classes."""
+"""Version of the calls between Python and the classes."""
 
 _EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
@@ -47,12 +41,12 @@ def require_release(spark: SparkSession, *, untried: bool) -> FormatVersion:
     It also raises it if neither staged statements nor whole ones would be labelled.
     """
     try:
-        version = str(call_static(spark, "org.apache.iceberg.IcebergBuild", "version"))
+        version = str(java.call_static(spark, "org.apache.iceberg.IcebergBuild", "version"))
     except Exception as error:
         raise ICEBERG.missing(spark.version) from error
     ICEBERG.require(version, spark.version, untried=untried)
     unhooked = _obstacle(spark, version)
-    if unhooked is not None and not threads_are_pinned():
+    if unhooked is not None and not java.threads_are_pinned():
         raise UnsupportedSpark(
             f"{unhooked}, and PySpark doesn't pin its threads: Iceberg labels the commit of a whole statement by its thread, and "
             "the sink finds a committed batch by its label; start the job without PYSPARK_PIN_THREAD, or with true"
@@ -67,15 +61,15 @@ def _obstacle(spark: SparkSession, version: str) -> str | None:
         return f"Iceberg {version} has no {' and no '.join(missing)}"
     for own, neighbour in NEIGHBOURS.items():
         try:
-            defined_class(spark, own, neighbour, CLASSES, version=VERSION)
+            java.defined_class(spark, own, neighbour, CLASSES, version=VERSION)
         except Exception as error:  # noqa: BLE001 - whatever it is, whole statements can be granted
-            return f"{own} can't be defined: {java_text(error)}"
+            return f"{own} can't be defined: {java.java_text(error)}"
     return None
 
 
 def _has_class(spark: SparkSession, name: str) -> bool:
     try:
-        java_class(spark, name)
+        java.java_class(spark, name)
     except Exception:  # noqa: BLE001 - py4j raises what Java throws for a missing class
         return False
     return True
@@ -89,4 +83,4 @@ def has_extensions(spark: SparkSession) -> bool:
 def table_cache(spark: SparkSession) -> Any:
     """Return Iceberg's `SparkTableCache`, and make its tables known to the session as those of `STAGING_CATALOG`."""
     spark.conf.set(f"spark.sql.catalog.{STAGING_CATALOG}", CATALOG)
-    return call_static(spark, _TABLE_CACHE, "get")
+    return java.call_static(spark, _TABLE_CACHE, "get")

@@ -1,26 +1,13 @@
-"""`IcebergSink` writes micro-batches to one Iceberg table, together with other writers.
+"""`IcebergSink` writes micro-batches to one Iceberg table, together with other writers. docs/iceberg.md has its modes.
 
-    sink = IcebergSink("lake.air.flights", mode="upsert", keys=["flight"])
-    stream.writeStream.foreachBatch(gate.foreach_batch(sink, writer="arrivals")).start()
-
-Spark's own statement computes and stages (`batch_write.py`); Iceberg's own check validates; only the swap of the table's
-metadata is under the grant (`staging.py`).
-
-| mode | statement | markers | conflict rule |
-| --- | --- | --- | --- |
-| `append` | `INSERT` | `(partition, new-files, create)` | `deleted-file`: two appends never conflict |
-| `upsert` | `MERGE`, copy-on-write or merge-on-read as the table says | `(partition, *, merge)` | `file-group` |
-| `overwrite` | dynamic overwrite of the batch's partitions | `(partition, *, merge)` | `file-group` |
-
-- *Upsert.* The keys identify a row within its partition. The sink publishes its markers as soon as it knows the batch's
-  partitions, and only then pins the table. So the agent knows of every commit to the base by another gate user. A commit
-  that bypasses the gate is found by Iceberg under the grant: `BaseChanged`.
-- *Overwrite.* Iceberg validates at the commit that no other commit has changed these partitions. It finds files by the
-  current partition spec only, so a table with files of an older one is refused.
-- *Scope.* The partitions of an upsert and of an overwrite are their scope: values of the current partition spec, transforms
-  included. Appends have none, because they conflict with no other append.
-- *Exactly once.* The snapshot has the writer and the batch in its summary, and the swap that publishes it sets a property of the
-  table, `LastCommit`, which answers when the snapshot has expired. That is this sink's `committed` (`sinks/contract.py`).
+- Spark's own statement computes and stages (`batch_write.py`); Iceberg's own check validates; only the swap of the table's
+  metadata is under the grant (`staging.py`).
+- An upsert or overwrite publishes its markers as soon as it knows the batch's partitions, and only then pins the table. So the
+  agent knows of every commit to the base by another gate user. A commit that bypasses the gate is found by Iceberg under the
+  grant: `BaseChanged`.
+- Iceberg finds the files of an overwrite by the current partition spec only, so a table with files of an older one is refused.
+- The snapshot has the writer and the batch in its summary, and the swap that publishes it sets a property of the table,
+  `LastCommit`, which answers when the snapshot has expired. That is this sink's `committed` (`sinks/contract.py`).
 """
 
 from __future__ import annotations
@@ -53,6 +40,7 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     open_table,
     spec_text,
 )
+from lakewarden.spark_jobs.sinks.java import is_instance
 from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
     computed_once,
@@ -73,11 +61,13 @@ if TYPE_CHECKING:
 
     from lakewarden.spark_jobs.gate.transaction import Transaction
 
+REST = "org.apache.iceberg.rest.RESTTableOperations"
+
 NEW_FILES = "new-files"
 """File group of an append's markers. An upsert of the partition overlaps it, another append doesn't."""
 
 NEWEST_ONLY_COST = (
-    "the catalog lists the table's newest snapshot only, so Iceberg can't compare a batch with commits that came after its base: "
+    "the catalog lists the table's newest snapshot only, so Iceberg can't compare a batch with commits that came after its base; "
     "a batch is computed again after any other commit to the table, also of other partitions"
 )
 
@@ -95,11 +85,16 @@ class IcebergSink(SparkSink[OpenTable]):
         self._uri = canonical_table(str(self._last_opened.java.location()))
         self._last_alike: object = None
         if self._release.unhooked is not None:
+            if is_instance(self._last_opened.java.operations(), REST):
+                raise UnsupportedSpark(
+                    f"{self._release.unhooked}, so Iceberg itself would commit each statement; where a REST catalog answers 409 "
+                    "to a request that it has carried out, Iceberg commits the rows again or removes their files; "
+                    f"use a release of Iceberg that was tried; table={self._uri}"
+                )
             log.warning("iceberg.whole-statements", table=self._uri, reason=self._release.unhooked, cost=COST)
         self._told_of_history = self._mode == "append"
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        """Write one batch in a transaction of the gate."""
         self.begin(txn)
         table = self._layout(batch.sparkSession)
         upsert = self._upsert_of(table, batch.sparkSession)
@@ -113,7 +108,11 @@ class IcebergSink(SparkSink[OpenTable]):
                 return
             txn.touch_all(self._markers(content.partitions, table))
             if self._mode == "upsert":
-                rows = upsert.one_row_per_key(scoped, table.fields, stored) if content.keys_repeat else scoped
+                rows = (
+                    upsert.one_row_per_key(scoped, table.fields, self.table, stored)
+                    if content.keys_repeat
+                    else scoped
+                )
             # Only after the markers: from here on the agent checks every commit to these partitions against them.
             batch_write = BatchWrite(
                 rows, table, content.partitions, self._mode, upsert, _properties(txn), stored, inexact
@@ -125,7 +124,6 @@ class IcebergSink(SparkSink[OpenTable]):
             load(self._spark, self._name)  # readers in this session see the commit
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        """Return the snapshot in which `writer` committed the batch, or None."""
         return find_commit(load(self._spark, self._name), writer, batch_id)
 
     # staging and committing
@@ -182,7 +180,7 @@ class IcebergSink(SparkSink[OpenTable]):
         older = table.other_identity(self._upsert.keys) if self._mode == "upsert" else None
         if older is not None:
             raise ValueError(
-                f"the table has files of the partition spec {older}, and is partitioned by {spec_text(table.java.spec())} now: "
+                f"the table has files of the partition spec {older}, and is partitioned by {spec_text(table.java.spec())} now; "
                 f"keys {list(self._upsert.keys)} hold within a partition, so a row of those files could be written again; "
                 "rewrite them with rewrite_data_files and the option 'rewrite-all', from then on the keys hold within the new "
                 "partitions; or take the change back by ALTER TABLE … PARTITION FIELD; then start the query again; "
@@ -194,8 +192,10 @@ class IcebergSink(SparkSink[OpenTable]):
         """Raise `ValueError`, too, if Spark's write by name would refuse the types."""
         spark, names = batch.sparkSession, layout.columns.names
         rows = spelled_as(batch, names, self.table, self._upsert.may_bring)
+        upsert.order_column(rows, self.table)
         partitioned_by = [field.column for field in layout.fields] if self._mode != "append" else []
-        require_columns(rows.columns, {*layout.required, *upsert.keys, *partitioned_by}, self.table)
+        required = layout.required - layout.defaults.keys()
+        require_columns(rows.columns, {*required, *upsert.keys, *partitioned_by}, self.table)
         policy = spark.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
         alike = (rows.schema, layout.columns, policy, is_case_sensitive(spark))
         if alike != self._last_alike:
@@ -205,14 +205,12 @@ class IcebergSink(SparkSink[OpenTable]):
         return rows
 
     def _complete(self, rows: DataFrame, table: OpenTable) -> DataFrame:
-        """Return the rows with all columns of the table, as INSERT with a list of columns makes them: NULL."""
-        from pyspark.sql import functions as f
-
+        """Return the rows with all columns of the table, as INSERT with a list of columns makes them: the default, or NULL."""
         given = set(rows.columns)
         missing = [field for field in table.columns.fields if field.name not in given]
         if self._mode == "upsert" or not missing:
             return rows
-        return rows.select("*", *(f.lit(None).cast(field.dataType).alias(field.name) for field in missing))
+        return rows.select("*", *(table.default(field).alias(field.name) for field in missing))
 
     def _cast(self, rows: DataFrame, layout: OpenTable, stored: Mapping[str, str]) -> DataFrame:
         from pyspark.sql.types import StructField, StructType

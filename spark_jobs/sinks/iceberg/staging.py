@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_TRIES = 10
-"""Of the swap, under one grant. Another commit comes first only if a writer bypasses the gate."""
+"""Tries of the swap under one grant. Another commit comes first only if a writer bypasses the gate."""
 
 MAX_NAMED = 3
 """Foreign snapshots listed in an error."""
@@ -80,7 +80,7 @@ class CheckedOperations:
         self.refusal: GateError | None = None
         self.overtaken = False
         self.failure: Exception | None = None
-        """Of the last try. Java wraps it, with the text of a traceback."""
+        """Error of the last try. Java wraps it, with the text of a traceback."""
         self.unanswered = False
         self.published: str | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED, find_batch
+from lakewarden.spark_jobs.sinks.assignment import DEFAULT
 from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
 from lakewarden.spark_jobs.sinks.java import (
@@ -32,15 +33,15 @@ from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, SparkSession
+    from pyspark.sql.types import StructField, StructType
 
 WRITER, BATCH = "lakewarden.writer", "lakewarden.batch"
 
 _LAST = "lakewarden.last-commit."
 
 MAX_LAST_COMMITS = 100
-"""Of a table, about 25 KB of its metadata. Each new checkpoint is a new writer."""
+"""Commits of a table, about 25 KB of its metadata. Each new checkpoint is a new writer."""
 
 KEPT_MS = 24 * 3600 * 1000
 """Younger ones are kept beyond that number: whether an outcome is known may depend on them."""
@@ -73,7 +74,15 @@ class OpenTable:
     columns: StructType
     """Its schema in Spark's types."""
     required: frozenset[str]
+    defaults: dict[str, str]
+    """SQL of what Iceberg stores in columns that a batch lacks. It is NULL in others."""
     paths: PartitionPaths
+
+    def default(self, field: StructField) -> Column:
+        """Return what Iceberg stores in a column that a batch lacks. It has the column's type: STRICT assigns no other NULL."""
+        from pyspark.sql import functions as f
+
+        return f.expr(self.defaults.get(field.name, "NULL")).cast(field.dataType)
 
     def paths_of(self, partitions: Sequence[Partition]) -> list[str]:
         """Return partitions as Iceberg spells them: `ts_day=2026-11-22/id_bucket=3`. Empty for an unpartitioned table."""
@@ -134,7 +143,14 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
     _require_supported(spark, name, table)
     if before is not None and before.same_layout(table):
         return replace(before, java=table)
-    catalog = str(_catalog_and_identifier(spark, name).catalog().name())
+    found = _catalog_and_identifier(spark, name)
+    part = str(found.identifier().name())
+    if not str(table.name()).endswith(part):
+        raise ValueError(
+            f"{part!r} is a branch, a tag or a time of {table.name()}, and this sink writes the main branch only: give the "
+            f"table's name, or write the branch without the gate; table={name}"
+        )
+    catalog = str(found.catalog().name())
     schema = table.schema()
     converted = java_type(spark, f"{_ICEBERG}.SparkSchemaUtil").convert(schema).json()
     columns = StructType.fromJson(json.loads(converted))
@@ -155,6 +171,9 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
         fields=fields,
         columns=columns,
         required=frozenset(field.name for field in columns.fields if not field.nullable),
+        defaults={
+            field.name: field.metadata[DEFAULT] for field in columns.fields if DEFAULT in field.metadata
+        },
         paths=PartitionPaths("iceberg", {field.name: field.path_type for field in fields}),
     )
 
@@ -218,7 +237,8 @@ def another_is_in_its_place(spark: SparkSession, operations: Any) -> bool:
 
 def spec_text(spec: Any) -> str:
     """Return a partition spec for an error: `[at_day, id_bucket]`."""
-    return f"[{', '.join(str(field.name()) for field in elements(spec.fields()))}]"
+    fields = (field for field in elements(spec.fields()) if field.transform().toString() != VOID)
+    return f"[{', '.join(str(field.name()) for field in fields)}]"
 
 
 def _partition_fields(name: str, table: Any, types: dict[str, str], catalog: str) -> Iterator[PartitionField]:
@@ -232,6 +252,11 @@ def _partition_fields(name: str, table: Any, types: dict[str, str], catalog: str
             raise ValueError(
                 f"the partition field {field.name()} is {transform} of {column}; the sink knows identity, years, months, days, "
                 f"hours, bucket and truncate of top-level columns: change the partition spec; table={name}"
+            )
+        if str(table.schema().findType(field.sourceId()).toString()) == "uuid":
+            raise ValueError(
+                f"the partition field {field.name()} is {transform} of {column}, a uuid, which Spark takes for a text of another "
+                f"bucket and order: change the partition spec; table={name}"
             )
         width = None if parsed[2] is None else int(parsed[2])
         yield PartitionField(str(field.name()), column, parsed[1], width, types[column], catalog)
@@ -310,28 +335,34 @@ class LastCommit(BaseModel):
             return None
 
     @classmethod
-    def silent(cls, metadata: Any) -> list[str]:
+    def silent(cls, metadata: Any) -> dict[str, str]:
         """Return the properties of the writers that have been silent for longest, if there are more than `MAX_LAST_COMMITS`."""
         properties = metadata.properties()
         if properties.size() <= MAX_LAST_COMMITS:
-            return []
-        keys = [str(key) for key in elements(properties.keySet()) if key.startswith(_LAST)]
+            return {}
+        found = {
+            str(key): str(properties.get(key))
+            for key in elements(properties.keySet())
+            if key.startswith(_LAST)
+        }
         newest_first = sorted(
-            ((last.at_ms if (last := cls._parse(properties.get(key))) else 0, key) for key in keys),
+            ((last.at_ms if (last := cls._parse(text)) else 0, key) for key, text in found.items()),
             reverse=True,
         )
         young = metadata.lastUpdatedMillis() - KEPT_MS
-        return [key for at_ms, key in newest_first[MAX_LAST_COMMITS:] if at_ms < young]
+        return {key: found[key] for at_ms, key in newest_first[MAX_LAST_COMMITS:] if at_ms < young}
 
-    def added_to(self, spark: SparkSession, metadata: Any, without: Sequence[str]) -> Any:
-        """Return the metadata with this property, and without some others."""
+    def added_to(self, spark: SparkSession, metadata: Any, without: Mapping[str, str]) -> Any:
+        """Return the metadata with this property, and without those that it still has with these values."""
         key = self.key(self.writer, numbered=self.batch is not None)
         builder = java_type(spark, "org.apache.iceberg.TableMetadata").buildFrom(metadata)
-        builder = builder.setProperties(java_map(spark, {key: self.model_dump_json()}))
         removed = java_type(spark, "java.util.HashSet")()
-        for each in without:
-            removed.add(each)
-        return builder.removeProperties(removed).build()
+        properties = metadata.properties()
+        for each, text in without.items():
+            if properties.get(each) == text:
+                removed.add(each)
+        builder = builder.removeProperties(removed)
+        return builder.setProperties(java_map(spark, {key: self.model_dump_json()})).build()
 
     def is_undone(self, table: Any) -> bool:
         """Return whether the table shows that a rollback, or a replacement, has taken the commit out of its history."""

@@ -21,7 +21,7 @@ class PartitionField:
     transform: str
     """`identity`, `year`, `month`, `day`, `hour`, `bucket` or `truncate`."""
     width: int | None
-    """Of `bucket` and `truncate`."""
+    """Argument of `bucket` and `truncate`."""
     column_type: str
     """Spark type of the column."""
     functions: str

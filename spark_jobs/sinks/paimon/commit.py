@@ -1,4 +1,4 @@
-"""The one commit of a batch, and the removal of files that were staged in vain.
+"""The one commit of a batch, and the removal of staged files that nothing publishes.
 
 - *pypaimon prepares, this module publishes.* pypaimon writes manifests for a while before it asks its `SnapshotCommit` to write
   the snapshot. `FencedCommit` takes that place and runs the rule of `handlers/paimon/publish.py`: the check of the grant, the
@@ -16,8 +16,6 @@
 - *Removal.* Only files that this transaction staged, and only if nothing was published: those in the messages that the driver
   has, and those with the transaction's file prefix, for cancelled tasks whose messages were lost.
 """
-
-from __future__ import annotations
 
 import json
 import time
@@ -59,13 +57,7 @@ from lakewarden.handlers.paimon.publish import (
 )
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.sinks.paimon.history import (
-    COMMITTED,
-    announce_attempt,
-    facts_of,
-    numbers_of,
-    property_of,
-)
+from lakewarden.spark_jobs.sinks.paimon import history
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     HINT,
     FolderStore,
@@ -130,7 +122,7 @@ class FencedCommit:
         self._table = table
         self._body = body or _body_of
         self.store: FolderStore = snapshot_store(table)
-        """Of the table's snapshots."""
+        """Store of the table's snapshots."""
         self._name = name
         self._check = check
         self._began = time.monotonic()
@@ -140,7 +132,6 @@ class FencedCommit:
 
     @property
     def names(self) -> dict[str, str]:
-        """Table and writer, for a log line."""
         return {"table": str(self._table.table_path), "writer": self._name.user}
 
     def commit(self, base_snapshot_uuid: str | None, snapshot: Any, statistics: Any) -> bool:  # noqa: ARG002 - pypaimon's
@@ -148,7 +139,7 @@ class FencedCommit:
         number = int(snapshot.id)
         snapshot.properties = {
             **(snapshot.properties or {}),
-            COMMITTED: property_of(self.store, number, self._name),
+            history.COMMITTED: history.property_of(self.store, number, self._name),
         }
         unanswered_before, self.unanswered = self.unanswered, True
         state: State = PutSnapshot()
@@ -240,17 +231,17 @@ class FencedCommit:
     def _owner(self, found: StoredObject | None) -> Own | Foreign | Missing:
         if found is None:
             return Missing()
-        name = facts_of(0, found.body).name
+        name = history.facts_of(0, found.body).name
         return Own(found.version) if name == self._name else Foreign(name.user)
 
     def _look_at_base(self, number: int) -> Present | Missing:
         if number > 1:
             return Missing() if self.store.version(_name_of(number - 1)) is None else Present()
-        return Missing() if max(numbers_of(self.store), default=1) > 1 else Present()
+        return Missing() if max(history.numbers_of(self.store), default=1) > 1 else Present()
 
     def _trace(self, snapshot: Any) -> Contains | Excludes | Undecided:
         number = int(snapshot.id)
-        retained = numbers_of(self.store)
+        retained = history.numbers_of(self.store)
         added = _next_names_files_of(self._table, snapshot) if number + 1 in retained else None
         return traced(number, retained, added=added)
 
@@ -301,7 +292,7 @@ def is_lost(table: Any, published: PublishedSnapshot) -> bool:
     }:  # None: it has expired, so newer ones are built on it
         return False
     found = store.read(name)
-    owner = published.name if found is None else facts_of(0, found.body).name
+    owner = published.name if found is None else history.facts_of(0, found.body).name
     if found is None or owner == published.name:
         return False
     if (store.fenced and owner.transaction is not None) or _came_later(table, found, published):
@@ -368,7 +359,7 @@ def publish(
 ) -> PublishedSnapshot | int:
     """Commit all messages as one snapshot. `check` raises to refuse, before each put.
 
-    Return the id alone if an earlier transaction committed the batch meanwhile. Raise `NothingPublished`; any other
+    Return the id alone if an earlier transaction has committed the batch. Raise `NothingPublished`; any other
     error leaves the outcome unknown.
     """
     builder = table.new_stream_write_builder()
@@ -380,7 +371,7 @@ def publish(
     properties = {TRANSACTION: name.transaction, GRANT_TOKEN: str(token)}
 
     def commit() -> None:
-        announce_attempt(table, name)
+        history.announce_attempt(table, name)
         committer.commit(messages, name.identifier, snapshot_properties=properties)
 
     try:

@@ -22,8 +22,6 @@ A round plans what Java Paimon would compact now, in transactions of some units 
 - *A killed compactor* leaves the table as it is. The agent aborts its transaction when heartbeats are missed.
 """
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,7 +91,6 @@ class PaimonCompactor:
 
     @property
     def table(self) -> str:
-        """Canonical URI of the table."""
         return self._address.uri
 
     def stop(self) -> None:
@@ -143,7 +140,7 @@ class PaimonCompactor:
             log.warning(
                 "paimon.not-write-only",
                 table=self.table,
-                detail="the table's option write-only isn't set, so Java writers compact, too: their commits and this compaction "
+                detail="the table's option write-only isn't set, so Java writers also compact: their commits and this compaction "
                 "make each other fail; set it with ALTER TABLE … SET ('write-only' = 'true')",
             )
         self._warned = True

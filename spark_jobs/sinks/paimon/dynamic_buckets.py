@@ -4,8 +4,6 @@ All rows of a partition are in one task, in their order. pypaimon's writer looks
 the driver read, gives new keys a bucket, and writes one index file for each bucket that got some.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

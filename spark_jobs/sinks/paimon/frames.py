@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.sinks.assignment import assigned, folding
 from lakewarden.spark_jobs.sinks.merge import comparable
+from lakewarden.spark_jobs.sinks.paimon import stage
 from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     FILE,
     Ranges,
@@ -21,14 +22,6 @@ from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     without_files,
 )
 from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, grouping_function
-from lakewarden.spark_jobs.sinks.paimon.stage import (
-    STAGED_SCHEMA,
-    ArrowFunction,
-    Staging,
-    reading_function,
-    renaming,
-    staging_function,
-)
 from lakewarden.spark_jobs.sinks.paimon.table import (
     Base,
     Partition,
@@ -37,15 +30,12 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     partition_path,
     type_parameter,
 )
+from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS
 from lakewarden.spark_jobs.sinks.partitions import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
-
-MAX_PARTITIONS = 10_000
-"""Of one upsert batch. Each is a marker, and each is rewritten."""
-
 
 MAX_VARCHAR = 2**31 - 1
 """The length of Paimon's STRING."""
@@ -296,12 +286,12 @@ def with_groups(rows: DataFrame, where: TableAddress) -> DataFrame:
     return _map_in_arrow(rows, grouping_function(where), schema)
 
 
-def _map_in_arrow(rows: DataFrame, function: ArrowFunction, schema: StructType | str) -> DataFrame:
+def _map_in_arrow(rows: DataFrame, function: stage.ArrowFunction, schema: StructType | str) -> DataFrame:
     """Return `rows.mapInArrow(…)`, which can't take columns with a dot or a backquote in their names."""
     if all(name.replace("_", "a").isalnum() for name in rows.columns):
         return rows.mapInArrow(function, schema)
     plain = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
-    return plain.mapInArrow(renaming(function, rows.columns), schema)
+    return plain.mapInArrow(stage.renaming(function, rows.columns), schema)
 
 
 def groups_of(rows: DataFrame, table: Any) -> list[str]:
@@ -331,7 +321,7 @@ def read_frame(rows: DataFrame, table: Any, where: TableAddress, base: Base) -> 
         return spark.createDataFrame([], schema)
     splits = [pickle.dumps(split) for split in base.splits]
     tasks = min(len(splits), spark.sparkContext.defaultParallelism)
-    return spark.range(0, len(splits), 1, tasks).mapInArrow(reading_function(where, splits), schema)
+    return spark.range(0, len(splits), 1, tasks).mapInArrow(stage.reading_function(where, splits), schema)
 
 
 def to_rewrite(rows: DataFrame, table: Any, where: TableAddress, base: Base, keys: Sequence[str]) -> Base:
@@ -397,7 +387,7 @@ def _spanned(several: Sequence[dict[str, tuple[Any, Any]]]) -> dict[str, tuple[A
     }
 
 
-def stage_files(rows: DataFrame, staging: Staging) -> list[Any]:
+def stage_files(rows: DataFrame, staging: stage.Staging) -> list[Any]:
     """Write the rows to the table's storage. Return the commit messages of the staged files."""
-    pickled = _map_in_arrow(rows, staging_function(staging), STAGED_SCHEMA).collect()
+    pickled = _map_in_arrow(rows, stage.staging_function(staging), stage.STAGED_SCHEMA).collect()
     return [pickle.loads(row.message) for row in pickled]  # noqa: S301 - from this job's own tasks

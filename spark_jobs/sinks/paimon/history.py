@@ -1,7 +1,5 @@
 """Reading and writing which batches a table contains. `handlers/paimon/history.py` has the rule."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator
@@ -9,20 +7,7 @@ from typing import Any, Final, assert_never
 from urllib.parse import quote
 
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.handlers.paimon.history import (
-    Committed,
-    LastBatch,
-    NotCommitted,
-    PublishAttempt,
-    SnapshotFacts,
-    Undecided,
-    carried,
-    decode,
-    encode,
-    find,
-    resolve,
-    with_batch,
-)
+from lakewarden.handlers.paimon import history
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED, find_batch
 from lakewarden.spark_jobs.gate.errors import OutcomeUnknown
@@ -44,13 +29,13 @@ ATTEMPTS: Final = "_lakewarden/paimon"
 """Folder of a table with an object for each writer: the batch that it is about to publish."""
 
 
-def facts_of(number: int, body: bytes) -> SnapshotFacts:
+def facts_of(number: int, body: bytes) -> history.SnapshotFacts:
     """Return what a snapshot's JSON says. Raises `OSError` for anything that is no snapshot."""
     try:
         fields = json.loads(body)
         properties = fields.get("properties") or {}
         name = CommitName(fields["commitUser"], int(fields["commitIdentifier"]), properties.get(TRANSACTION))
-        return SnapshotFacts(number, name, decode(properties.get(COMMITTED)))
+        return history.SnapshotFacts(number, name, history.decode(properties.get(COMMITTED)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OSError(f"snapshot {number} can't be read: {error!r}") from error
 
@@ -61,7 +46,7 @@ def numbers_of(store: FolderStore) -> set[int]:
     return {int(number) for number in names if number.isdigit()}
 
 
-def _newest_first(store: FolderStore, number: int) -> Iterator[SnapshotFacts]:
+def _newest_first(store: FolderStore, number: int) -> Iterator[history.SnapshotFacts]:
     """Read snapshots from `number` down, until one doesn't exist."""
     while number > 0:
         found = store.read(f"snapshot-{number}")
@@ -73,10 +58,10 @@ def _newest_first(store: FolderStore, number: int) -> Iterator[SnapshotFacts]:
 
 def property_of(store: FolderStore, number: int, name: CommitName) -> str:
     """Return the value of the property `COMMITTED` for snapshot `number`, which this commit is about to put."""
-    batches = carried(_newest_first(store, number - 1), unnumbered=UNNUMBERED)
+    batches = history.carried(_newest_first(store, number - 1))
     if name.identifier != UNNUMBERED:
-        batches = with_batch(batches, name.user, LastBatch(name.identifier, number))
-    return encode(batches)
+        batches = history.with_batch(batches, name.user, history.LastBatch(name.identifier, number))
+    return history.encode(batches)
 
 
 def committed_version(table: Any, uri: str, writer: str, batch: int) -> int | None:
@@ -87,18 +72,20 @@ def committed_version(table: Any, uri: str, writer: str, batch: int) -> int | No
     """
     store = snapshot_store(table)
     newest = max(numbers_of(store), default=0)
-    answer = find(writer, batch, _newest_first(store, newest))
-    if isinstance(answer, Undecided):
-        answer = resolve(writer, batch, _attempt_of(_attempts(table), writer), _newest_first(store, newest))
+    answer = history.find(writer, batch, _newest_first(store, newest))
+    if isinstance(answer, history.Undecided):
+        answer = history.resolve(
+            writer, batch, _attempt_of(_attempts(table), writer), _newest_first(store, newest)
+        )
     match answer:
-        case Committed(snapshot, exact):
+        case history.Committed(snapshot, exact):
             if exact:
                 return snapshot
             found = find_batch(_batches(store, newest, writer), batch, f"table={uri} writer={writer}")
             return snapshot if found is None else int(found)
-        case NotCommitted():
+        case history.NotCommitted():
             return None
-        case Undecided():
+        case history.Undecided():
             raise OutcomeUnknown(
                 f"batch {batch} was about to be published, and no retained snapshot says whether it was: the snapshots since "
                 f"are of writers that bypass the gate, or have expired; nothing was written now; look for the batch's rows in "
@@ -132,16 +119,16 @@ def announce_attempt(table: Any, name: CommitName) -> None:
         store.replace(key, json.dumps({"batch": name.identifier, "after": newest}).encode(), seen)
 
 
-def _attempt_of(store: FolderStore, writer: str) -> PublishAttempt | None:
+def _attempt_of(store: FolderStore, writer: str) -> history.PublishAttempt | None:
     key = _object_name(writer)
     found = store.read(key)
     return None if found is None else _decoded(key, found)
 
 
-def _decoded(key: str, found: StoredObject) -> PublishAttempt:
+def _decoded(key: str, found: StoredObject) -> history.PublishAttempt:
     try:
         fields = json.loads(found.body)
-        return PublishAttempt(int(fields["batch"]), int(fields["after"]))
+        return history.PublishAttempt(int(fields["batch"]), int(fields["after"]))
     except (ValueError, KeyError, TypeError) as error:
         raise OSError(f"{ATTEMPTS}/{key} can't be read: {error!r}") from error
 

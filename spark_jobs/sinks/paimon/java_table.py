@@ -50,10 +50,10 @@ S3_JAR: Final = "org.apache.paimon:paimon-s3:1.4.2"
 """Java Paimon's client for `s3://`, with all that it needs: 96 MB."""
 
 MAX_TRIES: Final = 10
-"""Of a snapshot's id, under one grant. Another commit takes it only if its writer bypasses the gate, or its grant has lapsed."""
+"""Tries to take a snapshot's id under one grant. Another commit takes it if its writer bypasses the gate or its grant lapsed."""
 
 MAX_PLANS: Final = 1_000
-"""Of Java's coordinator in one round. It plans some ten thousand files at a time."""
+"""Plans of Java's coordinator in one round. It plans some ten thousand files at a time."""
 
 _UNAWARE: Final = "BUCKET_UNAWARE"
 
@@ -115,7 +115,6 @@ class JavaTable:
     # computing
 
     def plan(self, *, full: bool) -> list[Unit]:
-        """Return what may be compacted now."""
         if self._is_unaware():
             return [self._group(task) for task in self._groups()]
         trigger = int(self._table.coreOptions().numSortedRunCompactionTrigger())

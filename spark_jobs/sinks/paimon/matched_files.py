@@ -9,8 +9,6 @@ A key of the batch that is in no rewritten file is thus in no file at all, so it
 whole partitions: a file that another writer has added since may have any key.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +23,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
 )
 
 SMALL_BYTES = 1 << 20
-"""Of a file that is always rewritten. A read of 1 MiB takes about as long as one request to an object store."""
+"""Size of a file that is always rewritten. A read of 1 MiB takes about as long as one request to an object store."""
 
 FILE: Final = "_lakewarden_file"
 """Column: the number of the file that has this key."""

@@ -8,8 +8,6 @@
   overlaps no other for one without deletes, and show the deleted rows. `number_rows` sets the right number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 

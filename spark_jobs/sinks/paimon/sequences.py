@@ -1,7 +1,5 @@
 """Whether sequence numbers are greater than those in the table: rules 4 and 5 of `handlers/paimon/primary_key.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lakewarden.handlers.paimon.primary_key import SEQUENCE_BITS, first_sequence_number
@@ -17,7 +15,7 @@ def require_free_numbers(table: Any) -> None:
         table.new_read_builder().new_scan().plan_for_write().splits() if latest_snapshot_id(table) else []
     )
     used = max((file.max_sequence_number for split in splits for file in split.files), default=-1)
-    newest = latest_snapshot_id(table)  # after the files: other transactions may have committed meanwhile
+    newest = latest_snapshot_id(table)  # after the files: other transactions may have committed since
     if used >= first_sequence_number(newest):
         raise ValueError(
             f"the table has rows with sequence number {used}, more than its {newest} snapshots allow, as in a cloned "

@@ -1,17 +1,6 @@
-"""`PaimonSink` writes micro-batches to one Paimon table, together with other writers.
-
-    sink = PaimonSink("s3://lake/flights", mode="upsert", keys=["flight"])
-    stream.writeStream.foreachBatch(gate.foreach_batch(sink, writer="arrivals")).start()
+"""`PaimonSink` writes micro-batches to one Paimon table, together with other writers. docs/paimon.md has its modes.
 
 Executors publish markers and stage files. The driver commits all of them in one snapshot, under the grant.
-
-| mode | what it does | markers | conflict rule |
-| --- | --- | --- | --- |
-| `append` | adds files | `(partition, bucket-N, create)` | `deleted-file`: two appends never conflict |
-| `upsert` | replaces the files that have keys of the batch | `(partition, *, merge)` | `file-group` |
-| `upsert`, primary key | adds files, which Paimon merges | `(partition, bucket-N, merge)` | `ordered` |
-| `upsert`, primary key, every value by `sum`, `max`, … | the same | `(partition, bucket-N, append)` | `deleted-file` |
-| `upsert`, primary key, dynamic buckets | the same, and replaces index files | `(partition, *, append)` | `file-group` |
 
 - *Append.* If another commit took the snapshot id, the sink tries the next one under the same grant.
 - *Publish.* The store refuses a snapshot whose id is taken, however late the put arrives (docs/decisions/0041). Before a batch
@@ -19,13 +8,10 @@ Executors publish markers and stage files. The driver commits all of them in one
 - *Upsert.* The sink publishes its markers as soon as it knows the partitions. Only then it lists their files (the *base*),
   finds those that have keys of the batch (`matched_files.py`), merges the batch into them (`merge.py`), and replaces exactly
   these files, all partitions in one snapshot. So the agent knows of every commit to the base by another gate user. A commit
-  that bypasses the gate is found by comparing the base: before the grant is requested, under it, and before each try to write
-  the snapshot. `BaseChanged` names the files and the other commit user.
+  that bypasses the gate is found by comparing the base: before the grant is requested, under it, and before each put.
 - *Primary key.* The sink reads the newest snapshot, publishes the markers of the batch's buckets, and numbers the rows by the
   snapshot and its turn (`handlers/paimon/primary_key.py`). It reads no files, so a foreign commit changes no base.
   With dynamic buckets its base are the index files of its partitions, which it reads after the markers, as any base.
-- *Scope.* The partitions of an upsert are its scope, or the buckets if the table has fixed ones. If the gate asked for
-  them, the sink doesn't list them again. Appends have no scope, because they never conflict.
 - *Clean-up.* The sink registers it before the first file is staged (`txn.on_discard`). So it runs when the batch's tasks have
   ended. It removes the files by the transaction's prefix, since the messages of cancelled tasks are lost. The Python worker
   of a cancelled task may outlive it until it next reads or writes its socket, so the next batches look for such files again.
@@ -122,7 +108,7 @@ class _StagedBatch:
 
     staging: Staging
     messages: list[Any] | None = None
-    """Of the staged files, and of those that they replace. None: the staging has not succeeded."""
+    """Messages of the staged files, and of those that they replace. None: the staging has not succeeded."""
     partitions: tuple[Partition, ...] = ()
     paths: tuple[str, ...] = ()
     base: Base | None = None
@@ -185,7 +171,6 @@ class PaimonSink(Sink):
 
     @property
     def table(self) -> str:
-        """Canonical URI of the table."""
         return self._address.uri
 
     @property
@@ -209,7 +194,6 @@ class PaimonSink(Sink):
         return _PaimonScope(_whole_partitions(table, paths), partitions)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        """Write one batch in a transaction of the gate."""
         table = self._open()
         self._warn_unfenced(table)
         self._sweep_leftovers(table)
@@ -225,12 +209,11 @@ class PaimonSink(Sink):
         work = _StagedBatch(staging, lost=self._lost_commit(table, txn.writer))
         self._stage(table, batch, work, txn)
         if work.messages:
-            self._require_unchanged(table, work, txn)  # before it waits for a grant in vain
+            self._require_unchanged(table, work, txn)  # before it waits for a grant that it could not use
         if work.messages or work.lost is not None:
             self._commit(table, work, txn)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        """Return the snapshot in which `writer` committed the batch, or None."""
         found = committed_version(self._address.open(), self.table, writer, batch_id)
         return None if found is None else str(found)
 
@@ -352,7 +335,7 @@ class PaimonSink(Sink):
         self, table: Any, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
     ) -> None:
         if txn is not None:
-            # Before any Spark job: what other transactions read and commit meanwhile doesn't change the order then.
+            # Before any Spark job: what other transactions read and commit during these doesn't change the order then.
             self._number(table, work, first_sequence_number(latest_snapshot_id(table), txn.turn))
             work.commutes = upsert_rule(table) == "deleted-file"
         rows = self._with_groups(table, rows)
@@ -552,7 +535,6 @@ class PaimonSink(Sink):
             txn.on_discard(lambda: self._discard(table, work, txn))
 
     def _discard(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
-        """Remove what was staged."""
         if work.messages is not None and not work.messages:
             return  # every task succeeded, and had no rows
         remove_staged(table, [message for message in work.messages or () if message.new_files])

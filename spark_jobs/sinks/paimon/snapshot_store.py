@@ -10,8 +10,6 @@ A temporary file on disk begins with a dot: Java readers parse the number of eve
 off, because a hidden retry would be refused for the write of its own first attempt.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import uuid
@@ -29,7 +27,7 @@ HINT: Final = "LATEST"
 """Object of the snapshots' folder: the newest one's id, or an older one's if a writer has died."""
 
 REQUEST_SECONDS: Final = 10
-"""Of one request. Several of them fit into a grant lease."""
+"""Timeout of one request. Several of them fit into a grant lease."""
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -48,9 +46,7 @@ class FolderStore(Protocol):
     fenced: bool
     """Whether the store refuses a put of an object that exists, however late the put arrives."""
 
-    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | PutRefused:
-        """Create the object."""
-        ...
+    def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | PutRefused: ...
 
     def read(self, name: str) -> StoredObject | None:
         """Return the object, or None if there is none."""
@@ -68,9 +64,7 @@ class FolderStore(Protocol):
         """Write the object in the place of what was read. On a store that can't compare, another write may come between."""
         ...
 
-    def names(self) -> list[str]:
-        """Return the names of all objects."""
-        ...
+    def names(self) -> list[str]: ...
 
 
 def snapshot_store(table: Any) -> FolderStore:
@@ -176,7 +170,6 @@ class ObjectSnapshots:
         self._compares_etags = compares_etags
 
     def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | PutRefused:
-        """Send one conditional PUT."""
         import obstore
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
@@ -241,7 +234,6 @@ def _answers_as_os_errors() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error of obstore without its debug part."""
     return str(error).partition("\n\nDebug source:\n")[0]
 
 

@@ -5,8 +5,6 @@ returns its commit messages as bytes. A task that Spark retries writes new files
 count.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,11 +49,11 @@ class Staging:
     allowed_partitions: frozenset[str] | None
     """Partition paths that may be written. None: any."""
     groups: frozenset[str] = frozenset()
-    """Of a table with a primary key and fixed buckets: the buckets that may be written."""
+    """In a table with a primary key and fixed buckets: the buckets that may be written."""
     index_snapshot: int | None = None
-    """Of a table with dynamic buckets: the snapshot whose index says which bucket has a key. None: the newest one."""
+    """In a table with dynamic buckets: the snapshot whose index says which bucket has a key. None: the newest one."""
     first_sequence: int | None = None
-    """Of a table with a primary key: the first row's sequence number. None: pypaimon's own numbers."""
+    """In a table with a primary key: the first row's sequence number. None: pypaimon's own numbers."""
 
 
 def renaming(function: ArrowFunction, names: Sequence[str]) -> ArrowFunction:

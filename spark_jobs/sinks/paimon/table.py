@@ -1,14 +1,12 @@
 """A Paimon table for writers: opening it by path, naming its partitions, looking up its snapshots and files.
 
-It uses only pypaimon, no Spark, so drivers and executors both import it. It relies on these facts about pypaimon 2.1.0:
+The module uses only pypaimon, no Spark, so drivers and executors both import it. These facts about pypaimon 2.1.0 must hold:
 
 - A table opens by its path alone (`FileStoreTable.from_path`), with the options `s3.endpoint`, `s3.access-key`,
   `s3.secret-key`, `s3.region`, `s3.session-token`, `s3.path-style-access`.
 - A snapshot contains its commit user and identifier, by which a batch is found. pypaimon has no `filterCommitted`: committing
   the same messages twice writes the rows twice.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -30,8 +28,8 @@ from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition columns, in the table's order. Empty for an unpartitioned table."""
 
-OWN_COLUMNS = "_lakewarden_"
-"""Of the columns that the sink adds on the way."""
+OWN_COLUMNS = ("_lakewarden_group", "_lakewarden_file")
+"""Columns that the sink adds on the way."""
 
 UNNUMBERED = 0x7FFF_FFFF_FFFF_FFFF
 """Commit identifier of a batch without a number, the same as of Paimon's batch writers. Such a batch can't be found again."""
@@ -48,7 +46,6 @@ class TableAddress:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def open(self, dynamic: dict[str, str] | None = None) -> Any:
-        """Open the table, with the options in `dynamic` changed."""
         from pypaimon.table.file_store_table import FileStoreTable
 
         table = FileStoreTable.from_path(self.uri, dict(self.options))
@@ -92,7 +89,7 @@ def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> Non
 
 
 def _require_columns(table: Any, where: str) -> None:
-    own = [name for name in table.field_names if name.lower().startswith(OWN_COLUMNS)]
+    own = [name for name in table.field_names if name.lower() in OWN_COLUMNS]
     if own:
         raise ValueError(f"the names of the columns {own} are kept for the sink: rename them; {where}")
     defaults = [field.name for field in table.table_schema.fields if field.default_value is not None]
@@ -123,9 +120,7 @@ def _require_merging(table: Any, where: str) -> None:
 
     refused = refusal(primary_key_table(table))
     if refused is not None:
-        raise ValueError(
-            f"this table with a primary key can't be written: {refused.reason}; {refused.remedy}; {where}"
-        )
+        raise ValueError(f"this table with a primary key can't be written: {refused}; {where}")
     try:
         check_supported(table)
     except NotImplementedError as error:
@@ -254,20 +249,24 @@ def _as_number(value: Any) -> Any:
 
 
 def out_of_years(name: str, table: Any) -> ValueError:
-    """Return the error for a date of a key or partition column that pypaimon can't handle."""
+    """Return the error for a date that pypaimon can't handle."""
     return ValueError(
-        f"the batch has a value before the year 1 or after 9999 in column {name!r}, and pypaimon needs keys and partitions as "
-        f"Python's dates, which end there: correct or drop the row; table={table.table_path}"
+        f"the batch has a value before the year 1 or after 9999 in column {name!r}, and pypaimon needs keys, partitions and "
+        "all columns of a table with a primary key as Python's dates, which end there; correct or drop the row; "
+        f"table={table.table_path}"
     )
 
 
 def require_years(rows: Any, table: Any) -> None:
-    """Raise `ValueError` if a key or partition column of an Arrow table has a date that isn't one of Python's."""
+    """Raise `ValueError` if an Arrow table has a date that isn't one of Python's in a column where pypaimon needs one.
+
+    Those are partition columns, bucket keys, and all columns of a table with a primary key: pypaimon merges its rows in Python.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     schema = table.table_schema
-    for name in dict.fromkeys((*schema.partition_keys, *schema.primary_keys, *schema.bucket_keys)):
+    for name in rows.column_names if schema.primary_keys else {*schema.partition_keys, *schema.bucket_keys}:
         if not pa.types.is_temporal(rows.schema.field(name).type):
             continue
         try:
@@ -349,9 +348,9 @@ class Base:
 
     snapshot_id: int
     identity: str
-    """Of the snapshot. After a rollback another one may have the id."""
+    """Identity of the snapshot. After a rollback another one may have the id."""
     splits: tuple[Any, ...]
-    """Of data files."""
+    """Splits of data files."""
     files: frozenset[str]
     """Relative paths: `month=1/day=3/bucket-0/data-….parquet`."""
 

@@ -6,9 +6,9 @@ Then the ways take turns, in one JVM: how much a JVM has compiled yet differs fr
 The driver prints a line when a measured run begins and when it has ended (`STEPS`), and waits for a line on stdin: meanwhile
 the program that started it reads the numbers of requests.
 
-- *in vain*: the seconds for which attempts ran that committed nothing. Waiting for admission is not counted, because it computes
+- *wasted*: the seconds for which attempts ran that committed nothing. Waiting for admission is not counted, because it computes
   nothing.
-- *conflict to stop*: of each attempt in vain, the seconds from the existence of its conflict until `save()` raised, or until the
+- *conflict to stop*: of each wasted attempt, the seconds from the existence of its conflict until `save()` raised, or until the
   gate had stopped its jobs; only of Hudi (`sharing.py`).
 - *deaths*: how often a query ended with an exception, and was started again.
 - *longest wait*: the longest time in which a writer that had batches left committed none.
@@ -30,7 +30,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +38,7 @@ from lakewarden.spark_jobs import CommitGate, GateEvent
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode
+from tests.bench.figures import cpu_seconds
 from tests.bench.peers.clients import Clients
 from tests.bench.peers.sharing import Attempt, Looks, seconds_to_stop
 from tests.bench.peers.tables import Store, Table, settings_of, table_of
@@ -202,9 +202,9 @@ class _Run:
         announce(STEPS[0])
         with ExitStack() as stack:
             looks = stack.enter_context(self._looks(name, record)) if self._looks_are_possible else None
-            cpu = _cpu_seconds()
+            cpu = cpu_seconds()
             wall, waits = self._write(table, workload, source, record)
-            cpu = _cpu_seconds() - cpu
+            cpu = cpu_seconds() - cpu
             announce(STEPS[1])
         found = Counter(
             {
@@ -295,13 +295,6 @@ class _Run:
                 record.deaths += 1
                 print(f"died: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
         raise RuntimeError(f"a query died {MAX_DEATHS} times; way={self.way}")
-
-
-def _cpu_seconds() -> float:
-    """CPU time of this process and its JVM."""
-    here = psutil.Process()
-    times = [process.cpu_times() for process in (here, *here.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
 
 
 def _stops(record: Record, looks: Looks) -> list[float | None]:

@@ -5,16 +5,12 @@ Every commit adds one row. A commit is lost if it returned without an error, and
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,9 +18,9 @@ import psutil
 import pyarrow as pa
 from pypaimon import CatalogFactory, Schema
 
-from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.spark_jobs.jobs.demo_formats import catalog_options
-from tests.bench.agent_process import AgentProcess
+from tests.bench.child import Child
+from tests.bench.peers.paimon_writer import catalog_options
+from tests.bench.run import Figures, Run, progress
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
@@ -36,86 +32,53 @@ FOOTNOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Commits:
-    """The sizes."""
-
-    writers: int
-    commits: int
-    """Of each writer."""
-    stopped_seconds: float
-
-
-def measure(sizes: Commits, server: S3Server, servers: str, folder: Path) -> list[dict[str, Any]]:
+def measure(run: Run, server: S3Server) -> list[Figures]:
     """Return the figures of each run. The server's credentials are in the environment."""
     runs = [(way, False) for way in ("shipped", "lock", "put-if-absent", "gate")]
     runs += [(way, True) for way in ("lock", "gate")]
     report = []
     for number, (way, stopped) in enumerate(runs):
-        print(f"… paimon: {way}{', one stopped' if stopped else ''}", file=sys.stderr, flush=True)
-        bucket, prefix, place = server.bucket(), f"peers-{uuid.uuid4().hex[:8]}", folder / f"paimon{number}"
+        progress(f"paimon: {way}{', one stopped' if stopped else ''}")
+        bucket, place = server.bucket(), run.within(f"paimon{number}")
         table = _create(server, bucket)
-        allowed = f"s3://{bucket}/*"
-        agent = AgentProcess(
-            servers,
-            prefix,
-            place,
-            tables=allowed,
+        agent = place.agent(
+            tables=f"s3://{bucket}/*",
             lock_places="",
             lock_root=f"s3://{bucket}/locks",
             s3_endpoint=server.endpoint,
         )
         with agent, Proxy(server.endpoint) as proxy:
-            run = _Run(way, table, sizes, place, proxy.endpoint, servers, prefix)
-            figures = run.measure(sizes.stopped_seconds if stopped else None)
+            figures = _Commits(place, way, table, proxy.endpoint, stopped=stopped).measure()
             requests = proxy.requests.total()
-        rows = _rows_in(server, bucket)
         done = len(figures["seconds"])
-        report.append(
-            {
-                "way": way,
-                "stopped": stopped,
-                **figures,
-                "lost": done - rows,
-                "requests_per_commit": requests / max(done, 1),
-            }
-        )
+        figures |= {"lost": done - _rows_in(server, bucket), "requests_per_commit": requests / max(done, 1)}
+        report.append({"way": way, "stopped": stopped, **figures})
     return report
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Commits:
+    """The writers of one run. If it is `stopped`, the first one is suspended for a while, in the middle of its commits."""
+
+    run: Run
     way: str
     table: str
-    sizes: Commits
-    folder: Path
     endpoint: str
-    servers: str
-    prefix: str
+    stopped: bool
 
-    def measure(self, stopped_seconds: float | None) -> dict[str, Any]:
-        """Run all writers. The first one is suspended for so long, in the middle of its commits."""
-        environment = os.environ | {"AWS_ENDPOINT_URL": self.endpoint}
-        processes = [
-            self._start(number, environment, stopped_seconds) for number in range(self.sizes.writers)
-        ]
-        for process in processes:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise RuntimeError((self.folder / "writers.log").read_text()[-3000:])
+    def measure(self) -> Figures:
+        """Run all writers."""
+        children = [self._start(number) for number in range(self.run.size.paimon_writers)]
+        for child in children:
+            child.wait_for("ready")
         began = time.monotonic()
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-        if stopped_seconds is not None:
-            _wake(processes[0], stopped_seconds)
-        outputs = [process.communicate()[0] for process in processes]
+        for child in children:
+            child.go_on()
+        if self.stopped:
+            _wake(children[0].process, self.run.size.paimon_stopped_seconds)
+        each = [child.figures() for child in children]
         wall = time.monotonic() - began
-        if any(process.returncode for process in processes):
-            raise RuntimeError((self.folder / "writers.log").read_text()[-3000:])
-        each = [json.loads(output.splitlines()[-1]) for output in outputs]
-        others = each[1:] if stopped_seconds is not None else each
+        others = each[1:] if self.stopped else each
         return {
             "wall_seconds": wall,
             "seconds": [seconds for one in each for seconds in one["seconds"]],
@@ -123,23 +86,14 @@ class _Run:
             "failed": sum(one["failed"] for one in each),
         }
 
-    def _start(
-        self, number: int, environment: dict[str, str], stopped_seconds: float | None
-    ) -> subprocess.Popen[str]:
+    def _start(self, number: int) -> Child:
+        run, commits = self.run, self.run.size.paimon_commits
         command = [sys.executable, "-m", "tests.bench.peers.paimon_writer", self.way, self.table, str(number)]
-        command += ["--commits", str(self.sizes.commits), "--lock-file", str(self.folder / "lock")]
-        command += ["--bootstrap-servers", self.servers, "--topic-prefix", self.prefix]
-        if number == 0 and stopped_seconds is not None:
-            command += ["--pause-at", str(self.sizes.commits // 2)]
-        with (self.folder / "writers.log").open("ab") as log:
-            return subprocess.Popen(
-                bound(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                text=True,
-            )
+        command += ["--commits", str(commits), "--lock-file", str(run.folder / "lock")]
+        command += ["--bootstrap-servers", run.servers, "--topic-prefix", run.prefix]
+        if number == 0 and self.stopped:
+            command += ["--pause-at", str(commits // 2)]
+        return Child(command, run.folder / "writers.log", {"AWS_ENDPOINT_URL": self.endpoint})
 
 
 def _wake(process: subprocess.Popen[str], seconds: float) -> None:
@@ -173,7 +127,7 @@ def _rows_in(server: S3Server, bucket: str) -> int:
     return len({(row["writer"], row["number"]) for row in found})
 
 
-def rows(runs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+def rows(runs: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
     """The table that is printed."""
     titles = {
         "shipped": "pypaimon as it is",

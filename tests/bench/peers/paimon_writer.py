@@ -27,12 +27,22 @@ import pyarrow as pa
 
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.spark_jobs import CommitGate, GateError
-from lakewarden.spark_jobs.jobs.demo_formats import catalog_options
 from lakewarden.spark_jobs.sinks.paimon.commit import FencedCommit, publish
 from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
 
 MAX_ATTEMPTS = 20
 """Of one commit through the gate."""
+
+
+def catalog_options(endpoint: str) -> dict[str, str]:
+    """Return pypaimon's options for an S3 server, with the credentials of AWS's variables."""
+    return {
+        "s3.endpoint": endpoint,
+        "s3.path-style-access": "true",
+        "s3.region": os.environ.get("AWS_REGION", "us-east-1"),
+        "s3.access-key": os.environ["AWS_ACCESS_KEY_ID"],
+        "s3.secret-key": os.environ["AWS_SECRET_ACCESS_KEY"],
+    }
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from lakewarden.agent.embedded.jars import (
-    KAFKA,
     KAFKA_VERSION,
     JarsUnavailable,
     dependency,
     downloaded,
+    kafka_library,
     maven_context,
 )
 from tests.containers.engine import ROOT, WORK, ContainersError, Report, go, install, last_line, run
@@ -165,7 +165,7 @@ def _kafka(version: str, context: Path, report: Report) -> MadeOf:
     if version != KAFKA_VERSION:
         raise ContainersError(f"docker-compose.yml names Kafka {version}, but the jars are {KAFKA_VERSION}")
     try:
-        shutil.copytree(downloaded(KAFKA), context / "jars")
+        shutil.copytree(downloaded(kafka_library()), context / "jars")
         shutil.copy(_kafka_tools(), context / "jars")
     except JarsUnavailable as error:
         raise ContainersError(str(error)) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 
 from lakewarden.agent.embedded import kafka as kafka_module
 from lakewarden.agent.embedded.kafka import (
@@ -21,6 +21,7 @@ from lakewarden.agent.embedded.kafka import (
     JarsUnavailable,
     KafkaStartError,
 )
+from tests.kafka_fixture import administering
 
 pytestmark = [
     pytest.mark.real,
@@ -43,17 +44,14 @@ with EmbeddedKafka(Path(sys.argv[1])) as kafka:
 DOWNLOADER = """
 import sys
 from pathlib import Path
-import anyio
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
-async def main():
-    async with EmbeddedKafka(Path(sys.argv[1]), on_progress=lambda text: print(text, flush=True)):
-        pass
-anyio.run(main)
+with EmbeddedKafka(Path(sys.argv[1]), on_progress=lambda text: print(text, flush=True)):
+    pass
 """
 
 
 async def test_a_second_start_on_another_port_keeps_topics_records_and_cluster_id(tmp_path: Path) -> None:
-    async with EmbeddedKafka(tmp_path) as first:
+    with EmbeddedKafka(tmp_path) as first:
         first_servers = first.bootstrap_servers
         await _create_topic(first_servers, "facts")
         async with AIOKafkaProducer(bootstrap_servers=first_servers) as producer:
@@ -62,25 +60,25 @@ async def test_a_second_start_on_another_port_keeps_topics_records_and_cluster_i
 
     host, port = first_servers.split(":")
     # The first port is taken meanwhile, so it isn't chosen again.
-    with socket.create_server((host, int(port))):
-        async with EmbeddedKafka(tmp_path) as second:
-            assert second.bootstrap_servers != first_servers
-            assert _identity(tmp_path) == identity
-            async with AIOKafkaConsumer(
-                "facts", bootstrap_servers=second.bootstrap_servers, auto_offset_reset="earliest"
-            ) as consumer:
-                record = await consumer.getone()
+    with socket.create_server((host, int(port))), EmbeddedKafka(tmp_path) as second:
+        assert second.bootstrap_servers != first_servers
+        assert _identity(tmp_path) == identity
+        async with AIOKafkaConsumer(
+            "facts", bootstrap_servers=second.bootstrap_servers, auto_offset_reset="earliest"
+        ) as consumer:
+            record = await consumer.getone()
 
     assert record.value == b"written before the restart"
 
 
 def test_stop_kill_and_restart_leave_one_process_or_none(tmp_path: Path) -> None:
-    kafka = EmbeddedKafka(tmp_path)
+    kafka = EmbeddedKafka(tmp_path, port=kafka_module.free_port())
     kafka.start()
     first, servers = kafka.pid, kafka.bootstrap_servers
     assert first is not None
 
-    kafka.restart()
+    kafka.stop()
+    kafka.start()
     second = kafka.pid
     assert second is not None
     assert kafka.bootstrap_servers == servers
@@ -179,6 +177,17 @@ def test_the_error_for_a_port_in_use_names_the_port(tmp_path: Path) -> None:
             EmbeddedKafka(tmp_path, port=port).start()
 
 
+def test_the_free_port_is_the_one_that_was_chosen_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = [kafka_module.free_port() for _ in range(20)]
+    monkeypatch.setattr(kafka_module, "PORTS", ports)
+    monkeypatch.setattr(kafka_module, "_used_ports", {})
+
+    chosen = [kafka_module.free_port() for _ in ports]
+
+    assert sorted(chosen) == sorted(ports)
+    assert [kafka_module.free_port() for _ in ports] == chosen
+
+
 @pytest.mark.parametrize("which", ["broker", "controller", "controller beside a requested port"])
 def test_a_port_that_another_process_takes_before_the_broker_binds_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
@@ -187,9 +196,7 @@ def test_a_port_that_another_process_takes_before_the_broker_binds_it_is_replace
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         ports = iter([free(), taken] if which == "controller" else [taken])
-        monkeypatch.setattr(
-            kafka_module, "free_port", lambda besides=None: next(ports, None) or free(besides=besides)
-        )
+        monkeypatch.setattr(kafka_module, "free_port", lambda: next(ports, None) or free())
         monkeypatch.setattr(kafka_module, "_require_free", lambda _: None)  # it was free at that time
 
         requested = free() if "requested" in which else 0
@@ -215,13 +222,18 @@ def test_the_error_of_a_failed_start_contains_the_end_of_the_log(tmp_path: Path)
     assert "\n" not in str(caught.value)
 
 
+def test_a_data_folder_that_is_not_formatted_in_time_is_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_module, "START_SECONDS", 0.01)
+
+    with pytest.raises(KafkaStartError, match=r"could not format the data folder .* in 0\.01 s; see "):
+        EmbeddedKafka(tmp_path).start()
+
+
 async def _create_topic(bootstrap_servers: str, name: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
-    await admin.start()
-    try:
+    async with administering(bootstrap_servers) as admin:
         await admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=1)])
-    finally:
-        await admin.close()
 
 
 def _identity(data_dir: Path) -> set[str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lakewarden.events.asyncapi import document
 from tests.corpus import recorded
+from tests.pages.asyncapi import document
 from tests.real.events.asyncapi_parser import validate
 
 pytestmark = [pytest.mark.real]

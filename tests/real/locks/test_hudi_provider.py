@@ -163,7 +163,6 @@ class Hold:
     err: BufferedByteReceiveStream
 
     async def stdout_line(self) -> str:
-        """The next line on stdout."""
         return await _line(self.out)
 
     async def wait_until_waiting(self) -> str:
@@ -173,7 +172,6 @@ class Hold:
         return line
 
     async def wait_ended(self) -> int:
-        """Wait until it has ended."""
         with anyio.fail_after(CONTENTION_PATIENCE_SECONDS):
             return await self.process.wait()
 

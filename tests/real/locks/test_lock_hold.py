@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
+from tests.printed import as_shown
 from tests.real.lock_places import NOWHERE, ROOMY, Place, failed, held, runs, shown
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.real]
+
+OWNER = "2467e5b4-fb48-41bf-88c4-10d7a1a66d11"
 
 
 def test_a_command_runs_under_the_lock_and_its_exit_status_is_returned(place: Place, tmp_path: Path) -> None:
@@ -50,14 +53,17 @@ def test_the_exit_status_of_a_killed_command_is_that_of_a_shell(local: Place) ->
 
 
 def test_a_held_lock_is_not_waited_for_without_the_option_wait(place: Place, tmp_path: Path) -> None:
-    place.write(held(owner="another"))
+    place.write(held(owner=OWNER))
     ran = tmp_path / "ran"
 
     one_try = place.run("hold", place.table, "--seconds", "9", "--", "touch", str(ran), **ROOMY)
 
-    failed(one_try, 75, "held by another owner: another, until 20")
+    failed(one_try, 75, f"held by another owner: {OWNER}, until 20")
+    as_shown(
+        "docs/lock.md", "lakewarden lock hold s3://lake/warehouse/orders --seconds 60 -- true", one_try.stderr
+    )
     assert not ran.exists()
-    assert place.record().owner == "another"
+    assert place.record().owner == OWNER
 
 
 def test_a_held_lock_is_waited_for_as_long_as_the_option_says(local: Place, tmp_path: Path) -> None:
@@ -110,6 +116,11 @@ def test_a_command_is_ended_after_its_time_before_the_lock_is_released(local: Pl
     done = local.run("hold", local.table, "--wait", "60", "--seconds", "1", "--", "sleep", "300")
 
     failed(done, 124, "ending the command after 1 s")
+    as_shown(
+        "docs/lock.md",
+        "lakewarden lock hold s3://lake/warehouse/orders --seconds 2 -- sleep 300",
+        done.stderr,
+    )
     assert local.record().expired
 
 
@@ -172,6 +183,7 @@ def test_without_a_command_the_lock_is_held_until_a_signal(local: Place) -> None
         rest, errors = holder.communicate(timeout=PATIENCE_SECONDS)
 
     assert holder.returncode == 0
+    as_shown("docs/lock.md", "lakewarden lock hold s3://lake/warehouse/orders --seconds 60", line + rest)
     assert line == f"holding {local.lock} as owner {first.owner}\n"
     assert (rest, errors) == (f"released {local.lock}\n", "")
     assert local.record().expired

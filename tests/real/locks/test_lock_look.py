@@ -12,11 +12,14 @@ import pytest
 
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.placement import HUDI_LOCK
+from tests.printed import as_shown
 from tests.processes import environment
 from tests.real.lock_places import NOWHERE, QUICK, ROOMY, Place, failed, held, run, shown
 from tests.servers.faulty_http import Reply, faulty_server
 
 pytestmark = [pytest.mark.real]
+
+OWNER = "3e934cd1-8f72-4327-a5a2-4196a43827a7"
 
 
 def test_the_probe_of_a_sound_store_reports_its_requests(on_s3: Place, tmp_path: Path) -> None:
@@ -24,8 +27,7 @@ def test_the_probe_of_a_sound_store_reports_its_requests(on_s3: Place, tmp_path:
         done = on_s3.run("probe", root, **ROOMY)
 
         assert (done.returncode, done.stderr) == (0, "")
-        assert "honours both conditions (write if absent, write if unchanged)" in done.stdout
-        assert "4 requests in " in done.stdout
+        as_shown("docs/lock.md", "lakewarden lock probe s3://lake", done.stdout)
     assert list(tmp_path.rglob("*.json")) == []
 
 
@@ -46,7 +48,9 @@ async def test_the_probe_of_a_store_that_ignores_a_condition_names_the_condition
 
 
 def test_the_probe_of_a_missing_bucket_or_folder_fails(on_s3: Place, tmp_path: Path) -> None:
-    failed(on_s3.run("probe", "s3://no-such-bucket-anywhere", **ROOMY), 1, "NoSuchBucket")
+    missing = on_s3.run("probe", "s3://no-such-bucket-anywhere", **ROOMY)
+    failed(missing, 1, "NoSuchBucket")
+    as_shown("docs/runbooks.md", "lakewarden lock probe s3://no-such-bucket-anywhere", missing.stderr)
     failed(on_s3.run("probe", str(tmp_path / "nope")), 1, f"there is no folder {tmp_path}/nope")
 
 
@@ -74,13 +78,13 @@ def test_show_reports_every_state_of_the_object(local: Place) -> None:
 
 
 def test_the_text_output_of_show(local: Place) -> None:
-    local.write(held(owner="a1"))
-    text = local.run("show", local.table).stdout
+    local.write(held(140, owner=OWNER))
+    text = local.run("show", local.table, **ROOMY).stdout
+    for page in ("docs/lock.md", "docs/runbooks.md"):
+        as_shown(page, "lakewarden lock show s3://lake/warehouse/orders", text)
     assert f"lock     {local.lock}\n" in text
-    assert "state    held\n" in text
-    assert "owner    a1\n" in text
-    assert "(in 2.0 h)" in text
-    assert "if its leases are 15 s long as configured here" in text
+    assert f"owner    {OWNER}\n" in text
+    assert "if its leases are 150 s long as configured here" in text
 
     local.write(b"")
     text = local.run("show", local.table).stdout
@@ -125,22 +129,25 @@ def test_a_lock_that_can_not_be_read_is_an_error_of_one_line(on_s3: Place, local
 
 
 def test_a_manual_release_keeps_the_end_of_the_lease(place: Place) -> None:
-    body = held(owner="dead")
+    body = held(owner=OWNER)
     place.write(body)
 
-    done = place.run("release", place.table, "--if-owner", "dead")
+    done = place.run("release", place.table, "--if-owner", OWNER)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == f"released {place.lock}, which owner dead held"
-    assert "warning: if that owner is alive, it may rely on its lease" in done.stdout
+    as_shown(
+        "docs/lock.md",
+        "lakewarden lock release s3://lake/warehouse/orders --if-owner 3e934cd1-8f72-4327-a5a2-4196a43827a7",
+        done.stdout,
+    )
     record = parse(body)
     assert isinstance(record, LockRecord)
-    assert place.record() == LockRecord(expired=True, valid_until=record.valid_until, owner="dead")
+    assert place.record() == LockRecord(expired=True, valid_until=record.valid_until, owner=OWNER)
 
 
 def test_a_manual_release_for_another_owner_changes_nothing(local: Place) -> None:
     refused: list[tuple[bytes | None, str]] = [(None, "there is no lock object at")]
-    refused += [(held(owner="other"), "held by another owner, other")]
+    refused += [(held(owner=OWNER), f"held by another owner, {OWNER}")]
     refused += [(b"not json", "no lock record")]
     released = render(LockRecord(expired=True, valid_until=1_900_000_000_000, owner="dead"))
     refused += [(released, "already released by dead")]
@@ -148,6 +155,10 @@ def test_a_manual_release_for_another_owner_changes_nothing(local: Place) -> Non
         if body is not None:
             local.write(body)
 
-        failed(local.run("release", local.table, "--if-owner", "dead"), 1, message)
+        done = local.run("release", local.table, "--if-owner", "dead")
 
+        failed(done, 1, message)
+        if OWNER in message:
+            command = "lakewarden lock release s3://lake/warehouse/orders --if-owner 00000000-0000-0000-0000-000000000000"
+            as_shown("docs/lock.md", command, done.stderr)
         assert body is None or local.read() == parse(body)

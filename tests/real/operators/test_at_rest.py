@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin import NewPartitions
 
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import producer, start_client
@@ -23,7 +23,7 @@ from lakewarden.events import (
     encode,
 )
 from lakewarden.events.access import partition_of, stop_client
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import KafkaServer, administering
 from tests.real.writers import World, world
 
 pytestmark = [pytest.mark.real]
@@ -120,14 +120,10 @@ async def test_while_anything_is_open_the_ledger_is_not_printed(old: World) -> N
 
 
 async def _add_partitions(scene: World, *topics: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=scene.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administering(scene.bootstrap_servers) as admin:
         names = [f"{scene.prefix}.{topic}" for topic in topics]
         answer = await admin.create_partitions({name: NewPartitions(MANY) for name in names})
         assert [code for _, code, *_ in answer.topic_errors] == [0] * len(names)
-    finally:
-        await admin.close()
 
 
 async def _publish_grant(scene: World, table: str) -> None:

@@ -21,8 +21,7 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from typer.testing import CliRunner
 
-from lakewarden.agent import kafka as kafka_module
-from lakewarden.agent import log as log_module
+from lakewarden.agent import kafka as kafka_module, log as log_module
 from lakewarden.agent.cli.app import app
 from lakewarden.agent.name_text import visible, visible_cell
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
@@ -47,25 +46,23 @@ def test_dev_reports_a_folder_that_it_cannot_write() -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["status", "conflicts"])
-def test_without_kafka_status_and_conflicts_fail_with_one_line(command: str) -> None:
-    done = run_command(command, "--bootstrap-servers", NOWHERE)
-
-    assert done.returncode == 1
-    assert f"no Kafka broker answers at {NOWHERE}" in done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stdout == ""
-
-
-@pytest.mark.parametrize("command", ["status", "conflicts"])
-def test_without_topics_status_and_conflicts_advise_to_start_an_agent(
+@pytest.mark.parametrize("command", ["status", "conflicts", "explain x"])
+def test_without_kafka_or_topics_the_error_is_one_line_with_what_to_do(
     command: str, kafka: KafkaServer
 ) -> None:
-    done = run_command(command, "--bootstrap-servers", kafka.bootstrap_servers, topic_prefix="missing")
+    nowhere = run_command(*command.split(), bootstrap_servers=NOWHERE)
+    nothing = run_command(*command.split(), bootstrap_servers=kafka.bootstrap_servers, topic_prefix="missing")
 
-    assert done.returncode == 1
-    assert "start an agent there first" in done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for done, why in (
+        (nowhere, f"no Kafka broker answers at {NOWHERE}"),
+        (
+            nothing,
+            "there is no topic missing.writers" if "explain" in command else "start an agent there first",
+        ),
+    ):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert why in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for(scene: World) -> None:
@@ -294,6 +291,7 @@ async def test_dev_ends_its_processes_and_keeps_its_state_and_addresses(tmp_path
         assert ready["bootstrap_servers"] in printed
         assert ready["web"] in printed
         assert f"below {data}" in printed
+        assert f"LAKEWARDEN_LOCK_ROOT={ready['lock_root']}\n" in printed
         await _until_shown(ready, table, first)
 
 

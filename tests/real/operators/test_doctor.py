@@ -24,6 +24,7 @@ from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events.access.batches import readable_codecs
 from lakewarden.handlers.setup.findings import Finding
 from tests.kafka_fixture import KafkaServer
+from tests.printed import as_shown
 from tests.processes import environment
 from tests.real.writers import QUICK, world
 from tests.servers.faulty_http import Reply, faulty_server
@@ -164,8 +165,13 @@ async def test_a_table_outside_of_allow_is_a_problem(
     assert (problem.check, problem.about) == ("table", table)
     assert "tables doesn't cover it" in problem.found
     assert [each.result for each in by_check(findings, "agents")] == ["problem"]
-    [unknown] = by_check(await diagnose(settings(tables=()), [table]), "table")
-    assert unknown.result == "unchecked"
+    bare = await diagnose(settings(tables=(), lock_root=None), [table, "file:///lake/t"])
+    assert [(each.about, each.result) for each in bare if each.check in ("table", "lock")] == [
+        (table, "unchecked"),
+        (table, "ok"),
+        ("file:///lake/t", "unchecked"),
+        ("file:///lake/t", "unchecked"),
+    ]
 
 
 def test_a_compression_that_can_not_be_read_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +210,7 @@ def test_the_command_exits_with_0_when_nothing_is_a_problem(
 
     assert (done.returncode, done.stderr) == (0, "")
     assert {line.split()[0] for line in done.stdout.splitlines()} == {"ok", "warning"}
+    as_shown("docs/run.md", "lakewarden doctor", done.stdout, {topic_prefix: "lakewarden"})
 
 
 def _run(values: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,8 +11,7 @@ import pytest
 
 from lakewarden.events import Abort, Admitted, CommitGranted, LockRefused
 from lakewarden.handlers.lease.lock_object import LockRecord, render
-from tests.kafka_fixture import KafkaServer
-from tests.processes import run_command
+from tests.printed import as_shown
 from tests.real.writers import World, Writer, markers
 
 pytestmark = [pytest.mark.real]
@@ -39,7 +38,12 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
         await retry.complete((await retry.obtain_grant()).grant, "snapshot 13")
         await scene.settle()
 
-    text = await scene.answer("explain", loser.transaction)
+    as_shown(
+        "docs/explain.md",
+        "lakewarden explain loser-3f0cb31b",
+        await scene.answer("explain", loser.transaction),
+    )
+    text = await scene.answer("explain", loser.transaction, "--verbose")
     explanation = await _explanation(scene, loser)
 
     aborted = _step(explanation, "abort")["because"]
@@ -66,7 +70,7 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
     assert f"  winner ({winner.transaction}): committed as version snapshot 12" in text
     assert f"  {retry.transaction} at writers:" in text
 
-    text = await scene.answer("explain", retry.transaction)
+    text = await scene.answer("explain", retry.transaction, "--verbose")
     explanation = await _explanation(scene, retry)
 
     waiting = _step(explanation, "commit-intent")["because"]
@@ -96,7 +100,7 @@ async def test_a_lock_that_a_foreign_writer_holds_is_in_the_explanation(scene: W
         await scene.settle()
 
     explanation = await _explanation(scene, writer)
-    text = await scene.answer("explain", writer.transaction[:-2])
+    text = await scene.answer("explain", writer.transaction[:-2], "--verbose")
 
     assert [each["type"] for each in explanation["steps"] if each["type"].startswith("lock-")] == [
         "lock-refused",
@@ -152,16 +156,6 @@ async def test_an_unknown_transaction_suggests_similar_ones_with_exit_code_1(sce
     ):
         assert part in done.stderr
     assert f"it is one of {scene.table}" in elsewhere.stderr
-
-
-def test_without_kafka_or_topics_the_error_is_one_line(kafka: KafkaServer) -> None:
-    nowhere = run_command("explain", "x", bootstrap_servers="127.0.0.1:9")
-    nothing = run_command("explain", "x", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="missing")
-
-    assert nowhere.returncode == nothing.returncode == 1
-    assert "no Kafka broker answers at 127.0.0.1:9" in nowhere.stderr
-    assert "there is no topic missing.writers" in nothing.stderr
-    assert len(nowhere.stderr.splitlines()) == len(nothing.stderr.splitlines()) == 1
 
 
 def _offset(scene: World, writer: Writer, kind: type) -> int:

@@ -8,15 +8,18 @@ import anyio
 import pytest
 
 from lakewarden.events import Abort, Admitted, AlreadyCommitted, BatchCommitted, CommitGranted
+from tests.printed import as_shown
 from tests.real.writers import World, Writer
 
 pytestmark = [pytest.mark.real]
+
+COMMANDS = "docs/commands.md"
 
 
 async def test_an_operator_ends_a_transaction_and_sees_the_outcome(scene: World) -> None:
     """Its work hangs. The abort frees what it touched."""
     async with scene.agent():
-        hung = scene.writer("hung")
+        hung = scene.writer("shop")
         await hung.begin(batch_id=7)
 
         done = await scene.run("abort", hung.transaction[:-2], "--reason", "hangs", "--operator", "ann")
@@ -27,11 +30,12 @@ async def test_an_operator_ends_a_transaction_and_sees_the_outcome(scene: World)
     assert (abort.reason, abort.retriable) == ("operator", True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        f"transaction {hung.transaction} of writer hung, table {scene.table}, active: abort requested\n"
+        f"transaction {hung.transaction} of writer shop, table {scene.table}, active: abort requested\n"
         "aborted (operator): requested by operator 'ann': hangs\n"
     )
+    as_shown(COMMANDS, "lakewarden abort shop-3f0cb31b --reason hangs --operator ann", done.stdout)
     assert again.returncode == 1
-    assert f"transaction {hung.transaction} of writer hung, table {scene.table}, has ended" in again.stderr
+    assert f"transaction {hung.transaction} of writer shop, table {scene.table}, has ended" in again.stderr
     assert "operator ann requests its abort: hangs" in explained.stdout
     assert "ABORTED (operator)" in explained.stdout
 
@@ -133,6 +137,11 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
     assert (corrected.returncode, corrected.stderr) == (0, "")
     assert corrected.stdout == (
         f"writer job:1, table {scene.table}: the ledger had batch {10**12} as committed; now it has batch 7\n"
+    )
+    as_shown(
+        COMMANDS,
+        "lakewarden ledger correct --writer job:1 --batch-id 7 --reason 'a mistake'",
+        corrected.stdout,
     )
     assert (answer.batch_id, answer.committed_batch_id) == (7, 7)
     assert answer.committed_transaction.startswith("ledger-corrected-")

@@ -15,8 +15,8 @@ from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.operators.explain import explain, explanation_fields
 from lakewarden.agent.operators.losses import losses
 from lakewarden.agent.operators.refused import refused
-from lakewarden.agent.web.foreground import running_page
 from lakewarden.agent.web.history import HOURS
+from lakewarden.agent.web.server import running_page
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import World, world
@@ -36,7 +36,6 @@ class Browser:
         self.address = address.rstrip("/")
 
     async def get(self, path: str) -> str:
-        """A view."""
         async with self.session.get(self.address + path) as answer:
             text = await answer.text()
             assert answer.status == 200, text

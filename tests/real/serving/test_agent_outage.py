@@ -25,39 +25,37 @@ async def test_an_agent_that_starts_before_kafka_serves_when_kafka_is_up(tmp_pat
     with scene.process() as process:
         waiting = await process.logged("kafka.waiting")
         assert waiting["bootstrap_servers"] == scene.bootstrap_servers
-        async with EmbeddedKafka(tmp_path / "kafka", port=port):
+        with EmbeddedKafka(tmp_path / "kafka", port=port):
             await process.ready()
 
 
 async def test_an_agent_logs_an_outage_of_kafka_and_continues_after_it(tmp_path: Path) -> None:
-    async with (
-        EmbeddedKafka(tmp_path / "kafka", port=free_port()) as kafka,
-        world(kafka.bootstrap_servers, "outage", tmp_path) as scene,
-    ):
-        with scene.process() as process:
-            await process.ready()
-            before = scene.writer("before")
-            await before.begin(heartbeat_seconds=100)
-            await before.touch("x")
-            await scene.settle()
+    with EmbeddedKafka(tmp_path / "kafka", port=free_port()) as kafka:
+        async with world(kafka.bootstrap_servers, "outage", tmp_path) as scene:
+            with scene.process() as process:
+                await process.ready()
+                before = scene.writer("before")
+                await before.begin(heartbeat_seconds=100)
+                await before.touch("x")
+                await scene.settle()
 
-            kafka.stop()
-            silent = await process.logged("kafka.silent")
-            assert silent["bootstrap_servers"]
-            kafka.start()
+                kafka.stop()
+                silent = await process.logged("kafka.silent")
+                assert silent["bootstrap_servers"]
+                kafka.start()
 
-            await before.obtain_grant()
-            await before.complete()
-            after = scene.writer("after")
-            await after.begin()
-            await after.touch("x")
-            await after.obtain_grant()
+                await before.obtain_grant()
+                await before.complete()
+                after = scene.writer("after")
+                await after.begin()
+                await after.touch("x")
+                await after.obtain_grant()
 
-        log = await scene.read_log()
-        topics = scene.settings().topics
-        check(transactions(log[topics.writers], log[topics.decisions]))
-        assert len(scene.events(Admitted)) == len(scene.events(CommitGranted)) == 2
-        assert scene.events(Abort, before.mine) == []
+            log = await scene.read_log()
+            topics = scene.settings().topics
+            check(transactions(log[topics.writers], log[topics.decisions]))
+            assert len(scene.events(Admitted)) == len(scene.events(CommitGranted)) == 2
+            assert scene.events(Abort, before.mine) == []
 
 
 async def test_an_event_whose_decision_kafka_rejected_is_decided_again_from_the_log(

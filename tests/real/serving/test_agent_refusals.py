@@ -11,7 +11,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import MessageSizeTooLargeError
 from aiokafka.protocol.produce import ProduceRequest
@@ -34,7 +33,7 @@ from lakewarden.events import (
 )
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import KafkaServer, administering
 from tests.real.writers import World, Writer, markers, world
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
@@ -140,30 +139,23 @@ async def test_the_dead_letter_of_the_longest_possible_record_fits_into_a_record
     assert letter.offset == offset
 
 
-async def test_an_event_under_another_key_is_refused_and_its_transaction_aborted(scene: World) -> None:
+@pytest.mark.parametrize(
+    ("in_event", "in_key", "why"),
+    [("", "-other", "is not the event's table"), ("/", "/", "not canonical")],
+    ids=["another key", "no canonical URI"],
+)
+async def test_an_event_under_another_key_or_of_no_canonical_table_is_refused_and_its_transaction_aborted(
+    scene: World, in_event: str, in_key: str, why: str
+) -> None:
     async with scene.agent():
-        writer = scene.writer("misrouted")
-        await scene.send(writer.event(CommitIntent), key=f"{scene.table}-other")
+        writer, table = scene.writer("misrouted"), scene.table
+        value = encode(writer.event(CommitIntent)).replace(table.encode(), f"{table}{in_event}".encode())
+        await scene.send_raw(value, f"{table}{in_key}".encode())
         abort = await writer.wait_for(Abort)
         [letter] = await scene.wait_for(DeadLetter)
 
-    assert (abort.reason, abort.retriable) == ("not-allowed", False)
-    assert "is not the event's table" in letter.reason
-    assert abort.detail == letter.reason
-
-
-async def test_an_event_with_a_table_uri_that_is_not_canonical_is_refused_and_its_transaction_aborted(
-    scene: World,
-) -> None:
-    async with scene.agent():
-        writer = scene.writer("sloppy")
-        sloppy = scene.table + "/"
-        value = encode(writer.event(CommitIntent)).replace(scene.table.encode(), sloppy.encode())
-        await scene.send_raw(value, sloppy.encode())
-        abort = await writer.wait_for(Abort)
-
-    assert abort.reason == "not-allowed"
-    assert "not canonical" in str(abort.detail)
+    assert (abort.reason, abort.retriable, abort.detail) == ("not-allowed", False, letter.reason)
+    assert why in letter.reason
 
 
 async def test_an_undecodable_event_aborts_its_open_transaction_for_good(scene: World) -> None:
@@ -389,7 +381,7 @@ async def test_sigterm_while_the_agent_waits_for_a_store_ends_it_in_order(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     values = {"lock_root": "s3://nowhere/locks", "s3_endpoint": "http://127.0.0.1:9"}
-    with scene.process(**values, s3_region="us-east-1") as process:
+    with scene.process(**values) as process:
         await process.logged("store.waiting")
 
         process.popen.send_signal(signal.SIGTERM)
@@ -411,15 +403,11 @@ async def test_a_store_that_refuses_access_ends_the_start_with_one_line(
 
 
 async def _allow_long_records(scene: World) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=scene.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administering(scene.bootstrap_servers) as admin:
         topic = ConfigResource(
             ConfigResourceType.TOPIC, f"{scene.prefix}.writers", {"max.message.bytes": "3000000"}
         )
         await admin.alter_configs([topic])
-    finally:
-        await admin.close()
 
 
 async def _send_once_allowed(scene: World, value: bytes) -> None:

@@ -20,6 +20,7 @@ from lakewarden.agent.embedded.kafka import free_port
 from lakewarden.agent.health_check import DEFAULT
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort
+from tests.printed import as_shown
 from tests.processes import AgentProcess
 from tests.real.writers import World
 from tests.waiting import PATIENCE_SECONDS
@@ -101,6 +102,7 @@ async def test_an_agent_becomes_ready_and_each_condition_is_named(scene: World) 
         "yes acknowledged",
         "yes checked",
     ]
+    as_shown("docs/run.md", "curl -s localhost:8437/readyz", text)
     assert "the consumer group has assigned 2 partitions to this agent" in text
     assert (code, output.splitlines()[0]) == (0, "ready")
 
@@ -156,6 +158,7 @@ async def test_an_agent_that_kafka_does_not_answer_is_live_and_not_ready(tmp_pat
     finally:
         agent.kill()
 
+    as_shown("docs/runbooks.md", "curl -s localhost:8437/readyz", text)
     assert live[0] == 200
     assert status == 503
     assert text.startswith("not ready\nNO  assigned: the agent has no session with Kafka: ")

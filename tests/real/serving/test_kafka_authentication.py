@@ -32,6 +32,7 @@ from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from tests.kafka_fixture import set_scram_password
 from tests.processes import AgentProcess, environment
 from tests.real.writers import World, world
 from tests.unit.events.access.certificates import write_certificate
@@ -44,7 +45,7 @@ SECRET = "the-client-secret"
 PASSWORD = "the-first-password"
 KEY_PASSWORD = "the-password-of-the-key"
 NEXT_KEY_PASSWORD = "the-password-of-the-next-key"
-AUDIENCE = "kafka"
+AUDIENCE, ISSUER = "kafka", "the-issuer"
 TOKEN_SECONDS = 4
 """Lifetime of a token, and so of a connection: the broker closes it then."""
 SHORT_SECONDS = 15.0
@@ -73,7 +74,8 @@ class Issuer:
     def token(self, subject: str) -> str:
         """A JSON Web Token."""
         now = int(time.time())
-        claims = {"sub": subject, "aud": AUDIENCE, "iat": now, "exp": now + TOKEN_SECONDS, "scope": "kafka"}
+        times = {"iat": now, "exp": now + TOKEN_SECONDS}
+        claims = {"sub": subject, "iss": ISSUER, "aud": AUDIENCE, **times, "scope": "kafka"}
         head = _encoded(json.dumps({"alg": "RS256", "kid": "1", "typ": "JWT"}).encode())
         signed = f"{head}.{_encoded(json.dumps(claims).encode())}"
         signature = self.key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256())
@@ -156,16 +158,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             f"{module}.oauthbearer.OAuthBearerValidatorCallbackHandler"
         ),
         "listener.name.oauth.oauthbearer.connections.max.reauth.ms": "3600000",
-        # Kafka 4.1.0's default validator doesn't verify signatures in a broker.
+        # The default validator of Kafka 4.1.0 doesn't verify signatures in a broker.
         "sasl.oauthbearer.jwt.validator.class": f"{module}.oauthbearer.BrokerJwtValidator",
         "sasl.oauthbearer.jwks.endpoint.url": jwks,
         "sasl.oauthbearer.expected.audience": AUDIENCE,
+        "sasl.oauthbearer.expected.issuer": ISSUER,
         "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-256",
         "listener.name.scram.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={jwks}")
-        with EmbeddedKafka(folder / "kafka", properties=properties) as broker:
+        with EmbeddedKafka(folder / "kafka", port=free_port(), properties=properties) as broker:
             yield Guarded(
                 broker,
                 f"127.0.0.1:{mtls}",
@@ -253,7 +256,8 @@ async def test_an_agent_and_a_writer_connect_again_with_a_rotated_password(
     guarded: Guarded, scene: World, tmp_path: Path
 ) -> None:
     """The broker learns the new password first, then the file changes, then the connections end."""
-    _set_password(guarded, PASSWORD)
+    servers = guarded.broker.bootstrap_servers
+    await set_scram_password(servers, "rotating", PASSWORD)
     (tmp_path / "password").write_text(PASSWORD + "\n")
     kafka = {
         "security_protocol": "SASL_PLAINTEXT",
@@ -267,9 +271,10 @@ async def test_an_agent_and_a_writer_connect_again_with_a_rotated_password(
     ):
         await agent.ready()
         await to_thread.run_sync(_commit, gate, scene, 1)
-        _set_password(guarded, "another-password")
+        await set_scram_password(servers, "rotating", "another-password")
         (tmp_path / "password").write_text("another-password")
-        guarded.broker.restart()  # in the main thread, as its start must be
+        guarded.broker.stop()
+        guarded.broker.start()  # in the main thread, as its start must be
         await to_thread.run_sync(_commit_when_possible, gate, scene, 2)
         await _shows_no_secret(agent)
 
@@ -293,7 +298,8 @@ async def test_an_agent_and_a_writer_connect_again_with_a_rotated_certificate(
         await to_thread.run_sync(_commit, gate, scene, 1)
         _write_client(guarded.authority, rotated, NEXT_KEY_PASSWORD)
         (guarded.folder / "trusted.pem").write_bytes(guarded.authority.cert_pem.bytes())
-        guarded.broker.restart()  # in the main thread, as its start must be
+        guarded.broker.stop()
+        guarded.broker.start()  # in the main thread, as its start must be
         await to_thread.run_sync(_commit_when_possible, gate, scene, 2)
         await _shows_no_secret(agent)
         assert agent.log.read_text().count("agent.ready") == 1
@@ -428,16 +434,6 @@ def _write_client(authority: trustme.CA, folder: Path, password: str) -> None:
     """Write a client's certificate, its key, and the key's password."""
     (folder / "key-password").write_text(password)
     write_certificate(authority, folder, "the client", password)
-
-
-def _set_password(guarded: Guarded, password: str) -> None:
-    command = guarded.broker._command(
-        "kafka.admin.ConfigCommand",
-        *("--bootstrap-server", guarded.broker.bootstrap_servers, "--alter"),
-        *("--entity-type", "users", "--entity-name", "rotating"),
-        *("--add-config", f"SCRAM-SHA-256=[iterations=4096,password={password}]"),
-    )
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
 
 
 async def _shows_no_secret(agent: AgentProcess) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import anyio
 import pytest
 import pytest_asyncio
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
@@ -40,6 +39,7 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from tests.kafka_fixture import administering
 from tests.processes import AgentProcess, environment
 from tests.real.lock_places import Place
 from tests.real.watching.scene import HudiScene
@@ -220,9 +220,7 @@ async def _collide(scene: World, first: Any) -> None:
 
 
 async def _grant(servers: str, prefix: str, case: Case) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
+    async with administering(servers) as admin:
         for resource, operation in case.rights:
             kind, name = (
                 (GROUP, f"{prefix}-agents") if resource == "group" else (TOPIC, f"{prefix}.{resource}")
@@ -231,8 +229,6 @@ async def _grant(servers: str, prefix: str, case: Case) -> None:
                 CreateAclsRequest(kind, name, LITERAL, f"User:{case.user}", "*", OPERATIONS[operation], ALLOW)
             )
             assert [code for code, _ in answer.creation_responses] == [0]
-    finally:
-        await admin.close()
 
 
 @pytest_asyncio.fixture

@@ -7,7 +7,6 @@ A refusal ends the agent, because only an operator can resolve it. The agent wai
 from __future__ import annotations
 
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import anyio
 import pytest
 import pytest_asyncio
 import trustme
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 from anyio import to_thread
 from cryptography.hazmat.primitives import serialization
@@ -28,6 +26,7 @@ from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
+from tests.kafka_fixture import administering, set_scram_password
 from tests.processes import AgentProcess
 from tests.real.writers import World, world
 from tests.waiting import PATIENCE_SECONDS
@@ -120,7 +119,7 @@ async def test_a_transaction_commits_with_passwords(guarded: Guarded, scene: Wor
 
 async def test_a_transaction_commits_with_scram(guarded: Guarded, scene: World) -> None:
     for name, secret in SECRETS.items():
-        _add_scram_user(guarded, name, secret)
+        await set_scram_password(guarded.broker.bootstrap_servers, name, secret)
     scram = "SCRAM-SHA-256"
     with scene.process(**guarded.agent(kafka_sasl_mechanism=scram)) as agent:
         await agent.ready()
@@ -309,26 +308,11 @@ def _keystore(authority: trustme.CA) -> bytes:
     return plain + b"".join(each.bytes() for each in issued.cert_chain_pems)
 
 
-def _add_scram_user(guarded: Guarded, name: str, secret: str) -> None:
-    """Add a user with Kafka's own tool."""
-    command = guarded.broker._command(
-        "kafka.admin.ConfigCommand",
-        *("--bootstrap-server", guarded.broker.bootstrap_servers, "--alter"),
-        *("--entity-type", "users", "--entity-name", name),
-        *("--add-config", f"SCRAM-SHA-256=[iterations=4096,password={secret}]"),
-    )
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-
-
 async def _reserve(guarded: Guarded, kind: int, name: str, user: str, rights: tuple[int, ...]) -> None:
     """Restrict a topic or a group to one user with these rights. The administrator keeps all rights."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=guarded.broker.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administering(guarded.broker.bootstrap_servers) as admin:
         for principal, right in [("User:another", READ), *((f"User:{user}", right) for right in rights)]:
             answer = await admin._send_request(
                 CreateAclsRequest(kind, name, LITERAL, principal, "*", right, ALLOW)
             )
             assert [code for code, _ in answer.creation_responses] == [0]
-    finally:
-        await admin.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -38,13 +38,14 @@ TIMEOUT_SECONDS = 20.0
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> EmbeddedKafka:
-    return EmbeddedKafka(tmp_path / "kafka", port=free_port())
+def broker(tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(tmp_path / "kafka", port=free_port()) as started:
+        yield started
 
 
 @pytest_asyncio.fixture
 async def scene(broker: EmbeddedKafka, tmp_path: Path) -> AsyncIterator[World]:
-    async with broker, world(broker.bootstrap_servers, "outage", tmp_path) as made:
+    async with world(broker.bootstrap_servers, "outage", tmp_path) as made:
         yield made
 
 
@@ -240,17 +241,16 @@ async def test_a_consumer_whose_broker_is_down_can_be_stopped(
     broker: EmbeddedKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While aiokafka waits to retry a fetch, the cancellation of that fetch escapes from its `stop`."""
-    async with broker:
-        settings = Settings.load(bootstrap_servers=broker.bootstrap_servers, topic_prefix="gone")
-        await ensure_topics(settings, settings.topics, 1, 1)
-        consumer = reader(settings)
-        await start_client(consumer, settings)
-        partition = TopicPartition(settings.topics.writers, 0)
-        consumer.assign([partition])
-        await consumer.position(partition)
-        consumer._fetcher._retry_backoff = 60.0  # only now: a new topic's first requests may fail
-        await consumer.getmany(timeout_ms=1_000)
-        broker.kill()
+    settings = Settings.load(bootstrap_servers=broker.bootstrap_servers, topic_prefix="gone")
+    await ensure_topics(settings, settings.topics, 1, 1)
+    consumer = reader(settings)
+    await start_client(consumer, settings)
+    partition = TopicPartition(settings.topics.writers, 0)
+    consumer.assign([partition])
+    await consumer.position(partition)
+    consumer._fetcher._retry_backoff = 60.0  # only now: a new topic's first requests may fail
+    await consumer.getmany(timeout_ms=1_000)
+    broker.kill()
     await until(lambda: "Failed fetch messages" in caplog.text)
 
     await stop_client(consumer)

@@ -97,7 +97,6 @@ class HudiScene(WatchedScene):
         self.put(f".hoodie/{path}", body)
 
     def created(self) -> Self:
-        """Create the table."""
         self.put_in_hoodie("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
         return self
 

@@ -2,7 +2,7 @@
 
 These run unchanged: `agent/serving/agent.py` and everything below it (sessions, assignment, replay, terms, live decisions,
 checkpoints, publisher, locks), `handlers/`, the codec, and the writer's rules (`spark_jobs/gate/progress.py` and
-`grant_deadline.py`). The world around them is simulated:
+`grant.py`). The world around them is simulated:
 
 | module | simulates |
 | --- | --- |

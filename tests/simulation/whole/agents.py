@@ -29,11 +29,9 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from lakewarden.agent import clock, kafka
 from lakewarden.agent.publisher import Outgoing, Publisher
-from lakewarden.agent.serving import agent as agent_module
-from lakewarden.agent.serving import session as session_module
+from lakewarden.agent.serving import agent as agent_module, session as session_module
 from lakewarden.agent.serving.checkpoint import decisions_position
-from lakewarden.agent.serving.partition import owner as owner_module
-from lakewarden.agent.serving.partition import tables as tables_module
+from lakewarden.agent.serving.partition import owner as owner_module, tables as tables_module
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.agent.serving.session import KafkaSession

@@ -52,7 +52,9 @@ class DecisionOracles:
                     )
                 if history.other_lock:
                     self._violated("locks stay in place", f"{name} names another lock, and is admitted")
-                at, edition = self._knowledge.editions.get((history.table, history.writer), (None, None))
+                at, edition, _ = self._knowledge.editions.get(
+                    (history.table, history.writer), (None, None, None)
+                )
                 if at is not None and at <= event.cause_offset and event.edition != edition:
                     self._violated(
                         "editions are kept", f"{name} is admitted with edition {event.edition}, not {edition}"
@@ -191,12 +193,8 @@ class DecisionOracles:
             self._knowledge.unclear_losses.discard((history.table, history.writer))
         if history.granted is None and history.ended is None:
             history.ended = event
-        elif (
-            history.ended is not None
-            and event.reason == "outcome-unknown"
-            and self._knowledge.may_lack(event.term)
-        ):
-            pass  # the lapse of a grant that doesn't count
+        elif history.ended is not None and self._knowledge.may_lack(event.term):
+            pass  # the lapse of a grant that doesn't count, or the owner lacks the abort that does
         elif history.ended is not None and history.ended.reason != event.reason:
             self._violated(
                 "consistent decisions", f"{name} is aborted for {event.reason} after {history.ended.reason}"
@@ -216,12 +214,14 @@ class DecisionOracles:
         ):
             self._violated("forged events change nothing", f"{name} is refused: {event.detail}")
         where = (history.table, history.writer)
-        later = any(
-            (other.table, other.writer) == where and other.order > history.order
+        batch = history.batch or 0
+        by = any(
+            (other.table, other.writer) == where
+            and (other.order > history.order or (other.completed is not None and (other.batch or 0) >= batch))
             for other in self._knowledge.histories.values()
         )
-        committed = any(batch >= (history.batch or 0) for _, batch in self._knowledge.committed[where])
-        if event.reason == "superseded" and not later and not committed:
+        by = by or any(committed >= batch for _, committed in self._knowledge.committed[where])
+        if event.reason == "superseded" and not by:
             self._violated("forged events change nothing", f"{name} is superseded by nothing of its writer")
         for entry in event.conflicts:
             other = self._knowledge.histories.get(entry.other_transaction)

@@ -30,6 +30,8 @@ class Known:
     """Of `writers` at its take-over. It has read what follows."""
     batches: dict[Key, int]
     """The largest ones that it must know since its take-over."""
+    after_loss: bool
+    """The ledger had lost records before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class LedgerKnowledge:
             if each.sequence >= start and each.offset < end
         ]
         _add(batches, found)
-        self._owners[term] = Known(partition, now, end, batches)
+        self._owners[term] = Known(partition, now, end, batches, after_loss=partition in self.lost_at)
 
     def unrecorded(self, term: str, position: int) -> tuple[Key, int] | None:
         """A batch that an owner must know, and that the ledger has lost and lacks. `position`: of the owner in `writers`."""
@@ -95,9 +97,8 @@ class LedgerKnowledge:
 
     def must_know(self, term: str | None, key: Key, batch: int, offset: int) -> bool:
         """Whether the owner must know that this batch is committed, whose completion is at this offset."""
-        partition = self.partition_of(key[0])
         known = self._owners.get(term or "")
-        if known is None or known.loaded_at < self.lost_at.get(partition, known.loaded_at + 1.0):
+        if known is None or not known.after_loss:
             return True
         return batch <= known.batches.get(key, -1) or offset >= known.end
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from lakewarden.agent.locks.keeper import KeeperEvent
 from tests.simulation.node import Node
-from tests.simulation.oracles import Assumed, when_wall_shows
-from tests.simulation.oracles import Oracles as LockOracles
+from tests.simulation.oracles import Assumed, Oracles as LockOracles, when_wall_shows
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.scenario import OTHER_LOCK

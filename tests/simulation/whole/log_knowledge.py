@@ -58,8 +58,8 @@ class LogKnowledge:
         """By table and writer: those whose losses in a row the ledger may have lost, or may never have got."""
         self.lost_at: dict[int, float] = {}
         """By partition: when records were lost last."""
-        self.editions: dict[tuple[str, str], tuple[int, str]] = {}
-        """Of writers whose last batch was lowered: the offset of the correction, and the edition."""
+        self.editions: dict[tuple[str, str], tuple[int, str, int]] = {}
+        """Of writers whose last batch was lowered: the offset of the correction, the edition, and the batch that it states."""
         self.overlooked: set[str] = set()
         """Transactions with an event that its owner can't read."""
 
@@ -84,7 +84,7 @@ class LogKnowledge:
             ).touch(event.scope, record.offset)
         if isinstance(event, LedgerCorrected) and event.edition is not None:
             key, last = (event.table, event.writer), -1 if event.batch_id is None else event.batch_id
-            self.editions[key] = record.offset, event.edition
+            self.editions[key] = record.offset, event.edition, last
             self.committed[key][:] = [each for each in self.committed[key] if each[1] <= last]
         history = self.histories.get(event.transaction)
         if history is None:
@@ -118,7 +118,6 @@ class LogKnowledge:
         self.taken_over_at[record.partition] = record.at
 
     def on_ledger_record(self, record: Record) -> None:
-        """A record was written to the ledger."""
         event = decode(LEDGER_EVENT, record.value)
         if isinstance(event, BatchCommitted) and event.batch_id is not None:
             self.ledger.on_entry((event.table, event.writer), event.batch_id)
@@ -171,9 +170,11 @@ class LogKnowledge:
                 ]
 
     def last_batch(self, table: str, writer: str) -> int:
-        """The last batch that is committed according to the logs, or the ledger."""
+        """The last batch that is committed according to the logs, or the ledger, which may not have the last correction yet."""
         found = [batch for _, batch in self.committed[table, writer]]
-        return max([self.ledger.in_ledger.get((table, writer), -1), *found])
+        lowered = self.editions.get((table, writer))
+        stated = self.ledger.in_ledger.get((table, writer), -1) if lowered is None else lowered[2]
+        return max([stated, *found])
 
     def on_overlooked(self, transaction: str) -> None:
         """The owner of the partition has already read another record at the offset of an event of this transaction."""

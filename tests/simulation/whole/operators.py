@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from aiokafka.structs import TopicPartition
@@ -20,10 +19,9 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.replay import subject
 from tests.simulation.whole.broker import Record
-from tests.simulation.whole.scenario import TOPICS
+from tests.simulation.whole.scenario import AT, TOPICS
 from tests.simulation.whole.strangers import Injector
 
-AT = datetime(2026, 1, 1, tzinfo=UTC)
 DELAY_SECONDS = 2.0
 """Mean, after the intent."""
 
@@ -107,5 +105,5 @@ class Editions(Corrections):
 
     def _correct(self, where: TopicPartition, name: str, table: str, writer: str) -> None:
         last = self._last_batch(table, writer)
-        if self._begin_again(writer, last):
+        if last >= 0 and self._begin_again(writer, last):
             self._state(where, name, table, writer, batch_id=last - 1 if last else None, edition=name)

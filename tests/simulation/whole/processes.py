@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.simulation.node import Node
+from tests.simulation.loop import enter
+from tests.simulation.node import TIMER_LATENESS_SECONDS, Node
 from tests.simulation.store import Wire
 from tests.simulation.whole.connection import Connection
 
@@ -52,7 +53,7 @@ def dispose(process: Process) -> None:
     node = process.node
     tasks = [each for each in asyncio.all_tasks(node.loop) if not each.done()]
     main = getattr(node, "_main")  # noqa: B009 - the lock's simulation disposes of its programs differently
-    asyncio.events._set_running_loop(node.loop)
+    enter(node.loop)
     try:
         if main is not None:
             main.cancel()
@@ -64,7 +65,7 @@ def dispose(process: Process) -> None:
             if each.done() and not each.cancelled():
                 each.exception()
     finally:
-        asyncio.events._set_running_loop(None)
+        enter(None)
         node.loop.close()
         del _processes[node.loop]
 
@@ -76,5 +77,5 @@ def _unwind(node: Node, tasks: list[asyncio.Task[Any]]) -> None:
         when = node.loop.next_timer()
         if when is None or all(each.done() for each in tasks):
             return
-        node.timeline.now = max(node.timeline.now, node.clock.when(when) + 1e-6)
+        node.timeline.now = max(node.timeline.now, node.true_time(when)) + TIMER_LATENESS_SECONDS
         node.loop.queue_due_timers()

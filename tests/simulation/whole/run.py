@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Any
 
 from aiokafka.structs import TopicPartition
 
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
-from lakewarden.agent.stores.memory import Objects
 from lakewarden.events import CommitIntent, Marker, Operation
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.machine import LeaseSettings
+from tests.servers.memory_store import Objects
 from tests.simulation.agents import LockUsage
 from tests.simulation.batch import Outcome
 from tests.simulation.environment import Environment
@@ -23,8 +25,7 @@ from tests.simulation.hudi import HudiSettings, HudiWriter
 from tests.simulation.network import Network
 from tests.simulation.node import BusyLoopError, Node
 from tests.simulation.oracles import Assumed
-from tests.simulation.run import OLD_SHARE
-from tests.simulation.run import stream as lock_stream
+from tests.simulation.run import OLD_SHARE, stream as lock_stream
 from tests.simulation.store import ObjectStore, Wire
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.additions import scenario_of
@@ -57,7 +58,7 @@ from tests.simulation.whole.scenario import (
     Stop,
     TablePlan,
 )
-from tests.simulation.whole.strangers import Misplaced, Strangers, UsedIds
+from tests.simulation.whole.strangers import Injector, Misplaced, Strangers, UsedIds
 from tests.simulation.whole.table import LakeTable
 from tests.simulation.whole.upgrade import RolledBackUpgrade
 from tests.simulation.whole.watched import WatchedWriters
@@ -115,15 +116,30 @@ class World:
         self.broker = Broker(self.timeline, stream(seed, "broker"), counts, TOPICS.writers)
         self.broker.on_record = self._on_record
         self.errors = Errors(self.timeline, scenario.additions.errors)
-        self._strangers = Strangers(
-            self.timeline,
-            self.broker,
-            stream(seed, "strangers' records"),
-            chance=scenario.additions.strangers,
-            until=scenario.fault_free_from,
-            partition_of=self._partition_of,
-            locks={uri: table.lock for uri, table in self.tables.items()},
-        )
+        additions, knowledge = scenario.additions, self.oracles.knowledge
+
+        def injector(kind: type[Injector], name: str, chance: float, **more: Any) -> Injector:
+            random = stream(seed, name)
+            return kind(
+                self.timeline, self.broker, random, chance=chance, until=scenario.fault_free_from, **more
+            )
+
+        locks = {uri: table.lock for uri, table in self.tables.items()}
+        known, again = {"last_batch": knowledge.last_batch}, {"begin_again": self._begin_again}
+        self._injectors = [
+            injector(
+                Strangers,
+                "strangers' records",
+                additions.strangers,
+                partition_of=self._partition_of,
+                locks=locks,
+            ),
+            injector(UsedIds, "used ids in records", additions.used_ids),
+            injector(Misplaced, "misplaced records", additions.misplaced),
+            injector(Operators, "operators' requests", additions.operators),
+            injector(Corrections, "operators' corrections", additions.corrections, **known),
+            injector(Editions, "editions", additions.editions, **known, **again),
+        ]
         self._kafka_faults = FaultInjector(scenario.kafka, stream(seed, "kafka"))
         refusals = scenario.additions.refusals
         periods = scenario.store.periods if refusals is None else (*scenario.store.periods, refusals)
@@ -142,59 +158,22 @@ class World:
         self._old = {each.name for each in scenario.agents if releases.random() < OLD_SHARE}
         self._hangs = stream(seed, "hanging publishes")
         self._hung_bodies = stream(seed, "hanging bodies")
-        self._used_ids = UsedIds(
-            self.timeline,
-            self.broker,
-            stream(seed, "used ids in records"),
-            chance=scenario.additions.used_ids,
-        )
-        self._misplaced = Misplaced(
-            self.timeline,
-            self.broker,
-            stream(seed, "misplaced records"),
-            chance=scenario.additions.misplaced,
-            until=scenario.fault_free_from,
-        )
-        self._operators = Operators(
-            self.timeline,
-            self.broker,
-            stream(seed, "operators' requests"),
-            chance=scenario.additions.operators,
-            until=scenario.fault_free_from,
-        )
-        self._corrections = Corrections(
-            self.timeline,
-            self.broker,
-            stream(seed, "operators' corrections"),
-            chance=scenario.additions.corrections,
-            until=scenario.fault_free_from,
-            last_batch=self.oracles.knowledge.last_batch,
-        )
-        self._editions = Editions(
-            self.timeline,
-            self.broker,
-            stream(seed, "editions"),
-            chance=scenario.additions.editions,
-            until=scenario.fault_free_from,
-            last_batch=self.oracles.knowledge.last_batch,
-            begin_again=self._begin_again,
-        )
         self._refused_intents = stream(seed, "intents to refuse")
         self._many_markers = stream(seed, "many markers")
         self._upgrade = RolledBackUpgrade(self.timeline, self.broker, self._restart_agents)
         self.losses = Losses(
             self.timeline,
             self.broker,
-            scenario.additions.losses,
+            additions.losses,
             until=scenario.fault_free_from,
             partition_of=lambda loss: self._partition_of(scenario.tables[loss.table].uri),
-            on_loss=self.oracles.knowledge.on_loss,
-            on_ledger_loss=self.oracles.knowledge.on_ledger_loss,
+            on_loss=knowledge.on_loss,
+            on_ledger_loss=knowledge.on_ledger_loss,
             kill_owner=self._kill_owner,
         )
-        self.oracles.knowledge.lacking = self.losses.lacking
-        self.oracles.knowledge.ledger_lacks = self.losses.ledger_lacks
-        self.oracles.knowledge.unsure = self._deleted_since_checkpoint
+        knowledge.lacking = self.losses.lacking
+        knowledge.ledger_lacks = self.losses.ledger_lacks
+        knowledge.unsure = self._deleted_since_checkpoint
         self._deleted = False
         self._processes: list[Process] = []
         self._programs: dict[str, Agent] = {}
@@ -208,7 +187,7 @@ class World:
             self.timeline,
             self.broker,
             stream(seed, "watched writers"),
-            pause=scenario.additions.watched,
+            pause=additions.watched,
             until=scenario.fault_free_from,
             tables=self.tables,
             places={plan.uri: plan.writers[0][1].places for plan in scenario.tables},
@@ -276,12 +255,8 @@ class World:
             for owner in self.owners:
                 owner.note_written(record)
         self.oracles.on_record(record)
-        self._strangers.on_record(record)
-        self._used_ids.on_record(record)
-        self._misplaced.on_record(record)
-        self._operators.on_record(record)
-        self._corrections.on_record(record)
-        self._editions.on_record(record)
+        for each in self._injectors:
+            each.on_record(record)
 
     def _restart_stopped(self) -> None:
         """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on.
@@ -498,37 +473,37 @@ class World:
             stop = draw_stop(self._stops, self.timeline.now, self.scenario.fault_free_from, node.name)
             self._stop(node, self._machine(node), stop)
 
+    def _perhaps_stop(
+        self, chance: float, draw: Callable[[Random, float], Stop], callbacks: int, node: Node
+    ) -> None:
+        if self._draws_stop(node, chance):
+            self._stop(node, self._machine(node), draw(self._stops, self.timeline.now), callbacks)
+
     def _before_publish(self, node: Node) -> None:
         """A driver has checked its lease for the last time, and writes to its table next."""
-        if self._draws_stop(node, self.scenario.suspensions_before_publish):
-            self._stop(
-                node, self._machine(node), draw_suspension_before_publish(self._stops, self.timeline.now), 1
-            )
+        chance = self.scenario.suspensions_before_publish
+        self._perhaps_stop(chance, draw_suspension_before_publish, 1, node)
         self._at_publish(node)
 
     def _at_publish(self, node: Node) -> None:
         """A driver writes to its table, or has just written."""
-        if self._draws_stop(node, self.scenario.stops_at_publish):
-            stop = draw_stop_at_publish(self._stops, self.timeline.now)
-            self._stop(node, self._machine(node), stop, callbacks=2)
+        self._perhaps_stop(self.scenario.stops_at_publish, draw_stop_at_publish, 2, node)
 
     def after_grant(self, node: Node) -> None:
         """An agent has decided a grant, and publishes it next."""
-        if self._draws_stop(node, self.scenario.suspensions_after_grant):
-            self._stop(
-                node, self._machine(node), draw_suspension_after_grant(self._stops, self.timeline.now), 4
-            )
+        self._perhaps_stop(self.scenario.suspensions_after_grant, draw_suspension_after_grant, 4, node)
 
     def before_resume(self, node: Node) -> None:
         """An agent has kept a partition through a rebalance, and resumes when it has read the log."""
-        if self._draws_stop(node, self.scenario.additions.suspensions_before_resume):
-            self._stop(
-                node, self._machine(node), draw_suspension_before_resume(self._stops, self.timeline.now), 4
-            )
+        chance = self.scenario.additions.suspensions_before_resume
+        self._perhaps_stop(chance, draw_suspension_before_resume, 4, node)
 
     def _draws_stop(self, node: Node, chance: float) -> bool:
-        over = self.timeline.now >= self.scenario.fault_free_from or node.name.startswith("hudi")
-        return not over and self._stops.random() < chance
+        return not node.name.startswith("hudi") and self._happens(self._stops, chance)
+
+    def _happens(self, random: Random, chance: float) -> bool:
+        """Whether it happens with this chance. After the faults nothing is drawn any more."""
+        return self.timeline.now < self.scenario.fault_free_from and random.random() < chance
 
     def _restart_agents(self) -> None:
         """An operator kills all agents, and restarts them some seconds later."""
@@ -547,23 +522,15 @@ class World:
 
     def _draw_hang(self) -> float:
         """How long the publish of a driver hangs, while its heartbeats continue."""
-        over = self.timeline.now >= self.scenario.fault_free_from
-        hangs = not over and self._hangs.random() < self.scenario.additions.hangs
-        return HANG_SECONDS if hangs else 0.0
+        return HANG_SECONDS if self._happens(self._hangs, self.scenario.additions.hangs) else 0.0
 
     def _draw_hung_body(self) -> bool:
         """Whether the work of a transaction hangs now."""
-        over = self.timeline.now >= self.scenario.fault_free_from
-        return not over and self._hung_bodies.random() < self.scenario.additions.hung_bodies
+        return self._happens(self._hung_bodies, self.scenario.additions.hung_bodies)
 
     def _draw_many_markers(self, operation: Operation) -> tuple[Marker, ...]:
         """Draw what a transaction touches beside its own places."""
-        over = self.timeline.now >= self.scenario.fault_free_from
-        if (
-            over
-            or not self.scenario.additions.memory_mb
-            or self._many_markers.random() >= MANY_MARKERS_CHANCE
-        ):
+        if not (self.scenario.additions.memory_mb and self._happens(self._many_markers, MANY_MARKERS_CHANCE)):
             return ()
         return tuple(
             Marker(partition="many", file_group=f"g{number}", operation=operation)
@@ -572,8 +539,7 @@ class World:
 
     def _change_intent(self, intent: CommitIntent) -> CommitIntent:
         """Return the intent that a writer publishes: its own, or one that agents must refuse."""
-        over = self.timeline.now >= self.scenario.fault_free_from
-        if over or self._refused_intents.random() >= self.scenario.additions.refused_intents:
+        if not self._happens(self._refused_intents, self.scenario.additions.refused_intents):
             return intent
         too_large = {"priority": self.scenario.settings.max_priority + 1}
         return intent.model_copy(

@@ -15,78 +15,39 @@ of every writer is in its table, at most until `bound`.
 
 The last three happen by chance in so few of the others that a missing fence would go unnoticed there, because leases cover it.
 
-The additions are drawn in `additions.py`, everything else in `drawing.py`.
+The additions are drawn in `additions.py`, each from a random stream of its own, and everything else in `drawing.py`:
 
-Every fifth seed has further faults (`draw_additions`), each from a random stream of its own:
+| every | from | addition | what happens |
+| --- | --- | --- | --- |
+| 5th | 0 | strangers | forged events follow the writers' and the agents' records (`strangers.py`) |
+| | | hangs | a publish hangs for longer than `max_grant_seconds`, while the heartbeats continue |
+| | | errors | an agent's code raises an unexpected exception; after the faults, an operator restarts the agent |
+| 10th | 7 | refusals | the store refuses the locks of all agents, or of one, until the faults end |
+| | | hung bodies | the work of a transaction hangs until it is aborted, while the heartbeats continue |
+| | | used ids | markers on a table that is not allowed bear the transaction and writer of markers before them |
+| 10th | 9 | losses | Kafka loses records that a checkpoint relies on (`losses.py`) |
+| 40th | 9 | misplaced | instead: writers' events reach another Kafka partition, too, as by a producer with another partitioner |
+| 20th | 4 | losses | Kafka loses records of the ledger that a checkpoint relies on |
+| | | checkpoints restored | those of Spark are restored from an earlier batch, so that committed batches begin again |
+| 20th | 12 | ordered | most transactions are `ordered`; rows are numbered by the version read and by turns, as Paimon's |
+| 20th | 1 | operators | an operator requests the end of open transactions (`operators.py`) |
+| | | refused intents | an intent has a priority above `max_priority`, or names another lock than its table's |
+| | | memory | the agents' memory budget is small, and some transactions touch more than all others together |
+| | | rolled back | a newer agent owns a partition for a moment; the older ones return, until they are upgraded (`upgrade.py`) |
+| 20th | 8 | watched | each table also has a writer without the gate, which watchers report (`watched.py`) |
+| 40th | 38 | deletion | `writers`, perhaps with `decisions`, is deleted while agents run, and with it the group's positions |
+| | | corrections | an operator corrects the ledger to what it has (`operators.py`) |
+| | | checkpoints restored | as above |
+| 40th | 18 | editions | operators lower the last batch of a writer, which begins with that batch again |
+| 40th | 6 | suspensions | agents join and leave; some that keep their partitions are suspended then, mostly beyond the session |
 
-| addition | what goes wrong |
-| --- | --- |
-| strangers | forged events follow the writers' and the agents' records (`strangers.py`) |
-| hangs | a publish hangs for longer than `max_grant_seconds`, while the heartbeats continue |
-| errors | an agent's code raises an unexpected exception; after the faults, an operator restarts the agent |
-
-Every tenth seed, beginning with 7, has other ones (`draw_later_additions`):
-
-| addition | what goes wrong |
-| --- | --- |
-| refusals | the store refuses the locks of all agents, or of one, until the faults end |
-| hung bodies | the work of a transaction hangs until it is aborted, while the heartbeats continue |
-| used ids | markers on a table that is not allowed bear the transaction and writer of markers before them |
-
-Every tenth seed, beginning with 9, has one of these faults (`draw_log_faults`), but every fortieth of them the other one:
-
-| addition | what goes wrong |
-| --- | --- |
-| losses | Kafka loses records that a checkpoint relies on (`losses.py`) |
-| misplaced | writers' events reach another Kafka partition, too, as by a producer with another partitioner |
-
-Every twentieth seed, beginning with 4, has these faults (`draw_ledger_faults`):
-
-| addition | what goes wrong |
-| --- | --- |
-| losses | Kafka loses records of the ledger that a checkpoint relies on (`losses.py`) |
-| checkpoints restored | the checkpoints of Spark are restored from an earlier batch, so that committed batches begin again |
-
-Every twentieth seed, beginning with 12, has no such faults, but other writers (`draw_ordered`): most transactions on its tables
-are `ordered`, and their rows are numbered by the version that they read and by their turns, as Paimon's are.
-
-Every twentieth seed, beginning with 1, has these additions (`draw_requests`):
-
-| addition | what happens |
-| --- | --- |
-| operators | an operator requests the end of open transactions (`operators.py`) |
-| refused intents | an intent has a priority above `max_priority`, or names another lock than its table's |
-| memory | the agents' memory budget is small, and some transactions touch more than all others together |
-| rolled back | a newer agent owns a partition for a moment, and the older ones return, until they are upgraded (`upgrade.py`) |
-
-Every twentieth seed, beginning with 8, has no such faults. But each table also has a writer that doesn't use the gate, and
-watchers that report it (`watched.py`, drawn by `draw_watched`).
-
-Every fortieth seed, beginning with 38, has these faults (`draw_deletion`):
-
-| addition | what goes wrong |
-| --- | --- |
-| deletion | the topic `writers`, perhaps with `decisions`, is deleted while agents run, and with it the group's positions |
-| corrections | an operator corrects the ledger to what it has (`operators.py`) |
-| checkpoints restored | as above |
-
-Every fortieth seed, beginning with 18, has operators that lower the last batch of a writer, which begins with that batch again
-(`draw_editions`).
-
-Every fortieth seed, beginning with 6, has agents that join and leave, and suspensions of others at such a rebalance, while they
-keep their partitions. Most are longer than the session, so that another agent owns these meanwhile (`draw_suspensions`).
-
-`VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, one
-of the first kind what it meant in version 3, one of the second kind what it meant in version 4, one with losses of other topics
-what it meant in version 5, one with other faults of the log what it meant in version 6, one with faults of the ledger what it
-meant in version 7, one with `ordered` transactions what it meant in version 8, and one with requests what it meant in version 9.
-Since version 11, some agents are of an older release, whose locks can't be fenced. Version 12 has deletions and suspensions.
-Version 13 has editions.
+`VERSION` counts the changes of what seeds mean, as for the lock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -96,12 +57,15 @@ from tests.simulation import scenario as lock
 from tests.simulation.faults import FaultPeriod, FaultProfile
 from tests.simulation.whole.connection import Lag
 
-VERSION = 13
+VERSION = 14
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
 FORGED = "forged/"
 """Begins the ids of forged events. Nothing else in a log contains it."""
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+"""The time of events that no simulated process publishes."""
 
 Amount: TypeAlias = Literal["fault-free", "usual", "hard"]
 """How many faults a run has."""

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
@@ -52,12 +51,11 @@ from lakewarden.events import (
 )
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.broker import Broker, Record
-from tests.simulation.whole.scenario import FORGED, STRANGER, TOPICS
+from tests.simulation.whole.scenario import AT, FORGED, STRANGER, TOPICS
 
 HUGE = 2**62
 FORBIDDEN = "gs://elsewhere/t"
 """A table that no agent serves."""
-AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Injector:
@@ -73,6 +71,9 @@ class Injector:
         self._chance = chance
         self._until = until
         self._count = 0
+
+    def on_record(self, record: Record) -> None:
+        """A record was written to a log."""
 
     def _publish(self, partition: int, table: str, value: bytes, delay: float = 0.0) -> None:
         where = TopicPartition(TOPICS.writers, partition)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
@@ -19,9 +18,8 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from lakewarden.events import PartitionTaken, encode, partition_name
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.broker import Broker, Record
-from tests.simulation.whole.scenario import TOPICS
+from tests.simulation.whole.scenario import AT, TOPICS
 
-AT = datetime(2026, 1, 1, tzinfo=UTC)
 NEWER = "newer"
 """The agent, and its term."""
 UNKNOWN = "of-a-newer-version"

@@ -1,7 +1,7 @@
 """Writers that don't use the gate, and watchers that report them (docs/decisions/0033).
 
 Such a writer begins when it wants, and commits by its table's own check alone. It reads no decision. What a watcher reports are
-the production events (`agent/watching/reports.py`). They are late, but in order. Some are published again, by a second watcher,
+the production events (`agent/watching/watcher.py`). They are late, but in order. Some are published again, by a second watcher,
 which is later still.
 
 | what happens | how often |
@@ -16,23 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from random import Random
 
 from aiokafka.structs import TopicPartition
 
 from lakewarden.agent.watching.follower import Seen
-from lakewarden.agent.watching.reports import reports
+from lakewarden.agent.watching.watcher import reports
 from lakewarden.events import CommitIntent, ConflictRule, Marker, Operation, WriterEventUnion, encode
 from lakewarden.handlers.hudi.watching import Alive, Completed, Ended, Opened, Touched
 from lakewarden.handlers.observations import ObservedCommit
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.broker import Broker
-from tests.simulation.whole.scenario import TOPICS
+from tests.simulation.whole.scenario import AT, TOPICS
 from tests.simulation.whole.table import Commit, LakeTable
 
-AT = datetime(2026, 1, 1, tzinfo=UTC)
 HEARTBEAT_SECONDS = 1.5
 """A watched writer is silent for long after three of these. Production has a minute."""
 REPORT_SECONDS = 0.4

@@ -1,6 +1,6 @@
 """The writers: drivers with their executors, with the rules of `spark_jobs/`.
 
-A transaction's state is the production state machine (`progress.py` with `grant_deadline.py`), and the events are the
+A transaction's state is the production state machine (`progress.py` with `grant.py`), and the events are the
 production events. The code around it is modelled here, because in production it consists of threads and Spark:
 
 | production | what is modelled |
@@ -262,7 +262,6 @@ class Driver:
                 self.job.done = True
 
     def draw_seconds(self, mean: float) -> float:
-        """Draw a duration."""
         return min(self.random.expovariate(1 / mean), 5 * mean)
 
     async def _batch(self, batch: int) -> None:
@@ -340,7 +339,6 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        """The name in the trace."""
         return self.id
 
     async def run(self) -> None:
@@ -435,8 +433,9 @@ class Attempt:
         assert base is not None
         if ordered:
             # Only numbers depend on it, so it is read as soon as the turn is known.
-            assert self._progress.turn is not None
-            self._number = base, self._progress.turn
+            assert self._progress.admitted is not None
+            assert self._progress.admitted.turn is not None
+            self._number = base, self._progress.admitted.turn
         began = self._node.timeline.now
         if many := self.driver.draw_many_markers(self.job.workload.operation):
             await self._touch(many, executors=False)
@@ -531,7 +530,7 @@ class Attempt:
                 began,
                 deadline,
                 self._number,
-                self._progress.edition,
+                self._edition,
             )
             await self._write(commit, after)
 
@@ -553,8 +552,12 @@ class Attempt:
             raise DriverFailed("the outcome of the publish is unknown")
         self._publish.version = found
 
+    @property
+    def _edition(self) -> str | None:
+        return None if self._progress.admitted is None else self._progress.admitted.edition
+
     def _look_up(self) -> int | None:
-        return self.job.table.look_up_batch(self.job.writer, self.batch, self._progress.edition)
+        return self.job.table.look_up_batch(self.job.writer, self.batch, self._edition)
 
     async def _query_table(self, query: Callable[[], T]) -> T:
         for _ in range(TABLE_TRIES):

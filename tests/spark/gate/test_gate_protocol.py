@@ -36,7 +36,7 @@ from lakewarden.spark_jobs import (
 )
 from lakewarden.spark_jobs.gate.observer import EMPTY
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import KafkaServer, administering
 from tests.spark.fake_agent import (
     PATIENCE_SECONDS,
     aborted,
@@ -575,16 +575,14 @@ def test_topics_with_different_numbers_of_partitions_are_refused(harness: Harnes
     gate = harness.gate()
     import asyncio
 
-    from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+    from aiokafka.admin import NewPartitions
 
     async def widen() -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=harness.kafka.bootstrap_servers)
-        await admin.start()
-        decisions = f"{harness.prefix}.decisions"
-        await admin.create_partitions({decisions: NewPartitions(4)})
-        while len((await admin.describe_topics([decisions]))[0]["partitions"]) < 4:
-            await asyncio.sleep(0.05)
-        await admin.close()
+        async with administering(harness.kafka.bootstrap_servers) as admin:
+            decisions = f"{harness.prefix}.decisions"
+            await admin.create_partitions({decisions: NewPartitions(4)})
+            while len((await admin.describe_topics([decisions]))[0]["partitions"]) < 4:
+                await asyncio.sleep(0.05)
 
     asyncio.run(widen())
     with (

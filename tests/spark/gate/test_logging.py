@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,33 @@ def abort_the_loser(event: WriterEventUnion, offset: int) -> list[DecisionEventU
     return grant_everything(event, offset)
 
 
-def run_driver(broker: EmbeddedKafka, prefix: str, *, configured: bool) -> tuple[str, str]:
-    """Run a driver that commits, is aborted, and loses Kafka. Returns its stdout and stderr."""
-    with Harness(KafkaServer(broker.bootstrap_servers, "its own"), prefix) as harness:
-        agent = harness.agent(abort_the_loser)
-        command = [sys.executable, "-c", DRIVER, broker.bootstrap_servers, prefix, str(configured)]
-        driver = subprocess.Popen(bound(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
+def run_drivers(broker: EmbeddedKafka, prefix: str, configured: list[bool]) -> list[tuple[str, str]]:
+    """Run drivers that commit, are aborted, and lose Kafka. Returns the stdout and stderr of each."""
+    drivers: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
+        agents = []
+        for each in configured:
+            own = f"{prefix}-{each}"
+            harness = stack.enter_context(Harness(KafkaServer(broker.bootstrap_servers, "its own"), own))
+            agents.append(harness.agent(abort_the_loser))
+            command = [sys.executable, "-c", DRIVER, broker.bootstrap_servers, own, str(each)]
+            driver = subprocess.Popen(
+                bound(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            stack.callback(driver.kill)
+            drivers.append(driver)
+        for agent in agents:
             agent.wait_for_events(
                 lambda event: event.writer == "cut-off" and event.type == "marker-created",
                 "a marker of the writer that is going to lose Kafka",
             )
-            os.kill(broker.pid or 0, signal.SIGSTOP)
-            stdout, stderr = driver.communicate(timeout=120)
+        os.kill(broker.pid or 0, signal.SIGSTOP)
+        try:
+            printed = [driver.communicate(timeout=120) for driver in drivers]
         finally:
             os.kill(broker.pid or 0, signal.SIGCONT)
-            driver.kill()
-    assert driver.returncode == 0, stderr
-    return stdout, stderr
+    assert [driver.returncode for driver in drivers] == [0] * len(drivers), printed
+    return printed
 
 
 def test_a_line_has_the_event_and_its_fields_as_text_and_on_the_record(
@@ -170,8 +180,7 @@ def test_a_step_is_one_sentence_at_info_and_has_its_fields_at_debug(
 @pytest.mark.real
 def test_a_driver_prints_nothing_until_it_configures_logging(topic_prefix: str, tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path / "kafka") as broker:
-        silent = run_driver(broker, f"{topic_prefix}-silent", configured=False)
-        stdout, stderr = run_driver(broker, f"{topic_prefix}-configured", configured=True)
+        silent, (stdout, stderr) = run_drivers(broker, topic_prefix, [False, True])
 
     assert silent == ("", "")
     assert stdout == ""

@@ -130,7 +130,7 @@ def test_of_two_drivers_that_wait_for_each_other_one_gives_way_and_is_retried(
     completed = sorted((step.writer, step.table) for step in steps if step.what == "completed")
     assert completed == sorted((writer, table_uri(table)) for writer in ("one", "other") for table in tables)
     reasons = [step.detail["reason"] for step in steps if step.what == "abandoned"]
-    assert any("it waits for writer" in each and "has open meanwhile: table=" in each for each in reasons)
+    assert any("it waits for writer" in each and "also has open: table=" in each for each in reasons)
 
 
 def test_an_abort_cancels_a_running_spark_job(

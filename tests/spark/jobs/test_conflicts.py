@@ -13,16 +13,14 @@ from typing import Any, Literal
 import pyarrow.dataset as ds
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from pydantic import BaseModel
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession, functions as f
 
 from lakewarden.events import ConflictDetected, ConflictEntry, encode
-from lakewarden.spark_jobs.jobs.conflicts import conflicts, missing_right
-from lakewarden.spark_jobs.jobs.schemas import struct_of
+from lakewarden.spark_jobs.jobs.conflicts import conflicts, missing_right, struct_of
 from lakewarden.spark_jobs.streaming.stopping import reason
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import KafkaServer, administering
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -115,10 +113,8 @@ def test_a_field_without_a_column_type_is_an_error_at_the_start() -> None:
 
 async def produce(server: KafkaServer, topic: str, *values: bytes, create: bool = False) -> None:
     if create:
-        admin = AIOKafkaAdminClient(bootstrap_servers=server.bootstrap_servers)
-        await admin.start()
-        await admin.create_topics([NewTopic(topic, 2, 1)])
-        await admin.close()
+        async with administering(server.bootstrap_servers) as admin:
+            await admin.create_topics([NewTopic(topic, 2, 1)])
     producer = AIOKafkaProducer(bootstrap_servers=server.bootstrap_servers)
     await producer.start()
     for value in values:

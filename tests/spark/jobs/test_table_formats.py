@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession, functions as f
 
 from lakewarden.events import encode
 from lakewarden.spark_jobs.jobs.conflicts import conflicts
@@ -108,7 +107,7 @@ def test_the_waste_of_a_conflict_is_shared_by_its_partitions(spark: SparkSession
 def test_the_programs_write_iceberg_tables_of_a_catalog(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """`make test-matrix` runs it with PySpark 4.0, which Iceberg was tried with."""
+    """`make test-matrix` runs it with the locked PySpark, for which Iceberg has a release."""
     catalog = [
         "spark.sql.catalog.ops=org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.ops.type=hadoop",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
-from hypothesis import HealthCheck, Phase, Verbosity, assume, given, settings
-from hypothesis import seed as seeded
+from hypothesis import HealthCheck, Phase, Verbosity, assume, given, seed as seeded, settings
 from pyspark.sql import SparkSession
+from pyspark.sql.types import _parse_datatype_string
 
+from tests.spark.formats import session_settings
 from tests.spark.rows.comparison import Finding, Unusable, compare
 from tests.spark.rows.generator import situations
-from tests.spark.rows.planted import planted
+from tests.spark.rows.planted import may_show, planted
 from tests.spark.rows.tables import Situation
 
 
@@ -30,6 +32,12 @@ def explore(
 
     `bug`: planted into the sink. A situation that also differs without it doesn't count.
     """
+
+    def can_show(situation: Situation) -> bool:
+        table: Any = _parse_datatype_string(situation.columns)
+        with session_settings(spark, dict(situation.settings)):
+            return bug is None or any(may_show(bug, spark.sql(sql), table) for sql in situation.batches)
+
     phases = [Phase.generate, *([Phase.shrink] if shrink else [])]
 
     @seeded(seed)
@@ -44,6 +52,7 @@ def explore(
     )
     @given(situation=situations(table_format, mode))
     def check(situation: Situation) -> None:
+        assume(can_show(situation))
         try:
             with planted(bug) if bug else nullcontext():
                 found = compare(spark, folder, situation, table_format, mode)
@@ -64,5 +73,5 @@ def explore(
 
 
 def described(table_format: str, mode: str, situation: Situation, found: Finding) -> str:
-    """Return a situation and what was found in it, for people."""
+    """Return a situation and what was found in it, as text."""
     return f"{table_format} {mode}: {found}\n{situation}"

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from hypothesis import strategies as st
 
+from tests.spark.rows.situations import MAPPED
 from tests.spark.rows.tables import Situation, quoted
 
 
@@ -344,21 +345,16 @@ def situations(draw: st.DrawFn, table_format: str, mode: str) -> Situation:
     )
 
 
-MAPPED = (
-    ("delta.columnMapping.mode", "name"),
-    ("delta.minReaderVersion", "2"),
-    ("delta.minWriterVersion", "5"),
-)
-
-
 @st.composite
 def _field(draw: st.DrawFn, table_format: str, column: Column) -> str:
     """Return a partition column, or a transform of it."""
-    transforms = {"timestamp": ("days", "hours", "months", "years"), "date": ("days", "months", "years")}
-    functions = transforms.get(str(column.kind), ())
-    if table_format != "iceberg" or not functions or not column.name.isalnum() or not column.name.isascii():
+    times = ("days({})", "months({})", "years({})", "bucket(3, {})")
+    texts = ("truncate(2, {})", "bucket(3, {})")
+    kinds = dict.fromkeys(("int", "bigint", "string", "decimal(9,2)", "binary"), texts)
+    functions = (kinds | {"timestamp": (*times, "hours({})"), "date": times}).get(str(column.kind), ())
+    if table_format != "iceberg" or not column.name.isalnum() or not column.name.isascii():
         return column.name
-    return draw(st.sampled_from([column.name, *(f"{function}({column.name})" for function in functions)]))
+    return draw(st.sampled_from([column.name, *(function.format(column.name) for function in functions)]))
 
 
 @st.composite

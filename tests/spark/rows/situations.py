@@ -38,9 +38,28 @@ def _rows(*rows: str, names: str) -> str:
     return f"SELECT * FROM VALUES {', '.join(f'({row})' for row in rows)} AS t({names})"  # noqa: S608 - it consists of its own texts
 
 
-def _one(column: str, *values: str) -> Situation:
+def _one(column: str, *values: str, **more: Any) -> Situation:
     """A column `v` of one type, and a batch for each value."""
-    return Situation(f"id bigint, v {column}", tuple(f"SELECT 1L id, {value} v" for value in values))
+    return Situation(f"id bigint, v {column}", tuple(f"SELECT 1L id, {value} v" for value in values), **more)
+
+
+def _keys(column: str, *values: str, **more: Any) -> Situation:
+    """A key of one type, and a batch for each value."""
+    batches = (f"SELECT {value} id, {number} n" for number, value in enumerate(values, 1))
+    return Situation(f"id {column}, n int", tuple(batches), **more)
+
+
+def _partitions(column: str, *values: str, **more: Any) -> Situation:
+    """A partition column `p` of one type, and a batch for each value."""
+    batches = (f"SELECT 1L id, {value} p, {number} n" for number, value in enumerate(values, 1))
+    return Situation(f"id bigint, p {column}, n int", tuple(batches), partitioned_by=("p",), **more)
+
+
+def _twice(columns: str, *rows: str, **more: Any) -> Situation:
+    """The rows in two batches, which differ in a further column, `n`."""
+    names = [column.split()[0] for column in columns.split(", ")]
+    batches = (_rows(*(f"{row}, {n}" for row in rows), names=", ".join([*names, "n"])) for n in (1, 2))
+    return Situation(f"{columns}, n int", tuple(batches), **more)
 
 
 VARIANTS = (
@@ -56,7 +75,8 @@ VARIANTS = (
                 _rows("5L, parse_json('1'), 6", "5L, parse_json('[2]'), 7", names="id, v, n"),
             ),
             order_by="n",
-            formats=("delta",),
+            formats=SPARK,
+            properties=(("format-version", "3"),),
         ),
     }
     if hasattr(t, "VariantType")
@@ -138,17 +158,11 @@ SITUATIONS: dict[str, Situation] = {
     ),
     # conversions
     "overflow of an int": _one("int", "3000000000L"),
-    "overflow of an int, ANSI off": Situation(
-        "id bigint, v int", ("SELECT 1L id, 3000000000L v",), settings=ANSI_OFF
-    ),
+    "overflow of an int, ANSI off": _one("int", "3000000000L", settings=ANSI_OFF),
     "text into int": _one("int", "'abc'"),
-    "text into int, ANSI off": Situation("id bigint, v int", ("SELECT 1L id, 'abc' v",), settings=ANSI_OFF),
-    "text into date, ANSI off": Situation(
-        "id bigint, v date", ("SELECT 1L id, '2026-13-45' v",), settings=ANSI_OFF
-    ),
-    "overflow of a decimal, ANSI off": Situation(
-        "id bigint, v decimal(5,2)", ("SELECT 1L id, 123456.7891BD v",), settings=ANSI_OFF
-    ),
+    "text into int, ANSI off": _one("int", "'abc'", settings=ANSI_OFF),
+    "text into date, ANSI off": _one("date", "'2026-13-45'", settings=ANSI_OFF),
+    "overflow of a decimal, ANSI off": _one("decimal(5,2)", "123456.7891BD", settings=ANSI_OFF),
     "overflow of a decimal": _one("decimal(5,2)", "123456.7891BD"),
     "a decimal is rounded": _one("decimal(5,2)", "1.005BD", "1.0049D", "1", "CAST(1.5 AS float)"),
     "double into int": _one("int", "1.9D", "-1.9D", "CAST('NaN' AS double)"),
@@ -168,6 +182,25 @@ SITUATIONS: dict[str, Situation] = {
     ),
     "binary into string": _one("string", "X'ff00fe'"),
     "string into binary": _one("binary", "'ä'"),
+    "intervals into string": _one(
+        "string",
+        "INTERVAL '1 02:03:04' DAY TO SECOND",
+        "INTERVAL '1-2' YEAR TO MONTH",
+        "make_interval(1, 2, 3)",
+    ),
+    "the hours of summer time": Situation(
+        "id bigint, a timestamp, b timestamp_ntz, c date",
+        (
+            _rows(
+                "1L, timestamp_ntz'2026-03-29 02:30:00', timestamp'2026-03-28 23:30:00 UTC', timestamp'2026-03-28 23:30:00 UTC'",
+                "2L, timestamp_ntz'2026-03-29 03:00:00', timestamp'2026-03-29 01:00:00 UTC', timestamp'2026-03-29 01:00:00 UTC'",
+                "3L, timestamp_ntz'2026-10-25 02:30:00', timestamp'2026-10-25 00:30:00 UTC', timestamp'2026-10-24 22:30:00 UTC'",
+                "4L, timestamp_ntz'2026-10-25 03:00:00', timestamp'2026-10-25 01:30:00 UTC', timestamp'2026-10-25 23:30:00 UTC'",
+                names="id, a, b, c",
+            ),
+        ),
+        settings=BERLIN,
+    ),
     "date into timestamp": Situation(
         "id bigint, a timestamp, b timestamp_ntz, c date, d timestamp",
         (
@@ -189,19 +222,21 @@ SITUATIONS: dict[str, Situation] = {
             "SELECT 2L id, named_struct('c', map('x', 'no date'), 'a', 1Y, 'b', array(1, 2)) n",
         ),
     ),
-    "LEGACY": Situation("id bigint, v int", ("SELECT 1L id, 'abc' v",), settings=LEGACY + ANSI_OFF),
-    "LEGACY overflow": Situation(
-        "id bigint, v int", ("SELECT 1L id, 3000000000L v",), settings=LEGACY + ANSI_OFF
+    "LEGACY": _one("int", "'abc'", settings=LEGACY + ANSI_OFF),
+    "LEGACY overflow": _one("int", "3000000000L", settings=LEGACY + ANSI_OFF),
+    "STRICT": Situation(
+        "id bigint, v int", ("SELECT 1L id, 1 v", "SELECT 2L id, 1L v", "SELECT 3L id"), settings=STRICT
     ),
-    "STRICT": Situation("id bigint, v int", ("SELECT 1L id, 1 v", "SELECT 2L id, 1L v"), settings=STRICT),
     "a NULL of no type": _one("int", "NULL"),
+    "no rows, of other columns": Situation(
+        "id bigint, v int NOT NULL",
+        tuple(f"SELECT {columns} WHERE false" for columns in ("1L id, '7' v", "1L id, 1 v, 2 w")),
+    ),
     # lengths and NOT NULL
     "VARCHAR": _one("varchar(3)", "'abc'", "'abc  '", "'abcd'"),
     "CHAR": _one("char(3)", "'a'", "'abcd'"),
     "VARCHAR in an array": _one("array<varchar(3)>", "array('abc')", "array('abcd')"),
-    "NOT NULL": Situation(
-        "id bigint, v int NOT NULL", ("SELECT 1L id, 1 v", "SELECT 1L id, CAST(NULL AS int) v")
-    ),
+    "NOT NULL": _one("int NOT NULL", "1", "CAST(NULL AS int)"),
     "NOT NULL, the column is missing": Situation("id bigint, v int NOT NULL", ("SELECT 1L id",)),
     "nested NOT NULL": Situation(
         "id bigint, n struct<a:int NOT NULL>",
@@ -281,6 +316,7 @@ SITUATIONS: dict[str, Situation] = {
         partitioned_by=("p",),
         modes=("upsert",),
     ),
+    "an order_by that the batch lacks": _keys("bigint", "1L", order_by="seen", modes=("upsert", "key")),
     "a repeated key": Situation(
         "id bigint, n int, a string",
         (_rows("1L, 1, 'z'", "1L, 2, 'y'", "2L, 1, 'a'", names="id, n, a"),),
@@ -300,66 +336,72 @@ SITUATIONS: dict[str, Situation] = {
         ),
         modes=("upsert",),
     ),
-    "a key that is converted": Situation(
-        "id bigint, n int",
-        ("SELECT 1L id, 1 n", "SELECT 1 id, 2 n", "SELECT 1.0D id, 3 n", "SELECT 1.5D id, 4 n"),
-    ),
-    "a text as a key": Situation(
-        "id string, n int", ("SELECT '1' id, 1 n", "SELECT 1 id, 2 n", "SELECT '01' id, 3 n")
-    ),
-    "a struct as a key": Situation(
-        "id struct<a:int,b:string>, n int",
-        (
-            "SELECT named_struct('a', 1, 'b', 'x') id, 1 n",
-            "SELECT named_struct('a', 1, 'b', 'x') id, 2 n",
-        ),
+    "a key that is converted": _keys("bigint", "1L", "1", "1.0D", "1.5D"),
+    "a text as a key": _keys("string", "'1'", "1", "'01'"),
+    "a struct as a key": _keys(
+        "struct<a:int,b:string>",
+        "named_struct('a', 1, 'b', 'x')",
+        "named_struct('a', 1, 'b', 'x')",
         modes=("upsert",),
     ),
-    "a decimal as a key": Situation(
-        "id decimal(9,2), n int", ("SELECT 1.50BD id, 1 n", "SELECT 1.5BD id, 2 n", "SELECT 2BD id, 3 n")
+    "a decimal as a key": _keys("decimal(9,2)", "1.50BD", "1.5BD", "2BD"),
+    "a date as a key": _keys("date", "date'2026-01-01'", "timestamp'2026-01-01 05:00:00'"),
+    "a binary as a key": _keys("binary", "X'01ff'", "X'01ff'"),
+    "an instant as a key": _keys(
+        "timestamp",
+        "timestamp'2026-01-01 00:00:00 UTC'",
+        "timestamp'2026-01-01 01:00:00 Europe/Berlin'",
+        settings=BERLIN,
     ),
-    "a date as a key": Situation(
-        "id date, n int", ("SELECT date'2026-01-01' id, 1 n", "SELECT timestamp'2026-01-01 05:00:00' id, 2 n")
-    ),
-    "a binary as a key": Situation("id binary, n int", ("SELECT X'01ff' id, 1 n", "SELECT X'01ff' id, 2 n")),
-    "an instant as a key": Situation(
+    "a key in the hours of summer time": Situation(
         "id timestamp, n int",
         (
-            "SELECT timestamp'2026-01-01 00:00:00 UTC' id, 1 n",
-            "SELECT timestamp'2026-01-01 01:00:00 Europe/Berlin' id, 2 n",
+            _rows(
+                "timestamp'2026-10-25 00:30:00 UTC', 1",
+                "timestamp'2026-10-25 01:30:00 UTC', 2",
+                names="id, n",
+            ),
+            _rows(
+                "timestamp_ntz'2026-10-25 02:30:00', 3",
+                "timestamp_ntz'2026-03-29 02:30:00', 4",
+                names="id, n",
+            ),
+            "SELECT timestamp'2026-03-29 01:30:00 UTC' id, 5 n",
         ),
         settings=BERLIN,
     ),
+    "a text that is no UTF-8 as a key": _keys(
+        "string", *(f"CAST(X'{start}61' AS string)" for start in ("ff", "ff", "fe")), formats=SPARK
+    ),
     # partitions
-    "texts as partitions": Situation(
-        "id bigint, p string, n int",
-        tuple(
-            _rows(
-                *(
-                    f"1L, {p}, {n}"
-                    for p in (
-                        "''",
-                        "' '",
-                        "NULL",
-                        "'a b/c=d%\"'",
-                        "'x:y*z{[]}^#?'",
-                        "'\u00e9'",
-                        "'e\u0301'",
-                        "'50%'",
-                        "'%20'",
-                    )
-                ),
-                names="id, p, n",
+    "texts that are no UTF-8 as partitions": _twice(
+        "id bigint, p string",
+        *(f"{number}L, CAST(X'{start}61' AS string)" for number, start in enumerate(("ff", "fe", "efbfbd"))),
+        partitioned_by=("p",),
+        formats=SPARK,  # Python, and so pypaimon, has no such texts
+    ),
+    "binary for a text as a partition": _partitions(
+        "string", "X'ff61'", "X'ff61'", "X'efbfbd61'", formats=SPARK
+    ),
+    "texts as partitions": _twice(
+        "id bigint, p string",
+        *(
+            f"1L, {p}"
+            for p in (
+                "''",
+                "' '",
+                "NULL",
+                "'a b/c=d%\"'",
+                "'x:y*z{[]}^#?'",
+                "'\u00e9'",
+                "'e\u0301'",
+                "'50%'",
+                "'%20'",
             )
-            for n in (1, 2)
         ),
         partitioned_by=("p",),
     ),
-    "an empty text as a partition": Situation(
-        "id bigint, p string, n int",
-        ("SELECT 1L id, '' p, 1 n", "SELECT 1L id, '' p, 2 n", "SELECT 1L id, '' p, 3 n"),
-        partitioned_by=("p",),
-    ),
+    "an empty text as a partition": _partitions("string", "''", "''", "''"),
     "a blank and NULL as partitions": Situation(
         "id bigint, p string, n int",
         (
@@ -369,56 +411,26 @@ SITUATIONS: dict[str, Situation] = {
         ),
         partitioned_by=("p",),
     ),
-    "dates as partitions": Situation(
-        "id bigint, p date, n int",
-        tuple(
-            _rows(
-                *(
-                    f"1L, {p}, {n}"
-                    for p in ("date'0001-01-01'", "date'1500-02-28'", "date'9999-12-31'", "NULL")
-                ),
-                names="id, p, n",
-            )
-            for n in (1, 2)
-        ),
+    "dates as partitions": _twice(
+        "id bigint, p date",
+        *(f"1L, {p}" for p in ("date'0001-01-01'", "date'1500-02-28'", "date'9999-12-31'", "NULL")),
         partitioned_by=("p",),
     ),
-    "a far date as a partition": Situation(
-        "id bigint, p date, n int",
-        ("SELECT 1L id, date'+12000-06-01' p, 1 n", "SELECT 1L id, date'+12000-06-01' p, 2 n"),
-        partitioned_by=("p",),
-    ),
-    "a text for a date as a partition, ANSI off": Situation(
-        "id bigint, p date, n int",
-        ("SELECT 1L id, '2026-13-45' p, 1 n",),
-        partitioned_by=("p",),
-        settings=ANSI_OFF,
-    ),
-    "booleans and decimals as partitions": Situation(
-        "id bigint, p boolean, q decimal(9,2), n int",
-        tuple(
-            _rows(
-                f"1L, true, 1.50BD, {n}",
-                f"1L, false, -0.05BD, {n}",
-                f"1L, NULL, NULL, {n}",
-                names="id, p, q, n",
-            )
-            for n in (1, 2)
-        ),
+    "a far date as a partition": _partitions("date", "date'+12000-06-01'", "date'+12000-06-01'"),
+    "a text for a date as a partition, ANSI off": _partitions("date", "'2026-13-45'", settings=ANSI_OFF),
+    "booleans and decimals as partitions": _twice(
+        "id bigint, p boolean, q decimal(38,10)",
+        "1L, true, 1.50BD",
+        "1L, false, -0.05BD",
+        "1L, true, 1E-10BD",
+        f"1L, false, -{28 * '9'}.9999999999BD",
+        "1L, NULL, NULL",
         partitioned_by=("p", "q"),
+        settings=ANSI_ON,
     ),
-    "doubles as partitions": Situation(
-        "id bigint, p double, n int",
-        tuple(
-            _rows(
-                *(
-                    f"1L, CAST({p} AS double), {n}"
-                    for p in ("'NaN'", "'-0.0'", "'Infinity'", "NULL", "'1.5'")
-                ),
-                names="id, p, n",
-            )
-            for n in (1, 2)
-        ),
+    "doubles as partitions": _twice(
+        "id bigint, p double",
+        *(f"1L, CAST({p} AS double)" for p in ("'NaN'", "'-0.0'", "'Infinity'", "NULL", "'1.5'")),
         partitioned_by=("p",),
     ),
     "both zeros as partitions": Situation(
@@ -430,60 +442,42 @@ SITUATIONS: dict[str, Situation] = {
         ),
         partitioned_by=("p",),
     ),
-    "timestamps as partitions": Situation(
-        "id bigint, p timestamp, n int",
-        (
-            "SELECT 1L id, timestamp'2026-10-25 02:30:00.5' p, 1 n",
-            "SELECT 1L id, timestamp'2026-10-25 02:30:00.5' p, 2 n",
-            "SELECT 1L id, timestamp'1800-01-01 00:00:00' p, 1 n",
-        ),
-        partitioned_by=("p",),
+    "timestamps as partitions": _partitions(
+        "timestamp",
+        "timestamp'2026-10-25 02:30:00.5'",
+        "timestamp'2026-10-25 02:30:00.5'",
+        "timestamp'1800-01-01 00:00:00'",
         settings=BERLIN,
     ),
-    "local timestamps as partitions": Situation(
-        "id bigint, p timestamp_ntz, n int",
-        (
-            "SELECT 1L id, timestamp_ntz'2026-10-25 02:30:00.5' p, 1 n",
-            "SELECT 1L id, timestamp_ntz'2026-10-25 02:30:00.5' p, 2 n",
-        ),
-        partitioned_by=("p",),
+    "local timestamps as partitions": _partitions(
+        "timestamp_ntz",
+        "timestamp_ntz'2026-10-25 02:30:00.5'",
+        "timestamp_ntz'2026-10-25 02:30:00.5'",
         settings=BERLIN,
     ),
-    "moments of all times as partitions": Situation(
-        "id bigint, p timestamp, q timestamp_ntz, n int",
-        tuple(
-            _rows(
-                *(
-                    f"{number}L, timestamp'{moment} UTC', timestamp_ntz'{moment}', {n}"
-                    for number, moment in enumerate(
-                        (
-                            "1970-01-01 00:00:00",
-                            "2026-01-02 03:04:00",
-                            "2026-01-02 03:04:05.000001",
-                            "0001-01-02 00:00:00.1",
-                            "9999-12-31 23:59:59.999999",
-                        )
-                    )
-                ),
-                "9L, NULL, NULL, 1",
-                names="id, p, q, n",
+    "moments of all times as partitions": _twice(
+        "id bigint, p timestamp, q timestamp_ntz",
+        *(
+            f"{number}L, timestamp'{moment} UTC', timestamp_ntz'{moment}'"
+            for number, moment in enumerate(
+                (
+                    "1970-01-01 00:00:00",
+                    "2026-01-02 03:04:00",
+                    "2026-01-02 03:04:05.000001",
+                    "0001-01-02 00:00:00.1",
+                    "9999-12-31 23:59:59.999999",
+                )
             )
-            for n in (1, 2)
         ),
+        "9L, NULL, NULL",
         partitioned_by=("p", "q"),
         settings=UTC,
         formats=SPARK,
     ),
-    "far instants as partitions": Situation(
-        "id bigint, p timestamp, q timestamp_ntz, n int",
-        tuple(
-            _rows(
-                f"1L, timestamp'-0001-03-01 12:00:00 UTC', timestamp_ntz'-0001-03-01 12:00:00', {n}",
-                f"2L, timestamp'+12000-06-01 01:02:03 UTC', timestamp_ntz'+12000-06-01 01:02:03', {n}",
-                names="id, p, q, n",
-            )
-            for n in (1, 2)
-        ),
+    "far instants as partitions": _twice(
+        "id bigint, p timestamp, q timestamp_ntz",
+        "1L, timestamp'-0001-03-01 12:00:00 UTC', timestamp_ntz'-0001-03-01 12:00:00'",
+        "2L, timestamp'+12000-06-01 01:02:03 UTC', timestamp_ntz'+12000-06-01 01:02:03'",
         partitioned_by=("p", "q"),
         settings=BERLIN,
         formats=("iceberg",),
@@ -498,19 +492,11 @@ SITUATIONS: dict[str, Situation] = {
         settings=BERLIN,
         formats=("iceberg",),
     ),
-    "floats as partitions": Situation(
-        "id bigint, p float, q double, n int",
-        tuple(
-            _rows(
-                *(
-                    f"{number}L, CAST('{p}' AS float), CAST('{p}' AS double), {n}"
-                    for number, p in enumerate(
-                        ("NaN", "1.1", "-Infinity", "1.0E10", "0.001", "9.5E-4", "16777217")
-                    )
-                ),
-                names="id, p, q, n",
-            )
-            for n in (1, 2)
+    "floats as partitions": _twice(
+        "id bigint, p float, q double",
+        *(
+            f"{number}L, CAST('{p}' AS float), CAST('{p}' AS double)"
+            for number, p in enumerate(("NaN", "1.1", "-Infinity", "1.0E10", "0.001", "9.5E-4", "16777217"))
         ),
         partitioned_by=("p", "q"),
         formats=SPARK,
@@ -521,12 +507,8 @@ SITUATIONS: dict[str, Situation] = {
         partitioned_by=("p", "q"),
         formats=SPARK,
     ),
-    "a date for an instant as a partition": Situation(
-        "id bigint, p timestamp, n int",
-        ("SELECT 1L id, date'2026-01-02' p, 1 n", "SELECT 1L id, timestamp_ntz'2026-01-02 00:00:00' p, 2 n"),
-        partitioned_by=("p",),
-        settings=UTC,
-        formats=SPARK,
+    "a date for an instant as a partition": _partitions(
+        "timestamp", "date'2026-01-02'", "timestamp_ntz'2026-01-02 00:00:00'", settings=UTC, formats=SPARK
     ),
     "an empty binary as a partition": Situation(
         "id bigint, p binary, n int",
@@ -534,69 +516,38 @@ SITUATIONS: dict[str, Situation] = {
         partitioned_by=("p",),
         formats=("iceberg",),
     ),
-    "binary as partitions": Situation(
-        "id bigint, p binary, n int",
-        ("SELECT 1L id, X'6162' p, 1 n", "SELECT 1L id, X'6162' p, 2 n", "SELECT 1L id, X'ff00' p, 1 n"),
-        partitioned_by=("p",),
-    ),
-    "a partition that is converted": Situation(
-        "id bigint, p int, n int",
-        (
-            "SELECT 1L id, 3 p, 1 n",
-            "SELECT 1L id, 3L p, 2 n",
-            "SELECT 1L id, 3.0D p, 3 n",
-            "SELECT 1L id, '03' p, 4 n",
-        ),
-        partitioned_by=("p",),
-    ),
+    "binary as partitions": _partitions("binary", "X'6162'", "X'6162'", "X'ff00'"),
+    "a partition that is converted": _partitions("int", "3", "3L", "3.0D", "'03'"),
     "a partition column with another case": Situation(
         "id bigint, p int, n int", ("SELECT 1L id, 3 P, 1 n", "SELECT 1L id, 3 P, 2 n"), partitioned_by=("p",)
     ),
-    "VARCHAR as a partition": Situation(
-        "id bigint, p varchar(3), n int",
-        ("SELECT 1L id, 'abc' p, 1 n", "SELECT 1L id, 'abcd' p, 2 n"),
-        partitioned_by=("p",),
-    ),
-    "transforms": Situation(
-        "id bigint, at timestamp, name string, n int",
-        tuple(
-            _rows(
-                f"1L, timestamp'2026-01-01 23:30:00 Europe/Berlin', 'abcdef', {n}",
-                f"2L, timestamp'1960-01-01 00:00:00 UTC', 'a b', {n}",
-                f"3L, NULL, NULL, {n}",
-                names="id, at, name, n",
-            )
-            for n in (1, 2)
-        ),
+    "VARCHAR as a partition": _partitions("varchar(3)", "'abc'", "'abcd'"),
+    "transforms": _twice(
+        "id bigint, at timestamp, name string",
+        "1L, timestamp'2026-01-01 23:30:00 Europe/Berlin', 'abcdef'",
+        "2L, timestamp'1960-01-01 00:00:00 UTC', 'a b'",
+        "3L, NULL, NULL",
         partitioned_by=("days(at)", "truncate(3, name)", "bucket(4, id)"),
         settings=BERLIN,
         formats=("iceberg",),
     ),
-    "hours": Situation(
-        "id bigint, at timestamp, n int",
-        tuple(
-            _rows(
-                f"1L, timestamp'1950-01-01 23:30:00 UTC', {n}",
-                f"2L, timestamp'+10000-01-01 00:00:00 UTC', {n}",
-                names="id, at, n",
-            )
-            for n in (1, 2)
-        ),
+    "hours": _twice(
+        "id bigint, at timestamp",
+        "1L, timestamp'1950-01-01 23:30:00 UTC'",
+        "2L, timestamp'+10000-01-01 00:00:00 UTC'",
         partitioned_by=("hours(at)",),
         formats=("iceberg",),
     ),
-    "years": Situation(
-        "id bigint, at date, n int",
-        tuple(
-            _rows(f"1L, date'1950-01-01', {n}", f"2L, date'0001-01-01', {n}", names="id, at, n")
-            for n in (1, 2)
-        ),
+    "years": _twice(
+        "id bigint, at date",
+        "1L, date'1950-01-01'",
+        "2L, date'0001-01-01'",
         partitioned_by=("years(at)",),
         formats=("iceberg",),
     ),
-    "months": Situation(
-        "id bigint, at timestamp_ntz, n int",
-        tuple(_rows(f"1L, timestamp_ntz'1950-12-31 23:30:00', {n}", names="id, at, n") for n in (1, 2)),
+    "months": _twice(
+        "id bigint, at timestamp_ntz",
+        "1L, timestamp_ntz'1950-12-31 23:30:00'",
         partitioned_by=("months(at)",),
         formats=("iceberg",),
     ),
@@ -645,6 +596,62 @@ SITUATIONS: dict[str, Situation] = {
         ),
         formats=("iceberg",),
     ),
+    "a column is dropped, and is there again": Situation(
+        "id bigint, a int, n struct<x:int,y:int>",
+        (
+            "SELECT 1L id, 1 a, named_struct('x', 1, 'y', 2) n",
+            "ALTER TABLE {table} DROP COLUMN a",
+            "ALTER TABLE {table} DROP COLUMN n.x",
+            "SELECT 1L id, 2 a, named_struct('y', 3) n",
+            "SELECT 1L id, named_struct('y', 3) n",
+            "ALTER TABLE {table} ADD COLUMN a string",
+            "SELECT 1L id, named_struct('y', 4) n",
+            "SELECT 2L id, 'p' a, named_struct('y', 4) n",
+        ),
+        properties=MAPPED,
+        formats=SPARK,
+    ),
+    "columns swap their names": Situation(
+        "id bigint, a int, b int",
+        (
+            "SELECT 1L id, 1 a, 2 b",
+            "ALTER TABLE {table} RENAME COLUMN a TO other",
+            "ALTER TABLE {table} RENAME COLUMN b TO a",
+            "ALTER TABLE {table} RENAME COLUMN other TO b",
+            "SELECT 1L id, 3 a",
+            "SELECT 2L id, 1 a, 3 b",
+        ),
+        properties=MAPPED,
+        formats=SPARK,
+    ),
+    "a key, a partition and others get wider": Situation(
+        "id int, p int, n struct<f:float>, d decimal(5,2)",
+        (
+            "SELECT 1 id, 1 p, named_struct('f', 1.5F) n, 1.5BD d",
+            *(f"ALTER TABLE {{table}} ALTER COLUMN {name} TYPE bigint" for name in ("id", "p")),
+            "ALTER TABLE {table} ALTER COLUMN n.f TYPE double",
+            "ALTER TABLE {table} ALTER COLUMN d TYPE decimal(10,2)",
+            "SELECT 1 id, 1L p, named_struct('f', 1.5F) n, 1.5BD d",
+            "SELECT 3000000000L id, 3000000000L p, named_struct('f', 0.1D) n, 12345678.5BD d",
+        ),
+        partitioned_by=("p",),
+        properties=(("delta.enableTypeWidening", "true"),),
+        formats=SPARK,
+    ),
+    **{
+        f"a partition field is dropped, version {version}": Situation(
+            "id bigint, p int, q string",
+            (
+                "SELECT 1L id, 1 p, 'a' q",
+                "ALTER TABLE {table} DROP PARTITION FIELD p",
+                "SELECT 1L id, 1 p, 'a' q",
+            ),
+            partitioned_by=("p", "q"),
+            properties=(("format-version", version),),
+            formats=("iceberg",),
+        )
+        for version in "12"
+    },
     # of one format
     "a default": Situation(
         "id bigint, v int DEFAULT 7",
@@ -760,22 +767,9 @@ SITUATIONS: dict[str, Situation] = {
         ),
         formats=SPARK,
     ),
-    "CHAR as a key": Situation(
-        "id char(3), n int",
-        ("SELECT 'a' id, 1 n", "SELECT 'a  ' id, 2 n", "SELECT 'a' id, 3 n", "SELECT 'abcd' id, 4 n"),
-        formats=SPARK,
-    ),
-    "VARCHAR as a key": Situation(
-        "id varchar(3), n int",
-        ("SELECT 'a' id, 1 n", "SELECT 'a' id, 2 n", "SELECT 'abcd' id, 3 n", "SELECT 'abc  ' id, 4 n"),
-        formats=SPARK,
-    ),
-    "CHAR as a partition": Situation(
-        "id bigint, p char(3), n int",
-        ("SELECT 1L id, 'a' p, 1 n", "SELECT 1L id, 'a  ' p, 2 n", "SELECT 1L id, 'abcd' p, 3 n"),
-        partitioned_by=("p",),
-        formats=SPARK,
-    ),
+    "CHAR as a key": _keys("char(3)", "'a'", "'a  '", "'a'", "'abcd'", formats=SPARK),
+    "VARCHAR as a key": _keys("varchar(3)", "'a'", "'a'", "'abcd'", "'abc  '", formats=SPARK),
+    "CHAR as a partition": _partitions("char(3)", "'a'", "'a  '", "'abcd'", formats=SPARK),
     "local timestamps": Situation(
         "id timestamp_ntz, a array<timestamp_ntz>, n int",
         (

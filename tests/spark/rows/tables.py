@@ -25,13 +25,16 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as t
+from pyspark.sql import DataFrame, SparkSession, types as t
 from pyspark.sql.types import _parse_datatype_string
 
 from lakewarden.handlers.delta.log import layout_of
 from lakewarden.handlers.iceberg.metadata import foreign_snapshot, manifests_of, read_metadata
 from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, PaimonSink, Sink
+from lakewarden.spark_jobs.sinks.assignment import DEFAULT
+from lakewarden.spark_jobs.sinks.iceberg.table import VOID
+from lakewarden.spark_jobs.sinks.java import elements, java_type
+from lakewarden.spark_jobs.sinks.merge import has_order
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
 from tests.spark.rows.values import Rows, counted, difference, file_rows
 
@@ -153,7 +156,7 @@ class Tables:
         """Return the greatest row of each key, by `order_by` and then by all columns. `identity` is SQL of a row `s`."""
         columns = ", ".join(map(quoted, rows.columns))
         order = [self.situation.order_by] if self.situation.order_by else []
-        order += [quoted(name) for name, kind in rows.dtypes if "map<" not in kind and "variant" not in kind]
+        order += [quoted(field.name) for field in rows.schema.fields if has_order(field.dataType)]
         with view(rows) as every:
             return self.spark.sql(
                 f"SELECT {columns} FROM (SELECT *, row_number() OVER (PARTITION BY {', '.join(identity)} "
@@ -239,9 +242,14 @@ class DeltaTables(Tables):
                 if kind == "add":
                     assert not action.get("deletionVector"), action
                     live[action["path"]] = action["partitionValues"]
+        names = self._names(table)
+        files = ((values, file_rows(_decoded(self.folder / table, path))) for path, values in live.items())
         return counted(
-            (json.dumps(list(values.values())), file_rows(_decoded(self.folder / table, path)))
-            for path, values in live.items()
+            (
+                json.dumps(list(values.values())),
+                rows.rename_columns([names.get(each, each) for each in rows.column_names]),
+            )
+            for values, rows in files
         )
 
     def changed(self) -> set[str]:
@@ -260,22 +268,29 @@ class DeltaTables(Tables):
 
     def _spelled(self, values: dict[str, str | None]) -> str:
         """Return the partition as Spark's own function spells its folder."""
-        utilities = self.spark._jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils  # type: ignore[union-attr]
-        actions = [action for commit in self._log("sink") for kind, action in commit if kind == "metaData"]
-        fields = {
-            each["name"]: each["metadata"] for each in json.loads(actions[-1]["schemaString"])["fields"]
-        }
+        utilities = java_type(self.spark, "org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils")
+        stored = {name: physical for physical, name in self._names("sink").items()}
         return "/".join(
-            utilities.getPartitionPathString(
-                name, values.get(fields[name].get("delta.columnMapping.physicalName", name))
-            )
-            for name in actions[-1]["partitionColumns"]
+            utilities.getPartitionPathString(name, values.get(stored[name]))
+            for name in self._metadata("sink")["partitionColumns"]
         )
+
+    def _names(self, table: str) -> dict[str, str]:
+        """Return the columns' names by their names in files, which Delta invents for each table that maps them."""
+        fields = json.loads(self._metadata(table)["schemaString"])["fields"]
+        physical = "delta.columnMapping.physicalName"
+        return {each["metadata"].get(physical, each["name"]): each["name"] for each in fields}
+
+    def _metadata(self, table: str) -> dict[str, Any]:
+        found: list[dict[str, Any]] = [
+            action for commit in self._log(table) for kind, action in commit if kind == "metaData"
+        ]
+        return found[-1]
 
     def _log(self, table: str) -> list[list[tuple[str, Any]]]:
         files = sorted((self.folder / table / "_delta_log").glob("*.json"))
         return [
-            [item for line in file.read_text().splitlines() for item in json.loads(line).items()]
+            [item for line in file.read_bytes().splitlines() for item in json.loads(line).items()]
             for file in files
         ]
 
@@ -316,11 +331,12 @@ class IcebergTables(Tables):
         self._write(batch, self._names["native"])
 
     def _all_columns(self, batch: DataFrame) -> DataFrame:
-        """Columns that the batch lacks are NULL, as in Delta, in a MERGE, and in INSERT with a list of columns."""
+        """Columns that the batch lacks and that have no default are NULL, as in a MERGE and in INSERT with a list of columns."""
         sensitive = self.spark.conf.get("spark.sql.caseSensitive") == "true"
         given = {name if sensitive else name.lower() for name in batch.columns}
         for column in self.spark.table(self._names["native"]).schema.fields:
-            if (column.name if sensitive else column.name.lower()) not in given:
+            known = (column.name if sensitive else column.name.lower()) in given
+            if not known and DEFAULT not in column.metadata:
                 batch = batch.selectExpr(
                     "*", f"CAST(NULL AS {column.dataType.simpleString()}) AS {quoted(column.name)}"
                 )
@@ -331,6 +347,12 @@ class IcebergTables(Tables):
             self.spark.sql(statement.format(table=name))
 
     def rows(self, table: str) -> Rows:
+        """Iceberg reads a column that is a partition field from the metadata, where a text that is no UTF-8 has other bytes."""
+        if "variant" in self.situation.columns:  # pyarrow can't read its annotation
+            texts = self.spark.table(self._names[table]).selectExpr(
+                "to_json(struct(*))", "schema_of_variant(v)"
+            )
+            return Rows((str(kind), str(text)) for text, kind in texts.collect())
         found = []
         java = self._load(table)
         tasks = java.newScan().planFiles()
@@ -338,7 +360,11 @@ class IcebergTables(Tables):
             iterator = tasks.iterator()
             while iterator.hasNext():
                 file = iterator.next().file()
-                found.append((self._path(java, file), file_rows(str(file.path()).removeprefix("file:"))))
+                rows = file_rows(str(file.path()).removeprefix("file:"))
+                identities = java.specs().get(file.specId()).identitySourceIds()
+                names = {java.schema().findColumnName(each) for each in identities}
+                rows = rows.drop_columns([*names.intersection(rows.column_names)])
+                found.append((self._path(java, file), rows))
         finally:
             tasks.close()
         return counted(found)
@@ -368,10 +394,14 @@ class IcebergTables(Tables):
         return {marker.partition for marker in found.markers} if found else set()
 
     def _path(self, java: Any, file: Any) -> str:
-        return str(java.specs().get(file.specId()).partitionToPath(file.partition()))
+        """Return the partition without the fields that tables of version 1 keep, as `void`, when they are dropped."""
+        spec = java.specs().get(file.specId())
+        parts = str(spec.partitionToPath(file.partition())).split("/")
+        dropped = [field.transform().toString() == VOID for field in elements(spec.fields())] or [False]
+        return "/".join(part for part, void in zip(parts, dropped, strict=True) if not void)
 
     def _load(self, table: str) -> Any:
-        utilities = self.spark._jvm.org.apache.iceberg.spark.Spark3Util  # type: ignore[union-attr]
+        utilities = java_type(self.spark, "org.apache.iceberg.spark.Spark3Util")
         java = utilities.loadIcebergTable(self.spark._jsparkSession, self._names[table])
         java.refresh()
         return java

@@ -115,3 +115,15 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_it(
 
     with pytest.raises(ValueError, match=said), naming_values(rows, columns, TABLE):
         assigned(rows, columns, TABLE).collect()
+
+
+def test_a_text_that_python_has_not_is_an_error_that_names_its_column(session: SparkSession) -> None:
+    rows = session.sql("SELECT 'a' AS a, CAST(X'ff61' AS string) AS `b c`")
+
+    with (
+        pytest.raises(
+            ValueError, match=f"column 'b c' has a text that is no UTF-8, X'FF61'.*; table={TABLE}"
+        ),
+        naming_values(rows, rows.schema, TABLE),
+    ):
+        rows.mapInArrow(lambda each: (batch for batch in each if batch.to_pylist()), rows.schema).collect()

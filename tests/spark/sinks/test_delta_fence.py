@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.agent.locks.posix_session import posix_session_members
 from lakewarden.spark_jobs.sinks.delta.fence import LOG_STORE
 from tests.kafka_fixture import KafkaServer
+from tests.posix_session import posix_session_members
 from tests.processes import running_agent
 from tests.servers.java_classes import HADOOP_VERSION, s3a_jars
 from tests.servers.proxy import Cut, Proxy, Refusal, Request

@@ -157,12 +157,28 @@ def test_a_stranger_that_rewrites_the_files_or_adds_a_column_before_the_commit_i
 
 
 NEW_TABLE = "(day int, id long, extra int, state string) USING delta PARTITIONED BY (id)"
+UNCHECKED = "spark.databricks.delta.retentionDurationCheck.enabled"
+LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+"""10,000 by default, which takes VACUUM more than a minute."""
+
 CHANGES = {
     "replaced": ([f"CREATE OR REPLACE TABLE NAMED_ {NEW_TABLE}"], "bypasses the gate committed", ()),
     "created": (["DELETE_", f"CREATE TABLE TABLE_ {NEW_TABLE}"], "dropped and created again", ()),
     "restored": (["RESTORE TABLE TABLE_ TO VERSION AS OF 1"], "bypasses the gate committed", (5,)),
     "renamed": (
         ["ALTER TABLE TABLE_ RENAME COLUMN note TO remark"],
+        "bypasses the gate committed",
+        (1, 2, 5),
+    ),
+    "vacuumed": (
+        [
+            "OPTIMIZE TABLE_",
+            f"SET {UNCHECKED}=false",
+            f"SET {LISTING_TASKS}=2",
+            "VACUUM TABLE_ RETAIN 0 HOURS",
+            f"RESET {LISTING_TASKS}",
+            f"RESET {UNCHECKED}",
+        ],
         "bypasses the gate committed",
         (1, 2, 5),
     ),
@@ -180,6 +196,7 @@ CHANGES = {
         pytest.param("append", "restored", marks=pytest.mark.wide),
         pytest.param("overwrite", "restored", marks=pytest.mark.matrix),
         pytest.param("upsert", "renamed", marks=pytest.mark.matrix),
+        pytest.param("upsert", "vacuumed", marks=pytest.mark.wide),
     ],
 )
 def test_what_was_computed_for_a_table_that_changes_meanwhile_is_computed_again(
@@ -427,7 +444,7 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
     try:
         for kind, message in (
             ("binary", "type 'binary', which has no single spelling; partition by one of .*; table="),
-            ("timestamp", "'p' of type timestamp has no single spelling: .*timeZone=UTC.*; table="),
+            ("timestamp", "'p' of type timestamp has no single spelling; .*timeZone=UTC.*; table="),
         ):
             table = f"{tmp_path}/{kind}"
             spark.sql(f"CREATE TABLE delta.`{table}` (p {kind}, id long) USING delta PARTITIONED BY (p)")

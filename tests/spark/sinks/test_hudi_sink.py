@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,18 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.spark_jobs import GateError, HudiSink, Transaction, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
+from lakewarden.spark_jobs.sinks.hudi.options import ORDERING
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from lakewarden.spark_jobs.sinks.releases import HUDI
 from tests.spark.fake_agent import grant_everything, granted
+from tests.spark.formats import HUDI_TABLE_VERSION
 from tests.spark.harness import Harness
-from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of
+from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of, timeline_of
 from tests.spark.sinks.test_contract import At
 
 pytestmark = [pytest.mark.real]
@@ -227,7 +231,7 @@ def test_a_jvm_that_is_suspended_in_its_commit_beyond_the_lease_leaves_the_batch
 def _await_the_temporary_file(table: Path, until: float) -> None:
     """Wait until Hudi writes the completed instant under its temporary name, without a pause: it takes milliseconds."""
     while time.monotonic() < until:
-        if any((table / ".hoodie" / "timeline").glob("[0-9]*_*.commit.*-*")):
+        if any(timeline_of(table).glob(f"[0-9]*{'' if HUDI_TABLE_VERSION == 6 else '_*'}.commit.*-*")):
             return
 
 
@@ -235,11 +239,11 @@ class PendingWrite:
     """The only commit of a table, made pending again: with its markers, and a heartbeat that counts for an hour."""
 
     def __init__(self, folder: Path) -> None:
-        (self._completed,) = (folder / ".hoodie" / "timeline").glob("*_*.commit")
+        (self._completed,) = timeline_of(folder).glob("*.commit")
         self._content = self._completed.read_bytes()
         for file in (self._completed, self._completed.with_name(f".{self._completed.name}.crc")):
             file.unlink(missing_ok=True)
-        instant = self._completed.name.partition("_")[0]
+        instant = self._completed.stem.partition("_")[0]
         for file in folder.rglob(f"*_{instant}.parquet"):
             marker = folder / ".hoodie" / ".temp" / instant / f"{file.relative_to(folder)}.marker.CREATE"
             marker.parent.mkdir(parents=True)
@@ -254,7 +258,6 @@ class PendingWrite:
         self._heartbeat.unlink()
 
     def complete(self) -> None:
-        """Commit it."""
         self._completed.write_bytes(self._content)
 
 
@@ -339,6 +342,24 @@ def test_options_for_a_write_of_ones_own(harness: Harness, spark: SparkSession, 
     assert len([each for each in HudiFiles(sink.table).instants() if each.writes]) == 1
 
 
+def test_a_rollback_that_fails_after_the_commit_fails_no_batch(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before 1.2, Hudi's cleaning executes a rollback that another writer is about to end."""
+    harness.agent(grant_everything)
+    sink = make_sink()
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        with sink.hudi_options(txn, batch.sparkSession) as options:
+            batch.write.format("hudi").options(**options).mode("append").save(sink.table)
+            raise RuntimeError("org.apache.hudi.exception.HoodieRollbackException: Failed to rollback")
+
+    harness.gate().foreach_batch(write, table=sink.table, writer="w")(rows(spark, (1, 1, "08:00")), 0)
+
+    assert table(spark, sink) == [(1, 1, "08:00")]
+    assert "hudi.rollback-failed" in caplog.text
+
+
 def test_sql_writes_a_batch_once(
     harness: Harness, spark: SparkSession, make_sink: MakeSink, tmp_path: Path
 ) -> None:
@@ -414,7 +435,7 @@ def test_a_batch_is_found_in_hudis_archive(
     archive_early = {
         "hoodie.keep.min.commits": "2",
         "hoodie.keep.max.commits": "3",
-        "hoodie.clean.commits.retained": "1",
+        "hoodie.cleaner.commits.retained": "1",  # its name before 1.0
         "hoodie.commits.archival.batch": "1",
     }
     sink = make_sink(options=archive_early)
@@ -440,10 +461,37 @@ def test_a_release_of_hudi_that_is_not_known_is_refused(
     sink = make_sink()
     monkeypatch.setattr(provider, "HUDI", replace(HUDI, artifacts={"3.5": ("a:b:1.3.0",)}))
 
-    with pytest.raises(UnsupportedSpark, match=r"Hudi \d\.\d\.\d on Spark .* is not accepted"):
+    with pytest.raises(UnsupportedSpark, match=r"Hudi \d\.\d+\.\d on Spark .* is not accepted"):
         harness.gate().foreach_batch(sink, writer="w")(rows(spark, (1, 1, "08:00")), 0)
 
     assert HudiFiles(sink.table).properties() == {}
+
+
+def test_a_table_whose_layout_this_release_of_hudi_would_change_is_refused(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink, tmp_path: Path
+) -> None:
+    harness.agent(grant_everything)
+    properties = tmp_path / "trips" / ".hoodie" / "hoodie.properties"
+    properties.parent.mkdir(parents=True)
+    properties.write_text(f"hoodie.table.version={9 if HUDI_TABLE_VERSION == 6 else 6}\n")
+
+    with pytest.raises(
+        UnreadableHudi, match=r"^Hudi \d\.\d+\.\d writes tables with layout ., .*; table=file://"
+    ):
+        harness.gate().foreach_batch(make_sink(), writer="w")(rows(spark, (1, 1, "08:00")), 0)
+
+
+def test_before_1_an_upsert_without_an_ordering_field_is_refused(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    harness.agent(grant_everything)
+    options = {key: value for key, value in HUDI_OPTIONS.items() if key != ORDERING}
+    sink = HudiSink(str(tmp_path / "trips"), keys=["flight"], partition_by=["day"], options=options)
+    before_1 = HUDI_TABLE_VERSION == 6
+    refused = pytest.raises(ValueError, match=r"pass order_by, .*; table=file://")
+
+    with refused if before_1 else nullcontext():
+        harness.gate().foreach_batch(sink, writer="w")(rows(spark, (1, 1, "08:00")), 0)
 
 
 def test_a_section_of_hudi_that_is_not_known_is_refused(

@@ -15,6 +15,7 @@ from lakewarden.events import CommitCompleted, CommitIntent, Marker, MarkerCreat
 from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.properties import read_properties
 from lakewarden.handlers.hudi.timeline import PROPERTIES, instants
+from tests.spark.formats import HUDI_TABLE_VERSION
 from tests.tuned import tuned
 
 pytestmark = [pytest.mark.real]
@@ -64,7 +65,14 @@ def places(markers: tuple[Marker, ...]) -> set[tuple[str, str]]:
     return {(each.partition, each.file_group) for each in markers}
 
 
-@pytest.mark.parametrize("version", [9, *(pytest.param(each, marks=pytest.mark.matrix) for each in (8, 6))])
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param(each, marks=[pytest.mark.matrix] * (each < HUDI_TABLE_VERSION))
+        for each in (9, 8, 6)
+        if each <= HUDI_TABLE_VERSION
+    ],
+)
 @pytest.mark.parametrize("kind", ["COPY_ON_WRITE", "MERGE_ON_READ"])
 def test_each_write_of_an_unmodified_job_is_reported_with_what_it_touched(
     spark: SparkSession, tmp_path: Path, kind: str, version: int

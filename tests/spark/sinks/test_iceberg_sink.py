@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from lakewarden.events import DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs import IcebergSink, OutcomeUnknown, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
-from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, load
+from lakewarden.spark_jobs.sinks.iceberg.table import LastCommit, ancestors, load
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.releases import ICEBERG
-from tests.servers.iceberg_catalogs import CatalogProxy, InjectedAnswer
-from tests.spark.fake_agent import grant_everything
+from lakewarden.spark_jobs.sinks.upsert import Mode
+from tests.servers.iceberg_catalogs import CatalogProxy, InjectedAnswer, running_nessie
+from tests.servers.s3 import encrypting_s3_server
+from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.formats import ICEBERG_FORMAT, iceberg_name
 from tests.spark.harness import Harness
 from tests.spark.sinks.test_contract import At
@@ -28,6 +33,9 @@ from tests.spark.sinks.test_contract import At
 pytestmark = [pytest.mark.real]
 
 COLUMNS = "day int, id long, note string"
+
+WITHOUT_HOOK = replace(ICEBERG, hooks=frozenset({"org.apache.iceberg.spark.Missing"}))
+"""A release with which whole statements run under the grant."""
 
 
 class Table:
@@ -130,6 +138,28 @@ def test_a_column_that_is_added_meanwhile_loses_no_row_and_is_kept(
 
     assert table.rows() == [(1, 1, "new", None), (1, 2, "new", None), (1, 3, "new", "A1")]
     assert table.leftovers() == set()
+
+
+@pytest.mark.wide
+def test_a_column_that_the_batch_lacks_gets_the_value_that_an_insert_gives_it(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its default, if the release of Iceberg gives Spark the default."""
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    table.sql("ALTER TABLE TABLE_ SET TBLPROPERTIES ('format-version'='3')")
+    seven = java_type(spark, "org.apache.iceberg.expressions.Expressions").lit(7)
+    kind = java_type(spark, "org.apache.iceberg.types.Types$IntegerType").get()
+    load(spark, table.name).updateSchema().addColumn("n", kind, "of the batch", seven).commit()
+    table.sql("INSERT INTO TABLE_ (day, id, note) VALUES (1, 0, 'natively')")
+    harness.agent(grant_everything)
+    gate = harness.gate()
+
+    for number, mode in enumerate(get_args(Mode), 1):
+        sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else ())
+        gate.foreach_batch(sink, writer=mode)(changes(spark, (number, number, "by the sink")), 0)
+
+    assert len({row.n for row in table.sql("SELECT n FROM TABLE_ WHERE id = 0 OR note = 'by the sink'")}) == 1
+    assert len(table.rows()) == 4
 
 
 @pytest.mark.wide
@@ -276,6 +306,11 @@ REPLACED = f"CREATE OR REPLACE {AGAIN}"
 CREATED = ["DROP TABLE TABLE_", f"CREATE {AGAIN}"]
 ROLLED_BACK = "CALL CATALOG_.system.rollback_to_snapshot('NAME_', FIRST_)"
 ALIKE = {"columns": COLUMNS, "format": ICEBERG_FORMAT}
+EXPIRED = [
+    "CALL CATALOG_.system.rewrite_data_files(table => 'NAME_', options => map('rewrite-all', 'true'))",
+    "CALL CATALOG_.system.expire_snapshots(table => 'NAME_', older_than => TIMESTAMP '9000-01-01', retain_last => 1)",
+]
+
 MEANWHILE = {
     "replaced": (
         "append",
@@ -289,6 +324,7 @@ MEANWHILE = {
     "rolled-back": ("append", [ROLLED_BACK], "rolled back", [(1, 5, "old")]),
     "rolled-back-upsert": ("upsert", [ROLLED_BACK], "rolled back", [(1, 5, "old")]),
     "spec": ("append", ["ALTER TABLE TABLE_ ADD PARTITION FIELD bucket(2, id)"], "partition fields", OLD),
+    "expired": ("upsert", EXPIRED, "no longer in the table's history", OLD),
 }
 
 
@@ -483,6 +519,45 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
 
 
 @pytest.mark.wide
+def test_last_commits_beyond_the_newest_are_removed_after_a_day_unless_their_writers_commit(
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writer `w` was silent for longest, and its batch is recognised when its snapshot has expired. `back` commits before it."""
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.iceberg.table.MAX_LAST_COMMITS", 2)
+    today = time.time_ns() // 1_000_000
+    at = {"w": 1, "old": 2, "back": 3, "new": today, "newer": today, "newest": today}
+    key = partial(LastCommit.key, numbered=True)
+
+    def text(writer: str, at_ms: int) -> str:
+        last = LastCommit(writer=writer, batch=0, transaction="t", snapshot=1, sequence=1, at_ms=at_ms)
+        return last.model_dump_json()
+
+    properties: dict[str, Any] = {key(writer): text(writer, at_ms) for writer, at_ms in at.items()}
+    properties[key("edited by hand")] = "{}"
+    table = Table(spark, tmp_path, COLUMNS, "day", **properties)
+
+    def commit(_event: object) -> None:
+        table.sql(f"ALTER TABLE TABLE_ SET TBLPROPERTIES ('{key('back')}'='{text('back', today)}')")
+
+    harness.agent(At("commit-requested", commit))
+    sink = IcebergSink(table.name)
+
+    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new")), 1)
+    changes(spark, (1, 2, "foreign")).writeTo(table.name).append()
+    version = sink.committed("w", 1)
+    catalog, _, name = table.name.partition(".")
+    table.sql(
+        f"CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => TIMESTAMP '9000-01-01 00:00:00')"
+    )
+
+    left = {row.key for row in table.sql("SHOW TBLPROPERTIES TABLE_")} & properties.keys()
+    assert left == {key(writer) for writer in ("w", "back", "new", "newer", "newest")}
+    assert version is not None
+    assert sink.committed("w", 1) == version
+    assert table.rows() == [(1, 1, "new"), (1, 2, "foreign")]
+
+
+@pytest.mark.wide
 def test_with_a_jdbc_catalog_a_foreign_commit_and_a_replayed_batch_are_found(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -577,6 +652,38 @@ def test_a_token_that_expires_in_the_middle_is_named_and_the_batch_is_committed_
     assert table.leftovers() == set()
 
 
+@pytest.mark.matrix
+def test_files_are_staged_and_removed_with_credentials_that_nessie_vends(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The client has no others."""
+    with encrypting_s3_server() as s3, running_nessie(tmp_path, bucket := s3.bucket(), s3, vends=True) as uri:
+        catalog = {"type": "rest", "uri": uri, "warehouse": "warehouse"}
+        asks = {"header.X-Iceberg-Access-Delegation": "vended-credentials"}
+        name = iceberg_name(spark, tmp_path / "warehouse" / "air" / "flights", **catalog, **asks)
+        spark.sql(f"CREATE TABLE {name} ({COLUMNS}) USING iceberg PARTITIONED BY (day)")
+        listed: list[int] = []
+        client = s3.new_client()
+
+        def files() -> int:
+            return sum(
+                each["Key"].endswith((".parquet", ".avro"))
+                for each in client.list_objects_v2(Bucket=bucket).get("Contents", ())
+            )
+
+        def refuse(event: WriterEventUnion) -> list[DecisionEventUnion]:
+            listed.append(files())
+            return [aborted(event)]
+
+        harness.agent(At("commit-requested", refuse))
+        harness.gate().foreach_batch(IcebergSink(name), writer="w")(changes(spark, (1, 1, "new")), 0)
+        listed.append(files())
+        client.close()
+        assert [tuple(row) for row in spark.table(name).collect()] == [(1, 1, "new")]
+
+    assert listed == [3, 3], "a data file, a manifest and its list, once staged and once committed"
+
+
 @pytest.mark.wide
 def test_a_second_write_to_the_staged_table_ends_the_batch_and_nothing_is_published(
     harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -627,8 +734,7 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
     caplog: pytest.LogCaptureFixture,
     mode: Any,
 ) -> None:
-    other = replace(ICEBERG, hooks=frozenset({"org.apache.iceberg.spark.Missing"}))
-    monkeypatch.setattr(release, "ICEBERG", other)
+    monkeypatch.setattr(release, "ICEBERG", WITHOUT_HOOK)
     table = Table(spark, tmp_path, COLUMNS, "day")
     changes(spark, (1, 1, "old")).writeTo(table.name).append()
     sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
@@ -647,6 +753,20 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
     assert versions == {sink.committed("w", 0)}
     (warning,) = [record for record in caplog.messages if record.startswith("iceberg.whole-statements")]
     assert "has no org.apache.iceberg.spark.Missing" in warning
+
+
+@pytest.mark.wide
+def test_whole_statements_are_refused_in_a_rest_catalog(
+    spark: SparkSession, tmp_path: Path, rest: CatalogProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "ICEBERG", WITHOUT_HOOK)
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
+
+    with pytest.raises(
+        UnsupportedSpark,
+        match=r"no org.apache.iceberg.spark.Missing, so .* answers 409 to a request that it has carried out",
+    ):
+        IcebergSink(table.name)
 
 
 @pytest.mark.wide
@@ -678,6 +798,16 @@ def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
         sink.scope(changes(spark, (1, 1, "x"), columns="day int, id long, other string"))
     with pytest.raises(ValueError, match=r"the batch lacks columns \['day'\]"):
         sink.scope(changes(spark, (1, "x"), columns="id long, note string"))
+    table.sql("ALTER TABLE TABLE_ CREATE BRANCH dev")
+    with pytest.raises(
+        ValueError, match=r"'branch_dev' is a branch, a tag or a time of .* writes the main branch only"
+    ):
+        IcebergSink(f"{table.name}.branch_dev")
+    java, types = load(spark, table.name), java_type(spark, "org.apache.iceberg.types.Types$UUIDType")
+    java.updateSchema().addColumn("device", types.get()).commit()
+    java.updateSpec().addField("device").commit()
+    with pytest.raises(ValueError, match="the partition field device is identity of device, a uuid"):
+        IcebergSink(table.name)
     monkeypatch.setattr("lakewarden.spark_jobs.sinks.iceberg.table.NEWEST_FORMAT", 1)
     with pytest.raises(ValueError, match=f"format version {ICEBERG_FORMAT}, which was not tried"):
         IcebergSink(table.name)

@@ -14,8 +14,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
 from tests.spark.java_paimon import JavaPaimon, java_paimon
 from tests.unit.spark_jobs.sinks.test_paimon_dynamic_buckets import stage as stage_dynamic
-from tests.unit.spark_jobs.sinks.test_paimon_primary_key import FLIGHTS as DYNAMIC
-from tests.unit.spark_jobs.sinks.test_paimon_primary_key import commit, flight, stage
+from tests.unit.spark_jobs.sinks.test_paimon_primary_key import FLIGHTS as DYNAMIC, commit, flight, stage
 from tests.unit.spark_jobs.sinks.test_partition_paths import (
     PAIMON_ROWS,
     PAIMON_SCHEMA,

@@ -16,8 +16,11 @@ from lakewarden.spark_jobs.sinks.paimon.table import address, read_base
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import grant_everything
 from tests.spark.harness import Harness
-from tests.spark.sinks.test_paimon_sink import Frame, foreign_append
-from tests.spark.sinks.test_paimon_sink import departures as departures  # noqa: PLC0414 - a fixture
+from tests.spark.sinks.test_paimon_sink import (
+    Frame,
+    departures as departures,  # noqa: PLC0414 - a fixture
+    foreign_append,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 

@@ -347,18 +347,35 @@ def test_a_stopped_query_ends_its_batch_at_once_with_one_line_and_without_a_retr
     agent.wait_for(last)
     assert agent.types().count("commit-intent") == 1
     assert agent.types()[-1] == last
+    assert len(harness.only("failed")) == (phase == "publishing"), "only an unknown outcome is an error"
 
 
-def test_an_error_that_is_not_retriable_is_raised_at_once(harness: Harness, run_query: RunQuery) -> None:
+def no_scope(_batch: DataFrame) -> None:
+    raise ValueError("no such column")
+
+
+@pytest.mark.parametrize(
+    ("scope", "error", "intents"),
+    [(None, "the agent doesn't serve this table", 1), (no_scope, "no such column", 0)],
+)
+def test_an_error_that_is_not_retriable_is_raised_at_once_and_logged_last(
+    harness: Harness, run_query: RunQuery, scope: Any, error: str, intents: int
+) -> None:
     def refusing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
         return (
             [aborted(event, reason="not-allowed", retriable=False)] if isinstance(event, CommitIntent) else []
         )
 
     agent = harness.agent(refusing)
-    with pytest.raises(StreamingQueryException, match="the agent doesn't serve this table"):
-        run_query(harness.gate().foreach_batch(lambda *_: pytest.fail("it ran"), table=TABLE, writer="w"))
-    assert len(agent.wait_for("commit-intent")) == 1
+    write = harness.gate().foreach_batch(
+        lambda *_: pytest.fail("it ran"), table=TABLE, writer="w", scope=scope
+    )
+    with pytest.raises(StreamingQueryException, match=error):
+        run_query(write)
+    assert harness.steps().count("failed") == 1
+    assert harness.events[-1].what == "failed"
+    assert error in harness.events[-1].detail["error"]
+    assert agent.types().count("commit-intent") == intents
 
 
 def test_committed_batches_are_skipped_with_a_warning_and_the_query_continues(

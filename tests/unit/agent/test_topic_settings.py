@@ -76,7 +76,7 @@ def resource(name: str, code: int = 0, **values: str) -> tuple[Any, ...]:
     return (code, None, 2, name, [(key.replace("_", "."), value) for key, value in values.items()])
 
 
-async def test_a_warning_names_topic_setting_value_wanted_value_and_risk() -> None:
+async def test_a_warning_names_topic_setting_risk_and_remedy() -> None:
     admin: Any = Admin(resource(TOPICS.decisions, retention_bytes="5", retention_ms="604800000"))
 
     with capture_logs() as lines:
@@ -91,6 +91,7 @@ async def test_a_warning_names_topic_setting_value_wanted_value_and_risk() -> No
             "value": "5",
             "wanted": "-1",
             "risk": RISKS["retention.bytes"],
+            "detail": f"kafka-configs.sh --alter --topic {TOPICS.decisions} --add-config retention.bytes=-1",
         }
     ]
 

@@ -15,8 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from lakewarden.agent.errors import TaskEndedError
-from lakewarden.agent.serving import agent as agent_module
-from lakewarden.agent.serving import session as session_module
+from lakewarden.agent.serving import agent as agent_module, session as session_module
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import KafkaSession
@@ -146,7 +145,6 @@ class ScriptedSession:
             await anyio.sleep_forever()
 
     async def close(self) -> None:
-        """Close the clients."""
         await self._step("close")
 
     async def _step(self, name: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args
 from urllib.parse import unquote
 
 from hypothesis import strategies as st
@@ -118,154 +119,89 @@ entries = st.builds(
     kind=st.sampled_from(["marker", "commit"]),
 )
 entry_lists = st.lists(entries, max_size=3).map(tuple)
+handed_over = st.lists(st.builds(events.HandedOverLock, table=tables, owner=names), max_size=3).map(tuple)
+numbers = st.floats(0, 1e9)
 
-_common: dict[str, Any] = {
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "event_id": names,
     "table": tables,
     "transaction": names,
     "writer": names,
     "at": times,
-}
-_of_a_partition: dict[str, Any] = {
-    "event_id": names,
-    "table": st.integers(0, 10_000).map(events.partition_name),
-    "at": times,
-}
-_decision: dict[str, Any] = {
-    **_common,
-    "agent": names,
-    "cause": st.none() | names,
-    "term": st.none() | names,
-    "cause_offset": st.integers(-1, 2**62),
-}
-_lock: dict[str, Any] = {
-    "event_id": names,
-    "table": tables,
-    "at": times,
-    "agent": names,
+    "batch_id": st.integers(-(2**63), 2**63 - 1),
+    "admission": st.sampled_from(["optimistic", "queued"]),
+    "priority": st.integers(-100, 100),
+    "conflict_rule": st.sampled_from(["file-group", "deleted-file", "ordered"]),
+    "scope": marker_lists,
     "lock": names,
+    "heartbeat_seconds": st.floats(0.01, 300),
+    "admission_reason": texts,
+    "markers": marker_lists,
+    "seq": seqs,
+    "grant": names,
+    "version": texts,
+    "reason": texts,
+    "operator": names,
+    "edition": names,
+    "agent": names,
+    "cause": names,
+    "term": names,
+    "cause_offset": st.integers(-1, 2**62),
+    "retriable": st.booleans(),
+    "conflicts": entry_lists,
+    "detail": texts,
+    "losses": st.integers(0, 1_000_000),
+    "lease_seconds": leases,
+    "lock_owner": names,
+    "committed_transaction": names,
+    "locks": handed_over,
+    "victim": names,
+    "victim_writer": names,
+    "winner": names,
+    "winner_writer": names,
+    "rule": st.sampled_from(["file-group", "deleted-file"]),
+    "kind": st.sampled_from(["marker", "commit"]),
+    "detected_after_ms": numbers,
+    "victim_age_seconds": numbers,
     "owner": names,
-    "valid_until": st.integers(0, 2**53),
+    "valid_until": seqs,
     "requests": st.integers(0, 100),
-    "duration_ms": st.floats(0, 1e9),
-    "holder": st.none() | names,
+    "duration_ms": numbers,
+    "holder": names,
 }
+"""By name. A field that may be None also is; one without a strategy has its default."""
 
-EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
-    events.CommitIntent: st.builds(
-        events.CommitIntent,
-        **_common,
-        batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
-        admission=st.sampled_from(["optimistic", "queued"]),
-        priority=st.integers(-100, 100),
-        conflict_rule=st.sampled_from(["file-group", "deleted-file", "ordered"]),
-        scope=marker_lists,
-        lock=st.none() | names,
-        heartbeat_seconds=st.floats(0.01, 300),
-        admission_reason=st.none() | texts,
-    ),
-    events.MarkerCreated: st.builds(events.MarkerCreated, **_common, markers=marker_lists),
-    events.WriterHeartbeat: st.builds(events.WriterHeartbeat, **_common, seq=seqs),
-    events.CommitRequested: st.builds(events.CommitRequested, **_common, seq=seqs, markers=marker_lists),
-    events.CommitCompleted: st.builds(
-        events.CommitCompleted,
-        **_common,
-        grant=names,
-        version=st.none() | texts,
-        batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
-    ),
-    events.TransactionAbandoned: st.builds(events.TransactionAbandoned, **_common, reason=texts),
-    events.AbortRequested: st.builds(events.AbortRequested, **_common, operator=names, reason=texts),
-    events.LedgerCorrected: st.builds(
-        events.LedgerCorrected,
-        **_common,
-        batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
-        edition=st.none() | names,
-        operator=names,
-        reason=texts,
-    ),
-    events.Admitted: st.builds(events.Admitted, **_decision)
-    | st.builds(
+
+def _any(kind: type[E], **own: st.SearchStrategy[Any]) -> st.SearchStrategy[E]:
+    """Events of this kind. `own`: strategies of some fields for this kind alone."""
+    drawn = {
+        name: st.none() | FIELDS[name] if NoneType in get_args(field.annotation) else FIELDS[name]
+        for name, field in kind.model_fields.items()
+        if name in FIELDS and field.default != ""
+    }
+    return st.builds(kind, **{**drawn, **own})
+
+
+_partition_names = st.integers(0, 10_000).map(events.partition_name)
+_reasons = ["conflict", "writer-lost", "lease-lost", "superseded", "not-allowed"]
+_kinds: list[type[Any]] = [*get_args(get_args(Event)[0])]
+EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {kind: _any(kind) for kind in _kinds} | {
+    events.Admitted: _any(events.Admitted, edition=st.none())
+    | _any(
         events.Admitted,
-        **_decision,
         edition=names,
         turn=st.integers(0, 2**62),
-        protocol=st.just(events.PROTOCOL_WITH_TURNS),
+        protocol=st.just(2),
     ),
-    events.Abort: st.builds(
-        events.Abort,
-        **_decision,
-        reason=st.sampled_from(["conflict", "writer-lost", "lease-lost", "superseded", "not-allowed"]),
-        retriable=st.booleans(),
-        conflicts=entry_lists,
-        detail=st.none() | texts,
-        losses=st.none() | st.integers(0, 1_000),
-    ),
-    events.CommitGranted: st.builds(
-        events.CommitGranted,
-        **_decision,
-        grant=names,
-        lease_seconds=leases,
-        seq=seqs,
-        lock_owner=st.none() | names,
-    ),
-    events.GrantRenewed: st.builds(
-        events.GrantRenewed,
-        **_decision,
-        grant=names,
-        lease_seconds=leases,
-        seq=seqs,
-        lock_owner=st.none() | names,
-    ),
-    events.AlreadyCommitted: st.builds(
-        events.AlreadyCommitted, **_decision, committed_transaction=names, version=st.none() | texts
-    ),
-    events.PartitionTaken: st.builds(events.PartitionTaken, **_of_a_partition, agent=names, term=names),
-    events.LocksHandedOver: st.builds(
-        events.LocksHandedOver,
-        **_of_a_partition,
-        agent=names,
-        term=names,
-        locks=st.lists(st.builds(events.HandedOverLock, table=_common["table"], owner=names), max_size=3).map(
-            tuple
-        ),
-    ),
-    events.ConflictDetected: st.builds(
-        events.ConflictDetected,
-        **_common,
-        victim=names,
-        victim_writer=names,
-        winner=names,
-        winner_writer=names,
-        rule=st.sampled_from(["file-group", "deleted-file"]),
-        kind=st.sampled_from(["marker", "commit"]),
-        conflicts=entry_lists,
-        detected_after_ms=st.floats(0, 1e9),
-        victim_age_seconds=st.floats(0, 1e9),
-    ),
-    events.ConflictsLost: st.builds(
-        events.ConflictsLost,
-        **_common | {"transaction": st.just("")},
-        losses=st.integers(0, 1_000_000),
-    ),
-    events.BatchCommitted: st.builds(
-        events.BatchCommitted, **_common, batch_id=st.integers(), version=st.none() | texts, edition=names
-    ),
-    **{
-        kind: st.builds(kind, **_lock)
-        for kind in (
-            events.LockAcquired,
-            events.LockRenewed,
-            events.LockReleased,
-            events.LockLost,
-            events.LockRefused,
-        )
-    },
+    events.Abort: _any(events.Abort, reason=st.sampled_from(_reasons)),
+    events.PartitionTaken: _any(events.PartitionTaken, table=_partition_names),
+    events.LocksHandedOver: _any(events.LocksHandedOver, table=_partition_names),
 }
 """A strategy for every event of the protocol."""
 
-_kinds: list[type[Any]] = [*EVENTS, events.DeadLetter]
-TYPES = frozenset(str(kind.model_fields["type"].default) for kind in _kinds)
+TYPES = frozenset(str(kind.model_fields["type"].default) for kind in EVENTS) | {
+    str(events.DeadLetter.model_fields["type"].default)
+}
 """The `type` of every event, and of dead letters."""
 
 any_event: st.SearchStrategy[Event] = st.one_of(*EVENTS.values())

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
@@ -20,23 +17,9 @@ from lakewarden.events import (
     decode,
     encode,
 )
-from lakewarden.events.asyncapi import ASYNCAPI_FILE, document, render
 from tests.corpus import page, recorded
+from tests.pages.asyncapi import document
 from tests.unit.events.building import TYPES
-
-
-def test_the_asyncapi_file_is_up_to_date() -> None:
-    """Tools read the file, and reviews show its changes."""
-    assert ASYNCAPI_FILE.read_text(encoding="utf-8") == render(), "run `python -m lakewarden.events.asyncapi`"
-
-
-def test_the_module_writes_the_asyncapi_file(tmp_path: Path) -> None:
-    """Developers update the file with `python -m lakewarden.events.asyncapi`."""
-    target = tmp_path / "asyncapi.json"
-
-    subprocess.run([sys.executable, "-m", "lakewarden.events.asyncapi", str(target)], check=True, timeout=30)
-
-    assert target.read_text(encoding="utf-8") == render()
 
 
 def test_the_document_has_every_topic_and_every_event() -> None:
@@ -100,7 +83,6 @@ def test_every_example_is_an_event_and_encodes_to_the_same_fields() -> None:
 
 
 def test_there_is_an_example_of_every_event() -> None:
-    """As above."""
     assert {json.loads(block)["type"] for block in BLOCKS} == TYPES
 
 

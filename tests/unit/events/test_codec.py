@@ -4,8 +4,7 @@ import json
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from lakewarden import events
@@ -89,9 +88,9 @@ def test_an_unknown_field_is_ignored_when_read() -> None:
 
 def test_an_unknown_field_inside_a_marker_is_ignored_when_read() -> None:
     """A newer writer adds a size to its markers."""
-    marker = {"partition": "", "file_group": "f", "operation": "merge", "bytes": 7}
-
-    found = decode(WRITER_EVENT, changed(MarkerCreated(**COMMON, markers=()), markers=[marker]))
+    found = decode(
+        WRITER_EVENT, changed(MarkerCreated(**COMMON, markers=()), markers=[MARKER | {"bytes": 7}])
+    )
 
     assert isinstance(found, MarkerCreated)
     assert found.markers == (Marker(partition="", file_group="f", operation="merge"),)
@@ -109,22 +108,6 @@ def test_an_event_is_immutable() -> None:
         an_intent().priority = 7  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("protocol", [0, 2, "one", 1.0, True, None])
-def test_another_protocol_is_refused_with_its_reason(protocol: object) -> None:
-    """A writer of the next major version sends its events to this agent."""
-    found = refused(changed(an_intent(), protocol=protocol))
-
-    assert "protocol" in found.reason
-    assert found.transaction == "t-1"
-
-
-def test_an_unknown_type_is_refused_with_its_reason() -> None:
-    """A writer sends an event type that a later version introduced."""
-    found = refused(changed(an_intent(), type="commit-imagined"))
-
-    assert "commit-imagined" in found.reason
-
-
 def test_a_decision_on_the_writers_topic_is_refused() -> None:
     """A program publishes to the wrong topic."""
     admitted = events.Admitted(**COMMON, agent="a", cause_offset=3)
@@ -133,46 +116,51 @@ def test_a_decision_on_the_writers_topic_is_refused() -> None:
     assert decode(DECISION_RECORD, encode(admitted)) == admitted
 
 
+COMPLETED = events.CommitCompleted(**COMMON, grant="g")
+ABANDONED = events.TransactionAbandoned(**COMMON, reason="r" * 1000)
+MARKER = {"partition": "", "file_group": "f", "operation": "merge"}
+LIMITS: list[tuple[Event, str, list[object]]] = [
+    # A writer of the next major version, or of a later one, sends its events to this agent.
+    (an_intent(), "protocol", [0, 2, "one", 1.0, True, None]),
+    (an_intent(), "type", ["commit-imagined"]),
+    # A writer in another language has a bug. A value of another type is not converted.
+    (an_intent(), "event_id", ["", "e" * 513]),
+    (an_intent(), "transaction", ["", "\U0001f40b" * 129]),
+    (an_intent(), "writer", ["two\nlines", "x" * 513, "é" * 257, 7]),
+    (an_intent(), "batch_id", [2**63, -(2**63) - 1, "7", [7], True, 7.0]),
+    (an_intent(), "priority", [10**4000, False]),
+    (an_intent(), "at", ["2026-03-01T12:00:00", "yesterday", 1_780_000_000]),
+    (an_intent(), "heartbeat_seconds", [0, 301, "5"]),
+    (an_intent(), "admission", ["vip"]),
+    (an_intent(), "conflict_rule", ["none"]),
+    (an_intent(), "scope", [[MARKER | {"file_group": ""}], [MARKER | {"operation": "rename"}]]),
+    (an_intent(), "scope", [[MARKER | {"partition": "p" * 1025}]]),
+    (an_intent(), "lock", [""]),
+    (an_intent(), "admission_reason", ["x" * 1001]),
+    (an_intent(), "observed", ["true", 1]),
+    # The ledger and later answers repeat what a completion names, so it must fit into a record.
+    (COMPLETED, "grant", ["", "g" * 129, "é" * 65]),
+    (COMPLETED, "version", ["v" * 1025]),
+    (COMPLETED, "batch_id", [2**63]),
+    # The writer counts the deadline of its grant from when it sent this seq.
+    (WriterHeartbeat(**COMMON, seq=1), "seq", [-1, "many", 1.5, None, 2**63]),
+    # A writer sends a whole stack trace.
+    (ABANDONED, "reason", ["r" * 1001]),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "field, value",
-    [
-        ("event_id", ""),
-        ("transaction", ""),
-        ("writer", "two\nlines"),
-        ("writer", "x" * 513),
-        ("writer", "é" * 257),
-        ("transaction", "\U0001f40b" * 129),
-        ("event_id", "e" * 513),
-        ("batch_id", 2**63),
-        ("batch_id", -(2**63) - 1),
-        ("priority", 10**4000),
-        ("at", "2026-03-01T12:00:00"),
-        ("at", "yesterday"),
-        ("heartbeat_seconds", 0),
-        ("heartbeat_seconds", 301),
-        ("admission", "vip"),
-        ("conflict_rule", "none"),
-        ("scope", [{"partition": "", "file_group": "", "operation": "merge"}]),
-        ("scope", [{"partition": "", "file_group": "f", "operation": "rename"}]),
-        ("scope", [{"partition": "p" * 1025, "file_group": "f", "operation": "merge"}]),
-        ("lock", ""),
-        ("admission_reason", "x" * 1001),
-        # a value of another type is not converted
-        ("batch_id", "7"),
-        ("batch_id", [7]),
-        ("batch_id", True),
-        ("batch_id", 7.0),
-        ("priority", False),
-        ("heartbeat_seconds", "5"),
-        ("observed", "true"),
-        ("observed", 1),
-        ("at", 1_780_000_000),
-        ("writer", 7),
-    ],
+    ("event", "field", "value"),
+    [(event, field, value) for event, field, values in LIMITS for value in values],
 )
-def test_a_field_outside_its_limits_is_refused_and_the_reason_names_it(field: str, value: object) -> None:
-    """A writer in another language has a bug. The dead letter must show where."""
-    assert field in refused(changed(an_intent(), **{field: value})).reason
+def test_a_field_outside_its_limits_is_refused_and_the_reason_names_it(
+    event: Event, field: str, value: object
+) -> None:
+    """The dead letter must show where."""
+    found = refused(changed(event, **{field: value}))
+
+    assert (field if field != "type" else value) in found.reason  # type: ignore[operator]
+    assert found.transaction == (None if field == "transaction" else "t-1")
 
 
 @pytest.mark.parametrize("field", ["event_id", "table", "transaction", "writer", "at"])
@@ -184,29 +172,8 @@ def test_an_event_without_a_common_field_is_refused(field: str) -> None:
     assert field in refused(json.dumps(fields).encode()).reason
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("grant", ""),
-        ("grant", "g" * 129),
-        ("grant", "é" * 65),
-        ("version", "v" * 1025),
-        ("batch_id", 2**63),
-    ],
-)
-def test_a_completion_beyond_its_limits_is_refused(field: str, value: object) -> None:
-    """The ledger and later answers repeat what it names, so they must fit into a record."""
-    completed = events.CommitCompleted(**COMMON, grant="g")
-
-    assert field in refused(changed(completed, **{field: value})).reason
-
-
-def test_an_abandonment_with_a_long_reason_is_refused() -> None:
-    """A writer in another language sends a whole stack trace."""
-    abandoned = events.TransactionAbandoned(**COMMON, reason="r" * 1000)
-
-    assert decode(WRITER_EVENT, encode(abandoned)) == abandoned
-    assert "reason" in refused(changed(abandoned, reason="r" * 1001)).reason
+def test_an_abandonment_with_a_reason_of_exactly_the_limit_is_decoded() -> None:
+    assert decode(WRITER_EVENT, encode(ABANDONED)) == ABANDONED
 
 
 @pytest.mark.parametrize("name", ["n" * 512, "é" * 256, "\U0001f40b" * 128, "\x01" * 512])
@@ -231,12 +198,6 @@ def test_what_an_agent_publishes_has_no_limit_that_an_input_could_break() -> Non
     )
 
     assert decode(DECISION_RECORD, encode(granted)) == granted
-
-
-@pytest.mark.parametrize("seq", [-1, "many", 1.5, None, 2**63])
-def test_a_seq_that_is_not_a_counter_is_refused(seq: object) -> None:
-    """The writer counts the deadline of its grant from when it sent this seq."""
-    assert "seq" in refused(changed(WriterHeartbeat(**COMMON, seq=1), seq=seq)).reason
 
 
 def test_a_record_whose_key_is_not_its_table_is_refused() -> None:
@@ -286,8 +247,7 @@ def test_a_record_of_exactly_the_limit_is_decoded() -> None:
 
 def test_an_event_with_too_many_markers_is_refused() -> None:
     """A writer must split a long list into several events, because one event must not block the table's owner for long."""
-    marker = {"partition": "", "file_group": "f", "operation": "merge"}
-    over = [marker] * (MAX_MARKERS_PER_EVENT + 1)
+    over = [MARKER] * (MAX_MARKERS_PER_EVENT + 1)
 
     found = refused(changed(MarkerCreated(**COMMON, markers=()), markers=over))
 

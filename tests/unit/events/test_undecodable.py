@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from lakewarden.events import Undecodable, UndecodableRecords
-from lakewarden.events.undecodable import LOG_EVERY, MAX_LOGGED_REASON
+from lakewarden.events.codec import LOG_EVERY, MAX_LOGGED_REASON
 
 
 def add(records: UndecodableRecords, topic: str, count: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.handlers.observations import ADDS, INVALIDATES, ChangedFile, LogPosition, observed_commit
+from lakewarden.handlers.observations import LogPosition, observed_commit
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,19 @@ def test_an_identity_counts_from_the_listing_after_a_commit() -> None:
 
 
 def test_of_two_operations_on_a_file_the_one_that_invalidates_counts() -> None:
-    files = [ChangedFile("p", "f", operation) for operation in (ADDS, INVALIDATES, ADDS)]
+    file = ("p", "f")
+    found = observed_commit("1", [file], [file], additions_refute=False, rearranged=[file])
 
-    (marker,) = observed_commit("1", files).markers
-
+    assert found is not None
+    (marker,) = found.markers
     assert (marker.partition, marker.file_group, marker.operation) == ("p", "f", "delete")
 
 
 def test_names_that_no_marker_can_have_are_no_error() -> None:
     """Of a longer file name the end counts. No writer can declare a longer partition."""
-    found = observed_commit(
-        "1", [ChangedFile("p", "x" * 5_000 + "end", ADDS), ChangedFile("p" * 5_000, "f", ADDS)]
-    )
+    added = [("p", "x" * 5_000 + "end"), ("p" * 5_000, "f")]
+    found = observed_commit("1", [], added, additions_refute=False)
 
+    assert found is not None
     (marker,) = found.markers
     assert (len(marker.file_group), marker.file_group[-3:]) == (1024, "end")

@@ -31,6 +31,9 @@ import org.apache.hudi.storage.StorageConfiguration;
  *   <tr><td>committed</td><td>the lock of the commit is released, whatever its outcome</td></tr>
  * </table>
  *
+ * <p>Hudi 1.0 also takes the lock while it generates an instant, by a provider that its generator keeps, perhaps longer than the
+ * transaction lasts. This section commits nothing: it takes the lock of the user's own provider, and no function is asked.
+ *
  * <p>The grant is a lease. The driver calls allow with the time that is left of it, again and again. When that time has passed,
  * the thread that commits is interrupted until it ends, as Hudi does once when it loses a lock.
  *
@@ -43,17 +46,23 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
   public static final int VERSION = 1;
 
   private static final String COMMIT = "BaseHoodieWriteClient.commitStats";
+  private static final String INSTANT = "TimeGeneratorBase";
   private static final Set<String> OTHERS = Collections.unmodifiableSet(new HashSet<String>(Arrays.asList(
       "BaseHoodieClient.executeUsingTxnManager",
       "BaseHoodieTableServiceClient.acquireRollbackHeartbeatIfMultiWriter",
       "BaseHoodieTableServiceClient.resolveOrScheduleRollback",
       "BaseHoodieTableServiceClient.rollback", // 1.1
       "BaseHoodieTableServiceClient.scheduleCleaning",
+      "BaseHoodieTableServiceClient.scheduleTableService", // 1.0 and 0.15
       "BaseHoodieTableServiceClient.scheduleTableServiceInternal",
+      "BaseHoodieWriteClient.doInitTable", // 0.15
+      "BaseHoodieWriteClient.executeUsingTxnManager", // 1.0
       "BaseHoodieWriteClient.startCommit",
       "BaseRollbackActionExecutor.finishRollback",
       "CleanActionExecutor.runClean",
       "HoodieTable.rollbackInflightInstant",
+      "HoodieTimelineArchiver.archiveIfRequired", // 0.15
+      "TimelineArchiverV1.archiveIfRequired",
       "TimelineArchiverV2.archiveIfRequired")));
   private static final Set<String> TEMPORARY_NAMES = Collections.unmodifiableSet(new HashSet<String>(Arrays.asList(
       "", "file", "hdfs", "viewfs"))); // HoodieStorage.needCreateTempFile; without a scheme, it may be any of them
@@ -96,6 +105,9 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
   @Override
   public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
     section = caller();
+    if (section.equals(INSTANT)) {
+      return own().tryLock(time, unit);
+    }
     if (!section.equals(COMMIT) && !OTHERS.contains(section)) {
       throw new IllegalStateException("lakewarden: refused a lock for " + section + ", which it doesn't know");
     }
@@ -162,6 +174,10 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
 
   @Override
   public void unlock() {
+    if (section.equals(INSTANT)) {
+      own().unlock();
+      return;
+    }
     if (!section.equals(COMMIT)) {
       try {
         ask("leave");
@@ -229,7 +245,9 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
   private static String caller() {
     boolean begun = false;
     for (StackTraceElement element : Thread.currentThread().getStackTrace()) {
-      if (element.getClassName().endsWith(".TransactionManager")) {
+      if (!begun && element.getClassName().endsWith("." + INSTANT)) {
+        return INSTANT;
+      } else if (element.getClassName().endsWith(".TransactionManager")) {
         begun = true;
       } else if (begun) {
         return element.getClassName().substring(element.getClassName().lastIndexOf('.') + 1) + "." + element.getMethodName();

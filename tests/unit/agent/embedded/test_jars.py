@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from lakewarden.agent.embedded import jars
-from lakewarden.agent.embedded.jars import KAFKA, JarsUnavailable, downloaded
+from lakewarden.agent.embedded.jars import JarsUnavailable, downloaded, kafka_library
+
+KAFKA = kafka_library()
 
 
 @dataclass(frozen=True)

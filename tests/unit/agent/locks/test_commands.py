@@ -16,10 +16,9 @@ from lakewarden.agent.locks.commands import (
     StoreUnavailableError,
     release_in,
 )
-from lakewarden.agent.stores import MemoryStore
-from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.handlers.lease.conditional import Lost, ReadOutcome, Refused, Throttled, Unknown, WriteOutcome
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
+from tests.servers.memory_store import Fault, MemoryStore, Request
 
 URI = "memory://locks/t.json"
 UNTIL = time.time_ns() // 1_000_000 + 30_000

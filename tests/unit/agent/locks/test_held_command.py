@@ -7,7 +7,7 @@ import signal
 
 import anyio
 
-from lakewarden.agent.locks import held_command
+from lakewarden.agent.locks import hold
 
 
 async def test_a_cancellation_during_the_start_leaves_no_unknown_command() -> None:
@@ -15,7 +15,7 @@ async def test_a_cancellation_during_the_start_leaves_no_unknown_command() -> No
     command = None
     with anyio.CancelScope() as scope:
         scope.cancel()
-        command = await held_command.start(["sleep", "60"], os.environ)
+        command = await hold.start(["sleep", "60"], os.environ)
 
     assert command is not None
     assert not command.ended

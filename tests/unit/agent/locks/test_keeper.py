@@ -17,14 +17,14 @@ from trio.testing import MockClock
 from lakewarden.agent import wire_events
 from lakewarden.agent.locks.keeper import SLEEP_CHECK_SECONDS, KeeperEvent, LockKeeper, SleepWatch, Stores
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import ConditionalStore, MemoryStore, StoreProbeError, StoreUnreachableError
-from lakewarden.agent.stores.memory import Fault, Request
+from lakewarden.agent.stores import ConditionalStore, StoreProbeError, StoreUnreachableError
 from lakewarden.events import AuditEventUnion
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, Unknown, Won, WriteOutcome
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import LockLocation
+from tests.servers.memory_store import Fault, MemoryStore, Request
 
 pytestmark = pytest.mark.anyio
 

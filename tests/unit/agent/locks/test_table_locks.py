@@ -18,8 +18,6 @@ from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import MemoryStore
-from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.events import (
     Abort,
     Admitted,
@@ -40,6 +38,7 @@ from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
+from tests.servers.memory_store import Fault, MemoryStore, Request
 from tests.tuned import tuned
 from tests.unit.agent.serving import owner_in_memory
 from tests.unit.agent.serving.owner_in_memory import E, Log, consumed

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,6 +23,8 @@ from lakewarden.events import (
 from lakewarden.handlers.table.machine import Input
 from lakewarden.handlers.table.state import TableSettings, TableState
 from tests.unit.events.building import made
+from tests.unit.handlers.table import stories
+from tests.unit.handlers.table.stories import Story
 from tests.unit.handlers.table.world import TABLE, World, m
 
 LOCK = "s3://lake/locks/orders.json"
@@ -49,49 +50,63 @@ class Counted(World):
         return self.metrics.registry.get_sample_value(name, {"table": TABLE, **labels}) or 0.0
 
 
+def counts(w: Counted, expected: str) -> bool:
+    """`grants_total is 1`, `lost_compute_seconds_total outcome=stopped is 10..10.1`: a sample, without its prefix and table."""
+    name, *labels, _, amount = expected.split()
+    low, _, high = amount.partition("..")
+    found = w.value(f"lakewarden_{name}", **dict(each.split("=") for each in labels))
+    return float(low) <= found <= float(high or low)
+
+
+STORIES = """
+the waits for admission and grant are counted from the events that began them
+    # The agent has a backlog: it decides two seconds after it has read the intent.
+    late_intent t1 lag=2.0; request t1 p/f; wait 4; lock
+    → admission_wait_seconds_count is 1, admission_wait_seconds_sum is 1.99..2.01
+    → grant_wait_seconds_count is 1, grant_wait_seconds_sum is 4..4.1, grants_total is 1
+    complete t1; complete t1 → transactions_total outcome=committed is 1
+
+a loser that computes is stopped and the work of one that has computed is wasted
+    intent winner; intent computing; intent done; touch winner p/f p/g; wait 10; touch computing p/f; request done; wait 10
+    touch done p/g → conflicts_total kind=marker outcome=stopped is 1, conflicts_total kind=marker outcome=wasted is 1
+    → lost_compute_seconds_total outcome=stopped is 10..10.1, lost_compute_seconds_total outcome=wasted is 20..20.1
+    → aborts_total reason=conflict is 2, transactions_total outcome=aborted is 2
+
+a loser to two winners is two conflicts and its time is counted once
+    intent w1; intent w2; intent loser; touch w1 p/f; touch w2 p/g; wait 10; touch loser p/f p/g
+    → conflicts_total kind=marker outcome=stopped is 2, lost_compute_seconds_total outcome=stopped is 10..10.1
+
+a lapse counts as an unknown outcome and a late report as a commit
+    intent t1 batch_id=7; lock; request t1 p/f; tick 25 → grant_lapses_total is 1, transactions_total outcome=unknown is 1
+    complete t1 → transactions_total outcome=committed is 1
+
+a withdrawn grant is an abort and the transaction ends with its report
+    intent t1; lock; request t1 p/f; lose_lock
+    → aborts_total reason=lease-lost is 1, transactions_total outcome=aborted is 0
+    complete t1 → transactions_total outcome=committed is 1
+
+nothing is kept of a transaction that has ended
+    # Its intent is delivered once more, later.
+    where END is abandon t1 | lock; commits t1 p/f | forbid_lock
+    intent t1; END; intent t1 → observer._open={}
+"""
+
+
+def late_intent(w: Counted, transaction: str, *, lag: float) -> World:
+    return w.read(w.event(CommitIntent, transaction), lag=lag)
+
+
+LANGUAGE = replace(stories.LANGUAGE, begin=lambda: Counted(TableSettings(max_priority=9)), holds=counts)
+
+
+@pytest.mark.parametrize("story", LANGUAGE.stories(STORIES, late_intent=late_intent), ids=str)
+def test_what_is_counted(story: Story) -> None:
+    story.play()
+
+
 @pytest.fixture
 def table() -> Counted:
     return Counted(TableSettings())
-
-
-def test_the_waits_for_admission_and_grant_are_counted_from_the_events_that_began_them(
-    table: Counted,
-) -> None:
-    """The agent has a backlog: it decides two seconds after it has read the intent."""
-    table.read(table.event(CommitIntent, "t1"), lag=2.0)
-    table.request("t1", m("p/f"))
-    table.now += 4.0
-    table.lock()
-
-    assert table.value("lakewarden_admission_wait_seconds_count") == 1
-    assert table.value("lakewarden_admission_wait_seconds_sum") == pytest.approx(2.0)
-    assert table.value("lakewarden_grant_wait_seconds_count") == 1
-    assert 4.0 <= table.value("lakewarden_grant_wait_seconds_sum") <= 4.1
-    assert table.value("lakewarden_grants_total") == 1
-
-    table.complete("t1")
-    table.complete("t1")
-
-    assert table.value("lakewarden_transactions_total", outcome="committed") == 1, (
-        "the repetition counts nothing"
-    )
-
-
-def test_a_loser_that_computes_is_stopped_and_one_that_has_computed_did_so_in_vain(table: Counted) -> None:
-    table.intent("winner").intent("computing").intent("done")
-    table.touch("winner", m("p/f"), m("p/g"))
-    table.now += 10.0
-    table.touch("computing", m("p/f"))
-    table.request("done")
-    table.now += 10.0
-    table.touch("done", m("p/g"))
-
-    assert table.value("lakewarden_conflicts_total", kind="marker", outcome="stopped") == 1
-    assert table.value("lakewarden_conflicts_total", kind="marker", outcome="in-vain") == 1
-    assert 10.0 <= table.value("lakewarden_lost_compute_seconds_total", outcome="stopped") <= 10.1
-    assert 20.0 <= table.value("lakewarden_lost_compute_seconds_total", outcome="in-vain") <= 20.1
-    assert table.value("lakewarden_aborts_total", reason="conflict") == 2
-    assert table.value("lakewarden_transactions_total", outcome="aborted") == 2
 
 
 def test_lost_seconds_are_0_from_the_first_admission_on_so_that_a_rate_has_the_first_loss(
@@ -99,48 +114,10 @@ def test_lost_seconds_are_0_from_the_first_admission_on_so_that_a_rate_has_the_f
 ) -> None:
     table.intent("t1")
 
-    for outcome in ("stopped", "in-vain"):
+    for outcome in ("stopped", "wasted"):
         labels = {"table": TABLE, "outcome": outcome}
         found = table.metrics.registry.get_sample_value("lakewarden_lost_compute_seconds_total", labels)
         assert found == 0.0
-
-
-def test_a_loser_to_two_winners_is_two_conflicts_and_its_time_is_counted_once(table: Counted) -> None:
-    table.intent("w1").intent("w2").intent("loser")
-    table.touch("w1", m("p/f")).touch("w2", m("p/g"))
-    table.now += 10.0
-    table.touch("loser", m("p/f"), m("p/g"))
-
-    assert table.value("lakewarden_conflicts_total", kind="marker", outcome="stopped") == 2
-    assert 10.0 <= table.value("lakewarden_lost_compute_seconds_total", outcome="stopped") <= 10.1
-
-
-def test_a_lapse_counts_as_an_unknown_outcome_and_a_late_report_as_a_commit(table: Counted) -> None:
-    table.intent("t1", batch_id=7)
-    table.lock()
-    table.request("t1", m("p/f"))
-    table.tick(after=25.0)
-
-    assert table.value("lakewarden_grant_lapses_total") == 1
-    assert table.value("lakewarden_transactions_total", outcome="unknown") == 1
-
-    table.complete("t1")
-
-    assert table.value("lakewarden_transactions_total", outcome="committed") == 1
-
-
-def test_a_withdrawn_grant_is_an_abort_and_the_transaction_ends_with_its_report(table: Counted) -> None:
-    table.intent("t1")
-    table.lock()
-    table.request("t1", m("p/f"))
-    table.lose_lock()
-
-    assert table.value("lakewarden_aborts_total", reason="lease-lost") == 1
-    assert table.value("lakewarden_transactions_total", outcome="aborted") == 0
-
-    table.complete("t1")
-
-    assert table.value("lakewarden_transactions_total", outcome="committed") == 1
 
 
 def test_a_transaction_from_before_a_take_over_is_counted_at_its_end_without_its_waits(
@@ -158,26 +135,6 @@ def test_a_transaction_from_before_a_take_over_is_counted_at_its_end_without_its
     assert later.value("lakewarden_admission_wait_seconds_count") == 0
     assert later.value("lakewarden_grant_wait_seconds_count") == 1
     assert later.value("lakewarden_transactions_total", outcome="committed") == 1
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda table: table.abandon("t1"),
-        lambda table: table.lock().commits("t1", m("p/f")),
-        lambda table: table.forbid_lock(),
-    ],
-    ids=["abandoned", "committed", "aborted"],
-)
-def test_nothing_is_kept_of_a_transaction_that_has_ended(
-    table: Counted, end: Callable[[Counted], object]
-) -> None:
-    """Its intent is delivered once more, later."""
-    table.intent("t1")
-    end(table)
-    table.intent("t1")
-
-    assert table.observer._open == {}
 
 
 def test_nothing_is_kept_of_a_table_that_is_stopped(table: Counted) -> None:

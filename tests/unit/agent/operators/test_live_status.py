@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lakewarden.agent.operators import live_status
 from lakewarden.agent.operators.live_status import LiveStatus

@@ -5,10 +5,11 @@ from __future__ import annotations
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
-from lakewarden.agent.operators.losses import Losses
-from lakewarden.events import encode
+from lakewarden.agent.operators.losses import Losses, loss_lines
+from lakewarden.agent.operators.timelines import Timelines
+from lakewarden.events import CommitIntent, TransactionAbandoned, encode
 from tests.unit.agent.serving.owner_in_memory import consumed
-from tests.unit.events.building import a_conflict, an_overlap
+from tests.unit.events.building import a_conflict, an_overlap, made
 
 
 def lost(table: str, victim: str, winner: str, seconds: float, *partitions: str) -> ConsumerRecord:
@@ -58,3 +59,38 @@ def test_the_commits_of_writers_without_the_gate_are_one_winner_per_format() -> 
 
     winners = {each["winner"] for each in losses.report()["pairs"]}
     assert winners == {"delta, without the gate", "hudi, without the gate", "crm"}
+
+
+def test_what_is_lost_to_a_writer_without_the_gate_counts_without_a_watcher() -> None:
+    """No conflict shows it: the sink has found the commit under the grant. What ended otherwise doesn't count."""
+    losses, now = Losses(hours=1), moment().wall_ms
+    timelines, table = Timelines(losses.add_bypassed), "s3://lake/a"
+    for name, reason in (
+        ("A", "BaseChanged: UPDATE"),
+        ("B", "BaseChanged: UPDATE"),
+        ("C", "empty: nothing to write"),
+    ):
+        each = {"table": table, "writer": "crm", "transaction": name}
+        for event, at in (
+            (made(CommitIntent, **each), now - 4_000),
+            (made(TransactionAbandoned, reason=reason, **each), now),
+        ):
+            timelines.add_event(consumed(encode(event), at_ms=at))
+            timelines.add_event(consumed(encode(event), at_ms=at))  # delivered again
+
+    report = losses.report()
+    assert report["pairs"] == [
+        {
+            "table": table,
+            "winner": "a writer without the gate",
+            "loser": "crm",
+            "conflicts": 2,
+            "seconds": 8.0,
+        }
+    ]
+    assert next(iter(loss_lines(report))) == "2 conflicts in the last hour, 8.0 s of compute wasted"
+    assert [(each["transaction"], each["outcome"]) for each in timelines.find("crm", None, None)] == [
+        ("A", "lost to a writer without the gate"),
+        ("B", "lost to a writer without the gate"),
+        ("C", "empty"),
+    ]

@@ -1,18 +1,58 @@
-"""What `status` shows: who holds a lock, the condition of a table, and commands to copy."""
+"""What `status` shows: who holds a lock, the condition of a table, and commands to copy. What pages show of other commands."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
+from prometheus_client import generate_latest
 
+from lakewarden.agent.cli import requests
+from lakewarden.agent.cli.app import _conflict_line
+from lakewarden.agent.cli.lock_text import audit_lines
+from lakewarden.agent.cli.output import print_line, print_tree
+from lakewarden.agent.clock import moment
+from lakewarden.agent.errors import SuspendedError
+from lakewarden.agent.locks.commands import AuditResult
+from lakewarden.agent.metrics.agent_metrics import AgentMetrics
+from lakewarden.agent.operators.agents import AgentsView, MemberView, PartitionView, agent_lines
 from lakewarden.agent.operators.conditions import command, with_condition
+from lakewarden.agent.operators.explain_text import explanation_lines
+from lakewarden.agent.operators.ledger import LedgerLine
+from lakewarden.agent.operators.losses import Losses, loss_lines
+from lakewarden.agent.operators.refused import RefusedEvent, refused_lines
 from lakewarden.agent.operators.status import BlockerView, LockHolder, TableView, TransactionView, lock_holder
 from lakewarden.agent.operators.status_text import status_summary, status_tree
+from lakewarden.agent.serving.http_endpoint import readiness_text
+from lakewarden.agent.serving.log_records import decisions_in
+from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import timestamp
-from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased, LockRenewed
-from tests.unit.events.building import made
+from lakewarden.events import (
+    EVENT,
+    AuditEventUnion,
+    LockAcquired,
+    LockReleased,
+    LockRenewed,
+    Undecodable,
+    decode,
+    encode,
+    partition_name,
+)
+from lakewarden.handlers.explain.lock_audit import Drifts, check
+from lakewarden.handlers.group.readiness import OwnedPartition, conditions
+from tests.printed import as_shown
+from tests.unit.agent.serving.owner_in_memory import consumed
+from tests.unit.events.building import a_conflict, an_overlap, made
+from tests.unit.handlers.explain.explained import explanation_of
+from tests.unit.handlers.explain.test_lock_audit import history, log
+from tests.unit.handlers.group.test_readiness import LIMITS, READY
+from tests.unit.handlers.table.world import m, world
 
 HOUR = 3600.0
 UNCONFIRMED = "left to lapse: no complete answer arrived"
@@ -59,6 +99,8 @@ NIGHT = Settings(
     bootstrap_servers="kafka:9092", topic_prefix="night", lock_root="s3://lake/locks", s3_endpoint="http://s3"
 )
 
+KAFKA = Settings(bootstrap_servers="kafka:9092")
+
 
 @pytest.mark.parametrize(
     "settings, words, complete",
@@ -86,6 +128,11 @@ NIGHT = Settings(
         ),
         (
             NIGHT,
+            ("watch", "--table", "s3://lake/t"),
+            "LAKEWARDEN_TOPIC_PREFIX=night lakewarden watch --table s3://lake/t {kafka} --s3-endpoint http://s3",
+        ),
+        (
+            NIGHT,
             ("lock", "show", "s3://lake/t", "--lock", "s3://lake/l"),
             "LAKEWARDEN_TOPIC_PREFIX=night lakewarden lock show s3://lake/t --lock s3://lake/l --s3-endpoint http://s3",
         ),
@@ -95,7 +142,18 @@ def test_a_command_to_copy_is_complete_and_quoted(
     settings: KafkaSettings, words: tuple[str, ...], complete: str
 ) -> None:
     """It is pasted into a bare shell. A name must not run anything there, nor break the line."""
-    assert command(settings, *words) == complete.format(kafka="--bootstrap-servers localhost:9092")
+    found = command(settings, *words)
+
+    assert found == complete.format(kafka=f"--bootstrap-servers {settings.bootstrap_servers}")
+    for width in (20, 76, 1_000):
+        lines = found.folded(width)
+        assert bash_words("\n".join(lines)) == bash_words(found)
+        assert all(len(each) <= width or each.removesuffix(" \\").strip() in found.words for each in lines)
+
+
+def bash_words(line: str) -> list[str]:
+    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+    return printed.stdout.decode().split("\0")
 
 
 HELD = LockHolder(
@@ -109,14 +167,18 @@ HELD = LockHolder(
     waiting=True,
 )
 
+OWN_LOCK = replace(HELD, held=True, last_step="lock-renewed", detail=None, waiting=False)
+
 
 def ago(seconds: float) -> str:
     return timestamp((time.time() - seconds) * 1000)
 
 
-def test_status_begins_with_what_is_wrong_and_shows_short_ids() -> None:
+def test_status_begins_with_what_is_wrong_and_shows_short_ids(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A publish hangs: its writer is named, its victim has no command, and `--verbose` has the rest."""
-    shop, crm = "5018ac75" + "0" * 24, "77aa0001" + "0" * 24
+    shop, crm = "5018ac750d54478e9f0c3d1b2a6e7f80", "77aa0001c3f24e0b8d6a1f5e9b7c2d40"
     query = "c2554438-2e6b-4a36-baf4-fd00ec888d87"
     blocker = BlockerView(shop, f"shop:{query}", "granted")
     hangs = TransactionView(shop, f"shop:{query}", 10, "granted", ago(340), None, 1, 4, ago(305))
@@ -124,9 +186,21 @@ def test_status_begins_with_what_is_wrong_and_shows_short_ids() -> None:
         crm, f"crm:{query}", 3, "queued", ago(250), "shop", 1, 4, None, None, ago(250), (blocker,)
     )
     table = with_condition(
-        TableView("s3://lake/orders", None, (hangs, waits)), time.time(), agents=True, recent=None
+        TableView("s3://lake/orders", OWN_LOCK, (hangs, waits)), time.time(), agents=True, recent=None
     )
 
+    for line, shown in (("lakewarden status", False), ("lakewarden status --verbose", True)):
+        print_line(status_summary([table]))
+        print_tree(*status_tree(table, KAFKA, verbose=shown))
+        as_shown("docs/runbooks.md", line, capsys.readouterr().out)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_tree(*status_tree(table, KAFKA, verbose=False))
+    folded = (
+        f"    lakewarden abort {shop} --table s3://lake/orders \\\n"
+        "      --reason 'its publish hangs' --bootstrap-servers kafka:9092\n"
+    )
+    assert folded in capsys.readouterr().out, "on a terminal, the lines of a command can be copied"
     line, branches = status_tree(table, NIGHT, verbose=False)
 
     assert status_summary([table]) == "1 table, 1 with a problem"
@@ -152,3 +226,84 @@ def test_the_condition_follows_from_the_lock_and_the_group(agents: bool, word: s
 
     assert view.condition is not None
     assert view.condition.text == f"{word} for 60 s"
+
+
+RUNBOOKS, COMMANDS = "docs/runbooks.md", "docs/commands.md"
+FROM_A_LATER_VERSION = b'{"type":"commit-granted","protocol":2}'
+LATE, NEXT = "2467e5b4-fb48-41bf-88c4-10d7a1a66d11", "77aa0001-4327-4a36-a5a2-fd00ec888d87"
+LOST_LATE = (
+    *history(f"{LATE} acquired 0; {LATE} renewed 3000", agent="agent-a"),
+    *history(f"{LATE} lost 31000", agent="agent-a", detail="the renewal was not confirmed in time"),
+    *history(f"{NEXT} acquired 33000; {NEXT} released 41000", agent="agent-b"),
+)
+NOT_READY = {
+    "An agent is behind": replace(READY, partitions=(OwnedPartition(3, "live", 7012, 958.0),)),
+    "A topic was deleted": replace(READY, partitions=(), queued_at=None, unowned=(0, 1, 2)),
+}
+
+
+def test_the_pages_show_what_the_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(page: str, line: str, printed: Iterable[str]) -> None:
+        as_shown(page, line, "\n".join(printed))
+
+    shop, stock, orders = "shop-3f0cb31b", "stock-7d1c90e2", "s3://lake/orders"
+    w = world().intent(shop, writer="shop", batch_id=7).touch(shop, m("day=1/f-3")).lock().request(shop)
+    w.intent(stock, m("day=1/*"), writer="stock", batch_id=3, admission="queued")
+    shown(RUNBOOKS, "lakewarden explain stock-7d1c90e2", explanation_lines(explanation_of(w, stock)))
+    shown(RUNBOOKS, "lakewarden explain shop-3f0cb31b", explanation_lines(explanation_of(w.tick(21), shop)))
+
+    owned = tuple(
+        PartitionView(number, "agent-a", running=True, term="t", taken="", unread=0, replay=0)
+        for number in range(8)
+    )
+    gone = replace(owned[0], running=False, term="5d11f6a0", taken="2026-11-26T02:41:07.318+00:00")
+    running = AgentsView("lakewarden-agents", (MemberView("agent-a", "0.1.0"),), owned)
+    shown(COMMANDS, "lakewarden agents", agent_lines(running))
+    shown(RUNBOOKS, "lakewarden agents", agent_lines(replace(running, members=(), partitions=(gone,))))
+
+    rubbish = decode(EVENT, b"rubbish")
+    assert isinstance(rubbish, Undecodable)
+    where = ("lakewarden.writers", 5, 1209)
+    event = RefusedEvent(
+        "2026-11-26T02:41:07.318Z", rubbish.reason, *where, None, None, None, None, "rubbish"
+    )
+    shown(RUNBOOKS, "lakewarden refused", refused_lines([event]))
+
+    conflict = a_conflict(an_overlap("day=1", "shop", file_group="f-3"), writer="crm", table=orders)
+    shown(RUNBOOKS, "lakewarden conflicts", [_conflict_line(conflict, verbose=False)])
+    losses = Losses(hours=6)
+    losses.add(consumed(encode(conflict), at_ms=moment().wall_ms))
+    shown(COMMANDS, "lakewarden losses", loss_lines(losses.report()))
+
+    audit = check(log(*LOST_LATE), Drifts())
+    shown(
+        f"{RUNBOOKS}#Locks are lost or renewed late",
+        "lakewarden lock audit",
+        audit_lines(AuditResult(audit, 0, ())),
+    )
+
+    for heading, facts in NOT_READY.items():
+        text = readiness_text(conditions(facts, LIMITS))
+        shown(f"{RUNBOOKS}#{heading}", "curl -s localhost:8437/readyz", text.splitlines())
+    metrics = AgentMetrics()
+    metrics.on_session_end(SuspendedError(""))
+    samples = generate_latest(metrics.registry).decode().splitlines()
+    ended = [line for line in samples if "sessions_ended_total{" in line]
+    shown(RUNBOOKS, "curl -s localhost:8437/metrics | grep sessions_ended_total{", ended)
+
+    newer: list[str] = []
+    later = consumed(FROM_A_LATER_VERSION, 4711, topic="lakewarden.decisions")
+    assert list(decisions_in([later], on_newer=newer.append)) == []
+    stopped = StoppedTables(cast("Any", None), cast("Any", None))
+    stopped.reasons[orders] = "list index out of range"
+    for heading, table, why in (
+        ("A partition is refused", partition_name(5), newer[0]),
+        ("A table is stopped", orders, stopped.why(orders)),
+    ):
+        view = with_condition(TableView(table, None, (), refused=why), time.time(), agents=True, recent=None)
+        print_line(status_summary([view]))
+        print_tree(*status_tree(view, KAFKA, verbose=False))
+        shown(f"{RUNBOOKS}#{heading}", "lakewarden status", capsys.readouterr().out.splitlines())
+
+    requests._print_lines([LedgerLine(orders, "job:1", 7, "ledger-corrected-4711", None, ago(9), 12, 0)])
+    shown(COMMANDS, "lakewarden ledger show s3://lake/orders", capsys.readouterr().out.splitlines())

@@ -13,8 +13,7 @@ from aiokafka.errors import KafkaError
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from lakewarden.agent.serving import agent as agent_module
-from lakewarden.agent.serving import lasting
+from lakewarden.agent.serving import agent as agent_module, lasting
 from lakewarden.agent.serving.agent import RETRY_SECONDS, STORE_RETRY_SECONDS, Agent
 from lakewarden.agent.serving.lasting import HEALTHY_SECONDS, Lasting
 from lakewarden.agent.settings import Settings

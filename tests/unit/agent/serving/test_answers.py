@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, event, given, settings, strategies as st
 
 from lakewarden.agent import clock
 from lakewarden.handlers.table.liveness import CaughtUp

@@ -28,7 +28,7 @@ async def test_an_unreported_outcome_is_one_of_a_granted_transaction() -> None:
 
     assert set(table.owner.tables.states[URI].lapsed) == {"T1", observed}
     found = await measure([table.owner], table.metrics, now)
-    assert dict(found.unreported) == {URI: 1}
+    assert dict(found.unreported) == {(URI,): 1}
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,14 @@ from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.events import Abort, CommitIntent, Marker, MarkerCreated, WriterEventUnion, encode
 from lakewarden.handlers.table.memory import used_bytes
 from lakewarden.handlers.table.replay import Position
-from tests.unit.agent.serving.owner_in_memory import OTHER as TRIPS
-from tests.unit.agent.serving.owner_in_memory import TABLE as ORDERS
-from tests.unit.agent.serving.owner_in_memory import TOPICS, Log, consumed, offline_owner
+from tests.unit.agent.serving.owner_in_memory import (
+    OTHER as TRIPS,
+    TABLE as ORDERS,
+    TOPICS,
+    Log,
+    consumed,
+    offline_owner,
+)
 
 LIMIT = 100_000
 PARTITION = {ORDERS: 0, TRIPS: 1}

@@ -86,7 +86,9 @@ def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
     assert stopped["unpublished"] == ["CommitGranted A"]
     assert stopped["recent"][-1].endswith("LockConfirmed")
     assert list(table.owner.tables.stopped.reasons) == [TABLE]
-    assert refused_tables(table.log.of(TOPICS.decisions)) == {TABLE: STOPPED + "planted"}
+    assert refused_tables(table.log.of(TOPICS.decisions)) == {
+        TABLE: f"{STOPPED}planted; restart the agent to rebuild it from the log; table={TABLE}"
+    }
     table.send("commit-intent", 1, table=OTHER, transaction="Y")
     assert ("admitted", "Y", "") in decisions(table)
     assert counted(table, "lakewarden_aborts_total", "table") == {TABLE: 3}

@@ -6,8 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -82,6 +81,18 @@ class Topic:
     def create_again(self) -> None:
         self.beginning = 0
         self.records.clear()
+
+    def write_over(self) -> None:
+        """The end was lost, and other records have reached the same offsets."""
+        self.truncate(self.end - 1)
+        self.append(b"k", b"{}")
+
+    def outgrow(self) -> None:
+        """Created again, with more records than before."""
+        end = self.end
+        self.create_again()
+        for _ in range(end + 3):
+            self.append(b"k", b"{}")
 
 
 class Kafka:
@@ -203,6 +214,19 @@ class Scene:
         ]
 
 
+async def noticed(scene: Scene) -> tuple[PartitionOwner, list[dict[str, Any]]]:
+    """A new agent takes the partition over. Returns its owner and what it logs of an incomplete log; it logs no other error."""
+    with capture_logs() as lines:
+        owner = await scene.take_over()
+    found = [dict(each) for each in lines if each["log_level"] == "error"]
+    assert {each["event"] for each in found} <= {"log.incomplete"}
+    return owner, found
+
+
+def problems(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(each["topic"], each["problem"]) for each in lines]
+
+
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     made = Scene(Kafka(), [1_000.0])
@@ -248,65 +272,40 @@ async def test_a_complete_log_is_replayed_without_an_error(scene: Scene) -> None
     await with_history(scene)
     end = scene.kafka.topics[TOPICS.decisions].end
 
-    with capture_logs() as lines:
-        owner = await scene.take_over()
+    owner, lines = await noticed(scene)
 
-    assert [each for each in lines if each["log_level"] == "error"] == []
+    assert lines == []
     assert scene.decisions(Abort, end) == []
     assert sorted(each.id for each in owner.tables.states[TABLE].open()) == ["T1", "T3"]
     assert scene.kafka.moved_to == []
 
 
-def lose_decisions_beginning(kafka: Kafka) -> None:
-    kafka.topics[TOPICS.decisions].cut(kafka.topics[TOPICS.decisions].end)
+def lose_beginning(scene: Scene) -> None:
+    decisions = scene.kafka.topics[TOPICS.decisions]
+    decisions.cut(decisions.end)
 
 
-def lose_events_beginning(kafka: Kafka) -> None:
-    kafka.topics[TOPICS.writers].cut(4)
-
-
-def lose_events_end(kafka: Kafka) -> None:
-    kafka.topics[TOPICS.writers].truncate(3)
-
-
-def lose_decisions_end(kafka: Kafka) -> None:
-    kafka.topics[TOPICS.decisions].truncate(2)
-
-
-def create_again(topic: str, kafka: Kafka) -> None:
-    kafka.topics[topic].create_again()
-
-
-def write_over(topic: str, kafka: Kafka) -> None:
-    """The end was lost, and other records have reached the same offsets."""
-    end = kafka.topics[topic].end
-    kafka.topics[topic].truncate(end - 1)
-    kafka.topics[topic].append(b"k", b"{}")
-
-
-LOSSES: list[tuple[Callable[[Kafka], None], str, str]] = [
-    (lose_decisions_beginning, TOPICS.decisions, "beginning-lost"),
-    (lose_events_beginning, TOPICS.writers, "beginning-lost"),
-    (lose_events_end, TOPICS.writers, "end-lost"),
-    (lose_decisions_end, TOPICS.decisions, "end-lost"),
-    (partial(create_again, TOPICS.writers), TOPICS.writers, "end-lost"),
-    (partial(create_again, TOPICS.decisions), TOPICS.decisions, "end-lost"),
-    (partial(write_over, TOPICS.writers), TOPICS.writers, "replaced"),
-    (partial(write_over, TOPICS.decisions), TOPICS.decisions, "replaced"),
+Lose: TypeAlias = Callable[[Topic], None]
+LOSSES: list[tuple[Lose, str, str]] = [
+    (lambda topic: topic.cut(topic.end), TOPICS.decisions, "beginning-lost"),
+    (lambda topic: topic.cut(4), TOPICS.writers, "beginning-lost"),
+    (lambda topic: topic.truncate(3), TOPICS.writers, "end-lost"),
+    (lambda topic: topic.truncate(2), TOPICS.decisions, "end-lost"),
+    *((Topic.create_again, each, "end-lost") for each in (TOPICS.writers, TOPICS.decisions)),
+    *((Topic.write_over, each, "replaced") for each in (TOPICS.writers, TOPICS.decisions)),
 ]
 
 
 @pytest.mark.parametrize(("lose", "topic", "problem"), LOSSES)
 async def test_a_loss_is_logged_and_no_transaction_of_before_is_granted_after_it(
-    scene: Scene, lose: Callable[[Kafka], None], topic: str, problem: str
+    scene: Scene, lose: Lose, topic: str, problem: str
 ) -> None:
     """Before, T1 and T3 were granted without a look at what T2 had committed, or the agent read nothing any more."""
     await with_history(scene)
-    lose(scene.kafka)
+    lose(scene.kafka.topics[topic])
     end = scene.kafka.topics[TOPICS.decisions].end
 
-    with capture_logs() as lines:
-        owner = await scene.take_over()
+    owner, lines = await noticed(scene)
     for transaction in ("T1", "T3"):
         scene.send(MarkerCreated, transaction, markers=marker())
         scene.send(CommitRequested, transaction, seq=1)
@@ -315,7 +314,7 @@ async def test_a_loss_is_logged_and_no_transaction_of_before_is_granted_after_it
     before_the_lock = scene.decisions(Admitted, end)
     scene.lock(owner)
 
-    [line] = [each for each in lines if each["event"] == "log.incomplete"]
+    [line] = lines
     assert (line["topic"], line["problem"], line["partition"]) == (topic, problem, 0)
     assert scene.decisions(CommitGranted, end) == []
     assert {"T1", "T3"} <= set(scene.decisions(Abort, end)) <= {"T1", "T2", "T3"}
@@ -326,28 +325,26 @@ async def test_a_loss_is_logged_and_no_transaction_of_before_is_granted_after_it
 async def test_an_owner_that_is_replaced_at_once_leaves_the_gap_to_the_next(scene: Scene) -> None:
     """The first checkpoint after a loss would hide it, and a grant that the log lost may still run."""
     await with_history(scene)
-    lose_decisions_beginning(scene.kafka)
+    lose_beginning(scene)
 
     first = await scene.take_over()
     assert first.checkpoint() is None
-    with capture_logs() as lines:
-        await scene.take_over()
+    _, lines = await noticed(scene)
 
-    assert [each["problem"] for each in lines if each["event"] == "log.incomplete"] == ["beginning-lost"]
+    assert [each["problem"] for each in lines] == ["beginning-lost"]
 
 
 async def test_after_a_lock_lease_the_loss_is_over_and_the_checkpoints_still_name_it(scene: Scene) -> None:
     await with_history(scene)
-    lose_decisions_beginning(scene.kafka)
+    lose_beginning(scene)
     owner = await scene.take_over()
     scene.clock[0] += SETTINGS.validity_seconds
     scene.commit(owner)
     end = scene.kafka.topics[TOPICS.decisions].end
 
-    with capture_logs() as lines:
-        again = await scene.take_over()
+    again, lines = await noticed(scene)
 
-    assert [each for each in lines if each["event"] == "log.incomplete"] == []
+    assert lines == []
     assert scene.decisions(Abort, end) == []
     checkpoint = again.checkpoint()
     assert checkpoint is not None
@@ -363,10 +360,8 @@ async def test_an_event_that_only_a_decision_remembers_is_missed(scene: Scene) -
     assert scene.decisions(CommitGranted) == ["T2", "T3"]
     scene.kafka.topics[TOPICS.writers].truncate(6)
 
-    with capture_logs() as lines:
-        await scene.take_over()
+    _, [line] = await noticed(scene)
 
-    [line] = [each for each in lines if each["event"] == "log.incomplete"]
     assert (line["problem"], line["expected"], line["found"]) == ("end-lost", 8, 6)
 
 
@@ -394,10 +389,9 @@ async def test_decisions_that_were_lost_before_the_last_checkpoint_are_missed_by
     scene.commit(owner)
     end = scene.kafka.topics[TOPICS.decisions].end
 
-    with capture_logs() as lines:
-        await scene.take_over()
+    _, lines = await noticed(scene)
 
-    assert [each["problem"] for each in lines if each["event"] == "log.incomplete"] == ["replaced"]
+    assert [each["problem"] for each in lines] == ["replaced"]
     assert {"T1", "T3"} <= set(scene.decisions(Abort, end))
 
 
@@ -455,49 +449,26 @@ def in_ledger(scene: Scene) -> dict[str, int | None]:
     }
 
 
-def errors(lines: list[Any]) -> list[tuple[str, str]]:
-    return [(each["topic"], each["problem"]) for each in lines if each["event"] == "log.incomplete"]
-
-
-def ledger_create_again(kafka: Kafka) -> None:
-    kafka.topics[LEDGER].create_again()
-
-
-def create_again_and_outgrow(kafka: Kafka) -> None:
-    end = kafka.topics[LEDGER].end
-    ledger_create_again(kafka)
-    for _ in range(end + 3):
-        kafka.topics[LEDGER].append(b"k", b"{}")
-
-
-def lose_end(kafka: Kafka) -> None:
-    kafka.topics[LEDGER].truncate(1)
-
-
-def lose_beginning(kafka: Kafka) -> None:
-    kafka.topics[LEDGER].cut(kafka.topics[LEDGER].end)
-
-
-LEDGER_LOSSES: list[tuple[Callable[[Kafka], None], str]] = [
-    (ledger_create_again, "end-lost"),
-    (create_again_and_outgrow, "replaced"),
-    (lose_end, "end-lost"),
-    (lose_beginning, "beginning-lost"),
+LEDGER_LOSSES: list[tuple[Lose, str]] = [
+    (Topic.create_again, "end-lost"),
+    (Topic.outgrow, "replaced"),
+    (lambda topic: topic.truncate(1), "end-lost"),
+    (lambda topic: topic.cut(topic.end), "beginning-lost"),
 ]
 
 
 @pytest.mark.parametrize(("lose", "problem"), LEDGER_LOSSES)
 async def test_a_loss_is_logged_once_and_the_checkpoints_name_it(
-    scene: Scene, lose: Callable[[Kafka], None], problem: str
+    scene: Scene, lose: Lose, problem: str
 ) -> None:
     await after_a_commit(scene)
-    lose(scene.kafka)
+    lose(scene.kafka.topics[LEDGER])
 
-    with capture_logs() as lines:
-        scene.commit(await scene.take_over())
-        owner = await scene.take_over()
+    first, lines = await noticed(scene)
+    scene.commit(first)
+    owner, later = await noticed(scene)
 
-    assert errors(lines) == [(LEDGER, problem)]
+    assert problems(lines + later) == [(LEDGER, problem)]
     checkpoint = owner.checkpoint()
     assert checkpoint is not None
     assert [(each.gap.topic, each.gap.problem) for each in checkpoint.gaps] == [(LEDGER, problem)]
@@ -505,20 +476,19 @@ async def test_a_loss_is_logged_once_and_the_checkpoints_name_it(
 
 @pytest.mark.parametrize(("lose", "problem"), LEDGER_LOSSES)
 async def test_the_owner_that_knew_the_entries_records_them_again(
-    scene: Scene, lose: Callable[[Kafka], None], problem: str
+    scene: Scene, lose: Lose, problem: str
 ) -> None:
     """At the end of its session. Before, the batch was admitted again and written twice."""
     owner = await after_a_commit(scene)
-    lose(scene.kafka)
+    lose(scene.kafka.topics[LEDGER])
 
     for record in owner.tables.ledger_records():
         scene.kafka.put(record)
-    with capture_logs() as lines:
-        again = await scene.take_over()
+    again, lines = await noticed(scene)
     scene.send(CommitIntent, "again", batch_id=7, writer="w-T")
     scene.consume(again)
 
-    assert [topic for topic, _ in errors(lines)] == [LEDGER], problem
+    assert [each["topic"] for each in lines] == [LEDGER], problem
     assert scene.decisions(AlreadyCommitted) == ["again"]
 
 
@@ -538,13 +508,11 @@ async def test_an_entry_recorded_again_replaces_no_later_correction(scene: Scene
 async def test_another_process_keeps_what_is_left_and_aborts_nothing(scene: Scene) -> None:
     """T2 committed after the checkpoint's offset, so its completion is replayed and recorded again."""
     await with_history(scene)
-    ledger_create_again(scene.kafka)
+    scene.kafka.topics[LEDGER].create_again()
     end = scene.kafka.topics[TOPICS.decisions].end
 
-    with capture_logs() as lines:
-        owner = await scene.take_over()
+    owner, [line] = await noticed(scene)
 
-    [line] = [each for each in lines if each["event"] == "log.incomplete"]
     assert "written twice" in line["detail"]
     assert scene.decisions(Abort, end) == []
     assert sorted(each.id for each in owner.tables.states[TABLE].open()) == ["T1", "T3"]
@@ -564,10 +532,7 @@ async def test_a_complete_ledger_is_no_error_even_if_compaction_removed_the_last
         scene.kafka.topics[LEDGER].records.remove(last)
         scene.kafka.topics[LEDGER].compacted = 1
 
-    with capture_logs() as lines:
-        await scene.take_over()
-
-    assert errors(lines) == []
+    assert (await noticed(scene))[1] == []
 
 
 async def test_a_checkpoint_of_an_earlier_release_is_compared_by_the_end_alone(scene: Scene) -> None:
@@ -577,18 +542,14 @@ async def test_a_checkpoint_of_an_earlier_release_is_compared_by_the_end_alone(s
     older = known.metadata.replace('"entry"', '"-"').replace('"ledger_beginning"', '"--"')
     scene.kafka.committed[where] = OffsetAndMetadata(known.offset, older)
 
-    with capture_logs() as lines:
-        await scene.take_over()
-    assert errors(lines) == []
-    ledger_create_again(scene.kafka)
-    with capture_logs() as lines:
-        await scene.take_over()
-    assert errors(lines) == [(LEDGER, "end-lost")]
+    assert (await noticed(scene))[1] == []
+    scene.kafka.topics[LEDGER].create_again()
+    assert problems((await noticed(scene))[1]) == [(LEDGER, "end-lost")]
 
 
 async def test_a_loss_is_shown_before_an_agent_takes_over(scene: Scene) -> None:
     await after_a_commit(scene)
-    ledger_create_again(scene.kafka)
+    scene.kafka.topics[LEDGER].create_again()
     log: Any = KafkaLog(scene.kafka)
 
     found = await find_ledger_gaps(log, await find_starts(log, [0]))
@@ -600,7 +561,7 @@ async def test_a_loss_is_shown_before_an_agent_takes_over(scene: Scene) -> None:
 
 async def test_an_entry_that_is_acknowledged_below_an_earlier_one_ends_the_session(scene: Scene) -> None:
     owner = await after_a_commit(scene)
-    ledger_create_again(scene.kafka)
+    scene.kafka.topics[LEDGER].create_again()
 
     scene.send(LedgerCorrected, "C", writer="w-T", batch_id=3, operator="me", reason="restored")
     scene.consume(owner)

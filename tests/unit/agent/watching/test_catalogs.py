@@ -31,13 +31,13 @@ from lakewarden.agent.watching.catalogs import (
 )
 from lakewarden.agent.watching.files import Buckets, UnreadableTableError
 from lakewarden.agent.watching.iceberg import CatalogFollower
-from lakewarden.agent.watching.watcher import Watcher
-from lakewarden.events import CommitCompleted, WriterEventUnion
+from lakewarden.events import CommitCompleted
 from lakewarden.handlers.observations import ObservedCommit
 from tests.recorded_delta import commit
 from tests.recorded_iceberg import move, moved
 from tests.servers.faulty_http import Reply, faulty_server
 from tests.tuned import tuned
+from tests.unit.agent.watching.lake import Published, logged, looked_at, watching
 from tests.waiting import until
 
 FLIGHTS = TableName("prod", ("air",), "flights")
@@ -257,22 +257,6 @@ async def test_a_table_of_another_agents_partition_is_followed_when_it_comes(ser
         assert await versions(follower) == []
 
 
-@asynccontextmanager
-async def watching(
-    settings: Settings, is_own: Callable[[str], bool] = lambda _: True
-) -> AsyncIterator[tuple[Watcher, list[WriterEventUnion]]]:
-    published: list[WriterEventUnion] = []
-
-    async def publish(events: list[WriterEventUnion]) -> None:
-        published.extend(events)
-
-    running = Watcher(settings, settings.watch, publish, is_own)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(running.run)
-        yield running, published
-        tasks.cancel_scope.cancel()
-
-
 async def test_the_tables_of_a_namespace_are_found_watched_and_left(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,12 +264,13 @@ async def test_the_tables_of_a_namespace_are_found_watched_and_left(
     monkeypatch.setattr(watcher, "DISCOVERY_SECONDS", 0.02)
     monkeypatch.setattr(watcher, "ABSENT_SECONDS", 0.05)
     server.tables = {"other": 1, "flights": 1}
+    published = Published()
     with capture_logs() as logs:
-        async with watching(settings_of(server.uri, "prod:air.fl*")) as (running, published):
+        async with watching(settings_of(server.uri, "prod:air.fl*"), published) as running:
             await until(lambda: running.tables and all(each.looked_at for each in running.tables.values()))
             assert list(running.tables) == ["prod:air.flights"]
             server.tables["flights"] = 2
-            await until(lambda: any(isinstance(each, CommitCompleted) for each in published))
+            await published.until(CommitCompleted)
             del server.tables["flights"]
             await until(lambda: not running.tables)
 
@@ -300,11 +285,9 @@ async def test_the_tables_of_a_namespace_are_found_watched_and_left(
 
 async def test_a_table_that_the_agents_do_not_serve_is_named_once(server: Server) -> None:
     with capture_logs() as logs:
-        async with watching(settings_of(server.uri, "prod:air.flights"), is_own=lambda _: False) as (
-            running,
-            _,
-        ):
-            await until(lambda: any(each["event"] == "watch.not-allowed" for each in logs))
+        settings = settings_of(server.uri, "prod:air.flights")
+        async with watching(settings, Published(), is_own=lambda _: False) as running:
+            await logged(logs, "watch.not-allowed")
             running.reassign()
             await until(lambda: len(server.received) >= 3)
 
@@ -322,8 +305,8 @@ async def test_a_catalog_that_hangs_delays_no_other_table(tmp_path: Path) -> Non
             *(f"prod:air.{number}" for number in range(50)),
             f"file://{tmp_path.resolve()}/*",
         )
-        async with watching(settings_of(server.endpoint, *entries)) as (running, _):
-            await until(lambda: (found := running.tables.get(f"file://{log.parent}")) and found.looked_at)
+        async with watching(settings_of(server.endpoint, *entries), Published()) as running:
+            await looked_at(running, f"file://{log.parent}")
             assert server.received
 
 

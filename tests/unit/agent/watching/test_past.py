@@ -14,8 +14,7 @@ from typing import Any
 import anyio
 import fastavro
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
 from lakewarden.agent.settings import Settings
@@ -26,8 +25,7 @@ from lakewarden.handlers.assessment import TableHistory, assess
 from lakewarden.handlers.delta.log import PartitionLayout, past_commit
 from lakewarden.handlers.observations import UnreadableCommit
 from tests import recorded_iceberg
-from tests.recorded_delta import commit
-from tests.recorded_delta import recorded as checksum
+from tests.recorded_delta import commit, recorded as checksum
 from tests.recorded_hudi import recorded
 from tests.recorded_paimon import metadata
 from tests.tuned import tuned

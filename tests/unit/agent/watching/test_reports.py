@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lakewarden.agent.watching.reports import reports
+from lakewarden.agent.watching.watcher import reports
 from lakewarden.events import (
     MAX_EVENT_BYTES,
     WRITER_EVENT,
@@ -22,8 +22,14 @@ from lakewarden.events import (
 from lakewarden.events.base import MAX_ORIGIN
 from lakewarden.handlers.delta.log import PartitionLayout, foreign_commit
 from lakewarden.handlers.explain.condition import made_by
-from lakewarden.handlers.hudi.past import maker_of as hudi_maker_of
-from lakewarden.handlers.hudi.watching import Alive, Completed, Observation, Opened, Touched
+from lakewarden.handlers.hudi.watching import (
+    Alive,
+    Completed,
+    Observation,
+    Opened,
+    Touched,
+    maker_of as hudi_maker_of,
+)
 from lakewarden.handlers.iceberg.metadata import maker_of
 from lakewarden.handlers.observations import ObservedCommit
 

@@ -22,20 +22,14 @@ from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import child, supervisor
-from lakewarden.agent.watching.instructions import (
-    Assignment,
-    decode_assignment,
-    decode_settings,
-    encode_assignment,
-    encode_settings,
-)
+from lakewarden.agent.watching.instructions import Assignment, decode, encode
 from lakewarden.agent.watching.supervisor import keep_watching
 from lakewarden.agent.watching.watcher import Watcher
-from lakewarden.events import CommitCompleted, CommitIntent, WriterEventUnion
+from lakewarden.events import CommitCompleted, CommitIntent
 from lakewarden.events.access import partition_of
-from tests.recorded_delta import commit
 from tests.recorded_hudi import recorded
 from tests.tuned import tuned
+from tests.unit.agent.watching.lake import QUICK, Lake, Published, logged, looked_at
 from tests.waiting import until
 
 COPY = "import os, sys; out = open(sys.argv[1], 'ab', 0); [out.write(line) for line in sys.stdin.buffer]"
@@ -85,8 +79,8 @@ async def test_the_watcher_gets_the_settings_and_each_new_assignment(agent: Agen
         await until(lambda: len(agent.lines()) == 3)
 
     settings, *assignments = agent.lines()
-    assert decode_settings(settings) == agent.settings
-    assert [decode_assignment(each) for each in assignments] == [ONE, TWO]
+    assert decode(settings) == agent.settings
+    assert [decode(each) for each in assignments] == [ONE, TWO]
 
 
 async def test_no_watcher_starts_before_the_first_assignment(
@@ -205,60 +199,33 @@ class WatchingAgent:
 
     watcher: Watcher
     assignments: MemoryObjectSendStream[Assignment]
-    published: list[WriterEventUnion]
+    published: Published
 
     def assign(self, own: Iterable[int]) -> None:
         self.assignments.send_nowait(Assignment(PARTITIONS, frozenset(own)))
 
     async def has_looked_at(self, table: str) -> None:
-        await until(lambda: table in self.watcher.tables and self.watcher.tables[table].looked_at is not None)
-
-    def versions(self) -> list[str | None]:
-        """Of the commits that it has reported."""
-        return [each.version for each in self.published if isinstance(each, CommitCompleted)]
+        await looked_at(self.watcher, table)
 
 
-@dataclass
-class Lake:
-    """Tables on a disk."""
+class Tables(Lake):
+    """Tables, and the settings of their agents."""
 
-    root: Path
-    settings: Settings = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.set(watch=(f"file://{self.root}/*",))
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.set(watch=(self.at("*"),))
 
     def set(self, **settings: Any) -> None:
         """Replace the settings of agents that start later."""
-        periods = {"watch_seconds": 0.01, "watch_idle_seconds": 0.01, "watch_grace_seconds": 0.0}
-        self.settings = tuned(**{"tables": (f"file://{self.root}/*",), **periods, **settings})
-
-    def uri(self, table: str) -> str:
-        return f"file://{self.root}/{table}"
-
-    def put(self, table: str, path: str, body: bytes = b"") -> None:
-        file = self.root / table / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_name(f".{file.name}.written")
-        written.write_bytes(body)
-        written.rename(file)
-
-    def commit(self, table: str, *versions: int) -> None:
-        """Add commits of the recorded Delta table."""
-        for version in versions:
-            self.put(table, f"_delta_log/{version:020d}.json", commit("days", version))
+        self.settings = tuned(**{"tables": (self.at("*"),), **QUICK, **settings})
 
     @asynccontextmanager
     async def agent(self, own: Iterable[int]) -> AsyncIterator[WatchingAgent]:
         send, receive = anyio.create_memory_object_stream[Assignment](math.inf)
-        published: list[WriterEventUnion] = []
-
-        async def publish(events: list[WriterEventUnion]) -> None:
-            published.extend(events)
-
+        published = Published()
         async with send, receive, anyio.create_task_group() as tasks:
             before = len(RecordedWatcher.made)
-            tasks.start_soon(child.watch_assigned, self.settings, receive, publish)
+            tasks.start_soon(child.watch_assigned, self.settings, receive, published.publish)
             await until(lambda: len(RecordedWatcher.made) > before)
             made = WatchingAgent(RecordedWatcher.made[before], send, published)
             made.assign(own)
@@ -267,54 +234,54 @@ class Lake:
 
 
 @pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tables:
     monkeypatch.setattr(RecordedWatcher, "made", [], raising=False)
     monkeypatch.setattr(child, "Watcher", RecordedWatcher)
-    return Lake(tmp_path.resolve())
+    return Tables(tmp_path.resolve())
 
 
-async def test_each_table_is_watched_by_the_agent_that_has_its_partition(lake: Lake) -> None:
+async def test_each_table_is_watched_by_the_agent_that_has_its_partition(lake: Tables) -> None:
     """One of the tables is also named. A third agent has no partition."""
     tables = [f"t{number}" for number in range(8)]
     for table in tables:
-        lake.commit(table, 0)
-    lake.set(watch=(lake.uri("t3"), f"file://{lake.root}/*"))
+        lake.commit(0, table=table)
+    lake.set(watch=(lake.at("t3"), lake.at("*")))
     async with lake.agent({0}) as first, lake.agent({1}) as second, lake.agent(NONE) as spare:
         watchers = [each.watcher for each in (first, second, spare)]
         await until(lambda: sum(len(each.tables) for each in watchers) >= len(tables))
         watched = [{*each.tables} for each in watchers]
 
-    expected = [{lake.uri(each) for each in tables if partition_of(lake.uri(each), PARTITIONS) == number}
+    expected = [{lake.at(each) for each in tables if partition_of(lake.at(each), PARTITIONS) == number}
                 for number in (0, 1)]  # fmt: skip
     assert watched == [*expected, set()]
     assert all(expected)
 
 
-async def test_after_a_hand_over_only_the_new_agent_watches_and_nothing_is_repeated(lake: Lake) -> None:
+async def test_after_a_hand_over_only_the_new_agent_watches_and_nothing_is_repeated(lake: Tables) -> None:
     """Version 3 is committed while no agent watches: the format's own check finds its conflicts."""
-    lake.commit("days", 0, 1)
+    lake.commit(0, 1)
     with capture_logs() as logs:
         async with lake.agent(ALL) as first, lake.agent(NONE) as second:
-            await first.has_looked_at(lake.uri("days"))
-            lake.commit("days", 2)
-            await until(first.versions)
+            await first.has_looked_at(lake.at("days"))
+            lake.commit(2)
+            await until(first.published.versions)
             first.assign(NONE)
-            await until(lambda: any(each["event"] == "watch.table-left" for each in logs))
-            lake.commit("days", 3)
+            await logged(logs, "watch.table-left")
+            lake.commit(3)
             second.assign(ALL)
-            await second.has_looked_at(lake.uri("days"))
-            lake.commit("days", 4)
-            await until(second.versions)
+            await second.has_looked_at(lake.at("days"))
+            lake.commit(4)
+            await until(second.published.versions)
 
-    assert (first.versions(), second.versions()) == (["2"], ["4"])
+    assert (first.published.versions(), second.published.versions()) == (["2"], ["4"])
     assert first.watcher.tables == {}
 
 
-async def test_the_next_watcher_reports_the_end_of_what_the_former_one_has_opened(lake: Lake) -> None:
+async def test_the_next_watcher_reports_the_end_of_what_the_former_one_has_opened(lake: Tables) -> None:
     """An instant of Hudi that completes after a hand-over, before the next watcher's first look."""
     lake.put("trips", ".hoodie/hoodie.properties", recorded("cow-v9", "hoodie.properties"))
     async with lake.agent(ALL) as first, lake.agent(NONE) as second:
-        await first.has_looked_at(lake.uri("trips"))
+        await first.has_looked_at(lake.at("trips"))
         lake.put("trips", f".hoodie/timeline/{TIME}.commit.requested")
         await until(lambda: first.published)
         first.assign(NONE)
@@ -329,34 +296,34 @@ async def test_the_next_watcher_reports_the_end_of_what_the_former_one_has_opene
     assert intent.transaction == completion.transaction == f"hudi:{TIME}"
 
 
-async def test_a_table_that_stays_is_not_begun_again(lake: Lake) -> None:
+async def test_a_table_that_stays_is_not_begun_again(lake: Tables) -> None:
     """A rebalance that moves other partitions."""
-    lake.commit("days", 0)
-    uri = lake.uri("days")
+    lake.commit(0)
+    uri = lake.at("days")
     own = partition_of(uri, PARTITIONS)
     async with lake.agent(ALL) as agent:
         await agent.has_looked_at(uri)
         table = agent.watcher.tables[uri]
         follower = table.watched
         agent.assign({own})
-        lake.commit("days", 1)
-        await until(agent.versions)
+        lake.commit(1)
+        await until(agent.published.versions)
 
         assert agent.watcher.tables[uri] is table
         assert table.watched is follower
 
 
-async def test_a_table_that_allow_does_not_cover_is_not_watched(lake: Lake) -> None:
+async def test_a_table_that_allow_does_not_cover_is_not_watched(lake: Tables) -> None:
     """Its events would become dead letters."""
     for table in ("days", "other"):
-        lake.commit(table, 0)
-    named = lake.uri("not-allowed")
-    lake.set(watch=(named, f"file://{lake.root}/*"), tables=(lake.uri("days"),))
+        lake.commit(0, table=table)
+    named = lake.at("not-allowed")
+    lake.set(watch=(named, lake.at("*")), tables=(lake.at("days"),))
     with capture_logs() as logs:
         async with lake.agent(ALL) as agent:
-            await agent.has_looked_at(lake.uri("days"))
+            await agent.has_looked_at(lake.at("days"))
 
-            assert {*agent.watcher.tables} == {lake.uri("days")}
+            assert {*agent.watcher.tables} == {lake.at("days")}
 
     assert [each["table"] for each in logs if each["event"] == "watch.not-allowed"] == [named]
 
@@ -367,12 +334,12 @@ def test_instructions_are_read_as_they_were_written() -> None:
         watch=("s3://lake/*",), tables=("s3://lake/*",), kafka_sasl_password=SecretStr("open-sesame")
     )
     assignment = Assignment(12, frozenset({3, 11}))
-    lines = [encode_settings(settings), encode_assignment(assignment)]
+    lines = [encode(settings), encode(assignment)]
 
-    read = decode_settings(lines[0])
+    read = decode(lines[0])
     assert read == settings
     assert read.access() == settings.access()
-    assert decode_assignment(lines[1]) == assignment
+    assert decode(lines[1]) == assignment
     assert [line.count(b"\n") for line in lines] == [1, 1]
 
 

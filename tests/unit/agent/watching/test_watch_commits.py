@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,57 +11,12 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent.watching import numbered, watcher
 from lakewarden.agent.watching.formats import format_of
-from lakewarden.agent.watching.watcher import Watcher
-from lakewarden.events import CommitCompleted, CommitIntent, WriterEventUnion
+from lakewarden.events import CommitCompleted, CommitIntent
 from tests import recorded_iceberg
 from tests.recorded_delta import commit, recorded
 from tests.recorded_paimon import metadata
-from tests.tuned import tuned
+from tests.unit.agent.watching.lake import LOG, Lake, logged
 from tests.waiting import until
-
-PATIENCE_SECONDS = 120.0
-LOG = "_delta_log/{:020d}.json"
-
-
-@dataclass
-class Lake:
-    """Tables on a disk, and the events that one watcher has published."""
-
-    root: Path
-    published: list[WriterEventUnion] = field(default_factory=list)
-    accepts: anyio.Event | None = None
-    """If it is given, publishing waits for it."""
-
-    def put(self, table: str, path: str, body: bytes) -> None:
-        file = self.root / table / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_name(f".{file.name}.written")
-        written.write_bytes(body)
-        written.rename(file)
-
-    def commit(self, *versions: int) -> None:
-        """Add commits of the recorded Delta table."""
-        for version in versions:
-            self.put("days", LOG.format(version), commit("days", version))
-
-    async def publish(self, events: list[WriterEventUnion]) -> None:
-        if self.accepts is not None:
-            await self.accepts.wait()
-        self.published += events
-
-    @asynccontextmanager
-    async def watched(self, table: str = "days") -> AsyncIterator[Watcher]:
-        settings = tuned(watch_seconds=0.01, watch_idle_seconds=0.01)
-        uri = f"file://{self.root}/{table}"
-        running = Watcher(settings, (uri,), self.publish)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(running.run)
-            await until(lambda: uri in running.tables and running.tables[uri].looked_at is not None)
-            yield running
-            tasks.cancel_scope.cancel()
-
-    def completed(self) -> list[str | None]:
-        return [each.version for each in self.published if isinstance(each, CommitCompleted)]
 
 
 @pytest.fixture
@@ -76,11 +28,11 @@ async def test_commits_since_the_first_look_are_reported_once(lake: Lake) -> Non
     """Version 6 changes no file, and version 7 has the gate's label. A second watcher publishes the same ids."""
     other = Lake(lake.root)
     lake.commit(0, 1)
-    async with lake.watched(), other.watched():
+    async with lake.followed(), other.followed():
         lake.commit(2, 3, 4, 5, 6, 7)
-        await until(lambda: len(lake.completed()) == 4 and len(other.completed()) == 4)
+        await until(lambda: len(lake.published.versions()) == 4 and len(other.published.versions()) == 4)
 
-    assert lake.completed() == ["2", "3", "4", "5"]
+    assert lake.published.versions() == ["2", "3", "4", "5"]
     assert [each.event_id for each in lake.published] == [each.event_id for each in other.published]
     intent, completion = lake.published[:2]
     assert isinstance(intent, CommitIntent)
@@ -90,7 +42,7 @@ async def test_commits_since_the_first_look_are_reported_once(lake: Lake) -> Non
 
 async def test_an_idle_look_is_one_request(lake: Lake) -> None:
     lake.commit(0, 1, 2)
-    async with lake.watched() as running:
+    async with lake.followed() as running:
         (table,) = running.tables.values()
     assert table.watched is not None
     assert table.files is not None
@@ -108,11 +60,11 @@ async def test_a_log_with_a_checkpoint_is_read_from_its_newest_version(lake: Lak
     lake.put("days", "_delta_log/_last_checkpoint", b'{"version":7,"size":3}')
     lake.put("days", f"_delta_log/{7:020d}.checkpoint.parquet", b"")
     lake.put("days", f"_delta_log/{7:020d}.crc", recorded("days", f"{7:020d}.crc"))
-    async with lake.watched():
+    async with lake.followed():
         lake.put("days", LOG.format(8), commit("days", 3))
-        await until(lake.completed)
+        await until(lake.published.versions)
 
-    assert lake.completed() == ["8"]
+    assert lake.published.versions() == ["8"]
 
 
 @pytest.mark.parametrize(
@@ -131,11 +83,8 @@ async def test_a_table_whose_files_do_not_say_what_is_committed_is_not_watched(
 ) -> None:
     lake.put("t", path, b"{}" if path.endswith("json") else b"")
     with capture_logs() as logs:
-        running = Watcher(tuned(watch_idle_seconds=0.01), (f"file://{lake.root}/t",), lake.publish)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(running.run)
-            await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
-            tasks.cancel_scope.cancel()
+        async with lake.watched(lake.at("t")):
+            await logged(logs, "watch.table-unreadable")
 
     assert why in next(each["why"] for each in logs if "why" in each)
 
@@ -145,27 +94,27 @@ async def test_a_gap_is_left_behind(lake: Lake, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(numbered, "RECHECK_SECONDS", 0.05)
     lake.commit(0, 1, 2)
     with capture_logs() as logs:
-        async with lake.watched():
+        async with lake.followed():
             lake.commit(4)
-            await until(lambda: any(each["event"] == "watch.position-lost" for each in logs))
-            await until(lambda: sum(each["event"] == "watch.table" for each in logs) == 2)
+            await logged(logs, "watch.position-lost")
+            await logged(logs, "watch.table", 2)
             lake.commit(5)
-            await until(lake.completed)
+            await until(lake.published.versions)
 
-    assert lake.completed() == ["5"]
+    assert lake.published.versions() == ["5"]
 
 
 async def test_a_damaged_commit_is_reported_in_the_log_until_it_can_be_read(lake: Lake) -> None:
     lake.commit(0, 1)
     with capture_logs() as logs:
-        async with lake.watched():
+        async with lake.followed():
             lake.put("days", LOG.format(2), commit("days", 2)[:100])
-            await until(lambda: any(each["event"] == "watch.file-unreadable" for each in logs))
-            assert lake.completed() == []
+            await logged(logs, "watch.file-unreadable")
+            assert lake.published.versions() == []
             lake.commit(2)
-            await until(lake.completed)
+            await until(lake.published.versions)
 
-    assert lake.completed() == ["2"]
+    assert lake.published.versions() == ["2"]
     assert sum(each["event"] == "watch.file-unreadable" for each in logs) == 1
 
 
@@ -175,33 +124,33 @@ async def test_a_table_that_vanishes_and_returns_is_watched_from_its_newest_vers
     monkeypatch.setattr(numbered, "RECHECK_SECONDS", 0.05)
     lake.commit(0, 1)
     with capture_logs() as logs:
-        async with lake.watched():
+        async with lake.followed():
             away = (lake.root / "days").rename(lake.root / "away")
-            await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
+            await logged(logs, "watch.table-unreadable")
             lake.root.joinpath("away", LOG.format(2)).write_bytes(commit("days", 2))
             away.rename(lake.root / "days")
-            await until(lambda: any(each["event"] == "watch.table-readable" for each in logs))
+            await logged(logs, "watch.table-readable")
             lake.commit(3)
-            await until(lake.completed)
+            await until(lake.published.versions)
 
-    assert lake.completed() == ["3"]
+    assert lake.published.versions() == ["3"]
 
 
 async def test_a_commit_whose_age_is_unknown_is_skipped(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka didn't answer for too long: writers that began meanwhile have the commit in their base."""
     monkeypatch.setattr(watcher, "MAX_AGE_SECONDS", 0.1)
-    lake.accepts = anyio.Event()
+    lake.published.accepts = anyio.Event()
     lake.commit(0, 1)
     with capture_logs() as logs:
-        async with lake.watched():
+        async with lake.followed():
             lake.commit(2)
-            await until(lambda: any(each["event"] == "watch.commits-skipped" for each in logs))
-            monkeypatch.setattr(watcher, "MAX_AGE_SECONDS", PATIENCE_SECONDS)
-            lake.accepts.set()
+            await logged(logs, "watch.commits-skipped")
+            monkeypatch.setattr(watcher, "MAX_AGE_SECONDS", 120.0)
+            lake.published.accepts.set()
             lake.commit(3)
-            await until(lake.completed)
+            await until(lake.published.versions)
 
-    assert lake.completed() == ["3"]
+    assert lake.published.versions() == ["3"]
     (line,) = [each for each in logs if each["event"] == "watch.commits-skipped"]
     assert line["versions"] == ["2"]
 
@@ -213,13 +162,13 @@ async def test_snapshots_of_paimon_are_reported_with_their_files(lake: Lake) -> 
         if not path.startswith("snapshot/"):
             lake.put("flights", path, body)
     lake.put("flights", "snapshot/snapshot-1", files["snapshot/snapshot-1"])
-    async with lake.watched("flights") as running:
+    async with lake.followed("flights") as running:
         for number in (2, 3, 4, 5):
             lake.put("flights", f"snapshot/snapshot-{number}", files[f"snapshot/snapshot-{number}"])
-        await until(lambda: len(lake.completed()) == 3)
+        await until(lambda: len(lake.published.versions()) == 3)
         (table,) = running.tables.values()
 
-    assert lake.completed() == ["2", "3", "5"]
+    assert lake.published.versions() == ["2", "3", "5"]
     assert lake.published[0].transaction == "paimon:2"
     assert table.problems == set()
 
@@ -231,19 +180,19 @@ async def test_snapshots_of_paimon_that_only_change_deletion_vectors_are_reporte
         if not path.startswith("snapshot/"):
             lake.put("flights", path, body)
     lake.put("flights", "snapshot/snapshot-2", files["snapshot/snapshot-2"])
-    async with lake.watched("flights") as running:
+    async with lake.followed("flights") as running:
         (table,) = running.tables.values()
         assert table.watched is not None
         for number in (3, 4):
             lake.put("flights", f"snapshot/snapshot-{number}", files[f"snapshot/snapshot-{number}"])
-        await until(lambda: len(lake.completed()) == 2)
+        await until(lambda: len(lake.published.versions()) == 2)
         for number in (3, 4):
             (lake.root / "flights" / "snapshot" / f"snapshot-{number}").unlink()
         lake.put("flights", "snapshot/snapshot-5", files["snapshot/snapshot-5"])
         lake.put("flights", "snapshot/snapshot-6", files["snapshot/snapshot-1"])
-        await until(lambda: len(lake.completed()) == 3)
+        await until(lambda: len(lake.published.versions()) == 3)
 
-    assert lake.completed() == ["3", "4", "6"]
+    assert lake.published.versions() == ["3", "4", "6"]
     touched = [len(each.markers) for each in lake.published if isinstance(each, CommitCompleted)]
     assert touched == [1, 1, 2]
     assert table.problems == set()
@@ -254,13 +203,13 @@ async def test_snapshots_of_iceberg_are_reported_with_their_files(lake: Lake) ->
     versions = [f"metadata/v{number}.metadata.json" for number in range(1, 9)]
     for path in {*recorded_iceberg.names()} - {*versions[1:]}:
         lake.put("flights", path, recorded_iceberg.recorded(path))
-    async with lake.watched("flights") as running:
+    async with lake.followed("flights") as running:
         for path in versions[1:]:
             lake.put("flights", path, recorded_iceberg.recorded(path))
-        await until(lambda: len(lake.completed()) == 5)
+        await until(lambda: len(lake.published.versions()) == 5)
         (table,) = running.tables.values()
 
-    assert len(set(lake.completed())) == 5
+    assert len(set(lake.published.versions())) == 5
     assert lake.published[0].transaction.startswith("iceberg:")
     assert table.problems == set()
 
@@ -276,13 +225,13 @@ async def test_a_snapshot_whose_manifests_are_gone_is_read_again_and_left_behind
             lake.put("flights", path, body)
     lake.put("flights", "snapshot/snapshot-1", files["snapshot/snapshot-1"])
     with capture_logs() as logs:
-        async with lake.watched("flights"):
+        async with lake.followed("flights"):
             lake.put("flights", "snapshot/snapshot-2", files["snapshot/snapshot-2"])
-            await until(lambda: any(each["event"] == "watch.file-unreadable" for each in logs))
+            await logged(logs, "watch.file-unreadable")
             lake.put("flights", "snapshot/snapshot-3", files["snapshot/snapshot-3"])
-            await until(lambda: any(each["event"] == "watch.position-lost" for each in logs))
+            await logged(logs, "watch.position-lost")
 
-    assert lake.completed() == []
+    assert lake.published.versions() == []
 
 
 @pytest.mark.parametrize(

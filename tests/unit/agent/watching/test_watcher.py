@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -24,62 +20,30 @@ from lakewarden.events import (
     CommitIntent,
     MarkerCreated,
     TransactionAbandoned,
-    WriterEventUnion,
 )
 from tests.recorded_hudi import recorded
-from tests.tuned import tuned
+from tests.unit.agent.watching.lake import Lake, logged
 from tests.waiting import until
 
-PATIENCE_SECONDS = 120.0
 TIME = "20261122135643314"
 DONE = "20261122135643314_20261122135847753.commit"
 FIRST = "a1079540-5309-48af-8815-49d4dc51cc56-0"
 
 
-@dataclass
-class Table:
-    """A table on the local disk, and the events that a watcher published of it."""
-
-    root: Path
-    published: list[WriterEventUnion] = field(default_factory=list)
-    arrival: anyio.Event = field(default_factory=anyio.Event)
+class Table(Lake):
+    """A table of Hudi on the local disk, and the events that a watcher published of it."""
 
     @property
     def uri(self) -> str:
         return f"file://{self.root}"
 
     def create(self) -> Table:
-        return self.put("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
+        return self.add("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
 
-    def put(self, path: str, body: bytes = b"") -> Table:
+    def add(self, path: str, body: bytes = b"") -> Table:
         """Write a file below `.hoodie`."""
-        file = self.root / ".hoodie" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_name(f"{file.name}.written")
-        written.write_bytes(body)
-        written.rename(file)
+        self.put(".hoodie", path, body)
         return self
-
-    async def publish(self, events: list[WriterEventUnion]) -> None:
-        self.published += events
-        self.arrival.set()
-        self.arrival = anyio.Event()
-
-    async def until(self, kind: type[WriterEventUnion], count: int = 1) -> list[WriterEventUnion]:
-        """Wait until so many events of a type are published."""
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while len(found := [each for each in self.published if isinstance(each, kind)]) < count:
-                await self.arrival.wait()
-        return found
-
-    @asynccontextmanager
-    async def watched(self, *globs: str) -> AsyncIterator[Watcher]:
-        settings = tuned(watch_seconds=0.01, watch_idle_seconds=0.01, watch_grace_seconds=0.0)
-        watcher = Watcher(settings, globs or (self.uri,), self.publish)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watcher.run)
-            yield watcher
-            tasks.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -94,16 +58,16 @@ async def first_round(watcher: Watcher, uri: str) -> None:
 
 async def test_a_write_is_reported_from_its_request_to_its_commit(table: Table) -> None:
     table.create()
-    async with table.watched() as watcher:
+    async with table.watched(table.uri) as watcher:
         await first_round(watcher, table.uri)
-        table.put(f"timeline/{TIME}.commit.requested")
-        (intent,) = await table.until(CommitIntent)
-        table.put(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
-        await table.until(MarkerCreated)
-        table.put(f".temp/{TIME}/p=d9/{FIRST}_0-28-28_{TIME}.parquet.marker.MERGE")
-        *_, direct = await table.until(MarkerCreated, 2)
-        table.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
-        (completed,) = await table.until(CommitCompleted)
+        table.add(f"timeline/{TIME}.commit.requested")
+        (intent,) = await table.published.until(CommitIntent)
+        table.add(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+        await table.published.until(MarkerCreated)
+        table.add(f".temp/{TIME}/p=d9/{FIRST}_0-28-28_{TIME}.parquet.marker.MERGE")
+        *_, direct = await table.published.until(MarkerCreated, 2)
+        table.add(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        (completed,) = await table.published.until(CommitCompleted)
 
     assert isinstance(intent, CommitIntent)
     assert (intent.observed, intent.transaction, intent.writer) == (True, f"hudi:{TIME}", f"hudi:{TIME}")
@@ -118,15 +82,15 @@ async def test_two_watchers_publish_events_with_the_same_ids(table: Table) -> No
     """The agent takes the second report for a repeated delivery."""
     table.create()
     other = Table(table.root)
-    async with table.watched() as one, other.watched() as two:
+    async with table.watched(table.uri) as one, other.watched(other.uri) as two:
         await first_round(one, table.uri)
         await first_round(two, table.uri)
-        table.put(f"timeline/{TIME}.commit.requested")
-        await table.until(CommitIntent)
-        await other.until(CommitIntent)
-        table.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
-        await table.until(CommitCompleted)
-        await other.until(CommitCompleted)
+        table.add(f"timeline/{TIME}.commit.requested")
+        await table.published.until(CommitIntent)
+        await other.published.until(CommitIntent)
+        table.add(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        await table.published.until(CommitCompleted)
+        await other.published.until(CommitCompleted)
 
     ids = [{each.event_id: each.type for each in found.published} for found in (table, other)]
     assert ids[0] == ids[1]
@@ -135,8 +99,8 @@ async def test_two_watchers_publish_events_with_the_same_ids(table: Table) -> No
 
 async def test_a_table_that_is_not_there_yet_is_watched_when_it_appears(table: Table) -> None:
     with capture_logs() as logs:
-        async with table.watched() as watcher:
-            await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
+        async with table.watched(table.uri) as watcher:
+            await logged(logs, "watch.table-unreadable")
             table.create()
             await first_round(watcher, table.uri)
 
@@ -149,36 +113,36 @@ async def test_a_table_that_vanishes_ends_no_transaction(table: Table) -> None:
     """It may be on a disk that was unmounted. Its writer goes on elsewhere."""
     table.create()
     with capture_logs() as logs:
-        async with table.watched() as watcher:
+        async with table.watched(table.uri) as watcher:
             await first_round(watcher, table.uri)
-            table.put(f"timeline/{TIME}.commit.requested")
-            await table.until(CommitIntent)
+            table.add(f"timeline/{TIME}.commit.requested")
+            await table.published.until(CommitIntent)
             away = table.root.rename(table.root.with_name("away"))
-            await until(lambda: any(each["event"] == "watch.file-unreadable" for each in logs))
+            await logged(logs, "watch.file-unreadable")
             away.rename(table.root)
-            table.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
-            await table.until(CommitCompleted)
+            table.add(f"timeline/{DONE}", recorded("cow-v9", DONE))
+            await table.published.until(CommitCompleted)
 
     assert not [each for each in table.published if isinstance(each, TransactionAbandoned)]
 
 
 async def test_an_instant_that_is_rolled_back_is_abandoned(table: Table) -> None:
     table.create()
-    async with table.watched() as watcher:
+    async with table.watched(table.uri) as watcher:
         await first_round(watcher, table.uri)
-        table.put(f"timeline/{TIME}.commit.requested")
-        await table.until(CommitIntent)
+        table.add(f"timeline/{TIME}.commit.requested")
+        await table.published.until(CommitIntent)
         (table.root / f".hoodie/timeline/{TIME}.commit.requested").unlink()
-        (ended,) = await table.until(TransactionAbandoned)
+        (ended,) = await table.published.until(TransactionAbandoned)
 
     assert isinstance(ended, TransactionAbandoned)
     assert ended.transaction == f"hudi:{TIME}"
 
 
 async def test_an_unknown_table_version_is_logged_once_with_what_is_known(table: Table) -> None:
-    table.put("hoodie.properties", b"hoodie.table.version=10\n")
+    table.add("hoodie.properties", b"hoodie.table.version=10\n")
     with capture_logs() as logs:
-        async with table.watched() as watcher:
+        async with table.watched(table.uri) as watcher:
             await until(lambda: watcher.requests >= 4)
 
     (line,) = [each for each in logs if each["event"] == "watch.table-unreadable"]
@@ -275,7 +239,7 @@ def test_a_glob_that_can_not_be_listed_is_refused(glob: str) -> None:
 
 
 async def test_files_are_listed_and_read_below_the_table_only(table: Table) -> None:
-    table.create().put("timeline/a.commit", b"x").put("timeline/history/b", b"y").put(".temp/1/p/m", b"")
+    table.create().add("timeline/a.commit", b"x").add("timeline/history/b", b"y").add(".temp/1/p/m", b"")
     shutil.copytree(table.root, table.root.with_name("trips2"))
     files = Buckets(Settings()).table(table.uri)
 
@@ -305,7 +269,7 @@ async def test_a_table_that_fails_unexpectedly_is_begun_again_and_disturbs_no_ot
     monkeypatch.setattr(watcher_module, "follow", follow_or_fail)
     with capture_logs() as logs:
         async with table.watched(table.uri, other) as watcher:
-            await until(lambda: any(each["event"] == "watch.table-failed" for each in logs))
+            await logged(logs, "watch.table-failed")
             await first_round(watcher, other)
             broken = False
             await first_round(watcher, table.uri)

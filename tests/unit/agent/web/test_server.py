@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,8 +18,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.attempts.segments import COMPUTING, NAMES
-from lakewarden.agent.attempts.trace import AttemptOutcome
+from lakewarden.agent.attempts.trace import COMPUTING, NAMES, AttemptOutcome
 from lakewarden.agent.errors import KafkaUnreachableError
 from lakewarden.agent.operators import explain as explain_module
 from lakewarden.agent.operators.explain import Search
@@ -369,7 +368,7 @@ async def test_who_holds_up_whom_has_a_command_against_the_holder_and_none_again
     queued = [
         TransactionView(name, writer, 1, "queued", at[1], "shop", 1, 1, None, None, at[1], (blocker,))
         for name, writer, blocker in (
-            ("B" * 8, "crm", BlockerView("A" * 8, "shop", "granted")),
+            ("B" * 8, "crm", BlockerView("A" * 8, "shop", "granted", "day=1")),
             ("C" * 8, "stock", BlockerView("B" * 8, "crm", "ahead in the queue")),
         )
     ]
@@ -378,17 +377,29 @@ async def test_who_holds_up_whom_has_a_command_against_the_holder_and_none_again
         follower.members = (Member("agent-0", "1"),)
         [row] = (await (await client.get("/waits.json")).json())["waits"]
         pages = [await (await client.get(path)).text() for path in ("/waits", "/")]
+        page = await (await client.get(f"/table?uri={found.table}")).text()
         follower.members = ()
         without = [await (await client.get(path)).text() for path in LIVE]
 
     assert row["head"]["transaction"] == hangs.transaction
     assert [each["writer"] for each in row["waiting"]] == ["crm", "stock"]
+    assert "which holds the grant, on <bdi>day=1</bdi>" in " ".join(page.split())
     for page in pages:
         assert "publish hangs" in page
         assert f"lakewarden abort {hangs.transaction}" in page
         assert not any(f"abort {each.transaction}" in page for each in queued)
         assert ">warehouse/orders<" in page
     assert all("No agent is in the group" in page for page in without)
+
+
+async def test_the_owner_of_a_lock_that_the_agent_waits_for_is_named() -> None:
+    found = table()
+    assert found.lock is not None
+    other = replace(found.lock, held=False, owner="other", last_step="lock-refused", waiting=True)
+    async with served(replace(found, lock=other)) as (client, _, _):
+        for path in ("/locks", f"/table?uri={found.table}"):
+            page = await (await client.get(path)).text()
+            assert "held by <bdi>other</bdi>, not by agent <bdi>agent-w</bdi>" in page
 
 
 @pytest.mark.parametrize("minutes", [1, 5, 15, 60, 360])
@@ -439,6 +450,26 @@ async def test_a_writer_is_found_by_a_part_of_its_name_and_by_batch() -> None:
 
     assert found == [1, 0, 0, 1]
     assert wrong.status == 400
+
+
+@pytest.mark.parametrize(
+    "path", ["/writer?name=delta%2C+without+the+gate", "/writer?name=delta:49", "/table?uri=s3://lake/t"]
+)
+async def test_a_writer_without_the_gate_is_named_so_and_found_by_that_name(path: str) -> None:
+    """The lane of a time line links to its transactions."""
+    async with served(history=history("delta:49")) as (client, _, _):
+        page = await (await client.get(path)).text()
+
+    assert "<bdi>delta, without the gate</bdi></a>" in page
+
+
+@pytest.mark.parametrize("minutes, heading", [(1, "The last minute"), (15, "The last 15 minutes")])
+async def test_a_time_up_to_now_is_named(minutes: int, heading: str) -> None:
+    async with served(history=history("w")) as (client, _, _):
+        assert (
+            f"<h2>{heading}</h2>"
+            in await (await client.get(f"/table?uri=s3://lake/t&minutes={minutes}")).text()
+        )
 
 
 @pytest.mark.parametrize(

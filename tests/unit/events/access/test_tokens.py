@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaError
 
-from lakewarden.events.access import Access, AccessError, TokenError
-from lakewarden.events.access import tokens as tokens_module
+from lakewarden.events.access import Access, AccessError, TokenError, tokens as tokens_module
 from lakewarden.events.access.tokens import ClientCredentials, Tokens, guarded_provider, tokens
 from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lakewarden.agent import wire_events
+from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.events import (
     AuditEventUnion,
     ConflictDetected,
@@ -64,3 +65,34 @@ def one(explanation: Explanation, kind: str) -> Step:
 def types(explanation: Explanation) -> list[str]:
     """The types of the records, of which those without effect have a sign."""
     return [("-" if each.because.without_effect else "") + each.event.type for each in explanation.steps]
+
+
+class Explained:
+    """An explanation as the world of a story: each step is an attribute by its type (`commit_granted`), if there is one."""
+
+    def __init__(self, explanation: Explanation) -> None:
+        self.explanation = explanation
+        self.effects = explanation.steps
+        self.types = " ".join(types(explanation))
+        self.text = "\n".join(explanation_lines(explanation, verbose=True))
+        self.attempts = " ".join(
+            f"{each.transaction.id}:{each.outcome.phase and each.outcome.phase.value}"
+            for each in explanation.attempts
+        )
+
+    @property
+    def lost(self) -> Any:
+        """The only conflict of the only abort."""
+        (found,) = one(self.explanation, "abort").because.lost_conflicts
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        found = [each for each in self.effects if each.event.type == name.replace("_", "-")]
+        if len(found) == 1:
+            return found[0]
+        return getattr(self.explanation, name)
+
+
+def explain(w: World, transaction: str) -> Explained:
+    """A step of a story: the next expectations are about the explanation of this transaction."""
+    return Explained(explanation_of(w, transaction))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakewarden.handlers.explain.condition import (
     LOSS_SECONDS,
@@ -32,10 +31,10 @@ def tx(name: str, phase: str, seconds: float | None, *behind: str, **more: bool)
     return Open(name, name if ":" in name else f"{name}:{QUERY}", phase, seconds, behind, **more)  # type: ignore[arg-type]
 
 
-def recent(*commits_ago: float, losses: tuple[float, ...] = ()) -> Recent:
+def recent(*commits_ago: float, losses: tuple[float, ...] = (), winner: str = "delta:49") -> Recent:
     found = Recent()
     for each in losses:
-        found.note_loss(f"crm:{QUERY}", NOW - each, "delta:49", "T")
+        found.note_loss(f"crm:{QUERY}", NOW - each, "delta, without the gate", "T", winner)
     for each in commits_ago:
         found.note_commit("shop", NOW - each)
     return found
@@ -107,6 +106,11 @@ STEADY = recent(*range(30, 400, 30))
             facts(recent=recent(losses=(20, 9, 4))),
             "loses to a writer without the gate for 20 s",
             f"explain T --table {TABLE}",
+        ),
+        (
+            facts(recent=recent(losses=(20, 9, 4), winner="")),
+            "loses to a writer without the gate for 20 s",
+            f"watch --table {TABLE}",
         ),
         (facts(recent=recent(losses=(4,))), "ok", ""),
         (facts(recent=recent(losses=(LOSS_SECONDS + 2, LOSS_SECONDS + 1))), "ok", ""),

@@ -7,88 +7,61 @@ from typing import Any
 
 import pytest
 
-from lakewarden.agent.operators.explain_text import explanation_lines
-from lakewarden.events import CommitCompleted
 from lakewarden.handlers.explain.evidence import victim_rule
 from lakewarden.handlers.table.conflicts import loser_of
 from lakewarden.handlers.table.transactions import Phase
-from tests.unit.handlers.explain.explained import explanation_of, one, types
+from tests.unit.handlers.explain.explained import explain, explanation_of
+from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.test_conflicts import VICTIMS, a_transaction
-from tests.unit.handlers.table.test_observed import HUDI, observe
+from tests.unit.handlers.table.test_observed import land, observe
 from tests.unit.handlers.table.world import m, world
 
+STORIES = """
+an abort names both events the place and the victim rule
+    # The question that the command answers most often.
+    intent A; touch A p/e; touch A p/f; intent B; touch B p/x; touch B p/y p/f:append; explain B
+    → lost.winner.id=A, lost.winner.writer=w-A, lost.victim_rule=sequence, lost.offsets_older=3, lost.conflict_rule=file-group
+    → lost.victim_event.record.offset=5, lost.winner_event.record.offset=2, abort.because.cause.record.offset=5
+    → abort.because.phase_before=active
+    → text~"retriable, 1 conflict lost in a row: its marker-created at writers:5 touched p f (append/merge), which w-A (A)"
 
-def test_an_abort_names_both_events_the_place_and_the_victim_rule() -> None:
-    """The question that the command answers most often."""
-    w = world().intent("A").touch("A", m("p/e")).touch("A", m("p/f")).intent("B").touch("B", m("p/x"))
-    w.touch("B", m("p/y"), m("p/f", "append"))
+a lost conflict says who made the commit without the gate
+    intent A; touch A p/f; observe hudi:a; touch hudi:a p/f; land hudi:a engine='Hudi Streamer' job=trips; explain A
+    → others.0.transaction.id=hudi:a, others.0.outcome.made_by="Hudi Streamer, job trips", text~"made by Hudi Streamer, job trips"
 
-    explanation = explanation_of(w, "B")
+the winner of a lost conflict says it too
+    intent A; touch A p/f; observe hudi:a; touch hudi:a p/f; land hudi:a engine='Hudi Streamer' job=trips; explain hudi:a
+    → text~"made by Hudi Streamer, job trips"
 
-    aborted = one(explanation, "abort")
-    (lost,) = aborted.because.lost_conflicts
-    assert (lost.winner.id, lost.winner.writer) == ("A", "w-A")
-    assert (lost.victim_rule, lost.offsets_older, lost.conflict_rule) == ("sequence", 3, "file-group")
-    assert lost.victim_event is not None
-    assert lost.winner_event is not None
-    assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (5, 2)
-    assert aborted.because.cause == lost.victim_event
-    assert aborted.because.phase_before is Phase.ACTIVE
-    text = "retriable, 1 conflict lost in a row: its marker-created at writers:5 touched p f (append/merge), which w-A (A)"
-    assert text in "\n".join(explanation_lines(explanation))
+a winner has a step for each victim
+    # With the events of both sides.
+    intent A; intent B; touch B p/f; touch A p/*:delete; abandon A; explain A
+    → abort.event.transaction=B, lost.winner.id=A, lost.victim_rule=sequence
+    → lost.victim_event.record.offset=2, lost.winner_event.record.offset=3
+    → others.0.transaction.id=B, others.0.outcome.phase=aborted, text~"the writer abandons it: the writer failed"
 
+the first events of both sides are found for any names
+    # A `*` covers file groups that it does not name; only the first event that touched a place counts.
+    where PLACES is touch A p/*; touch A p/*; touch A p/*; intent B; touch B p/f
+    | touch A p/f; touch A p/f; touch A p/*; intent B; touch B p/*
+    | touch A /f; touch A /f; touch A /*; intent B; touch B /f
+    | touch A a_b/c%2F; touch A a_b/c%2F; touch A a_b/*; intent B; touch B a_b/c%2F
+    intent A; touch A q/z; PLACES; explain B → lost.victim_event.record.offset=6, lost.winner_event.record.offset=2
 
-def test_a_lost_conflict_says_who_made_the_commit_without_the_gate() -> None:
-    w = observe(world().intent("A").touch("A", m("p/f"))).touch(HUDI, m("p/f"))
-    w.read(w.event(CommitCompleted, HUDI, version=HUDI[5:], engine="Hudi Streamer", job="trips"))
+a transaction that landed before is no overlap
+    # Its commit is part of the base version. It is evidence only for an older transaction.
+    intent old; intent A; lock; touch A p/f; commits A; intent B; touch B p/f; explain B
+    → types=commit-intent admitted marker-created
 
-    victim, winner = (explanation_of(w, each) for each in ("A", HUDI))
-
-    (other,) = victim.others
-    assert (other.transaction.id, other.outcome.made_by) == (HUDI, "Hudi Streamer, job trips")
-    for each in (victim, winner):
-        assert "made by Hudi Streamer, job trips" in "\n".join(explanation_lines(each))
-
-
-def test_a_winner_has_a_step_for_each_victim() -> None:
-    """With the events of both sides."""
-    w = world().intent("A").intent("B").touch("B", m("p/f")).touch("A", m("p/*", "delete")).abandon("A")
-
-    explanation = explanation_of(w, "A")
-
-    won = one(explanation, "abort")
-    (lost,) = won.because.lost_conflicts
-    assert (won.event.transaction, lost.winner.id, lost.victim_rule) == ("B", "A", "sequence")
-    assert lost.victim_event is not None
-    assert lost.winner_event is not None
-    assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (2, 3)
-    assert [(each.transaction.id, each.outcome.phase) for each in explanation.others] == [
-        ("B", Phase.ABORTED)
-    ]
-    assert "the writer abandons it: the writer failed" in "\n".join(explanation_lines(explanation))
+a transaction that landed before is evidence for an older one
+    intent old; intent A; lock; touch A p/f; commits A; intent B; touch B p/f; touch old p/f; explain old
+    → others.0.transaction.id=A, others.0.outcome.phase=committed, others.0.places=1
+"""
 
 
-@pytest.mark.parametrize(
-    "mine, theirs", [("p/f", "p/*"), ("p/*", "p/f"), ("/f", "/f"), ("a_b/c%2F", "a_b/c%2F")]
-)
-def test_the_first_events_of_both_sides_are_found_for_any_names(mine: str, theirs: str) -> None:
-    """A `*` covers file groups that it does not name; only the first event that touched a place counts."""
-    star = theirs.rsplit("/", 1)[0] + "/*"
-    w = (
-        world()
-        .intent("A")
-        .touch("A", m("q/z"))
-        .touch("A", m(theirs))
-        .touch("A", m(theirs))
-        .touch("A", m(star))
-    )
-    w.intent("B").touch("B", m(mine))
-
-    (lost,) = one(explanation_of(w, "B"), "abort").because.lost_conflicts
-
-    assert lost.victim_event is not None
-    assert lost.winner_event is not None
-    assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (6, 2)
+@pytest.mark.parametrize("story", stories(STORIES, explain=explain, observe=observe, land=land), ids=str)
+def test_conflicts_of_an_explanation(story: Story) -> None:
+    story.play()
 
 
 LOSSES = [each for each in VICTIMS if each[4] is not None]
@@ -135,24 +108,6 @@ def test_two_appends_under_deleted_file_overlap_without_a_conflict() -> None:
         [met] = step.because.overlaps
         assert (step.record.offset, step.event.transaction) == (event, "B")
         assert (met.other.id, met.conflict, met.rule) == ("AB".replace(this, ""), False, "deleted-file")
-
-
-def test_a_transaction_that_landed_before_is_no_overlap() -> None:
-    """Its commit is part of the base version. It is evidence only for an older transaction."""
-    w = (
-        world()
-        .intent("old")
-        .intent("A")
-        .lock()
-        .touch("A", m("p/f"))
-        .commits("A")
-        .intent("B")
-        .touch("B", m("p/f"))
-    )
-
-    assert types(explanation_of(w, "B")) == ["commit-intent", "admitted", "marker-created"]
-    (other,) = explanation_of(w.touch("old", m("p/f")), "old").others[:1]
-    assert (other.transaction.id, other.outcome.phase, other.places) == ("A", Phase.COMMITTED, 1)
 
 
 def test_protection_comes_before_priority() -> None:

@@ -43,8 +43,8 @@ def test_the_reason_of_the_admission_is_in_the_text_and_in_the_json() -> None:
 
     chosen, unexplained = explanation_of(w, "A"), explanation_of(w, "B")
 
-    assert "intent: queued (its scope is known), priority 0" in "\n".join(explanation_lines(chosen))
-    assert "intent: optimistic, priority 0" in "\n".join(explanation_lines(unexplained))
+    assert "intent: queued (its scope is known), scope" in "\n".join(explanation_lines(chosen))
+    assert "intent: optimistic; open before it" in "\n".join(explanation_lines(unexplained))
     reasons = [explanation_fields(each)["steps"][0]["admission_reason"] for each in (chosen, unexplained)]
     assert reasons == ["its scope\nis known", None]
 

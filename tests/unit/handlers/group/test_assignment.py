@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import chain
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from lakewarden.handlers.group.assignment import Claim, assign
+from lakewarden.handlers.group.ownership import Claim, assign
 
 TWELVE = range(12)
 

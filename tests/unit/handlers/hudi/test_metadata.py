@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from typing import Any
 
 import fastavro
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakewarden.handlers.hudi.errors import UnreadableHudi
-from lakewarden.handlers.hudi.metadata import InstantMetadata, read_metadata
+from lakewarden.handlers.hudi.metadata import InstantMetadata, archived_commits, read_metadata
 from tests.recorded_hudi import recorded
 
 FIRST, SECOND = "a1079540-5309-48af-8815-49d4dc51cc56-0", "3a5185c7-b28a-4e0c-aaeb-b156e59295e7-0"
@@ -148,6 +148,49 @@ def test_no_bytes_raise_another_error(damage: bytes | int) -> None:
         read_metadata(bytes(body) if isinstance(damage, int) else damage)
     except UnreadableHudi:
         return
+
+
+@given(st.integers(0, 700))
+def test_the_archive_of_layout_1_is_read_as_far_as_its_blocks_are_whole(length: int) -> None:
+    """An archiving that was killed leaves a block cut off, and the next one begins behind it."""
+    first, last = (_archive_block([(each, "COMPLETED"), ("9", "INFLIGHT")]) for each in ("1", "2"))
+
+    found = list(archived_commits(first[:length] + last))
+
+    whole = [("1", {"_lakewarden": "1"})] if length >= len(first) else []
+    assert found == [*whole, ("2", {"_lakewarden": "2"})]
+
+
+def _archive_block(entries: list[tuple[str, str]]) -> bytes:
+    """A block of Hudi's log, with Avro records of archived instants, as far as it matters here."""
+    commit = {
+        "type": "record",
+        "name": "C",
+        "fields": [{"name": "extraMetadata", "type": {"type": "map", "values": "string"}}],
+    }
+    fields: list[dict[str, Any]] = [
+        {"name": name, "type": "string"} for name in ("commitTime", "actionState")
+    ]
+    fields += [
+        {"name": "hoodieCommitMetadata", "type": ["null", commit]},
+        {"name": "hoodieReplaceCommitMetadata", "type": ["null", "C"]},
+    ]
+    schema = {"type": "record", "name": "HoodieArchivedMetaEntry", "fields": fields}
+    content = struct.pack(">ii", 3, len(entries))
+    for time, state in entries:
+        record = {
+            "commitTime": time,
+            "actionState": state,
+            "hoodieCommitMetadata": {"extraMetadata": {"_lakewarden": time}},
+            "hoodieReplaceCommitMetadata": None,
+        }
+        body = io.BytesIO()
+        fastavro.schemaless_writer(body, schema, record)
+        content += struct.pack(">i", len(body.getvalue())) + body.getvalue()
+    header = json.dumps(schema).encode()
+    block = struct.pack(">iiiii", 1, 3, 1, 2, len(header)) + header
+    block += struct.pack(">q", len(content)) + content + struct.pack(">i", 0)
+    return b"#HUDI#" + struct.pack(">q", len(block) + 8) + block + struct.pack(">q", len(block) + 14)
 
 
 def _touched(metadata: InstantMetadata) -> list[tuple[str, str, str]]:

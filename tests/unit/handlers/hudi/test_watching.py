@@ -47,7 +47,6 @@ class Store:
         self.watch()
 
     def watch(self) -> Store:
-        """Start a watcher."""
         table = read_properties(recorded(self.name, "hoodie.properties"))
         self.watched, self.timeline = WatchedTable(table, self.grace), table.timeline
         return self
@@ -96,6 +95,14 @@ def started(name: str = "cow-v9") -> Store:
     """A table whose watcher has seen the first round."""
     store = Store(name)
     assert store.look() == []
+    return store
+
+
+def pending(*names: str) -> Store:
+    """Instants that have been reported as opened."""
+    store = started().write(*names)
+    store.look(0)
+    store.look(3.0)
     return store
 
 
@@ -173,9 +180,7 @@ def test_a_completed_file_that_can_not_be_read_completes_nothing(broken: str) ->
 
 
 def test_an_instant_that_is_rolled_back_has_ended() -> None:
-    store = started().write(f"{A}.commit.requested", f"{A}.inflight")
-    store.look(0)
-    store.look(3.0)
+    store = pending(f"{A}.commit.requested", f"{A}.inflight")
 
     assert store.remove(A).look() == []
     (ended,) = store.look()
@@ -186,9 +191,7 @@ def test_an_instant_that_is_rolled_back_has_ended() -> None:
 
 def test_one_listing_without_an_instant_ends_nothing() -> None:
     """The table may have been away for this listing, and back before its properties were read."""
-    store = started().write(f"{A}.commit.requested")
-    store.look(0)
-    store.look(3.0)
+    store = pending(f"{A}.commit.requested")
     files = dict(store.files)
     for _ in range(2):
         store.remove(A)
@@ -200,9 +203,7 @@ def test_one_listing_without_an_instant_ends_nothing() -> None:
 
 def test_a_table_that_is_gone_ends_nothing() -> None:
     """Its writers may have committed before. It may come back: a store can show an empty listing."""
-    store = started().write(f"{A}.commit.requested")
-    store.look(0)
-    store.look(3.0)
+    store = pending(f"{A}.commit.requested")
     files = dict(store.files)
 
     store.files = {}
@@ -217,9 +218,7 @@ def test_a_table_that_is_gone_ends_nothing() -> None:
 
 def test_an_instant_that_may_have_been_archived_is_not_reported_as_ended() -> None:
     """The watcher was away while it completed and left the timeline. Its outcome is unknown."""
-    store = started().write(f"{A}.commit.requested")
-    store.look(0)
-    store.look(3.0)
+    store = pending(f"{A}.commit.requested")
 
     store.remove(A).write(f"{B}.commit.requested", B_DONE)
 
@@ -253,9 +252,7 @@ def test_a_pending_instant_whose_writer_ended_before_the_watcher_began_is_not_re
 
 def test_a_watcher_that_is_restarted_reports_the_last_commits_and_nothing_else() -> None:
     """It doesn't know which commits it has missed. The agent ignores those of which it knows no open transaction."""
-    store = started().write(f"{A}.commit.requested", f"{B}.commit.requested")
-    store.look(0)
-    store.look(3.0)
+    store = pending(f"{A}.commit.requested", f"{B}.commit.requested")
     store.write(A_DONE)
 
     (completed,) = store.watch().look()

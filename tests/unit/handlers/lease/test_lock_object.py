@@ -4,8 +4,7 @@ import json
 import uuid
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakewarden.handlers.lease.lock_object import (
     NEWEST_MILLISECONDS,

@@ -48,7 +48,6 @@ def queue_after(*events: AuditEventUnion) -> LockQueue:
 
 
 def test_contenders_queue_in_the_order_of_their_first_refusals() -> None:
-    """The order of the log."""
     queue = queue_after(refused(A), refused(B), refused(C))
 
     assert [queue.ahead_of(each) for each in (A, B, C)] == [0, 1, 2]

@@ -14,7 +14,6 @@ from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
-    IfAbsent,
     IfMatch,
     Lost,
     ReadOutcome,
@@ -24,7 +23,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
-from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
+from lakewarden.handlers.lease.lock_object import Malformed, parse, render
 from lakewarden.handlers.lease.machine import (
     Acquire,
     AcquisitionHint,
@@ -34,7 +33,6 @@ from lakewarden.handlers.lease.machine import (
     Idle,
     IllegalInputError,
     Input,
-    LeaseEnded,
     LockDenied,
     Moment,
     Put,
@@ -44,13 +42,13 @@ from lakewarden.handlers.lease.machine import (
     Released,
     ReleaseHint,
     Timer,
-    Waiting,
     WriteDone,
     Writing,
     deadline,
     lease_of,
 )
-from tests.unit.handlers.lease.lease_keeper import SETTINGS, STATES, Keeper, foreign, held, renewing
+from tests.unit.handlers.lease.lease_keeper import SETTINGS, STATES, Keeper, foreign, held, renewing, stories
+from tests.unit.stories import Story
 
 INPUTS: dict[str, Callable[[Keeper], Input]] = {
     "acquire": lambda k: Acquire(k.at()),
@@ -194,57 +192,168 @@ def test_every_outcome_of_every_write_has_its_transition(state: str, outcome: st
         assert lease_of(keeper.state) is not None
 
 
+# Histories of one lock.
+
+STORIES = """
+
+a lock without an object is created only if absent
+    # The first commit to a table.
+    acquire; reads absent → put if-absent, wrote expired=False valid_until=1700000130010
+    writes won v1 → Confirmed what=acquired cost.requests=2
+
+a released lock is acquired under the version that was read
+    # Two agents read the same free lock: one write wins.
+    acquire; reads released v7 → put if v7, wrote owner≠java
+
+a lapsed lock is left alone until its end is past by the drift
+    # The holder's clock may be behind ours.
+    where LEFT is 0.001 | 0.0 | -0.5
+    acquire; reads java v7 left=LEFT → is Waiting
+
+a lapsed lock is acquired when its end is past by the drift
+    acquire; reads java v7 left=-0.501 → is Writing
+
+the lease counts from before the write was sent
+    # The answer took four seconds. They count, because contenders count from when the record was written.
+    acquire; reads absent; writes won v1 after=4.0 → lease_seconds≈25.5
+
+an answer that took as long as the lease confirms nothing
+    # A stalled agent resumes: the write took effect, and must be repeated before the caller relies on the lease.
+    acquire; reads absent; writes won v1 after=28.0 → no Confirmed, put if v1
+    writes won v2 → Confirmed what=acquired
+
+the object is read again when the lease of the holder ends
+    # The holder died without a release: the lock is acquired a few milliseconds after its lease and the drift are over.
+    acquire; reads another f1 left=4.0; timer → waited≈4.5
+    reads another f1 left=4.0 after=0 → is Writing
+
+a denied lock is reported with its holder
+    # `lakewarden status` shows the holder.
+    acquire; reads java f1 → LockDenied kind=waiting holder=java held_until=1700000120000
+
+a lost write that finds another holder waits
+    # Two agents read the free lock, and the write of the other one came first.
+    acquire; reads absent; writes lost → Get
+    reads another f1 left=29.0 → is Waiting, LockDenied holder=java
+
+contenders that keep losing back off
+    # Fifty agents race for one lock.
+    acquire; reads absent; writes lost; reads absent; writes lost; reads absent; writes lost; reads absent; writes lost
+    → is Waiting
+
+the far future end of a released lease is not inherited
+    # A writer with a wrong clock released the lock. With its end inherited, a crash of ours would block the table for days.
+    acquire; reads released f1 left=86400 → wrote valid_until=1700000130010
+
+strict acquires a released lock immediately
+    # The holder released it, so no clock is involved.
+    strict; acquire; reads released f1 → put if f1
+
+an unknown renewal that took effect keeps the lease
+    # A timeout during a publish must not abort the publish.
+    state renewing; writes unknown → lease
+    reads ours v2; writes won v3 → Confirmed what=renewed, no LeaseEnded, requests≤5
+
+an unknown renewal that did not take effect keeps the lease too
+    # The object is unchanged, so the renewal is sent again under its version.
+    state renewing; writes unknown; reads ours v1 back=1 → put if v1
+    writes won v2 → Confirmed what=renewed
+
+a renewal that finds another owner ends the lease and names the owner
+    # Another process overwrote the lock, or an agent adopted it.
+    state renewing; writes lost; reads another f1 → LeaseEnded holder=java, no lease
+
+a deleted lock object ends the lease
+    # An operator cleaned the bucket. Another agent may create the object at any moment.
+    state renewing; writes lost; reads absent → LeaseEnded
+
+a release by another process ends the lease
+    # `lakewarden lock release --if-owner`: there is no other holder.
+    state renewing; writes lost; reads ours-released v9 → LeaseEnded holder=None why~"released it in this owner's name"
+
+an unconfirmed lease ends margin before its end
+    # The store is down. The caller has two seconds to stop.
+    where ANSWER is unknown | throttled | lost
+    state renewing; until LeaseEnded ANSWER after=0.2 → LeaseEnded owner=o2, no lease, now≥127.5, now≤127.73
+
+a request that hangs does not delay the end of the lease
+    # The timer fires while the request is outstanding.
+    where STATE is renewing | reading back
+    state STATE; timer → LeaseEnded, no lease
+
+after a suspension the first input ends an expired lease
+    # A suspended virtual machine resumes. Any input ends the lease before it does anything else.
+    state held; pass 60; observe_release → LeaseEnded
+
+a late answer to a renewal does not confirm an expired lease
+    # The write was won, but so long ago that its lease has ended.
+    state renewing; writes won v2 after=29.0 → LeaseEnded, no Confirmed, no LockDenied, no Released, no Get, put if v2
+
+release writes expired and keeps the end
+    # As Hudi releases. The next contender sees it immediately.
+    state held; release → wrote expired=True valid_until=1700000130010 owner=o2, put if v1, no lease
+    writes won v2 → Released owner=o2 why=None, is Idle
+
+from the moment of a release the lease is not relied upon
+    where STATE is held | renewing | reading back
+    state STATE; release → no lease
+
+an unknown release is read back
+    # Otherwise contenders would wait for the end of a lease that has no holder.
+    where FOUND is reads ours v2 | reads ours v1 back=1; writes won v2
+    state held; release; writes unknown; FOUND → Released why=None, is Idle, requests≤5
+
+a release without an answer is left to lapse
+    # A failed release must not turn a durable commit into a failure.
+    state held; release; until Released unknown → Released why~'left to lapse', requests≤16, is Idle
+
+a release that finds another owner is done
+    # Our lease had lapsed, and another owner acquired the lock.
+    state held; release; writes lost; reads another f1 → Released why~'another owner', is Idle
+
+a release during an acquisition releases the acquired lock
+    # The last transaction ended while the PUT was outstanding.
+    acquire; reads absent; release; writes won v1 → wrote expired=True, no Confirmed
+    writes won v2 → Released
+
+a lock that is needed again during its renewal is kept
+    # The next transaction began in the instant in which the last one ended.
+    where ANSWER is writes won v3 | writes unknown; reads ours v2; writes won v3
+    state renewing; release; acquire; ANSWER → Confirmed what=acquired, wrote expired=False
+
+a release after an unknown acquisition releases what was acquired
+    # Without it, the lock would stay held for a whole lease, five minutes on a Hudi table.
+    acquire; reads absent; writes unknown; reads unknown → is Waiting
+    release; timer; reads ours v1 → wrote expired=True
+    writes won v2 → is Idle
+
+a release after an unknown acquisition without effect ends with a read
+    # The read shows that the write had no effect.
+    acquire; reads absent; writes unknown; reads unknown; release; timer; reads absent → is Idle
+
+the reads after a release are bounded
+    # The store is unreachable, and the caller no longer needs the lock. The automaton must become idle.
+    acquire; reads absent; writes unknown; reads unknown; release → requests≤3
+    until Idle unknown → requests≤8
+
+a lock that is needed again during its release is acquired again
+    # `per-commit`: the next commit was requested before the store answered the release.
+    state held; release; acquire; writes won v2 → Released, Get
+    reads ours v2; writes won v3 → Confirmed what=acquired, wrote valid_until≠1700000130010
+
+the duration of a release counts from its request
+    # `lock audit` ends the owner's interval there.
+    state renewing; pass 0.5; release; writes won v2; writes won v3 → Released cost.since≈103.51
+    state reading back; pass 0.5; release; reads ours v2; writes won v3 → Released cost.since≈103.52
+"""
+
+
+@pytest.mark.parametrize("story", stories(STORIES), ids=str)
+def test_a_history_of_a_lock(story: Story) -> None:
+    story.play()
+
+
 # Acquiring the lock, and waiting for another holder: when the automaton writes, reads again, or leaves the object unchanged.
-
-
-def test_a_lock_without_an_object_is_created_only_if_absent() -> None:
-    """The first commit to a table."""
-    keeper = Keeper().acquire().reads(Absent())
-
-    assert keeper.put.condition == IfAbsent()
-    assert keeper.written == LockRecord(
-        expired=False, valid_until=keeper.wall + 30_000, owner=keeper.written.owner
-    )
-    confirmed = keeper.writes(Won("v1")).one(Confirmed)
-    assert confirmed.what == "acquired"
-    assert confirmed.cost.requests == 2
-
-
-def test_a_released_lock_is_acquired_under_the_version_that_was_read() -> None:
-    """Two agents read the same free lock: one write wins."""
-    keeper = Keeper().acquire().reads(foreign(expired=True), "v7")
-
-    assert keeper.put.condition == IfMatch("v7")
-    assert keeper.written.owner != "java"
-
-
-@pytest.mark.parametrize("past, acquired", [(-0.001, False), (0.0, False), (0.5, False), (0.501, True)])
-def test_a_lapsed_lock_is_acquired_only_when_its_end_is_past_by_the_drift(
-    past: float, acquired: bool
-) -> None:
-    """The holder's clock may be behind ours."""
-    keeper = Keeper().acquire()
-    keeper.reads(
-        LockRecord(expired=False, valid_until=keeper.wall - round(past * 1000), owner="java"), "v7", after=0
-    )
-
-    assert isinstance(keeper.state, Writing) is acquired
-
-
-def test_the_lease_counts_from_before_the_write_was_sent() -> None:
-    """The answer took four seconds. They count, because contenders count from when the record was written."""
-    keeper = Keeper().acquire().reads(Absent()).writes(Won("v1"), after=4.0)
-
-    assert keeper.lease_seconds() == pytest.approx(30 - 0.5 - 4.0)
-
-
-def test_an_answer_that_took_as_long_as_the_lease_confirms_nothing() -> None:
-    """A stalled agent resumes: the write took effect, and must be repeated before the caller relies on the lease."""
-    keeper = Keeper().acquire().reads(Absent()).writes(Won("v1"), after=28.0)
-
-    assert keeper.of(Confirmed) == []
-    assert keeper.put.condition == IfMatch("v1")
-    assert keeper.writes(Won("v2")).one(Confirmed).what == "acquired"
 
 
 def test_a_lock_of_another_holder_is_read_at_most_once_per_poll_interval() -> None:
@@ -260,56 +369,14 @@ def test_a_lock_of_another_holder_is_read_at_most_once_per_poll_interval() -> No
     assert reads <= 100 / SETTINGS.poll_seconds + 1
 
 
-def test_the_object_is_read_again_when_the_lease_of_the_holder_ends() -> None:
-    """The holder died without a release: the lock is acquired a few milliseconds after its lease and the drift are over."""
-    keeper = Keeper().acquire().reads(record := foreign(left=4.0), "f1")
-
-    end = keeper.now
-    keeper.timer()
-
-    assert keeper.now - end == pytest.approx(4.0 + 0.5, abs=0.02)
-    assert isinstance(keeper.reads(record, "f1", after=0).state, Writing)
-
-
 def test_contenders_do_not_all_read_at_the_same_time() -> None:
-    """Jitter spreads them."""
-    due = set()
+    """Jitter spreads them. It only delays: an early read finds the lock held, and would be repeated without a wait."""
+    due = []
     for jitter in (0.0, 0.3, 0.9):
         keeper = Keeper(jitter=jitter).acquire().reads(foreign(left=300.0), "f1")
-        due.add(deadline(keeper.state, SETTINGS))
+        due.append((deadline(keeper.state, SETTINGS) or 0.0) - keeper.now)
 
-    assert len(due) == 3
-
-
-def test_a_denied_lock_is_reported_with_its_holder() -> None:
-    """`lakewarden status` shows the holder."""
-    keeper = Keeper().acquire()
-    record = foreign(left=20.0, at=keeper)
-
-    denied = keeper.reads(record, "f1").one(LockDenied)
-
-    assert (denied.kind, denied.holder, denied.held_until) == ("waiting", "java", record.valid_until)
-
-
-def test_a_lost_write_that_finds_another_holder_waits() -> None:
-    """Two agents read the free lock, and the write of the other one came first."""
-    keeper = Keeper().acquire().reads(Absent()).writes(Lost("412"))
-    assert keeper.of(Get) == [Get()]
-
-    keeper.reads(foreign(left=29.0), "f1")
-
-    assert isinstance(keeper.state, Waiting)
-    assert keeper.one(LockDenied).holder == "java"
-
-
-def test_contenders_that_keep_losing_back_off() -> None:
-    """Fifty agents race for one lock."""
-    keeper = Keeper().acquire()
-    for _ in range(3):
-        keeper.reads(Absent()).writes(Lost("412"))
-    keeper.reads(Absent()).writes(Lost("412"))
-
-    assert isinstance(keeper.state, Waiting)
+    assert SETTINGS.poll_seconds == due[0] < due[1] < due[2]
 
 
 @pytest.mark.parametrize(
@@ -331,13 +398,6 @@ def test_an_object_that_is_no_lock_is_never_overwritten(state: str, body: bytes)
     assert len(keeper.puts) == sent
     assert lease_of(keeper.state) is None
     assert isinstance(parse(body), Malformed)
-
-
-def test_the_far_future_end_of_a_released_lease_is_not_inherited() -> None:
-    """A writer with a wrong clock released the lock. With its end inherited, a crash of ours would block the table for days."""
-    keeper = Keeper().acquire().reads(foreign(left=86_400.0, expired=True), "f1")
-
-    assert keeper.written.valid_until == keeper.wall + 30_000
 
 
 STRICT = replace(SETTINGS, strict=True)
@@ -366,13 +426,6 @@ def test_strict_never_acquires_a_lock_that_is_renewed() -> None:
 
     assert keeper.puts == []
     assert "unchanged" in keeper.one(LockDenied).why
-
-
-def test_strict_acquires_a_released_lock_immediately() -> None:
-    """The holder released it, so no clock is involved."""
-    keeper = Keeper(STRICT).acquire().reads(foreign(expired=True), "f1")
-
-    assert keeper.put.condition == IfMatch("f1")
 
 
 def test_strict_still_respects_a_lease_that_has_not_lapsed() -> None:
@@ -425,177 +478,7 @@ def test_every_write_of_one_owner_ends_later_than_the_one_before() -> None:
     assert ends == sorted(set(ends))
 
 
-def test_an_unknown_renewal_that_took_effect_keeps_the_lease() -> None:
-    """A timeout during a publish must not abort the publish."""
-    keeper = renewing().writes(Unknown("timeout"))
-    assert lease_of(keeper.state) is not None
-
-    keeper.reads(keeper.written, "v2").writes(Won("v3"))
-
-    assert keeper.one(Confirmed).what == "renewed"
-    assert keeper.of(LeaseEnded) == []
-    assert keeper.requests <= 2 + 3
-
-
-def test_an_unknown_renewal_that_did_not_take_effect_keeps_the_lease_too() -> None:
-    """The object is unchanged, so the renewal is sent again under its version."""
-    keeper = held()
-    old = keeper.written
-    keeper.timer().writes(Unknown("timeout")).reads(old, "v1")
-
-    assert keeper.put.condition == IfMatch("v1")
-    assert keeper.writes(Won("v2")).one(Confirmed).what == "renewed"
-
-
-def test_a_renewal_that_finds_another_owner_ends_the_lease_and_names_the_owner() -> None:
-    """Another process overwrote the lock, or an agent adopted it."""
-    keeper = renewing().writes(Lost("412")).reads(foreign(), "f1")
-
-    ended = keeper.one(LeaseEnded)
-    assert ended.holder == "java"
-    assert lease_of(keeper.state) is None
-
-
-def test_a_deleted_lock_object_ends_the_lease() -> None:
-    """An operator cleaned the bucket. Another agent may create the object at any moment."""
-    keeper = renewing().writes(Lost("404")).reads(Absent())
-
-    assert keeper.of(LeaseEnded)
-
-
-def test_a_release_by_another_process_ends_the_lease() -> None:
-    """`lakewarden lock release --if-owner`: there is no other holder."""
-    keeper = renewing()
-    released = replace(keeper.written, expired=True)
-
-    ended = keeper.writes(Lost("412")).reads(released, "v9").one(LeaseEnded)
-
-    assert ended.holder is None
-    assert "released it in this owner's name" in ended.why
-
-
-@pytest.mark.parametrize("outcome", [Unknown("500"), Throttled("503"), Lost("412")])
-def test_an_unconfirmed_lease_ends_margin_before_its_end(outcome: WriteOutcome) -> None:
-    """The store is down. The caller has two seconds to stop."""
-    keeper = renewing()
-    lease = lease_of(keeper.state)
-    assert lease is not None
-
-    for _ in range(1_000):
-        if keeper.of(LeaseEnded):
-            break
-        if isinstance(keeper.state, Writing):
-            keeper.writes(outcome, after=0.2)
-        elif isinstance(keeper.state, Reading):
-            keeper.reads(Unknown("500"), after=0.2)
-        else:
-            keeper.timer()
-
-    assert keeper.one(LeaseEnded).owner == lease.record.owner
-    assert lease.expires_at - SETTINGS.margin <= keeper.now <= lease.expires_at - SETTINGS.margin + 0.21
-    assert lease_of(keeper.state) is None
-
-
-@pytest.mark.parametrize("state", ["renewing", "reading back"])
-def test_a_request_that_hangs_does_not_delay_the_end_of_the_lease(state: str) -> None:
-    """The timer fires while the request is outstanding."""
-    keeper = STATES[state]().timer()
-
-    assert keeper.of(LeaseEnded)
-    assert lease_of(keeper.state) is None
-
-
-def test_after_a_suspension_the_first_input_ends_an_expired_lease() -> None:
-    """A suspended virtual machine resumes. Any input ends the lease before it does anything else."""
-    keeper = held()
-    keeper.now += 60
-
-    keeper.observe_release()
-
-    assert keeper.of(LeaseEnded)
-
-
-def test_a_late_answer_to_a_renewal_does_not_confirm_an_expired_lease() -> None:
-    """The write was won, but so long ago that its lease has ended."""
-    keeper = renewing()
-    keeper.writes(Won("v2"), after=29.0)
-
-    assert [type(each) for each in keeper.effects if not isinstance(each, Put)] == [LeaseEnded]
-    assert keeper.put.condition == IfMatch("v2")
-
-
 # Releasing the lock: with and without answers, during an acquisition or a renewal, and when it is needed again.
-
-
-def test_release_writes_expired_and_keeps_the_end() -> None:
-    """As Hudi releases. The next contender sees it immediately."""
-    keeper = held()
-    before = keeper.written
-
-    keeper.release()
-
-    assert keeper.written == LockRecord(expired=True, valid_until=before.valid_until, owner=before.owner)
-    assert keeper.put.condition == IfMatch("v1")
-    assert lease_of(keeper.state) is None
-    released = keeper.writes(Won("v2")).one(Released)
-    assert (released.owner, released.why) == (before.owner, None)
-    assert isinstance(keeper.state, Idle)
-
-
-@pytest.mark.parametrize("took_effect", [True, False])
-def test_an_unknown_release_is_read_back(took_effect: bool) -> None:
-    """Otherwise contenders would wait for the end of a lease that has no holder."""
-    keeper = held()
-    live = keeper.written
-    keeper.release()
-    lost_at = keeper.requests - 1
-    released = keeper.written
-    keeper.writes(Unknown("timeout"))
-
-    if took_effect:
-        keeper.reads(released, "v2")
-    else:
-        keeper.reads(live, "v1").writes(Won("v2"))
-
-    assert keeper.one(Released).why is None
-    assert isinstance(keeper.state, Idle)
-    assert keeper.requests - lost_at <= 3
-
-
-def test_a_release_without_an_answer_is_left_to_lapse() -> None:
-    """A failed release must not turn a durable commit into a failure."""
-    keeper = held().release()
-
-    for _ in range(100):
-        if keeper.of(Released):
-            break
-        if isinstance(keeper.state, Writing):
-            keeper.writes(Unknown("500"))
-        elif isinstance(keeper.state, Reading):
-            keeper.reads(Unknown("500"))
-        else:
-            keeper.timer()
-
-    assert "left to lapse" in (keeper.one(Released).why or "")
-    assert keeper.requests < 3 * SETTINGS.release_tries
-    assert isinstance(keeper.state, Idle)
-
-
-def test_a_release_that_finds_another_owner_is_done() -> None:
-    """Our lease had lapsed, and another owner acquired the lock."""
-    keeper = held().release().writes(Lost("412")).reads(foreign(), "f1")
-
-    assert "another owner" in (keeper.one(Released).why or "")
-    assert isinstance(keeper.state, Idle)
-
-
-def test_a_release_during_an_acquisition_releases_the_acquired_lock() -> None:
-    """The last transaction ended while the PUT was outstanding."""
-    keeper = Keeper().acquire().reads(Absent()).release().writes(Won("v1"))
-
-    assert keeper.written.expired
-    assert keeper.of(Confirmed) == []
-    assert keeper.writes(Won("v2")).of(Released)
 
 
 @pytest.mark.parametrize("state", ["renewing", "reading back", "renewal backing off"])
@@ -620,76 +503,3 @@ def test_a_failed_release_is_reported_in_every_state(state: str) -> None:
     assert [each.owner for each in reports] == [owner]
     assert "left to lapse" in (reports[0].why or "")
     assert keeper.requests - began >= SETTINGS.release_tries - 1, "all tries belong to the release"
-
-
-@pytest.mark.parametrize("answered", [True, False])
-def test_a_lock_that_is_needed_again_during_its_renewal_is_kept(answered: bool) -> None:
-    """The next transaction began in the instant in which the last one ended."""
-    keeper = renewing().release().acquire()
-    if not answered:
-        keeper.writes(Unknown("500")).reads(keeper.written, "v2")
-    keeper.writes(Won("v3"))
-
-    assert keeper.one(Confirmed).what == "acquired"
-    assert not keeper.written.expired
-
-
-def test_a_release_after_an_unknown_acquisition_releases_what_was_acquired() -> None:
-    """Without it, the lock would stay held for a whole lease, five minutes on a Hudi table."""
-    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("500"))
-    ours = keeper.written
-    keeper.reads(Unknown("500"))
-    assert isinstance(keeper.state, Waiting)
-
-    keeper.release().timer().reads(ours, "v1")
-
-    assert keeper.written.expired
-    assert isinstance(keeper.writes(Won("v2")).state, Idle)
-
-
-def test_a_release_after_an_unknown_acquisition_without_effect_ends_with_a_read() -> None:
-    """The read shows that the write had no effect."""
-    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("500")).reads(Unknown("500")).release()
-
-    assert isinstance(keeper.timer().reads(Absent()).state, Idle)
-
-
-def test_the_reads_after_a_release_are_bounded() -> None:
-    """The store is unreachable, and the caller no longer needs the lock. The automaton must become idle."""
-    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("500")).reads(Unknown("500")).release()
-    began = keeper.requests
-
-    for _ in range(100):
-        if isinstance(keeper.state, Idle):
-            break
-        keeper.timer().reads(Unknown("500"))
-
-    assert isinstance(keeper.state, Idle)
-    assert keeper.requests - began <= SETTINGS.release_tries
-
-
-def test_a_lock_that_is_needed_again_during_its_release_is_acquired_again() -> None:
-    """`per-commit`: the next commit was requested before the store answered the release."""
-    keeper = held().release().acquire().writes(Won("v2"))
-    assert keeper.of(Released)
-    assert keeper.of(Get) == [Get()]
-    released = keeper.written
-
-    keeper.reads(released, "v2").writes(Won("v3"))
-
-    assert keeper.one(Confirmed).what == "acquired"
-    assert keeper.written.valid_until > released.valid_until
-
-
-@pytest.mark.parametrize("state", ["renewing", "reading back"])
-def test_the_duration_of_a_release_counts_from_its_request(state: str) -> None:
-    """`lock audit` ends the owner's interval there."""
-    keeper = STATES[state]()
-    keeper.now += 0.5
-    requested = keeper.release().now
-    if state == "renewing":
-        keeper.writes(Won("v2"))
-    else:
-        keeper.reads(keeper.written, "v2")
-
-    assert keeper.writes(Won("v3")).one(Released).cost.since == requested

@@ -111,15 +111,7 @@ def test_no_snapshot_below_the_answer_is_read() -> None:
 def test_the_next_snapshot_carries_the_batches_of_the_newest_with_the_property() -> None:
     snapshots = [foreign(9), gate(8, "v", 9, W3), gate(7, "x", 1, {})]
 
-    assert carried(snapshots, unnumbered=UNNUMBERED) == W3
-
-
-def test_commits_of_a_release_without_the_property_are_added() -> None:
-    snapshots = [gate(9, "w", 5), gate(8, "w", UNNUMBERED), gate(7, "v", 9, W3)]
-
-    found = carried(snapshots, unnumbered=UNNUMBERED)
-
-    assert found == {"v": LastBatch(9, 5), "w": LastBatch(5, 9)}
+    assert carried(snapshots) == W3
 
 
 def test_the_writer_that_committed_longest_ago_is_dropped_at_the_limit() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from pypaimon.schema.data_types import DataField, DataTypeParser
 from pypaimon.table.row.generic_row import GenericRow, GenericRowSerializer
 from pypaimon.utils.file_store_path_factory import FileStorePathFactory

@@ -42,6 +42,7 @@ from lakewarden.handlers.table.machine import LockConfirmed, LockFailed
 from lakewarden.handlers.table.memory import largest_transaction
 from lakewarden.handlers.table.state import LockView, TableSettings
 from lakewarden.handlers.table.transactions import OPEN, Phase
+from tests.unit.handlers.table.test_footprints import named_pairs
 from tests.unit.handlers.table.world import VERDICTS, World, facts, place_of, places_meet
 
 WRITERS = 4
@@ -359,20 +360,9 @@ class Table(RuleBasedStateMachine):
             self.read_event(self.inbox.popleft())
 
     def read_event(self, event: WriterEventUnion) -> None:
-        before = self.w.state.transactions.get(event.transaction)
-        opens = isinstance(event, CommitIntent) and before is None
-        opens = opens and event.transaction not in self.w.state.closed
-        new_markers: tuple[Marker, ...] = ()
-        if isinstance(event, CommitIntent):
-            new_markers = event.scope if opens else ()
-        elif isinstance(event, MarkerCreated | CommitRequested):
-            new_markers = event.markers if before is not None and before.phase in OPEN else ()
-        self.read_markers.setdefault(event.transaction, set()).update(new_markers)
+        self.note_event(event)
         self.w.caught_up_since = None if self.inbox else self.w.caught_up_since
         self.checked(lambda: self.w.read(event))
-        if isinstance(event, CommitCompleted):
-            batch = next(each.batch for each in self.processes if each.id == event.transaction)
-            self.known_committed[event.writer] = max(self.known_committed.get(event.writer, -1), batch)
         if not self.inbox and self.w.caught_up_since is None:
             self.w.caught_up_since = self.w.now
 
@@ -589,13 +579,7 @@ class Table(RuleBasedStateMachine):
             for marker in self.read_markers.get(each.id, ())
         }
         assert index == naive
-        pairs = {
-            (one.transaction.id, one.operation, other.transaction.id, other.operation)
-            for one, others in state.footprints.pairs.items()
-            for other in others
-            if other in state.footprints.first
-        }
-        assert pairs == {
+        assert named_pairs(state.footprints) == {
             (one, x, other, y)
             for one, partition, place, x in naive
             for other, other_partition, other_place, y in naive

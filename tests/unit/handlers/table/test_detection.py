@@ -4,313 +4,203 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.events import Abort, ConflictDetected, MarkerCreated, Operation
-from lakewarden.handlers.table.transactions import Phase
+from lakewarden.events import Abort
+from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import m, world
 
-
-def test_the_later_of_two_transactions_on_one_file_group_is_aborted_when_its_marker_is_read() -> None:
-    """Two streaming queries update the same file group. The loser is aborted while it computes."""
-    w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f", "append"))
-
-    abort = w.one(Abort)
-    assert (abort.transaction, abort.reason, abort.retriable) == ("B", "conflict", True)
-    (entry,) = abort.conflicts
-    assert (entry.partition, entry.file_group) == ("p", "f")
-    assert (entry.operation, entry.other_operation) == ("append", "merge")
-    assert (entry.other_transaction, entry.other_writer, entry.kind) == ("A", "w-A", "marker")
-    assert w.phase("A") is Phase.ACTIVE
-    assert w.phase("B") is Phase.ABORTED
-
-
-def test_the_later_transaction_loses_even_if_its_marker_came_first() -> None:
-    """The order of the intents decides, not that of the markers."""
-    w = world().intent("A").intent("B").touch("B", m("p/f")).touch("A", m("p/f"))
-
-    assert w.aborted == {"B": "conflict"}
-    (entry,) = w.one(Abort).conflicts
-    assert (entry.other_transaction, entry.operation) == ("A", "merge")
-
-
-def test_a_conflict_report_names_victim_winner_file_groups_and_times() -> None:
-    """A row of a dashboard: how early the conflict was found, and how much compute was spent until then."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B")
-    w.now += 7.0
-
-    w.read(w.event(MarkerCreated, "B", markers=(m("p/f"),)), lag=0.25)
-
-    report = w.one(ConflictDetected)
-    assert (report.victim, report.winner, report.rule, report.kind) == ("B", "A", "file-group", "marker")
-    assert report.detected_after_ms == pytest.approx(250)
-    assert report.victim_age_seconds == pytest.approx(7.0, abs=0.01)
-    assert report.conflicts == w.one(Abort).conflicts
-
-
-def test_transactions_on_disjoint_file_groups_do_not_conflict() -> None:
-    """The usual case: two writers in different partitions."""
-    w = world().intent("A").intent("B").touch("A", m("p/f"), m("q/g"))
-
-    assert w.touch("B", m("p/g"), m("q/f")).effects == []
-
-
-def test_a_commit_since_the_intent_conflicts_although_its_transaction_has_ended() -> None:
-    """RFC-56, figure 4: A commits before B publishes its first marker. B's base is older than A's commit."""
-    w = world().intent("A").intent("B").lock().touch("A", m("p/f")).commits("A")
-    assert w.aborted == {}
-
-    w.touch("B", m("p/f"))
-
-    assert w.aborted == {"B": "conflict"}
-    (entry,) = w.one(Abort).conflicts
-    assert (entry.other_transaction, entry.kind) == ("A", "commit")
-    assert w.one(ConflictDetected).kind == "commit"
-
-
-def test_a_commit_before_the_intent_does_not_conflict() -> None:
-    """B began after A had landed, so A's commit is in the base that B reads."""
-    w = world().intent("A").intent("keeps-A-as-evidence").lock().touch("A", m("p/f")).commits("A")
-
-    assert w.intent("B").touch("B", m("p/f")).aborted == {}
-    assert w.commits("B").aborted == {}
-
-
-def test_a_commit_aborts_others_on_the_same_file_group_whatever_their_priority() -> None:
-    """The granted transaction has the lower priority, but its commit has landed."""
-    w = world().intent("A", priority=-1).intent("B", priority=5).lock().request("A")
-    w.touch("B", m("p/f"))
-    w.complete("A")
-    assert w.phase("B") is Phase.ACTIVE
-
-    w = world(early_detection=False).intent("A", priority=-1).intent("B", priority=5).lock()
-    w.touch("B", m("p/f")).touch("A", m("p/f")).commits("A")
-    assert w.aborted == {}
-    assert w.request("B").aborted == {"B": "conflict"}
-
-
-@pytest.mark.parametrize(
-    "operation, other, conflict",
-    [
-        ("append", "append", False),
-        ("delete", "merge", True),
-        ("merge", "merge", False),
-        ("delete", "create", False),
-    ],
-)
-def test_two_deleted_file_writers_conflict_only_if_a_needed_file_is_deleted(
-    operation: Operation, other: Operation, conflict: bool
-) -> None:
-    """Two Paimon writers append to one bucket, then one of them compacts it."""
-    w = world().intent("A", conflict_rule="deleted-file").intent("B", conflict_rule="deleted-file")
-
-    w.touch("A", m("p/bucket-0", operation)).touch("B", m("p/bucket-0", other))
-
-    assert bool(w.aborted) is conflict
-
-
-def test_a_second_operation_on_the_same_file_group_is_checked_too() -> None:
-    """A Paimon writer appends to a bucket, then deletes a file on which another writer builds."""
-    w = world().intent("A", conflict_rule="deleted-file").intent("B", conflict_rule="deleted-file")
-    w.touch("A", m("p/f")).touch("B", m("p/f", "append"))
-    assert w.aborted == {}
-
-    assert w.touch("B", m("p/f", "delete")).aborted == {"B": "conflict"}
-
-
-def test_a_conflict_entry_names_the_victims_own_file_group_not_the_star() -> None:
-    """The victim's writer must recognise the entry: partition, file group and operation are those of its own marker."""
-    w = (
-        world()
-        .intent("A")
-        .intent("B")
-        .touch("B", m("p/f", "append"), m("p/g"))
-        .touch("A", m("p/*", "delete"))
-    )
-
-    assert w.aborted == {"B": "conflict"}
-    assert {(e.file_group, e.operation, e.other_operation) for e in w.one(Abort).conflicts} == {
-        ("f", "append", "delete"),
-        ("g", "merge", "delete"),
-    }
-
-
-def test_a_batch_of_markers_that_loses_aborts_only_its_own_transaction() -> None:
-    """B overlaps A and C. If C were aborted as well, its conflict with B would have been for nothing."""
-    w = world().intent("A").intent("B").intent("C").touch("A", m("p/a")).touch("C", m("p/c"))
-
-    w.touch("B", m("p/c"), m("p/a"))
-
-    assert w.aborted == {"B": "conflict"}
-    assert w.phase("C") is Phase.ACTIVE
-    assert {entry.other_transaction for entry in w.one(Abort).conflicts} == {"A"}
-
-
-def test_one_abort_lists_all_conflicts() -> None:
-    """B lost to A on two file groups and to a commit on a third. The retry declares all three as its scope."""
-    w = world().intent("K").intent("A").intent("B").lock().touch("K", m("p/k")).touch("A", m("p/1"), m("p/2"))
-    w.commits("K")
-
-    w.touch("B", m("p/1"), m("p/2"), m("p/k"))
-
-    entries = w.one(Abort).conflicts
-    assert {(e.file_group, e.other_transaction, e.kind) for e in entries} == {
-        ("1", "A", "marker"),
-        ("2", "A", "marker"),
-        ("k", "K", "commit"),
-    }
-    assert sorted(w.reports) == [("B", "A"), ("B", "K")]
-
-
-def test_an_earlier_transaction_aborts_all_later_ones_that_it_overlaps_oldest_first() -> None:
-    """A compaction of high priority starts in a partition where several small writers work."""
-    w = world().intent("A").intent("B").intent("C").touch("B", m("p/1")).touch("C", m("p/2"))
-
-    w.touch("A", m("p/2"), m("p/1"))
-
-    assert [each.transaction for each in w.of(Abort)] == ["B", "C"]
-    assert w.reports == [("B", "A"), ("C", "A")]
-
-
-def test_in_a_chain_the_last_survives_because_the_middle_was_aborted() -> None:
-    """A < B < C, and B overlaps both. B loses to A, so C has no transaction left to lose to."""
-    w = world().intent("A").intent("B").intent("C").touch("A", m("p/ab")).touch("B", m("p/ab"))
-    assert w.aborted == {"B": "conflict"}
-
-    w.touch("C", m("p/bc"))
-
-    assert w.effects == []
-    assert w.lock().commits("A").aborted == {}
-    assert w.commits("C").aborted == {}
-
-
-def test_in_a_chain_read_from_its_end_each_transaction_loses_to_its_predecessor() -> None:
-    """C loses to B, and later B to A: two conflicts, two victims. No pair aborts each other."""
-    w = world().intent("A").intent("B").intent("C").touch("C", m("p/bc")).touch("B", m("p/bc"))
-    assert w.aborted == {"C": "conflict"}
-
-    w.touch("B", m("p/ab")).touch("A", m("p/ab"))
-
-    assert w.aborted == {"B": "conflict"}
-
-
-def test_a_transaction_never_conflicts_with_itself() -> None:
-    """Task retries, speculation and redelivery repeat markers, or touch the same file group with another operation."""
-    w = world().intent("A").touch("A", m("p/f"), m("p/f"), m("p/f", "delete")).touch("A", m("p/*"), m("p/f"))
-
-    assert w.aborted == {}
-    assert w.state.transactions["A"].markers == 2
-
-
-def test_a_granted_transaction_is_never_aborted_for_a_conflict() -> None:
-    """Its publish may be under way. Others that overlap it lose, whatever their priority."""
-    w = world().intent("A", priority=-5).touch("A", m("p/f")).lock().request("A").intent("B", priority=5)
-
-    assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}
-    w.intent("C", priority=9).touch("C", m("p/g"))
-    assert w.touch("A", m("p/g")).aborted == {"C": "conflict"}
-    assert w.phase("A") is Phase.GRANTED
-
-
-def test_a_writer_that_lost_max_losses_times_wins_the_next_conflict() -> None:
-    """A slow job among fast ones: the fourth time, the others lose."""
-    w = world(max_losses=3).intent("A").touch("A", m("p/f"))
-    for attempt in range(3):
-        w.intent(f"S{attempt}", writer="slow").touch(f"S{attempt}", m("p/f"), writer="slow")
-        assert w.aborted == {f"S{attempt}": "conflict"}
-
-    assert w.intent("S3", m("p/f"), writer="slow").aborted == {"A": "conflict"}
-    assert w.touch("S3", m("p/f"), writer="slow").aborted == {}
-
-
-def test_a_commit_ends_the_protection() -> None:
-    """Otherwise a writer that once lost three times would win forever."""
-    w = world(max_losses=1).lock().intent("A").touch("A", m("p/f"))
-    w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
-    assert w.intent("S1", writer="slow").aborted == {"A": "conflict"}
-    w.lock().request("S1", writer="slow").complete("S1", writer="slow")
-
-    w.intent("B").touch("B", m("p/f")).intent("S2", writer="slow").touch("S2", m("p/f"), writer="slow")
-
-    assert w.aborted == {"S2": "conflict"}
-
-
-def test_only_conflicts_count_as_losses() -> None:
-    """A job that restarts again and again has lost no conflict."""
-    w = world(max_losses=1).intent("A").touch("A", m("p/f"))
-    w.intent("S0", writer="s").intent("S1", writer="s").touch("S1", m("p/f"), writer="s")
-
-    assert w.aborted == {"S1": "conflict"}
-
-
-def test_the_scope_of_an_optimistic_intent_counts_like_markers() -> None:
-    """A writer that knows its partitions declares them first, and learns of the conflict before it computes."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"))
-
-    assert w.admitted == ["B"]
-    assert w.aborted == {"B": "conflict"}
-
-
-def test_a_scope_that_loses_aborts_only_its_own_transaction() -> None:
-    """A scope is a batch of markers like any other: C must not be aborted for B, which is aborted itself."""
-    w = world().intent("A", priority=9).touch("A", m("p/a")).intent("C").touch("C", m("p/c"))
-
-    w.intent("B", m("p/a"), m("p/c"), priority=5)
-
-    assert w.aborted == {"B": "conflict"}
-
-
-def test_the_scope_of_a_committed_batch_aborts_no_other_transaction() -> None:
-    """A replayed micro-batch of high priority has no work to do. It must not abort transactions that have."""
-    w = world().intent("A", writer="w", batch_id=1, priority=5).lock()
-    w.request("A", writer="w").complete("A", writer="w")
-    w.intent("B").touch("B", m("p/f"))
-
-    w.intent("A2", m("p/f"), writer="w", batch_id=1, priority=5)
-
-    assert w.aborted == {}
-    assert w.phase("B") is Phase.ACTIVE
-
-
-def test_under_first_committer_markers_abort_no_transaction() -> None:
-    """The first transaction that is granted wins."""
-    w = world(policy="first-committer").intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f"))
-
-    assert w.effects == []
-
-
-def test_under_first_committer_a_grant_aborts_the_others() -> None:
-    """B is granted first. A is aborted at that moment, not when it requests its own commit."""
-    w = world(policy="first-committer").intent("A").intent("B").lock()
-    w.touch("A", m("p/f")).touch("B", m("p/f")).request("B")
-
-    assert w.granted == ["B"]
-    assert w.aborted == {"A": "conflict"}
-
-
-def test_under_first_committer_a_protected_writer_takes_precedence_over_a_grant() -> None:
-    """Otherwise a slow writer among fast ones would never be granted."""
-    w = world(policy="first-committer", max_losses=1).intent("S0", writer="slow").intent("A").lock()
-    w.touch("S0", m("p/f"), writer="slow").touch("A", m("p/f")).request("A")
-    assert w.aborted == {"S0": "conflict"}
-    w.complete("A").intent("S1", writer="slow").intent("B").lock()
-    w.touch("S1", m("p/f"), writer="slow").touch("B", m("p/f")).request("B")
-
-    assert w.aborted == {"B": "conflict"}
-    assert w.request("S1", writer="slow").granted == ["S1"]
-
-
-def test_under_first_committer_a_marker_on_a_committed_file_group_aborts() -> None:
-    """The base has changed, so further computing would be in vain."""
-    w = world(policy="first-committer").intent("A").intent("B").lock().touch("A", m("p/f")).commits("A")
-
-    assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}
-
-
-def test_the_markers_of_a_commit_request_are_checked() -> None:
-    """A driver that learns its files only at the end."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B").lock().request("B", m("p/f"))
-
-    assert w.aborted == {"B": "conflict"}
-    assert w.granted == []
+STORIES = """
+transactions on disjoint file groups do not conflict
+    # The usual case: two writers in different partitions.
+    intent A; intent B; touch A p/f q/g; touch B p/g q/f → nothing
+
+a commit before the intent does not conflict
+    # B began after A had landed, so A's commit is in the base that B reads.
+    intent A; intent keeps-A-as-evidence; lock; touch A p/f; commits A; intent B; touch B p/f → no abort
+    commits B → no abort
+
+a commit aborts others on the same file group whatever their priority
+    # The granted transaction has the lower priority, but its commit has landed.
+    intent A priority=-1; intent B priority=5; lock; request A; touch B p/f; complete A → B is active
+    world early_detection=False
+    intent A priority=-1; intent B priority=5; lock; touch B p/f; touch A p/f; commits A → no abort
+    request B → aborted B conflict
+
+a second operation on the same file group is checked too
+    # A Paimon writer appends to a bucket, then deletes a file on which another writer builds.
+    intent A deleted-file; intent B deleted-file; touch A p/f; touch B p/f:append → no abort
+    touch B p/f:delete → aborted B conflict
+
+an earlier transaction aborts all later ones that it overlaps oldest first
+    # A compaction of high priority starts in a partition where several small writers work.
+    intent A; intent B; intent C; touch B p/1; touch C p/2
+    touch A p/2 p/1 → aborted B conflict and C conflict, reported B to A and C to A
+
+in a chain the last survives because the middle was aborted
+    # A < B < C, and B overlaps both. B loses to A, so C has no transaction left to lose to.
+    intent A; intent B; intent C; touch A p/ab; touch B p/ab → aborted B conflict
+    touch C p/bc → nothing
+    lock; commits A → no abort
+    commits C → no abort
+
+in a chain read from its end each transaction loses to its predecessor
+    # C loses to B, and later B to A: two conflicts, two victims. No pair aborts each other.
+    intent A; intent B; intent C; touch C p/bc; touch B p/bc → aborted C conflict
+    touch B p/ab; touch A p/ab → aborted B conflict
+
+a granted transaction is never aborted for a conflict
+    # Its publish may be under way. Others that overlap it lose, whatever their priority.
+    intent A priority=-5; touch A p/f; lock; request A; intent B priority=5; touch B p/f → aborted B conflict
+    intent C priority=9; touch C p/g; touch A p/g → aborted C conflict, A is granted
+
+a writer that lost max_losses times wins the next conflict
+    # A slow job among fast ones: the fourth time, the others lose.
+    world max_losses=3
+    intent A; touch A p/f; intent S0 writer=slow; touch S0 p/f → aborted S0 conflict
+    intent S1 writer=slow; touch S1 p/f → aborted S1 conflict
+    intent S2 writer=slow; touch S2 p/f → aborted S2 conflict
+    intent S3 p/f writer=slow → aborted A conflict
+    touch S3 p/f → no abort
+
+a commit ends the protection
+    # Otherwise a writer that once lost three times would win forever.
+    world max_losses=1
+    lock; intent A; touch A p/f; intent S0 writer=slow; touch S0 p/f; intent S1 writer=slow → aborted A conflict
+    lock; request S1; complete S1; intent B; touch B p/f; intent S2 writer=slow
+    touch S2 p/f → aborted S2 conflict
+
+only conflicts count as losses
+    # A job that restarts again and again has lost no conflict.
+    world max_losses=1
+    intent A; touch A p/f; intent S0 writer=s; intent S1 writer=s; touch S1 p/f → aborted S1 conflict
+
+the scope of an optimistic intent counts like markers
+    # A writer that knows its partitions declares them first, and learns of the conflict before it computes.
+    intent A; touch A p/f; intent B p/f → admitted B, aborted B conflict
+
+a scope that loses aborts only its own transaction
+    # A scope is a batch of markers like any other: C must not be aborted for B, which is aborted itself.
+    intent A priority=9; touch A p/a; intent C; touch C p/c; intent B p/a p/c priority=5 → aborted B conflict
+
+the scope of a committed batch aborts no other transaction
+    # A replayed micro-batch of high priority has no work to do. It must not abort transactions that have.
+    intent A writer=w batch_id=1 priority=5; lock; request A; complete A; intent B; touch B p/f
+    intent A2 p/f writer=w batch_id=1 priority=5 → no abort, B is active
+
+under first-committer markers abort no transaction
+    # The first transaction that is granted wins.
+    world policy=first-committer
+    intent A; intent B; touch A p/f; touch B p/f → nothing
+
+under first-committer a grant aborts the others
+    # B is granted first. A is aborted at that moment, not when it requests its own commit.
+    world policy=first-committer
+    intent A; intent B; lock; touch A p/f; touch B p/f; request B → granted B, aborted A conflict
+
+under first-committer a protected writer takes precedence over a grant
+    # Otherwise a slow writer among fast ones would never be granted.
+    world policy=first-committer max_losses=1
+    intent S0 writer=slow; intent A; lock; touch S0 p/f; touch A p/f; request A → aborted S0 conflict
+    complete A; intent S1 writer=slow; intent B; lock; touch S1 p/f; touch B p/f; request B → aborted B conflict
+    request S1 → granted S1
+
+under first-committer a marker on a committed file group aborts
+    # The base has changed, so further computing would be wasted.
+    world policy=first-committer
+    intent A; intent B; lock; touch A p/f; commits A; touch B p/f → aborted B conflict
+
+the markers of a commit request are checked
+    # A driver that learns its files only at the end.
+    intent A; touch A p/f; intent B; lock; request B p/f → aborted B conflict, no grant
+
+similar partitions in one event stay apart
+    # A driver sends its markers sorted, so neighbours differ by one letter.
+    intent A; intent B; touch A dt=1/f dt=10/g dt=1/h dt=10/f; touch B dt=1/g dt=10/h dt=100/f → no abort
+    touch B dt=10/g → aborted B conflict
+
+a marker between request and grant can lose
+    # A late task: its driver requested the commit too early, and would commit a conflict.
+    intent A; touch A p/f; intent B; request B; touch B p/f → aborted B conflict
+    lock → no grant
+
+a marker between request and grant can win
+    # A late task of the earlier transaction.
+    intent A; request A; intent B; touch B p/f; touch A p/f → aborted B conflict
+    lock → granted A
+
+a marker after the grant aborts others before and after the commit
+    # It is part of the commit, so a transaction that touches it after the commit must lose too.
+    intent A; lock; request A; intent B; intent C; touch B p/f; touch A p/f p/g → aborted B conflict
+    complete A; touch C p/g → aborted C conflict
+
+a marker after the commit is ignored
+    # A leftover task of a job that has committed: no commit contains what it writes.
+    intent A; intent B; lock; touch A p/f; commits A; touch A p/g; touch B p/g → no abort
+    touch B p/f → aborted B conflict
+
+an abandonment of an unknown transaction needs no answer
+    # The writer committed nothing and waits for nothing.
+    abandon X → nothing
+
+late markers of an aborted transaction are ignored
+    # Its executors were still running when it was aborted.
+    intent A; touch A p/f; intent B; touch B p/f → aborted B conflict
+    touch B p/g → nothing
+    intent C; touch C p/g → no abort
+
+an unknown transaction is aborted once across a restart
+    # The abort is in the log.
+    beat X; restart; beat X → nothing
+
+an intent with a used transaction id is ignored
+    # The id is unique per attempt. A client that uses it again waits for nothing, and finds why among the refused records.
+    intent A; abandon A; intent A → warned transaction.repeated of A, A is aborted
+
+a grant that expired during the restart lapses after it
+    # Not before a full lease after the replay: the grant may have been extended just before the crash.
+    intent A; lock; request A; restart; tick 19 → no abort
+    tick 1.5 → aborted A outcome-unknown
+
+the later of two transactions on one file group is aborted when its marker is read
+    # Two streaming queries update the same file group. The loser is aborted while it computes.
+    intent A; intent B; touch A p/f; touch B p/f:append → Abort transaction=B reason=conflict retriable=True, met A marker f
+    → Abort conflicts.0.partition=p conflicts.0.operation=append conflicts.0.other_operation=merge conflicts.0.other_writer=w-A
+    → A is active, B is aborted
+
+a conflict report names victim winner file groups and times
+    # A row of a dashboard: how early the conflict was found, and how much compute was spent until then.
+    intent A; touch A p/f; intent B; wait 7; late_touch B p/f lag=0.25
+    → ConflictDetected victim=B winner=A rule=file-group kind=marker detected_after_ms≈250 victim_age_seconds≈7
+    → ConflictDetected conflicts.0.file_group=f, met A marker f
+
+a commit since the intent conflicts although its transaction has ended
+    # RFC-56, figure 4: A commits before B publishes its first marker. B's base is older than A's commit.
+    intent A; intent B; lock; touch A p/f; commits A → no abort
+    touch B p/f → aborted B conflict, met A commit f, ConflictDetected kind=commit
+
+a conflict entry names the victim's own file group not the star
+    # The victim's writer must recognise the entry: partition, file group and operation are those of its own marker.
+    intent A; intent B; touch B p/f:append p/g; touch A p/*:delete → aborted B conflict, met A marker f and A marker g
+    → Abort conflicts.0.file_group=f conflicts.0.operation=append conflicts.0.other_operation=delete
+    → Abort conflicts.1.file_group=g conflicts.1.operation=merge conflicts.1.other_operation=delete
+
+a batch of markers that loses aborts only its own transaction
+    # B overlaps A and C. If C were aborted as well, its conflict with B would have been for nothing.
+    intent A; intent B; intent C; touch A p/a; touch C p/c; touch B p/c p/a → aborted B conflict, C is active, met A marker a
+
+one abort lists all conflicts
+    # B lost to A on two file groups and to a commit on a third. The retry declares all three as its scope.
+    intent K; intent A; intent B; lock; touch K p/k; touch A p/1 p/2; commits K; touch B p/1 p/2 p/k
+    → met A marker 1 and A marker 2 and K commit k, reported B to K and B to A
+
+a transaction never conflicts with itself
+    # Task retries, speculation and redelivery repeat markers, or touch the same file group with another operation.
+    intent A; touch A p/f p/f p/f:delete; touch A p/* p/f → no abort, A markers=2
+"""
+
+
+@pytest.mark.parametrize("story", stories(STORIES), ids=str)
+def test_which_transaction_is_aborted(story: Story) -> None:
+    story.play()
 
 
 def test_the_entries_of_an_abort_are_bounded() -> None:

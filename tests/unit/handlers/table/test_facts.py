@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from lakewarden.events import Abort, AlreadyCommitted, BatchCommitted, CommitGranted
+from lakewarden.events import Abort, CommitGranted
 from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.stopping import answer_to_refused
 from lakewarden.handlers.table.transactions import Phase
-from tests.unit.handlers.table.world import World, batch_entry, decided, facts, m, world
+from tests.unit.handlers.table.stories import Story, stories
+from tests.unit.handlers.table.world import World, decided, facts, m, world
 
 HISTORIES: dict[str, Callable[[World], object]] = {
     "intent": lambda w: w.intent("A", m("p/s")),
@@ -47,77 +48,6 @@ def test_a_repeated_event_changes_nothing(history: Callable[[World], object]) ->
     assert facts(w.state) == before
 
 
-@pytest.mark.parametrize("event", ["touch", "beat", "request"])
-def test_an_unknown_transaction_is_aborted_once(event: str) -> None:
-    """Its intent is older than the log, or was never acknowledged. The writer must open a new transaction."""
-    w = world()
-
-    {"touch": lambda: w.touch("X", m("p/f")), "beat": lambda: w.beat("X"), "request": lambda: w.request("X")}[
-        event
-    ]()
-
-    abort = w.one(Abort)
-    assert (abort.transaction, abort.writer, abort.reason) == ("X", "w-X", "unknown-transaction")
-    assert abort.retriable
-    assert w.beat("X").effects == []
-    assert w.request("X").aborted == {"X": "unknown-transaction"}
-
-
-def test_an_unknown_transaction_is_aborted_once_across_a_restart() -> None:
-    """The abort is in the log."""
-    w = world().beat("X").rebuilt().replayed()
-
-    assert w.beat("X").effects == []
-
-
-def test_a_completion_of_an_unknown_transaction_is_logged() -> None:
-    """Its writer violates the protocol, or its intent is older than the log."""
-    w = world().complete("X", batch_id=7)
-
-    assert w.effects == [
-        Warn("commit-without-grant", "X", "w-X", "the agent knows no intent of this transaction")
-    ]
-    assert w.state.ledger == {}
-
-
-def test_an_abandonment_of_an_unknown_transaction_needs_no_answer() -> None:
-    """The writer committed nothing and waits for nothing."""
-    assert world().abandon("X").effects == []
-
-
-def test_late_markers_of_an_aborted_transaction_are_ignored() -> None:
-    """Its executors were still running when it was aborted."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
-    assert w.aborted == {"B": "conflict"}
-
-    w.touch("B", m("p/g"))
-
-    assert w.effects == []
-    assert w.intent("C").touch("C", m("p/g")).aborted == {}
-
-
-def test_a_commit_request_after_the_abort_gets_the_same_answer() -> None:
-    """The abort was lost on the way, or crossed the request."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
-    first = w.one(Abort)
-
-    again = w.request("B").one(Abort)
-
-    assert (again.reason, again.retriable, again.conflicts) == (
-        first.reason,
-        first.retriable,
-        first.conflicts,
-    )
-
-
-def test_an_intent_with_a_used_transaction_id_is_ignored() -> None:
-    """The id is unique per attempt. A client that uses it again waits for nothing, and finds why among the refused records."""
-    w = world().intent("A").abandon("A").intent("A")
-
-    assert [each.event for each in w.of(Warn)] == ["transaction.repeated"]
-    assert w.phase("A") is Phase.ABORTED
-
-
 def test_the_number_of_ended_transactions_kept_is_bounded() -> None:
     """A table with thousands of commits per hour."""
     w = world()
@@ -129,17 +59,50 @@ def test_the_number_of_ended_transactions_kept_is_bounded() -> None:
     assert w.state.footprints.index == {}
 
 
-def test_a_landed_transaction_is_dropped_when_no_open_one_began_before_it() -> None:
-    """The index keeps only what can still conflict."""
-    w = world().intent("old").intent("A").touch("A", m("p/f")).lock().commits("A").intent("new")
-    assert w.phase("A") is Phase.COMMITTED
-    assert "A" in w.state.transactions
+STORIES = """
 
-    w.abandon("old")
+an unknown transaction is aborted once
+    # Its intent is older than the log, or was never acknowledged. The writer must open a new transaction.
+    where EVENT is touch X p/f | beat X | request X
+    EVENT → Abort transaction=X writer=w-X reason=unknown-transaction retriable=True
+    beat X → nothing
+    request X → aborted X unknown-transaction
 
-    assert "A" not in w.state.transactions
-    assert w.state.footprints.index == {}
-    assert w.phase("A") is Phase.COMMITTED
+a completion of an unknown transaction is logged
+    # Its writer violates the protocol, or its intent is older than the log.
+    complete X batch_id=7 → Warn event=commit-without-grant transaction=X writer=w-X
+    → Warn detail='the agent knows no intent of this transaction', no Abort, ledger is empty
+
+a commit request after the abort gets the same answer
+    # The abort was lost on the way, or crossed the request.
+    intent A; touch A p/f; intent B; touch B p/f → Abort reason=conflict retriable=True, met A marker f
+    request B → Abort reason=conflict retriable=True, met A marker f
+
+a landed transaction is dropped when no open one began before it
+    # The index keeps only what can still conflict.
+    intent old; intent A; touch A p/f; lock; commits A; intent new → A is committed, A markers=1
+    abandon old → A is gone, index is empty, A is committed
+
+the ledger records the batch of the intent whatever the completion names
+    # A jump of the batch id would make the writer's next batches look committed.
+    intent A batch_id=4; lock; request A; complete A batch_id=1000000000000 version=v → recorded A w-A 4 v
+
+a completion after the writer's own abandonment is recorded and reported
+    # The writer contradicts itself. Its batch must not be written twice all the same.
+    intent A batch_id=4; lock; request A; abandon A; complete A version=v
+    → warned commit-after-abandonment of A, recorded A w-A 4 v
+
+a landed transaction that is no evidence any more keeps its grant
+    # Its lapse was long ago for the table, and its writer reports only now.
+    intent A batch_id=4; lock; request A; tick 21; intent T1; abandon T1; intent T2; abandon T2 → A is unknown
+    complete A grant=1:1 → no record
+    complete A → recorded A w-A 4, A is committed
+"""
+
+
+@pytest.mark.parametrize("story", stories(STORIES), ids=str)
+def test_late_and_unknown_events(story: Story) -> None:
+    story.play()
 
 
 # Events that name another writer's transaction, or a grant that the log doesn't have. They change nothing and are reported.
@@ -182,56 +145,6 @@ def test_a_forged_event_changes_nothing_and_is_reported(
     }
     assert facts(w.state) == before
     assert facts(w.rebuilt().state) == before, "a replay ignores it, too"
-
-
-def test_one_forged_completion_does_not_make_a_query_skip_its_batches() -> None:
-    """The ledger is compacted: what is in it counts for ever, and `foreach_batch` returns normally for a skipped batch."""
-    w = world().intent("real-7", writer="arrivals:q1", batch_id=7)
-
-    w.complete("forged", writer="arrivals:q1", grant="x", batch_id=10**12)
-    assert [each.event for each in w.of(Warn)] == ["commit-without-grant"]
-    assert w.of(BatchCommitted) == []
-
-    assert w.intent("real-8", writer="arrivals:q1", batch_id=8).of(AlreadyCommitted) == []
-    assert w.admitted == ["real-8"]
-
-
-def test_the_ledger_records_the_batch_of_the_intent_whatever_the_completion_names() -> None:
-    """A jump of the batch id would make the writer's next batches look committed."""
-    w = world().intent("A", batch_id=4).lock().request("A").complete("A", batch_id=10**12, version="v")
-
-    assert w.of(BatchCommitted) == [batch_entry("A", "w-A", 4, "v")]
-
-
-def test_a_forged_abandonment_starts_no_second_grant() -> None:
-    """The writer of the first grant may be publishing (promise G1)."""
-    w = world().intent("A").intent("B").lock().request("A").request("B")
-    assert w.phase("A") is Phase.GRANTED
-
-    w.abandon("A", writer="stranger")
-
-    assert w.granted == []
-    assert w.phase("B") is Phase.WAITING
-
-
-def test_a_completion_after_the_writers_own_abandonment_is_recorded_and_reported() -> None:
-    """The writer contradicts itself. Its batch must not be written twice all the same."""
-    w = world().intent("A", batch_id=4).lock().request("A").abandon("A").complete("A", version="v")
-
-    assert [each.event for each in w.of(Warn)] == ["commit-after-abandonment"]
-    assert w.of(BatchCommitted) == [batch_entry("A", "w-A", 4, "v")]
-
-
-def test_a_landed_transaction_that_is_no_evidence_any_more_keeps_its_grant() -> None:
-    """Its lapse was long ago for the table, and its writer reports only now."""
-    w = world().intent("A", batch_id=4).lock().request("A").tick(21)
-    for number in range(20):
-        w.intent(f"T{number}").abandon(f"T{number}")
-
-    assert w.phase("A") is Phase.UNKNOWN
-    assert w.complete("A", grant="1:1").of(BatchCommitted) == []
-    assert w.complete("A").of(BatchCommitted) == [batch_entry("A", "w-A", 4, None)]
-    assert w.phase("A") is Phase.COMMITTED
 
 
 def test_a_replay_applies_no_decision_to_a_strangers_transaction_of_the_same_id() -> None:

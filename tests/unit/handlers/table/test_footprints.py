@@ -6,8 +6,7 @@ import gc
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakewarden.events import Marker, Operation
 from lakewarden.handlers.table import detection, machine
@@ -16,7 +15,7 @@ from lakewarden.handlers.table.effects import AcquireLock
 from lakewarden.handlers.table.footprints import MAX_FOUND, MAX_KEPT, Footprints
 from lakewarden.handlers.table.transactions import Touch, Transaction
 from tests.unit.handlers.table.test_conflicts import a_transaction
-from tests.unit.handlers.table.world import m, place_of, places_meet, world
+from tests.unit.handlers.table.world import World, m, place_of, places_meet, world
 
 OPERATIONS = get_args(Operation)
 TRANSACTIONS = 4
@@ -49,17 +48,22 @@ def expected_pairs(touched: list[tuple[Transaction, Marker]]) -> set[tuple[str, 
     }
 
 
-@given(touched=TOUCHED, gone=st.sets(st.integers(0, TRANSACTIONS - 1)), collected=st.integers(0, 3))
-def test_pairs_are_exactly_the_touches_that_share_a_place(
-    touched: list[tuple[int, Marker]], gone: set[int], collected: int
-) -> None:
-    """In any order of markers, with `*` and without, and after any transactions have ended, collected or not."""
+def touching(touched: list[tuple[int, Marker]], gone: set[int]) -> tuple[list[Transaction], Footprints]:
     transactions = [a_transaction(f"t{number}") for number in range(TRANSACTIONS)]
     footprints = Footprints()
     for number, marker in touched:
         footprints.add(transactions[number], [marker])
     for number in gone:
         footprints.remove(transactions[number])
+    return transactions, footprints
+
+
+@given(touched=TOUCHED, gone=st.sets(st.integers(0, TRANSACTIONS - 1)), collected=st.integers(0, 3))
+def test_pairs_are_exactly_the_touches_that_share_a_place(
+    touched: list[tuple[int, Marker]], gone: set[int], collected: int
+) -> None:
+    """In any order of markers, with `*` and without, and after any transactions have ended, collected or not."""
+    transactions, footprints = touching(touched, gone)
     footprints.collect(collected)
     late = a_transaction("late")
     footprints.add(late, [Marker(partition="p", file_group="*", operation="create")])
@@ -87,12 +91,7 @@ def test_after_all_garbage_is_collected_the_index_has_what_is_left(
     touched: list[tuple[int, Marker]], gone: set[int]
 ) -> None:
     """However few entries each step drops."""
-    transactions = [a_transaction(f"t{number}") for number in range(TRANSACTIONS)]
-    footprints = Footprints()
-    for number, marker in touched:
-        footprints.add(transactions[number], [marker])
-    for number in gone:
-        footprints.remove(transactions[number])
+    transactions, footprints = touching(touched, gone)
     while footprints.garbage:
         footprints.collect(1)
 
@@ -164,14 +163,18 @@ def test_after_a_replay_a_footprint_without_a_conflict_is_not_visited(
     assert w.replayed().effects == [AcquireLock()]
 
 
+def world_of_appends() -> World:
+    w = world()
+    for number in range(20):
+        w.intent(f"t{number}", conflict_rule="deleted-file").touch(f"t{number}", m("p/f", "append"))
+    return w.touch("t7", m("p/g")).touch("t8", m("p/g"))
+
+
 def test_after_a_replay_only_pairs_are_visited_whose_operations_conflict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thousand appends to one bucket have a million pairs. One of them deletes another file, which two others build on."""
-    w = world()
-    for number in range(20):
-        w.intent(f"t{number}", conflict_rule="deleted-file").touch(f"t{number}", m("p/f", "append"))
-    w.touch("t7", m("p/g")).touch("t8", m("p/g"))
+    w = world_of_appends()
     w = w.rebuilt()
     visited: list[tuple[str, str]] = []
 
@@ -190,10 +193,7 @@ def test_after_a_replay_only_pairs_are_visited_whose_operations_conflict(
 
 def test_a_replay_finds_the_conflicts_among_many_pairs_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The markers of the conflict are the last events of a killed agent, so no decision about them is in the log."""
-    w = world()
-    for number in range(20):
-        w.intent(f"t{number}", conflict_rule="deleted-file").touch(f"t{number}", m("p/f", "append"))
-    w.touch("t7", m("p/g")).touch("t8", m("p/g"))
+    w = world_of_appends()
     with monkeypatch.context() as killed:
         killed.setattr(machine, "judge_markers", lambda *_: None)
         w.touch("t3", m("p/g", "delete"))

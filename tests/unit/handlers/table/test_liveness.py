@@ -6,88 +6,65 @@ import pytest
 
 from lakewarden.events import Abort
 from lakewarden.handlers.table.transactions import Phase
+from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import facts, m, world
 
+STORIES = """
+queued and waiting transactions need heartbeats too
+    # A dead writer in either queue would block those behind it.
+    intent A; touch A p/f; request A; intent B p/f queued
+    tick 15.1 → aborted A writer-lost and B writer-lost
 
-@pytest.mark.parametrize("heartbeat", [0.1, 5.0, 60.0])
-def test_a_writer_that_misses_three_heartbeats_is_lost(heartbeat: float) -> None:
-    """Its driver was killed. What it touched must not block the other writers."""
-    w = world().intent("A", heartbeat_seconds=heartbeat).touch("A", m("p/f"))
+a granted transaction is judged by its lease alone
+    # Its writer may publish many files. An abort would only make the outcome unknown earlier.
+    intent A; lock; request A; tick 16 → no abort, A is granted
+    tick 5 → aborted A outcome-unknown
 
-    assert w.tick(heartbeat * 3).aborted == {}
-    w.tick(0.01)
+silence ends when the agent requested the end of the log
+    # Kafka or the agent was slow: a heartbeat may be in the log behind the end that the agent knows.
+    intent A; tick 17 request_age=2.5 → no abort
+    tick 0.6 request_age=2.5 → aborted A writer-lost
 
-    abort = w.one(Abort)
-    assert (abort.transaction, abort.reason, abort.retriable) == ("A", "writer-lost", True)
-    assert w.state.footprints.index == {}
+a granted transaction does not time out
+    # Its writer may be publishing; `max_grant` bounds the grant.
+    world max_transaction=10.0
+    intent A; lock; request A; beat A; tick 12 → no abort, A is granted
 
+a writer that misses three heartbeats is lost
+    # Its driver was killed. What it touched must not block the other writers.
+    where SILENCE is intent A heartbeat_seconds=0.1; tick 0.3 | intent A heartbeat_seconds=5; tick 15
+    | intent A heartbeat_seconds=60; tick 180
+    SILENCE → no abort
+    tick 0.01 → Abort transaction=A reason=writer-lost retriable=True, index is empty
 
-@pytest.mark.parametrize("event", ["beat", "touch", "request"])
-def test_every_event_of_the_writer_counts_as_a_heartbeat(event: str) -> None:
-    """Executors publish markers while the driver's heartbeat is late."""
-    w = world().intent("A")
-    for _ in range(4):
-        w.tick(14)
-        assert w.aborted == {}
-        {"beat": w.beat, "touch": w.touch, "request": w.request}[event]("A")
+every event of the writer counts as a heartbeat
+    # Executors publish markers while the driver's heartbeat is late.
+    where EVENT is beat A | touch A | request A
+    intent A; tick 14 → no abort
+    EVENT; tick 14 → no abort
+    EVENT; tick 14 → no abort
 
+an agent that lags loses no writer
+    # The agent was busy for a minute: the heartbeats are in the log, unread.
+    intent A; lag; tick 60 → no abort
 
-def test_an_agent_that_lags_loses_no_writer() -> None:
-    """The agent was busy for a minute: the heartbeats are in the log, unread."""
-    w = world().intent("A")
-    w.caught_up_since = None
+after a lag silence counts from when the agent caught up
+    # Each writer gets three full intervals again.
+    intent A; lag; tick 60; catch_up; tick 14.9 → no abort
+    tick 0.2 → aborted A writer-lost
 
-    assert w.tick(60).aborted == {}
-
-
-def test_after_a_lag_silence_counts_from_when_the_agent_caught_up() -> None:
-    """Each writer gets three full intervals again."""
-    w = world().intent("A")
-    w.caught_up_since = None
-    w.tick(60)
-    w.caught_up_since = w.now
-
-    assert w.tick(14.9).aborted == {}
-    assert w.tick(0.2).aborted == {"A": "writer-lost"}
-
-
-def test_silence_ends_when_the_agent_requested_the_end_of_the_log() -> None:
-    """Kafka or the agent was slow: a heartbeat may be in the log behind the end that the agent knows."""
-    w = world().intent("A")
-
-    assert w.tick(17, request_age=2.5).aborted == {}
-    assert w.tick(0.6, request_age=2.5).aborted == {"A": "writer-lost"}
-
-
-def test_queued_and_waiting_transactions_need_heartbeats_too() -> None:
-    """A dead writer in either queue would block those behind it."""
-    w = world().intent("A").touch("A", m("p/f")).request("A").intent("B", m("p/f"), admission="queued")
-
-    assert w.tick(15.1).aborted == {"A": "writer-lost", "B": "writer-lost"}
+a writer that comes back finds its abort
+    # It paused for a long garbage collection. Other writers may have committed to the files that it touched.
+    intent A; tick 16 → aborted A writer-lost
+    beat A → nothing
+    touch A p/f → nothing
+    request A → Abort reason=writer-lost retriable=True cause=e-3-A, index is empty
+"""
 
 
-def test_a_granted_transaction_is_judged_by_its_lease_alone() -> None:
-    """Its writer may publish many files. An abort would only make the outcome unknown earlier."""
-    w = world().intent("A").lock().request("A")
-
-    assert w.tick(16).aborted == {}
-    assert w.phase("A") is Phase.GRANTED
-    assert w.tick(5).aborted == {"A": "outcome-unknown"}
-
-
-def test_a_writer_that_comes_back_finds_its_abort() -> None:
-    """It paused for a long garbage collection. Other writers may have committed to the files that it touched."""
-    w = world().intent("A").tick(16)
-    assert w.aborted == {"A": "writer-lost"}
-
-    assert w.beat("A").effects == []
-    assert w.touch("A", m("p/f")).effects == []
-    w.request("A")
-
-    abort = w.one(Abort)
-    assert (abort.reason, abort.retriable) == ("writer-lost", True)
-    assert abort.cause == "e-3-A"
-    assert w.state.footprints.index == {}
+@pytest.mark.parametrize("story", stories(STORIES), ids=str)
+def test_silence_and_age(story: Story) -> None:
+    story.play()
 
 
 @pytest.mark.parametrize("phase", ["queued", "active", "waiting"])
@@ -117,11 +94,3 @@ def test_no_transaction_times_out_by_default() -> None:
         w.beat("A").tick(10)
 
     assert w.phase("A") is Phase.ACTIVE
-
-
-def test_a_granted_transaction_does_not_time_out() -> None:
-    """Its writer may be publishing; `max_grant` bounds the grant."""
-    w = world(max_transaction=10.0).intent("A").lock().request("A")
-
-    assert w.beat("A").tick(12).aborted == {}
-    assert w.phase("A") is Phase.GRANTED

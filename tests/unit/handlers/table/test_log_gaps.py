@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.events import Abort, CommitCompleted
-from lakewarden.handlers.table.effects import AcquireLock
+from lakewarden.events import CommitCompleted
 from lakewarden.handlers.table.ledger import Correction
 from lakewarden.handlers.table.log_gaps import (
     Extent,
@@ -17,9 +16,9 @@ from lakewarden.handlers.table.log_gaps import (
     replay_start,
 )
 from lakewarden.handlers.table.replay import Position
-from lakewarden.handlers.table.state import TableSettings
 from lakewarden.handlers.table.transactions import Phase
-from tests.unit.handlers.table.world import World, m, world
+from tests.unit.handlers.table.stories import Story, stories
+from tests.unit.handlers.table.world import world
 
 LAST = LastRecord(79, "of-79")
 
@@ -93,36 +92,41 @@ def test_a_replay_of_an_incomplete_log_starts_where_everything_is_read_that_is_l
     assert replay_start(50, Position(700, "term"), (gaps[0], gaps[1]), (events, decisions)) == expected
 
 
-def without_decisions(w: World) -> World:
-    """A new owner whose log has the events only."""
-    rebuilt = w.rebuilt([each for each in w.log if isinstance(each, tuple)])
-    rebuilt.state.unseen_grant = True
-    return rebuilt
+STORIES = """
+
+what is open without a grant is aborted after an incomplete replay
+    # Review A5: `decisions` has lost an admission, and with it the evidence of what landed since. T1 would overlap T2.
+    intent T1; intent T2; touch T2 p/f; lock; commits T2; restart_without_decisions 'decisions begins at 700'
+    → aborted T1 unknown-transaction and T2 unknown-transaction
+    → some Abort transaction=T1 retriable=True detail~'decisions begins at 700', some Abort transaction=T2 retriable=True
+    touch T1 p/f; request T1 → no grant
+
+a grant that the log still has survives an incomplete replay
+    # Its writer may be publishing: a second grant beside it would break promise G1.
+    intent G; intent open; lock; request G; restart_incomplete
+    → aborted open unknown-transaction, G is granted, AcquireLock adopt=agent-1
+
+nothing is admitted before a grant that the log lost has ended
+    # T was granted and is publishing. N must begin after that commit, because nothing shows their conflict.
+    where HOLD is while-active | per-commit
+    world hold=HOLD
+    intent T; lock; request T; restart_without_decisions; intent N → no admission, AcquireLock adopt=None
+    lock → admitted N
+    intent M → admitted M
+
+an adopted lock shows the end of former grants only after its quiet time
+    # The former owner's lease may cover a grant of which the log has neither end nor beginning.
+    intent granted; lock; request granted; restart_incomplete; intent N; lock owner=agent-2 quiet=10.0 → no admission
+    wait 10; lock owner=agent-2 → admitted N
+
+the answers after an incomplete replay are facts for the next owner
+    intent T; lock; request T; restart_without_decisions; restart_incomplete → no abort, T is aborted
+"""
 
 
-def test_what_is_open_without_a_grant_is_aborted_after_an_incomplete_replay() -> None:
-    """Review A5: `decisions` has lost an admission, and with it the evidence of what landed since. T1 would overlap T2."""
-    w = world().intent("T1").intent("T2").touch("T2", m("p/f")).lock().commits("T2")
-
-    w = without_decisions(w).replayed(missing="decisions begins at 700")
-
-    assert w.aborted == {"T1": "unknown-transaction", "T2": "unknown-transaction"}
-    assert all(each.retriable for each in w.of(Abort))
-    assert "decisions begins at 700" in str(w.of(Abort)[0].detail)
-    assert w.touch("T1", m("p/f")).request("T1").granted == []
-
-
-def test_a_grant_that_the_log_still_has_survives_an_incomplete_replay() -> None:
-    """Its writer may be publishing: a second grant beside it would break promise G1."""
-    w = world().intent("granted").intent("open").lock().request("granted")
-    w = w.rebuilt()
-    w.state.unseen_grant = True
-
-    w.replayed(missing="writers begins at 3")
-
-    assert w.aborted == {"open": "unknown-transaction"}
-    assert w.phase("granted") is Phase.GRANTED
-    assert w.of(AcquireLock) == [AcquireLock(adopt="agent-1")]
+@pytest.mark.parametrize("story", stories(STORIES), ids=str)
+def test_after_an_incomplete_replay(story: Story) -> None:
+    story.play()
 
 
 def test_of_two_grants_that_the_log_still_has_the_last_one_survives_an_incomplete_replay() -> None:
@@ -140,38 +144,3 @@ def test_of_two_grants_that_the_log_still_has_the_last_one_survives_an_incomplet
     assert w.phase("second") is Phase.GRANTED
     assert w.tick().aborted == {}
     assert w.complete("first").state.ledger["w-first"].batch_id == 7
-
-
-@pytest.mark.parametrize("hold", ["while-active", "per-commit"])
-def test_nothing_is_admitted_before_a_grant_that_the_log_lost_has_ended(hold: str) -> None:
-    """T was granted and is publishing. N must begin after that commit, because nothing shows their conflict."""
-    w = world(hold=hold).intent("T").lock().request("T")
-    w = without_decisions(w).replayed(missing="decisions begins at 700")
-
-    w.intent("N")
-
-    assert w.admitted == []
-    assert w.of(AcquireLock) == [AcquireLock(adopt=None)]
-    assert w.lock().admitted == ["N"]
-    assert w.intent("M").admitted == ["M"]
-
-
-def test_an_adopted_lock_shows_the_end_of_former_grants_only_after_its_quiet_time() -> None:
-    """The former owner's lease may cover a grant of which the log has neither end nor beginning."""
-    w = World(TableSettings()).intent("granted").lock().request("granted")
-    w = w.rebuilt()
-    w.state.unseen_grant = True
-    w.replayed(missing="writers begins at 3").intent("N")
-
-    assert w.lock(owner="agent-2", quiet=10.0).admitted == []
-    w.now += 10.0
-    assert w.lock(owner="agent-2").admitted == ["N"]
-
-
-def test_the_answers_after_an_incomplete_replay_are_facts_for_the_next_owner() -> None:
-    w = without_decisions(world().intent("T").lock().request("T")).replayed(missing="decisions begins at 700")
-
-    again = w.rebuilt().replayed(missing="decisions begins at 700")
-
-    assert again.aborted == {}
-    assert again.phase("T") is Phase.ABORTED

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lakewarden.events import Abort, Marker
+import pytest
+
+from lakewarden.events import Marker
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.machine import Replayed
 from lakewarden.handlers.table.memory import (
@@ -13,9 +15,44 @@ from lakewarden.handlers.table.memory import (
     used_bytes,
 )
 from lakewarden.handlers.table.transactions import Phase
+from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import World, m, world
 
 LIMIT = 64_000_000
+
+
+def without_index(w: World) -> World:
+    """The memory budget takes the table's index during a replay."""
+    drop_index(w.state)
+    return w.apply(Replayed(w.now, w.offset, memory_limit=LIMIT))
+
+
+STORIES = """
+
+the abort names the setting and may be retried
+    # The operator reads it in `explain`; the writer retries when others have ended.
+    intent A; touch A p/1; over_budget A 64000000
+    → Abort reason=not-allowed retriable=True detail~memory_mb detail~'64 MB', index is empty
+
+a transaction that was granted meanwhile is not aborted
+    # It was chosen, and then granted by the abort of another one.
+    intent A; lock; request A; over_budget A 64000000 → no abort
+
+without an index no transaction begins before the granted one has landed
+    # Its footprint is unknown: a transaction that began before could overwrite its commit.
+    intent A; lock; touch A p/a; request A; over_budget None 64000000; intent B; touch A p/b → no admission, index is empty
+    complete A → admitted B
+    touch B p/a; commits B → no abort
+
+after the aborts of a replay without an index the table detects conflicts again
+    # Only the transactions of the replay are lost, not the table.
+    intent A; drop_index; intent B; intent C; touch B p/1; touch C p/1 → aborted C conflict
+"""
+
+
+@pytest.mark.parametrize("story", stories(STORIES, drop_index=without_index), ids=str)
+def test_the_memory_budget(story: Story) -> None:
+    story.play()
 
 
 def test_the_count_returns_to_zero_when_all_transactions_have_ended() -> None:
@@ -66,25 +103,6 @@ def test_the_oldest_transaction_counts_with_the_landed_ones_that_are_kept_for_it
     assert before - used_bytes(w.state) >= chosen.freed
 
 
-def test_the_abort_names_the_setting_and_may_be_retried() -> None:
-    """The operator reads it in `explain`; the writer retries when others have ended."""
-    w = world().intent("A").touch("A", m("p/1")).over_budget("A", LIMIT)
-
-    abort = w.one(Abort)
-
-    assert (abort.reason, abort.retriable) == ("not-allowed", True)
-    assert "memory_mb" in str(abort.detail)
-    assert "64 MB" in str(abort.detail)
-    assert w.state.footprints.index == {}
-
-
-def test_a_transaction_that_was_granted_meanwhile_is_not_aborted() -> None:
-    """It was chosen, and then granted by the abort of another one."""
-    w = world().intent("A").lock().request("A").over_budget("A", LIMIT)
-
-    assert w.aborted == {}
-
-
 def test_a_table_that_loses_its_index_aborts_all_but_the_granted_transaction() -> None:
     """Running grants and landed transactions alone exceed the budget."""
     w = world().intent("A").intent("K").intent("B").lock().touch("K", m("p/k")).commits("K")
@@ -97,19 +115,6 @@ def test_a_table_that_loses_its_index_aborts_all_but_the_granted_transaction() -
     assert list(w.state.transactions) == ["A"]
     assert w.state.footprints.index == {}
     assert w.complete("A").aborted == {}
-
-
-def test_without_an_index_no_transaction_begins_before_the_granted_one_has_landed() -> None:
-    """Its footprint is unknown: a transaction that began before could overwrite its commit."""
-    w = world().intent("A").lock().touch("A", m("p/a")).request("A").over_budget(None, LIMIT)
-    w.intent("B").touch("A", m("p/b"))
-    assert w.admitted == []
-    assert w.state.footprints.index == {}
-
-    w.complete("A")
-
-    assert w.admitted == ["B"]
-    assert w.touch("B", m("p/a")).commits("B").aborted == {}
 
 
 def test_a_replay_without_an_index_ends_with_aborts() -> None:
@@ -130,17 +135,6 @@ def test_a_replay_without_an_index_ends_with_aborts() -> None:
     rebuilt.intent("D")
     assert rebuilt.admitted == []
     assert rebuilt.complete("A").admitted == ["D"]
-
-
-def test_after_the_aborts_of_a_replay_without_an_index_the_table_detects_conflicts_again() -> None:
-    """Only the transactions of the replay are lost, not the table."""
-    w = world().intent("A")
-    drop_index(w.state)
-    w.apply(Replayed(w.now, w.offset, memory_limit=LIMIT))
-
-    w.intent("B").intent("C").touch("B", m("p/1")).touch("C", m("p/1"))
-
-    assert w.aborted == {"C": "conflict"}
 
 
 def _many(count: int) -> list[Marker]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from lakewarden.events import Abort, CommitCompleted, ConflictDetected, Marker
-from lakewarden.handlers.table.effects import AcquireLock, Warn
+from lakewarden.events import Abort, CommitCompleted, Marker
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.memory import largest_transaction
-from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS
 from lakewarden.handlers.table.step_context import FORGOTTEN
 from lakewarden.handlers.table.transactions import Phase
+from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import World, facts, m, world
 
 HUDI, OTHER = "hudi:20261122135446024", "hudi:20261122135643314"
@@ -24,279 +22,194 @@ def observe(w: World, transaction: str = HUDI, *scope: Marker, **fields: Any) ->
     return w.intent(transaction, *scope, **{"observed": True, "writer": transaction, **fields})
 
 
-def land(w: World, transaction: str = HUDI, *markers: Marker) -> World:
+def land(w: World, transaction: str = HUDI, *markers: Marker, **fields: Any) -> World:
     """The watcher reports that the transaction has committed."""
-    return w.read(w.event(CommitCompleted, transaction, markers=markers, version=transaction[5:]))
+    return w.read(w.event(CommitCompleted, transaction, markers=markers, version=transaction[5:], **fields))
+
+
+STORIES = """
+a granted transaction is not aborted for an observed one
+    # It may be publishing. The table format's own check decides between the two.
+    intent A; lock; touch A p/f; request A; observe hudi:a; touch hudi:a p/f → nothing, A is granted
+
+each pair of observed transactions is reported when one lands
+    intent A; observe hudi:b; observe hudi:a; observe hudi:c; touch hudi:a p/f; touch hudi:c q/f
+    land hudi:b p/f q/f → reported hudi:a to hudi:b and hudi:c to hudi:b
+
+with first-committer an observed transaction conflicts once it has landed
+    world policy=first-committer
+    intent A; touch A p/f; observe hudi:a; touch hudi:a p/f → no abort
+    land hudi:a → aborted A conflict
+
+the rule of the observed transaction applies
+    # Hudi permits appends beside a running compaction. A delete of what it rewrites conflicts.
+    observe hudi:a p/f p/g deleted-file; intent A; intent B; touch A p/f:append → no abort
+    touch B p/g:delete → aborted B conflict
+
+an observed intent ends no transaction of a writer with the same name
+    intent A writer=ingest; observe hudi:a writer=ingest → no abort
+    intent B writer=ingest → aborted A superseded
+
+a lock that is gone or refused concerns no observed transaction
+    intent A; observe hudi:a; forbid_lock → aborted A not-allowed
+    intent B; withhold_lock → aborted B lock-refused
+
+a transaction that began after an observed commit does not meet it
+    intent A; observe hudi:a; touch hudi:a p/f; land hudi:a; intent B; touch B p/f → no abort
+    touch A p/f → aborted A conflict
+
+a commit that the agent does not know is ignored without a warning
+    # A watcher that was restarted repeats the table's last commits. They are no news.
+    intent A; touch A p/f; land hudi:b p/f → nothing
+
+an observed rollback ends the transaction
+    observe hudi:a; touch hudi:a p/f; abandon hudi:a → hudi:a is aborted
+    intent A; touch A p/f → no abort
+
+a watcher and the gate report one transaction
+    # The gate announces its instant before the watcher reports it. The sink must not lose to itself.
+    intent A; beat A instant=a; touch A p/f; observe hudi:a; touch hudi:a p/f
+    land hudi:a p/f → nothing, A is active
+
+the instant that the gate committed is its own
+    # A sink that announces no instant names it as the version of its commit.
+    intent A; lock; touch A p/f; commits A version=a; intent B; touch B p/f; observe hudi:a
+    land hudi:a p/f → no abort
+
+an observed transaction that is silent ends as unknown
+    # Its writer has died, or its watcher. What it touched may be in the table.
+    observe hudi:a; touch hudi:a p/f; intent A p/f queued → no admission
+    beat A; tick 14; beat A; tick 2 → aborted hudi:a outcome-unknown, hudi:a is unknown, admitted A
+
+what is found out later counts after an unknown outcome
+    # The watcher was away. A transaction that began after the silence meets the commit when it is reported.
+    observe hudi:a; touch hudi:a p/f; tick 16; intent A; touch A p/f → no abort
+    land hudi:a p/f → aborted A conflict
+
+max_transaction ends an observed transaction as unknown
+    world max_transaction=20
+    observe hudi:a; tick 10; beat hudi:a; tick 11 → aborted hudi:a outcome-unknown
+
+queued and protected writers wait behind an observed transaction
+    # A protected writer that started would lose to it again and again.
+    world max_losses=1
+    intent W; intent A writer=w; touch W p/f; touch A p/f; abandon W; observe hudi:a; touch hudi:a p/g
+    intent B p/g queued → no admission
+    intent C writer=w → no admission
+    land hudi:a → admitted C
+    abandon C → admitted B
+
+the commit of a forgotten transaction counts
+    intent A; observe hudi:a; over_budget hudi:a 1000000; touch A p/f; land hudi:a p/f → aborted A conflict
+
+an operator can have an observed transaction forgotten
+    observe hudi:a; touch hudi:a p/f; request_abort hudi:a → aborted hudi:a operator
+    intent A; touch A p/f → no abort
+
+a replay repeats no report about two observed transactions
+    observe hudi:a; observe hudi:b; touch hudi:a p/f; touch hudi:b p/f; restart → no report
+
+a writer of the gate loses to an observed one although it is older
+    # The observed writer reads no decisions, so only one of the two can stop.
+    intent A; touch A p/f; observe hudi:a; touch hudi:a p/f → aborted A conflict, met hudi:a marker f, reported A to hudi:a
+    → hudi:a is observed
+
+neither priority nor protection wins against an observed transaction
+    where ORDER is touch hudi:a p/f; touch B p/f | touch B p/f; touch hudi:a p/f
+    world max_losses=1
+    intent W; intent A writer=w; touch W p/f; touch A p/f; abandon W; intent B writer=w priority=9; observe hudi:a
+    ORDER → B is aborted, hudi:a is observed
+
+between two observed transactions a conflict is reported once
+    observe hudi:a; observe hudi:b; touch hudi:a p/f p/g
+    touch hudi:b p/f → reported hudi:b to hudi:a, ConflictDetected victim_age_seconds=0.0, no abort
+    touch hudi:b p/g → no report
+
+the observed transaction that lands first wins the report
+    observe hudi:a; observe hudi:b; touch hudi:a p/f
+    land hudi:b p/f → reported hudi:a to hudi:b, ConflictDetected kind=commit, hudi:a is observed
+
+an observed intent gets no answer and no lock
+    # Its writer takes a lock of its own. An agent that held the same one would stop it.
+    observe hudi:a queued priority=100 lock=elsewhere → nothing, hudi:a is observed
+    intent A → AcquireLock adopt=None
+
+an observed transaction is never granted
+    intent A; lock; observe hudi:a
+    request hudi:a → no grant, Warn detail~'a watcher reports this transaction' detail~'so it is never granted'
+    complete hudi:a grant=0:0 → Warn event=commit-without-grant, hudi:a is observed
+
+a writer of the gate can not report its commit without its grant
+    intent A; lock; touch A p/f; request A
+    land A → Warn detail~'names no grant' detail~'the transaction is not observed', A is granted
+
+the commit of an observed transaction aborts those that began before
+    # Its footprint may come with the completion alone: the watcher saw no marker.
+    intent A; touch A p/f; observe hudi:a; land hudi:a p/f → aborted A conflict, met hudi:a commit f
+
+an observed commit is in no ledger
+    observe hudi:a batch_id=7; land hudi:a → nothing, ledger is empty
+
+a repeated report of a commit changes nothing
+    # Two watchers say the same, and one that was restarted says it again.
+    intent A; observe hudi:a; land hudi:a p/f; intent B; touch B p/f; note; land hudi:a p/f p/g → nothing, unchanged
+
+an instant that the gate announces late is dropped
+    intent A; observe hudi:a; touch hudi:a p/f; touch A p/f instant=a → no abort, hudi:a is gone
+    land hudi:a p/f → nothing
+
+an observed transaction beyond a limit is forgotten aloud
+    # Nothing can stop it. Hudi's own check still finds the conflict.
+    world max_open=1
+    intent A; observe hudi:a → Abort transaction=hudi:a reason=not-allowed detail~'the agent no longer tracks'
+    world max_markers=1
+    observe hudi:a; touch hudi:a p/f p/g → aborted hudi:a not-allowed
+
+an observed transaction keeps no evidence of commits
+    # A compaction may run for hours; it never loses to what landed meanwhile.
+    observe hudi:a; intent A; lock; touch A p/f; commits A → A is gone
+
+a restarted agent has the same observed transactions
+    intent A; observe hudi:a; touch hudi:a p/f; observe hudi:b q/g; land hudi:b; beat A instant=x7; beat hudi:a
+    → a replay agrees, state.instants~'x7': 'A'
+    restart → only AcquireLock(adopt=None), state.instants~'x7': 'A'
+    touch A p/f → aborted A conflict
+
+a late commit counts after a restart from the checkpoint
+    # A completion counts only with its intent, so the checkpoint holds that: before the completion and after it.
+    where END is tick 16 | request_abort hudi:a
+    observe hudi:a; touch hudi:a p/f; END; intent A; touch A p/g → hudi:a is gone, needs 0
+    land hudi:a p/f → needs 0, a replay agrees
+    restart → hudi:a is committed
+
+the checkpoint holds the intent of a silent observed transaction for ten minutes
+    observe hudi:a; touch hudi:a p/f; tick 16; intent A; wait 601 → needs 2
+    land hudi:a p/f; touch A q/f → needs 2
+
+after an incomplete log an observed transaction stays open
+    # Its completion brings its whole footprint.
+    intent A; observe hudi:a; restart_incomplete → aborted A unknown-transaction, hudi:a is observed
+"""
+
+
+@pytest.mark.parametrize("story", stories(STORIES, observe=observe, land=land), ids=str)
+def test_conflicts_with_observed_transactions(story: Story) -> None:
+    story.play()
 
 
 # -- conflicts
 
 
-def test_a_writer_of_the_gate_loses_to_an_observed_one_although_it_is_older() -> None:
-    """The observed writer reads no decisions, so only one of the two can stop."""
-    w = observe(world().intent("A").touch("A", m("p/f"))).touch(HUDI, m("p/f"))
-
-    assert w.aborted == {"A": "conflict"}
-    (entry,) = w.one(Abort).conflicts
-    assert (entry.other_transaction, entry.other_writer, entry.file_group) == (HUDI, HUDI, "f")
-    assert w.reports == [("A", HUDI)]
-    assert w.phase(HUDI) is Phase.OBSERVED
-
-
-@pytest.mark.parametrize("first", ["observed", "gate"])
-def test_neither_priority_nor_protection_wins_against_an_observed_transaction(first: str) -> None:
-    w = world(max_losses=1).intent("W").intent("A", writer="w").touch("W", m("p/f")).touch("A", m("p/f"))
-    assert w.state.has_lost_enough("w")
-
-    w.abandon("W").intent("B", writer="w", priority=9)
-    observe(w)
-    order = [HUDI, "B"] if first == "observed" else ["B", HUDI]
-    for each in order:
-        w.touch(each, m("p/f"))
-
-    assert w.phase("B") is Phase.ABORTED
-    assert w.phase(HUDI) is Phase.OBSERVED
-
-
-def test_a_granted_transaction_is_not_aborted_for_an_observed_one() -> None:
-    """It may be publishing. The table format's own check decides between the two."""
-    w = observe(world().intent("A").lock().touch("A", m("p/f")).request("A")).touch(HUDI, m("p/f"))
-
-    assert w.effects == []
-    assert w.phase("A") is Phase.GRANTED
-
-
-def test_between_two_observed_transactions_a_conflict_is_reported_once() -> None:
-    w = observe(observe(world()), OTHER).touch(HUDI, m("p/f"), m("p/g"))
-
-    w.touch(OTHER, m("p/f"))
-    assert w.reports == [(OTHER, HUDI)]
-    assert w.one(ConflictDetected).victim_age_seconds == 0
-    assert w.aborted == {}
-    assert w.touch(OTHER, m("p/g")).reports == []
-
-
-def test_each_pair_of_observed_transactions_is_reported_when_one_lands() -> None:
-    third = "hudi:3"
-    w = (
-        observe(observe(observe(world().intent("A")), OTHER), third)
-        .touch(HUDI, m("p/f"))
-        .touch(third, m("q/f"))
-    )
-
-    land(w, OTHER, m("p/f"), m("q/f"))
-
-    assert w.reports == [(HUDI, OTHER), (third, OTHER)]
-
-
-def test_the_observed_transaction_that_lands_first_wins_the_report() -> None:
-    w = observe(observe(world()), OTHER).touch(HUDI, m("p/f"))
-
-    land(w, OTHER, m("p/f"))
-
-    assert w.reports == [(HUDI, OTHER)]
-    assert w.one(ConflictDetected).kind == "commit"
-    assert w.phase(HUDI) is Phase.OBSERVED
-
-
-def test_with_first_committer_an_observed_transaction_conflicts_once_it_has_landed() -> None:
-    w = observe(world(policy="first-committer").intent("A").touch("A", m("p/f"))).touch(HUDI, m("p/f"))
-    assert w.aborted == {}
-
-    assert land(w).aborted == {"A": "conflict"}
-
-
-def test_the_rule_of_the_observed_transaction_applies() -> None:
-    """Hudi permits appends beside a running compaction. A delete of what it rewrites conflicts."""
-    w = observe(world(), HUDI, m("p/f"), m("p/g"), conflict_rule="deleted-file").intent("A").intent("B")
-
-    assert w.touch("A", m("p/f", "append")).aborted == {}
-    assert w.touch("B", m("p/g", "delete")).aborted == {"B": "conflict"}
-
-
 # -- no answer, no grant, no lock
-
-
-def test_an_observed_intent_gets_no_answer_and_no_lock() -> None:
-    """Its writer takes a lock of its own. An agent that held the same one would stop it."""
-    w = observe(world(), priority=100, lock="s3://elsewhere/lock.json", admission="queued")
-
-    assert w.effects == []
-    assert w.phase(HUDI) is Phase.OBSERVED
-    assert w.intent("A").of(AcquireLock) == [AcquireLock()]
-
-
-def test_an_observed_transaction_is_never_granted() -> None:
-    w = observe(world().intent("A").lock()).request(HUDI)
-
-    assert w.granted == []
-    assert w.one(Warn).detail == "a watcher reports this transaction, so it is never granted"
-    assert w.complete(HUDI, grant="0:0").one(Warn).event == "commit-without-grant"
-    assert w.phase(HUDI) is Phase.OBSERVED
-
-
-def test_a_writer_of_the_gate_can_not_report_its_commit_without_its_grant() -> None:
-    w = world().intent("A").lock().touch("A", m("p/f")).request("A")
-
-    land(w, "A")
-
-    assert w.one(Warn).detail == "the completion names no grant, and the transaction is not observed"
-    assert w.phase("A") is Phase.GRANTED
-
-
-def test_an_observed_intent_ends_no_transaction_of_a_writer_with_the_same_name() -> None:
-    w = world().intent("A", writer="ingest")
-
-    assert observe(w, writer="ingest").aborted == {}
-    assert w.intent("B", writer="ingest").aborted == {"A": "superseded"}
-
-
-def test_a_lock_that_is_gone_or_refused_concerns_no_observed_transaction() -> None:
-    w = observe(world().intent("A"))
-
-    assert w.forbid_lock().aborted == {"A": "not-allowed"}
-    assert w.intent("B").withhold_lock().aborted == {"B": "lock-refused"}
 
 
 # -- its commit
 
 
-def test_the_commit_of_an_observed_transaction_aborts_those_that_began_before() -> None:
-    """Its footprint may come with the completion alone: the watcher saw no marker."""
-    w = observe(world().intent("A").touch("A", m("p/f")))
-
-    land(w, HUDI, m("p/f"))
-
-    assert w.aborted == {"A": "conflict"}
-    assert w.one(Abort).conflicts[0].kind == "commit"
-
-
-def test_a_transaction_that_began_after_an_observed_commit_does_not_meet_it() -> None:
-    w = observe(world().intent("A")).touch(HUDI, m("p/f"))
-    land(w).intent("B")
-
-    assert w.touch("B", m("p/f")).aborted == {}
-    assert w.touch("A", m("p/f")).aborted == {"A": "conflict"}
-
-
-def test_an_observed_commit_is_in_no_ledger() -> None:
-    w = observe(world(), batch_id=7)
-
-    assert land(w).effects == []
-    assert w.state.ledger == {}
-
-
-def test_a_repeated_report_of_a_commit_changes_nothing() -> None:
-    """Two watchers say the same, and one that was restarted says it again."""
-    w = land(observe(world().intent("A")), HUDI, m("p/f")).intent("B").touch("B", m("p/f"))
-
-    before = facts(w.state)
-    land(w, HUDI, m("p/f"), m("p/g"))
-
-    assert w.effects == []
-    assert facts(w.state) == before
-
-
-def test_a_commit_that_the_agent_does_not_know_is_ignored_without_a_warning() -> None:
-    """A watcher that was restarted repeats the table's last commits. They are no news."""
-    w = world().intent("A").touch("A", m("p/f"))
-
-    assert land(w, OTHER, m("p/f")).effects == []
-
-
-def test_an_observed_rollback_ends_the_transaction() -> None:
-    w = observe(world()).touch(HUDI, m("p/f")).abandon(HUDI)
-
-    assert w.phase(HUDI) is Phase.ABORTED
-    assert w.intent("A").touch("A", m("p/f")).aborted == {}
-
-
 # -- the gate's own instants
 
 
-def test_a_watcher_and_the_gate_report_one_transaction() -> None:
-    """The gate announces its instant before the watcher reports it. The sink must not lose to itself."""
-    w = world().intent("A").beat("A", instant=HUDI[5:]).touch("A", m("p/f"))
-
-    observe(w).touch(HUDI, m("p/f"))
-    land(w, HUDI, m("p/f"))
-
-    assert w.effects == []
-    assert w.phase("A") is Phase.ACTIVE
-
-
-def test_an_instant_that_the_gate_announces_late_is_dropped() -> None:
-    w = observe(world().intent("A")).touch(HUDI, m("p/f"))
-
-    w.touch("A", m("p/f"), instant=HUDI[5:])
-
-    assert w.aborted == {}
-    assert HUDI not in w.state.transactions
-    assert land(w, HUDI, m("p/f")).effects == []
-
-
-def test_the_instant_that_the_gate_committed_is_its_own() -> None:
-    """A sink that announces no instant names it as the version of its commit."""
-    w = world().intent("A").lock().touch("A", m("p/f")).commits("A", version=HUDI[5:])
-
-    w.intent("B").touch("B", m("p/f"))
-    observe(w)
-
-    assert land(w, HUDI, m("p/f")).aborted == {}
-
-
 # -- silence, limits, memory
-
-
-def test_an_observed_transaction_that_is_silent_ends_as_unknown() -> None:
-    """Its writer has died, or its watcher. What it touched may be in the table."""
-    w = observe(world()).touch(HUDI, m("p/f")).intent("A", m("p/f"), admission="queued")
-    assert w.admitted == []
-
-    w.beat("A").tick(14).beat("A").tick(2)
-
-    assert w.aborted == {HUDI: "outcome-unknown"}
-    assert w.phase(HUDI) is Phase.UNKNOWN
-    assert w.admitted == ["A"]
-
-
-def test_what_is_found_out_later_counts_after_an_unknown_outcome() -> None:
-    """The watcher was away. A transaction that began after the silence meets the commit when it is reported."""
-    w = observe(world()).touch(HUDI, m("p/f")).tick(16)
-    w.intent("A").touch("A", m("p/f"))
-    assert w.aborted == {}
-
-    assert land(w, HUDI, m("p/f")).aborted == {"A": "conflict"}
-
-
-def test_max_transaction_ends_an_observed_transaction_as_unknown() -> None:
-    w = observe(world(max_transaction=20)).tick(10).beat(HUDI).tick(11)
-
-    assert w.aborted == {HUDI: "outcome-unknown"}
-
-
-def test_queued_and_protected_writers_wait_behind_an_observed_transaction() -> None:
-    """A protected writer that started would lose to it again and again."""
-    w = world(max_losses=1).intent("W").intent("A", writer="w").touch("W", m("p/f")).touch("A", m("p/f"))
-    observe(w.abandon("W")).touch(HUDI, m("p/g"))
-
-    w.intent("B", m("p/g"), admission="queued")
-    assert w.admitted == []
-    w.intent("C", writer="w")
-    assert w.admitted == []
-
-    assert land(w).admitted == ["C"]
-    assert w.abandon("C").admitted == ["B"]
-
-
-def test_an_observed_transaction_beyond_a_limit_is_forgotten_aloud() -> None:
-    """Nothing can stop it. Hudi's own check still finds the conflict."""
-    w = observe(world(max_open=1).intent("A"))
-    assert w.aborted == {HUDI: "not-allowed"}
-    assert (w.one(Abort).detail or "").startswith(FORGOTTEN)
-
-    w = observe(world(max_markers=1)).touch(HUDI, m("p/f"), m("p/g"))
-    assert w.aborted == {HUDI: "not-allowed"}
 
 
 def test_at_the_memory_budget_the_largest_observed_transaction_is_forgotten() -> None:
@@ -311,80 +224,7 @@ def test_at_the_memory_budget_the_largest_observed_transaction_is_forgotten() ->
     assert w.touch("A", m("p/1")).aborted == {}
 
 
-def test_the_commit_of_a_forgotten_transaction_counts() -> None:
-    w = observe(world().intent("A")).over_budget(HUDI, 1_000_000).touch("A", m("p/f"))
-
-    assert land(w, HUDI, m("p/f")).aborted == {"A": "conflict"}
-
-
-def test_an_observed_transaction_keeps_no_evidence_of_commits() -> None:
-    """A compaction may run for hours; it never loses to what landed meanwhile."""
-    w = observe(world()).intent("A").lock().touch("A", m("p/f")).commits("A")
-
-    assert "A" not in w.state.transactions
-
-
-def test_an_operator_can_have_an_observed_transaction_forgotten() -> None:
-    w = observe(world()).touch(HUDI, m("p/f")).request_abort(HUDI)
-
-    assert w.aborted == {HUDI: "operator"}
-    assert w.intent("A").touch("A", m("p/f")).aborted == {}
-
-
 # -- restart
-
-
-def test_a_restarted_agent_has_the_same_observed_transactions() -> None:
-    w = observe(observe(world().intent("A")).touch(HUDI, m("p/f")), OTHER, m("q/g"))
-    land(w, OTHER).beat("A", instant="7").beat(HUDI)
-
-    again = w.rebuilt()
-
-    assert facts(again.state) == facts(w.state)
-    assert again.state.instants == w.state.instants
-    assert again.replayed().effects == [AcquireLock()]
-    assert again.touch("A", m("p/f")).aborted == {"A": "conflict"}
-
-
-@pytest.mark.parametrize("end", ["silent", "forgotten"])
-def test_a_late_commit_counts_after_a_restart_from_the_checkpoint(end: str) -> None:
-    """A completion counts only with its intent, so the checkpoint holds that: before the completion and after it."""
-    w = observe(world()).touch(HUDI, m("p/f"))
-    w = w.tick(16) if end == "silent" else w.request_abort(HUDI)
-    w.intent("A").touch("A", m("p/g"))
-    assert HUDI not in w.state.transactions
-    assert w.state.oldest_needed(w.now) == 0
-
-    land(w, HUDI, m("p/f"))
-
-    assert w.state.oldest_needed(w.now) == 0
-    again = w.rebuilt()
-    assert again.phase(HUDI) is Phase.COMMITTED
-    assert facts(again.state) == facts(w.state)
-
-
-def test_the_checkpoint_holds_the_intent_of_a_silent_observed_transaction_for_ten_minutes() -> None:
-    w = observe(world()).touch(HUDI, m("p/f")).tick(16)
-
-    w.intent("A").now += LATE_COMPLETION_SECONDS + 1
-    assert w.state.oldest_needed(w.now) == w.offset
-
-    land(w, HUDI, m("p/f")).touch("A", m("q/f"))
-    assert w.state.oldest_needed(w.now) == w.offset - 2
-
-
-def test_after_an_incomplete_log_an_observed_transaction_stays_open() -> None:
-    """Its completion brings its whole footprint."""
-    w = observe(world().intent("A")).rebuilt()
-
-    assert w.replayed(missing="records are missing").aborted == {"A": "unknown-transaction"}
-    assert w.phase(HUDI) is Phase.OBSERVED
-
-
-def test_a_replay_repeats_no_report_about_two_observed_transactions() -> None:
-    w = observe(observe(world()), OTHER).touch(HUDI, m("p/f")).touch(OTHER, m("p/f"))
-
-    assert w.rebuilt().replayed().reports == []
 
 
 # -- any order of events

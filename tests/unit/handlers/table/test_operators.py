@@ -2,116 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from lakewarden.events import (
-    Abort,
-    Admitted,
-    AlreadyCommitted,
     BatchCommitted,
-    GrantRenewed,
     LedgerEventUnion,
 )
-from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, Ledger, batch_of
 from lakewarden.handlers.table.machine import record_again, restore
-from lakewarden.handlers.table.transactions import Phase
 from tests.unit.events.building import made
-from tests.unit.handlers.table.world import TABLE, World, batch_entry, facts, m, world
-
-NOT_GRANTED: dict[str, Callable[[], World]] = {
-    "queued": lambda: (
-        world()
-        .intent("B", m("p/f"))
-        .touch("B", m("p/f"))
-        .intent("A", m("p/f"), admission="queued", priority=-1)
-    ),
-    "active": lambda: world().intent("A").touch("A", m("p/f")),
-    "waiting": lambda: world().intent("A").request("A", m("p/f")),
-}
-
+from tests.unit.handlers.table.stories import Story, stories
+from tests.unit.handlers.table.world import TABLE, World, world
 
 # -- abort-requested -----------------------------------------------------------------------------------------------------
 
+STORIES = """
 
-@pytest.mark.parametrize("phase", NOT_GRANTED)
-def test_an_operator_ends_a_transaction_that_is_not_granted(phase: str) -> None:
-    """Its work hangs, and blocks others that touch the same."""
-    w = NOT_GRANTED[phase]()
-    assert w.phase("A") is Phase(phase)
+an operator ends a transaction that is not granted
+    # Its work hangs, and blocks others that touch the same. A is queued, active, or waits for its grant.
+    where LIFE is intent B p/f; touch B p/f; intent A p/f queued priority=-1 | intent A; touch A p/f | intent A; request A p/f
+    LIFE; request_abort A operator=ann@ops reason='hangs since noon'
+    → Abort transaction=A reason=operator retriable=True detail~"operator 'ann@ops': hangs since noon"
+    → A is aborted, a replay agrees
 
-    w.request_abort("A", operator="ann@ops", reason="hangs since noon")
+an abort names the request as its cause
+    intent A; request_abort A → Abort cause=e-1-A
 
-    abort = w.one(Abort)
-    assert (abort.transaction, abort.reason, abort.retriable) == ("A", "operator", True)
-    assert abort.detail == "requested by operator 'ann@ops': hangs since noon"
-    assert abort.cause == f"e-{w.offset}-A"
-    assert w.phase("A") is Phase.ABORTED
-    assert facts(w.rebuilt().state) == facts(w.state)
+an operator's request that was read and not answered is answered once after the replay
+    # The agent died between reading the request and publishing the abort.
+    where LIFE is intent B p/f; touch B p/f; intent A p/f queued priority=-1 | intent A; touch A p/f | intent A; request A p/f
+    LIFE; request_abort A; crash → aborted A operator
+    restart → no abort
+
+a granted transaction gets lease-lost and nothing else is granted before its lease is over
+    # Its writer may be publishing (promise G1).
+    intent A; intent B; lock; request A; request B; request_abort A → aborted A lease-lost, A is granted
+    tick 8; lock; beat A → no renewal
+    beat B; tick 11 → no grant
+    lock; tick 1.1 → aborted A outcome-unknown, granted B
+
+a granted transaction gets lease-lost once after the replay
+    intent A; lock; request A; request_abort A; crash → aborted A lease-lost
+    restart → no abort
+
+the completion of a transaction that an operator wanted to end counts
+    # Its publish had begun before the abort arrived.
+    intent A batch_id=4; lock; request A; request_abort A; complete A → A is committed, recorded A w-A 4
+
+a second request changes nothing
+    # The operator is impatient, or Kafka delivers the request again.
+    intent A; lock; request A; request_abort A → aborted A lease-lost
+    request_abort A → nothing
+    complete A; request_abort A → nothing
+
+a request for an unknown transaction is reported
+    # A typing error. No abort is published for an id that no writer has used.
+    request_abort X → warned abort-request.unknown of X
+
+a request does not count as a heartbeat
+    # It says nothing about the writer.
+    intent A; lock; request A; intent B; tick 14; request_abort A; tick 1.1 → some Abort transaction=B reason=writer-lost
+
+after a correction the writer's next batch is not skipped
+    # A mistaken batch id made the agent skip every batch of a query.
+    intent A writer=w batch_id=1000000000000; lock; request A; complete A; intent B writer=w batch_id=8 → AlreadyCommitted
+    correct w 7 → BatchCommitted transaction=correction-4 batch_id=7 version=None corrected_at=4 correction=e-4-correction-4
+    intent C writer=w batch_id=7 → AlreadyCommitted committed_transaction=correction-4 batch_id=7 committed_batch_id=7
+    intent D writer=w batch_id=8 → admitted D, a replay agrees
+
+a correction gives the writer an edition which it keeps
+    # Its table may have batch 4 under the writer's former name.
+    intent A writer=w batch_id=4; lock; request A; complete A; correct w 3 edition=second → BatchCommitted edition=second
+    intent B writer=w batch_id=4 → Admitted edition=second
+    lock; request B; complete B → BatchCommitted batch_id=4 edition=second
+    correct w 9; intent C writer=w batch_id=10 → Admitted edition=second
+    intent D writer=another batch_id=0 → Admitted edition=None, a replay agrees
+
+a correction to none forgets the writer's batches
+    # Its table was dropped and is filled again.
+    intent A writer=w batch_id=41; lock; request A; complete A; correct w None; intent B writer=w batch_id=0 → admitted B
+    lock; request B; complete B
+    → BatchCommitted transaction=B writer=w batch_id=0 version=None corrected_at=3 correction=e-3-correction-3
+
+a transaction that computes a batch which a correction calls committed is aborted
+    # As after a late completion: its retry is skipped.
+    intent A writer=w batch_id=8; intent B writer=v batch_id=8; correct w 8 → Abort transaction=A reason=superseded retriable=True
+
+a repeated delivery of a correction changes nothing
+    # Also after a later commit: the batch would be written twice.
+    intent A writer=w batch_id=41; lock; request A; complete A; correct w 5 event_id=c
+    intent B writer=w batch_id=6; lock; request B; complete B; correct w 5 event_id=c → nothing, ledger w is 6
+
+a repeated delivery of a completion does not undo a correction
+    # The batch would be skipped again: its rows were rolled back.
+    where MOMENT is complete A | tick 1000; complete A
+    intent A writer=w batch_id=4; lock; request A; MOMENT; correct w 3; complete A → no record, ledger w is 3
+    intent B writer=w batch_id=4 → no AlreadyCommitted, a replay agrees
+
+a jump of the batch id is accepted only with a grant of the log
+    # A completion can name any batch; the intent's counts, and only with the transaction's own grant.
+    intent A writer=w batch_id=4; lock; request A; complete A; intent B writer=w batch_id=1000000000
+    complete B grant=0:1 → warned commit-without-grant of B, ledger w is 4
+    lock; request B; complete B → ledger w is 1000000000
+"""
 
 
-def test_a_granted_transaction_gets_lease_lost_and_nothing_else_is_granted_before_its_lease_is_over() -> None:
-    """Its writer may be publishing (promise G1)."""
-    w = world().intent("A").intent("B").lock().request("A").request("B")
-
-    w.request_abort("A")
-    assert w.aborted == {"A": "lease-lost"}
-    assert w.phase("A") is Phase.GRANTED
-
-    w.tick(8)
-    assert w.lock().beat("A").of(GrantRenewed) == []
-    w.beat("B").tick(11)
-    assert w.granted == []
-    w.lock().tick(1.1)
-    assert w.aborted == {"A": "outcome-unknown"}
-    assert w.granted == ["B"]
-
-
-def test_the_completion_of_a_transaction_that_an_operator_wanted_to_end_counts() -> None:
-    """Its publish had begun before the abort arrived."""
-    w = world().intent("A", batch_id=4).lock().request("A").request_abort("A").complete("A")
-
-    assert w.phase("A") is Phase.COMMITTED
-    assert w.of(BatchCommitted) == [batch_entry("A", "w-A", 4, None)]
-
-
-@pytest.mark.parametrize("phase", [*NOT_GRANTED, "granted"])
-def test_a_request_that_was_read_and_not_answered_is_answered_after_the_replay(phase: str) -> None:
-    """The agent died between reading the request and publishing the abort."""
-    before = NOT_GRANTED[phase]() if phase != "granted" else world().intent("A").lock().request("A")
-    log = list(before.log)
-    before.request_abort("A")
-
-    w = before.rebuilt([*log, before.log[len(log)]]).replayed()
-
-    assert w.aborted == {"A": "lease-lost" if phase == "granted" else "operator"}
-    assert w.rebuilt().replayed().aborted == {}, "and only once"
-
-
-def test_a_second_request_changes_nothing() -> None:
-    """The operator is impatient, or Kafka delivers the request again."""
-    w = world().intent("A").lock().request("A").request_abort("A")
-    assert w.aborted == {"A": "lease-lost"}
-
-    assert w.request_abort("A").effects == []
-    assert w.complete("A").request_abort("A").effects == []
-
-
-def test_a_request_for_an_unknown_transaction_is_reported() -> None:
-    """A typing error. No abort is published for an id that no writer has used."""
-    assert [each.event for each in world().request_abort("X").of(Warn)] == ["abort-request.unknown"]
-
-
-def test_a_request_does_not_count_as_a_heartbeat() -> None:
-    """It says nothing about the writer."""
-    w = world().intent("A").lock().request("A").intent("B")
-    w.tick(14).request_abort("A")
-
-    assert w.tick(1.1).aborted["B"] == "writer-lost"
+@pytest.mark.parametrize("story", stories(STORIES), ids=str)
+def test_requests_of_operators(story: Story) -> None:
+    story.play()
 
 
 # -- ledger-corrected ----------------------------------------------------------------------------------------------------
@@ -120,81 +121,6 @@ def test_a_request_does_not_count_as_a_heartbeat() -> None:
 def committed(batch: int) -> World:
     """A world in which writer w has committed this batch."""
     return world().intent("A", writer="w", batch_id=batch).lock().request("A").complete("A")
-
-
-def test_after_a_correction_the_writers_next_batch_is_not_skipped() -> None:
-    """A mistaken batch id made the agent skip every batch of a query."""
-    w = committed(10**12)
-    assert w.intent("B", writer="w", batch_id=8).of(AlreadyCommitted) != []
-
-    w.correct("w", 7)
-    assert w.one(BatchCommitted) == batch_entry(
-        "correction-4", "w", 7, None, Correction(4, "e-4-correction-4")
-    )
-
-    skipped = w.intent("C", writer="w", batch_id=7).one(AlreadyCommitted)
-    assert (skipped.committed_transaction, skipped.batch_id, skipped.committed_batch_id) == (
-        "correction-4",
-        7,
-        7,
-    )
-    assert w.intent("D", writer="w", batch_id=8).admitted == ["D"]
-    assert facts(w.rebuilt().state) == facts(w.state)
-
-
-def test_a_correction_gives_the_writer_an_edition_which_it_keeps() -> None:
-    """Its table may have batch 4 under the writer's former name."""
-    w = committed(4).correct("w", 3, edition="second")
-    assert w.one(BatchCommitted).edition == "second"
-    assert w.intent("B", writer="w", batch_id=4).one(Admitted).edition == "second"
-    w.lock().request("B").complete("B")
-    assert (w.one(BatchCommitted).batch_id, w.one(BatchCommitted).edition) == (4, "second")
-    w.correct("w", 9)
-    assert w.intent("C", writer="w", batch_id=10).one(Admitted).edition == "second"
-    assert w.intent("D", writer="another", batch_id=0).one(Admitted).edition is None
-    assert facts(w.rebuilt().state) == facts(w.state)
-
-
-def test_a_correction_to_none_forgets_the_writers_batches() -> None:
-    """Its table was dropped and is filled again."""
-    w = committed(41).correct("w", None)
-
-    assert w.intent("B", writer="w", batch_id=0).admitted == ["B"]
-    w.lock().request("B").complete("B")
-    assert w.one(BatchCommitted) == batch_entry("B", "w", 0, None, Correction(3, "e-3-correction-3"))
-
-
-def test_a_transaction_that_computes_a_batch_which_a_correction_calls_committed_is_aborted() -> None:
-    """As after a late completion: its retry is skipped."""
-    w = world().intent("A", writer="w", batch_id=8).intent("B", writer="v", batch_id=8)
-
-    w.correct("w", 8)
-
-    abort = w.one(Abort)
-    assert (abort.transaction, abort.reason, abort.retriable) == ("A", "superseded", True)
-
-
-def test_a_repeated_delivery_of_a_correction_changes_nothing() -> None:
-    """Also after a later commit: the batch would be written twice."""
-    w = committed(41).correct("w", 5, event_id="c")
-    w.intent("B", writer="w", batch_id=6).lock().request("B").complete("B")
-
-    assert w.correct("w", 5, event_id="c").effects == []
-    assert w.state.ledger["w"].batch_id == 6
-
-
-@pytest.mark.parametrize("lapsed", [False, True])
-def test_a_repeated_delivery_of_a_completion_does_not_undo_a_correction(lapsed: bool) -> None:
-    """The batch would be skipped again: its rows were rolled back."""
-    w = world().intent("A", writer="w", batch_id=4).lock().request("A")
-    if lapsed:
-        w.tick(after=1_000.0)
-        assert w.of(Abort) != []
-    w.complete("A").correct("w", 3)
-    assert w.complete("A").of(BatchCommitted) == []
-    assert w.state.ledger["w"].batch_id == 3
-    assert w.intent("B", writer="w", batch_id=4).of(AlreadyCommitted) == []
-    assert facts(w.rebuilt().state) == facts(w.state)
 
 
 def test_a_replay_from_before_a_correction_keeps_what_came_after_it() -> None:
@@ -301,14 +227,3 @@ def test_a_correction_that_the_log_still_has_is_applied_again_by_the_replay() ->
 
 
 # -- a jump of the batch id ----------------------------------------------------------------------------------------------
-
-
-def test_a_jump_of_the_batch_id_is_accepted_only_with_a_grant_of_the_log() -> None:
-    """A completion can name any batch; the intent's counts, and only with the transaction's own grant."""
-    w = committed(4).intent("B", writer="w", batch_id=10**9)
-
-    assert [each.event for each in w.complete("B", grant="0:1").of(Warn)] == ["commit-without-grant"]
-    assert w.state.ledger["w"].batch_id == 4
-
-    w.lock().request("B").complete("B")
-    assert w.state.ledger["w"].batch_id == 10**9

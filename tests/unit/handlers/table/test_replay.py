@@ -9,13 +9,11 @@ import pytest
 from lakewarden.events import (
     Abort,
     Admitted,
-    AlreadyCommitted,
     BatchCommitted,
     CommitGranted,
     CommitIntent,
     CommitRequested,
     ConflictsLost,
-    GrantRenewed,
     LedgerRecord,
     Marker,
     PartitionTaken,
@@ -34,12 +32,109 @@ from lakewarden.handlers.table.machine import (
     step,
 )
 from lakewarden.handlers.table.replay import MAX_POSITIONS, CheckpointPositions, Position
-from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS, MAX_CLOSED, TableSettings, TableState
+from lakewarden.handlers.table.state import MAX_CLOSED, TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.events.building import made
+from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import VERDICTS, World, batch_entry, decided, facts, m, world
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
+
+STORIES = """
+
+a verdict missing after a crash is decided after the replay
+    # The agent died after it had read the marker and before it published the abort.
+    intent A; intent B; touch A p/f; touch B p/f → aborted B conflict
+    crash → aborted B conflict, reported B to A
+
+during a replay nothing is decided
+    # Two agents that both read the log must not both answer it.
+    intent A; touch A p/f; intent B; read_the_events → A is queued
+
+after a replay no transaction is aborted for one that is aborted with it
+    # B has the larger priority than A, and had lost to K's commit when the agent died. A must not lose to B.
+    intent A; intent K; intent B priority=1; touch A p/ab; touch K p/kb; lock; commits K
+    touch B p/ab p/kb → aborted B conflict
+    crash → aborted B conflict
+
+intents published while no agent ran are answered after the replay
+    # All agents were down for a minute.
+    intent A; touch A p/f; intent B p/f queued; outage → admitted A, B is queued
+
+a writer that restarted while no agent ran supersedes its older transaction
+    # Otherwise the new transaction would lose to its own dead predecessor for fifteen seconds.
+    intent A writer=w; touch A p/f; intent A2 p/f writer=w; crash → aborted A superseded, admitted A2
+
+a batch committed while no agent ran is not granted again
+    # The replay read the completion, and a second attempt at the batch is open.
+    intent A writer=w batch_id=1; lock; request A; tick 21; intent A2 writer=w batch_id=1; complete A; crash
+    → aborted A2 superseded
+
+the owner of an adopted lock is published
+    # The agent is killed twice during one grant: the third agent must recognise the lock that it finds.
+    intent A; lock; request A; restart
+    lock owner=agent-2 quiet=10.0 → GrantRenewed lock_owner=agent-2, A grant.deadline≈1025
+    lock owner=agent-2 quiet=5.0 → no renewal
+    restart → AcquireLock adopt=agent-2
+
+publishing the new lock owner does not extend the grant
+    # The writer has sent heartbeats since. Counted from one of them, the rest of the lease would reach too far.
+    intent A; lock left=20.0; request A → CommitGranted seq=1 lease_seconds≈20
+    beat A; beat A; restart; lock owner=agent-2 quiet=10.0 → GrantRenewed seq=1 lease_seconds≈20
+
+a commit resets the losses in the ledger
+    # Only losses in a row count.
+    intent A; touch A p/f; intent B writer=w-B; touch B p/f; abandon A; intent B2 writer=w-B; lock; request B2; complete B2
+    → ConflictsLost writer=w-B losses=0 lost_on=(), losses is empty
+
+a completion after a lapse counts across a restart
+    # Its outcome was unknown, and the agent restarted meanwhile. The batch must not be written twice (G6). Nothing else is
+    # open, and the checkpoint holds its intent.
+    intent gone writer=w-A batch_id=7; lock; request gone; tick 21 → aborted gone outcome-unknown, gone is gone, needs 0
+    restart; complete gone version=v7 → recorded gone w-A 7 v7
+    intent again writer=w-A batch_id=7 → AlreadyCommitted committed_transaction=gone, needs None
+
+the checkpoint does not hold the intent of a lapsed transaction for ever
+    # Its driver is dead, and the replay must not grow from day to day.
+    intent gone; lock; request gone; tick 21; wait 600 → needs 0
+    wait 1 → needs None
+
+an abandonment after a lapse lets the checkpoint go
+    intent gone; lock; request gone; tick 21; intent B; request B; abandon gone → needs 2
+
+a batch in the ledger is skipped after the log is deleted
+    # The log was deleted after seven days, and a writer replays its last batch.
+    known old w-A 7; intent A batch_id=7 → AlreadyCommitted committed_transaction=old
+
+a replay starts at the oldest intent that is needed
+    # The committed offset covers the open transactions and what they may still conflict with.
+    intent x; abandon x; intent A; lock; touch A p/f → needs 2, busy
+    intent B; commits A → needs 2, busy
+    abandon B → needs None, idle
+
+a request of an unknown transaction is answered once
+    # Its intent was removed, or is older than the checkpoint, and no agent ran. Its writer would wait for its own timeout.
+    request gone; outage → Abort transaction=gone reason=unknown-transaction retriable=True cause=e-0-gone
+    restart → no abort
+
+a request that was answered is not answered again
+    # The answer of a live agent stands, also where its reason is another one.
+    intent A; intent B; touch A p/f; touch B p/f; request B → aborted B conflict
+    replay_last 2 → no abort
+
+an admission is no answer to a request
+    # The log has lost the intent, and the replay reads the admission after the request.
+    intent A; request A; swap_last_two → aborted A unknown-transaction
+
+a writer that has ended its unknown transaction needs no answer
+    where END is abandon gone | complete gone
+    request gone; END; outage → no abort
+"""
+
+
+@pytest.mark.parametrize("story", stories(STORIES), ids=str)
+def test_a_restart(story: Story) -> None:
+    story.play()
 
 
 def busy_table() -> World:
@@ -57,99 +152,6 @@ def test_a_complete_log_leaves_no_decision_open() -> None:
     assert [each for each in w.effects if isinstance(each, VERDICTS)] == []
     assert w.of(AcquireLock) == [AcquireLock(adopt="agent-1")]
     assert w.of(ReleaseLock) == []
-
-
-def test_during_a_replay_nothing_is_decided() -> None:
-    """Two agents that both read the log must not both answer it."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B")
-    events_only = [each for each in w.log if isinstance(each, tuple)]
-
-    rebuilt = w.rebuilt(events_only)
-
-    assert rebuilt.phase("A") is Phase.QUEUED
-
-
-def test_a_verdict_missing_after_a_crash_is_decided_after_the_replay() -> None:
-    """The agent died after it had read the marker and before it published the abort."""
-    w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f"))
-    assert w.aborted == {"B": "conflict"}
-    without = [each for each in w.log if not isinstance(each, Abort)]
-
-    w = w.rebuilt(without).replayed()
-
-    assert w.aborted == {"B": "conflict"}
-    assert w.reports == [("B", "A")]
-
-
-def test_after_a_replay_no_transaction_is_aborted_for_one_that_is_aborted_with_it() -> None:
-    """B has the larger priority than A, and had lost to K's commit when the agent died. A must not lose to B."""
-    w = world().intent("A").intent("K").intent("B", priority=1).touch("A", m("p/ab")).touch("K", m("p/kb"))
-    w.lock().commits("K").touch("B", m("p/ab"), m("p/kb"))
-    assert w.aborted == {"B": "conflict"}
-
-    w = w.rebuilt(w.log[: -len(w.of(Abort))]).replayed()
-
-    assert w.aborted == {"B": "conflict"}
-
-
-def test_intents_published_while_no_agent_ran_are_answered_after_the_replay() -> None:
-    """All agents were down for a minute."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued")
-    w = w.rebuilt([each for each in w.log if isinstance(each, tuple)]).replayed()
-
-    assert w.admitted == ["A"]
-    assert w.phase("B") is Phase.QUEUED
-
-
-def test_a_writer_that_restarted_while_no_agent_ran_supersedes_its_older_transaction() -> None:
-    """Otherwise the new transaction would lose to its own dead predecessor for fifteen seconds."""
-    w = world().intent("A", writer="w").touch("A", m("p/f"), writer="w")
-    before = list(w.log)
-    w.intent("A2", m("p/f"), writer="w")
-    intent = next(each for each in reversed(w.log) if isinstance(each, tuple))
-
-    w = w.rebuilt([*before, intent]).replayed()
-
-    assert w.aborted == {"A": "superseded"}
-    assert w.admitted == ["A2"]
-
-
-def test_a_batch_committed_while_no_agent_ran_is_not_granted_again() -> None:
-    """The replay read the completion, and a second attempt at the batch is open."""
-    w = world().intent("A", writer="w", batch_id=1).lock().request("A", writer="w").tick(21)
-    w.intent("A2", writer="w", batch_id=1)
-    before = list(w.log)
-    w.complete("A", writer="w")
-    completion = next(each for each in reversed(w.log) if isinstance(each, tuple))
-
-    w = w.rebuilt([*before, completion]).replayed()
-
-    assert w.aborted == {"A2": "superseded"}
-
-
-def test_the_owner_of_an_adopted_lock_is_published() -> None:
-    """The agent is killed twice during one grant: the third agent must recognise the lock that it finds."""
-    w = world().intent("A").lock().request("A").rebuilt().replayed()
-    deadline = w.state.transactions["A"].grant.deadline  # type: ignore[union-attr]
-
-    renewed = w.lock(owner="agent-2", quiet=10.0).one(GrantRenewed)
-
-    assert renewed.lock_owner == "agent-2"
-    assert w.state.transactions["A"].grant.deadline == deadline  # type: ignore[union-attr]
-    assert w.lock(owner="agent-2", quiet=5.0).of(GrantRenewed) == [], "published once"
-    assert w.rebuilt().replayed().of(AcquireLock) == [AcquireLock(adopt="agent-2")]
-
-
-def test_publishing_the_new_lock_owner_does_not_extend_the_grant() -> None:
-    """The writer has sent heartbeats since. Counted from one of them, the rest of the lease would reach too far."""
-    w = world().intent("A").lock(left=20.0).request("A")
-    granted = w.one(CommitGranted)
-    w = w.beat("A").beat("A").rebuilt().replayed()
-
-    renewed = w.lock(owner="agent-2", quiet=10.0).one(GrantRenewed)
-
-    assert renewed.seq == granted.seq
-    assert renewed.lease_seconds <= granted.lease_seconds
 
 
 def test_losses_survive_a_restart_that_replays_none_of_them() -> None:
@@ -299,71 +301,6 @@ def _partition_taken(term: str) -> PartitionTaken:
     return PartitionTaken(event_id="e", table=partition_name(0), at=AT, agent="a", term=term)
 
 
-def test_a_commit_resets_the_losses_in_the_ledger() -> None:
-    """Only losses in a row count."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B", writer="w-B")
-    w.touch("B", m("p/f"), writer="w-B").abandon("A").intent("B2", writer="w-B").lock()
-    w.request("B2", writer="w-B").complete("B2", writer="w-B")
-
-    assert w.one(ConflictsLost) == losses_entry(w.state.uri, "w-B", 0)
-    assert not w.state.losses
-    assert not w.state.lost_on
-
-
-def test_a_completion_after_a_lapse_counts_across_a_restart() -> None:
-    """Its outcome was unknown, and the agent restarted meanwhile. The batch must not be written twice (G6)."""
-    w = world().intent("gone", writer="w-A", batch_id=7).lock().request("gone").tick(21)
-    assert w.aborted == {"gone": "outcome-unknown"}
-    assert w.state.transactions == {}, "nothing else is open"
-    assert w.state.oldest_needed(w.now) == 0, "the checkpoint holds its intent"
-
-    w = w.rebuilt().replayed()
-    w.complete("gone", version="v7")
-
-    assert w.one(BatchCommitted) == batch_entry("gone", "w-A", 7, "v7")
-    assert w.intent("again", writer="w-A", batch_id=7).one(AlreadyCommitted).committed_transaction == "gone"
-    assert w.state.oldest_needed(w.now) is None
-
-
-def test_the_checkpoint_does_not_hold_the_intent_of_a_lapsed_transaction_for_ever() -> None:
-    """Its driver is dead, and the replay must not grow from day to day."""
-    w = world().intent("gone").lock().request("gone").tick(21)
-
-    assert w.state.oldest_needed(w.now + LATE_COMPLETION_SECONDS) == 0
-    assert w.state.oldest_needed(w.now + LATE_COMPLETION_SECONDS + 1) is None
-    assert w.intent("B").request("B").abandon("gone").state.oldest_needed(w.now) == 2
-
-
-def test_a_running_grant_survives_the_restart_and_stays_the_only_one() -> None:
-    """The agent is killed during a grant. Its successor neither grants another nor drops it."""
-    w = world().intent("A").intent("B").lock().request("A").request("B").rebuilt().replayed()
-    assert w.granted == []
-
-    w.lock(quiet=10.0)
-    assert w.granted == []
-    assert w.beat("A").of(GrantRenewed) == [], "a former owner that resumes would not know of it"
-    assert w.complete("A").granted == []
-    assert w.beat("B").tick(10.1).granted == ["B"]
-
-
-def test_a_grant_that_expired_during_the_restart_lapses_after_it() -> None:
-    """Not before a full lease after the replay: the grant may have been extended just before the crash."""
-    w = world().intent("A").lock().request("A").rebuilt().replayed()
-
-    assert w.tick(19).aborted == {}
-    assert w.tick(1.5).aborted == {"A": "outcome-unknown"}
-
-
-def test_a_batch_in_the_ledger_is_skipped_after_the_log_is_deleted() -> None:
-    """The log was deleted after seven days, and a writer replays its last batch."""
-    w = world()
-    w.state.ledger["w-A"] = CommittedBatch(7, "old", "v7")
-
-    w.intent("A", batch_id=7)
-
-    assert w.one(AlreadyCommitted).committed_transaction == "old"
-
-
 def test_a_commit_in_the_ledger_topic_is_not_recorded_again() -> None:
     """The agent reads the ledger before it replays the log."""
     live = world().intent("A", batch_id=7).lock().commits("A")
@@ -376,19 +313,6 @@ def test_a_commit_in_the_ledger_topic_is_not_recorded_again() -> None:
             w.read(each[0])
 
     assert w.of(BatchCommitted) == []
-
-
-@pytest.mark.parametrize("phase", ["open", "evidence", "nothing"])
-def test_a_replay_starts_at_the_oldest_intent_that_is_needed(phase: str) -> None:
-    """The committed offset covers the open transactions and what they may still conflict with."""
-    w = world().intent("x").abandon("x").intent("A").lock().touch("A", m("p/f"))
-    if phase == "evidence":
-        w.intent("B").commits("A")
-    if phase == "nothing":
-        w.commits("A")
-
-    assert w.state.oldest_needed(w.now) == (None if phase == "nothing" else 2)
-    assert w.state.idle() is (phase == "nothing")
 
 
 def test_a_decision_about_an_unknown_transaction_changes_nothing() -> None:
@@ -484,47 +408,6 @@ def test_a_priority_above_the_limit_is_refused_and_supersedes_nothing(priorities
     assert _open(replayed) == _open(live)
     allowed = [f"t{number}" for number, priority in enumerate(priorities) if priority == 0]
     assert _open(live) == set(allowed[-1:])
-
-
-def test_a_request_of_an_unknown_transaction_is_answered_once() -> None:
-    """Its intent was removed, or is older than the checkpoint, and no agent ran. Its writer would wait for its own timeout."""
-    w = world().request("gone")
-    [request] = [each for each in w.log if isinstance(each, tuple)]
-
-    first = w.rebuilt([request]).replayed()
-    second = first.rebuilt().replayed()
-
-    assert first.aborted == {"gone": "unknown-transaction"}
-    assert first.one(Abort).retriable
-    assert first.one(Abort).cause == request[0].event_id
-    assert second.aborted == {}
-
-
-def test_a_request_that_was_answered_is_not_answered_again() -> None:
-    """The answer of a live agent stands, also where its reason is another one."""
-    w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f")).request("B")
-    assert w.aborted == {"B": "conflict"}
-    checkpoint = len(w.log) - 2
-
-    assert w.rebuilt(w.log[checkpoint:]).replayed().aborted == {}
-
-
-def test_an_admission_is_no_answer_to_a_request() -> None:
-    """The log has lost the intent, and the replay reads the admission after the request."""
-    w = world().intent("A").request("A")
-    [admitted] = [each for each in w.log if isinstance(each, Admitted)]
-    *_, request = [each for each in w.log if isinstance(each, tuple)]
-
-    assert w.rebuilt([request, admitted]).replayed().aborted == {"A": "unknown-transaction"}
-
-
-@pytest.mark.parametrize("end", ["abandoned", "completed"])
-def test_a_writer_that_has_ended_its_unknown_transaction_needs_no_answer(end: str) -> None:
-    w = world().request("gone")
-    w.abandon("gone") if end == "abandoned" else w.complete("gone")
-    events = [each for each in w.log if isinstance(each, tuple)]
-
-    assert w.rebuilt(events).replayed().aborted == {}
 
 
 def test_a_repeated_request_of_the_last_committed_transaction_needs_no_answer() -> None:

@@ -92,6 +92,8 @@ class World:
     """The effects of the last input."""
     seqs: dict[str, int] = field(default_factory=dict)
     caught_up_since: float | None = 0.0
+    noted: dict[str, object] = field(default_factory=dict)
+    """The facts with which a story compares later ones."""
 
     def __post_init__(self) -> None:
         self.state = TableState(TABLE, self.settings)

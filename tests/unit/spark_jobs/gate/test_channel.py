@@ -30,6 +30,7 @@ from lakewarden.spark_jobs.gate import channel as channel_module
 from lakewarden.spark_jobs.gate.channel import MAX_TERM_SEARCH, Channel
 from lakewarden.spark_jobs.gate.refusals import ConnectionErrors, OverdueWait, not_granted
 from tests.unit.events.building import AT, made
+from tests.unit.stories import Language, Story
 
 TABLE = "s3://lake/t"
 ABORT = made(Abort, table=TABLE, transaction="t-1", reason="not-allowed", retriable=False)
@@ -231,10 +232,38 @@ class Scene:
 
         self.channel.subscribe(READING_TABLE, transaction, on_decision, facts="")
 
-    def require(self, *expected: tuple[str, int]) -> None:
-        with self.changed:
-            self.changed.wait_for(lambda: len(self.received) >= len(expected), PATIENCE)
-            assert list(self.received) == list(expected)
+    def quiet(self, *, refused: int) -> None:
+        """The first consumer returns nothing any more, and so many of the next ones can't be started."""
+        self.broker.consumers[0].quiet = True
+        self.broker.refuses_new = refused
+
+    def errors(self) -> None:
+        self.broker.errors.extend([ValueError("no token"), KeyError("x"), RuntimeError(), AssertionError()])
+
+    def holds(self, expected: str) -> bool:
+        match expected.split():
+            case ["received", *decisions]:
+                with self.changed:
+                    self.changed.wait_for(lambda: len(self.received) >= len(decisions), PATIENCE)
+                    return [f"{transaction}:{offset}" for transaction, offset in self.received] == decisions
+            case ["consumers", *states]:
+                return ["stopped" if each.stopped else "running" for each in self.broker.consumers] == states
+            case words:
+                return str(self.channel.agent_read_up_to(READING_TABLE)) == words[-1]
+
+
+LANGUAGE = Language(
+    begin=lambda: None,
+    effects=(),
+    argument=str,
+    holds=Scene.holds,
+    verbs={
+        "publish": lambda s, *words, **fields: s.broker.publish(*words, **fields),
+        "take_over": lambda s, term: s.broker.take_over(term),
+        "meanwhile": lambda s, transaction: s.broker.meanwhile.append(transaction),
+        "lose_all": lambda s: s.broker.records.clear(),
+    },
+)
 
 
 @pytest.fixture
@@ -264,102 +293,46 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made.close()
 
 
-def test_decisions_arrive_after_errors_of_any_kind(scene: Scene) -> None:
-    scene.subscribe("A")
-    scene.broker.errors.extend([ValueError("no token"), KeyError("x"), RuntimeError(), AssertionError()])
+STORIES = """
+decisions arrive after errors of any kind
+    subscribe A; errors; publish A; publish A → received A:0 A:1
 
-    scene.broker.publish("A")
-    scene.broker.publish("A")
+a consumer that went quiet is replaced and no decision is missed
+    # aiokafka's own task ended by an error of a token provider. The consumer returns nothing and raises nothing.
+    subscribe A; publish A → received A:0
+    quiet refused=2; publish A; publish A → received A:0 A:1 A:2, consumers stopped running
 
-    scene.require(("A", 0), ("A", 1))
+a consumer whose partition is quiet is kept
+    subscribe A; publish A → received A:0
+    publish A → received A:0 A:1, consumers running
 
+a consumer is kept if a decision arrives while it is compared with the end
+    # The first query positions the consumer, the second one compares it.
+    meanwhile A; meanwhile A; subscribe A → received A:1, consumers running
 
-def test_a_consumer_that_went_quiet_is_replaced_and_no_decision_is_missed(scene: Scene) -> None:
-    """aiokafka's own task ended by an error of a token provider. The consumer returns nothing and raises nothing."""
-    scene.subscribe("A")
-    scene.broker.publish("A")
-    scene.require(("A", 0))
+decisions about other transactions show how far an agent has read
+    subscribe A → agent has read None
+    publish B cause_offset=7; publish A cause_offset=5 → received A:1, agent has read 7
 
-    scene.broker.consumers[0].quiet = True
-    scene.broker.refuses_new = 2
-    scene.broker.publish("A")
-    scene.broker.publish("A")
+after a take-over only its own decisions show how far an agent has read
+    # `writers` may have been created again meanwhile: its offsets then begin at 0.
+    subscribe A; take_over one; publish A one cause_offset=900 → received A:1
+    take_over two; publish A two cause_offset=3 → received A:1 A:3, agent has read 3
 
-    scene.require(("A", 0), ("A", 1), ("A", 2))
-    assert len(scene.broker.consumers) == 2
-    assert scene.broker.consumers[0].stopped
+a take-over at an offset that was read before is found
+    # Seed 2099 of the simulation: Kafka lost the end of the topic and went on. The writer believed no decision any more.
+    take_over one; subscribe A; publish A one → received A:1
+    lose_all; take_over two; publish B two; publish A two → received A:1 A:2
 
-
-def test_a_consumer_whose_partition_is_quiet_is_kept(scene: Scene) -> None:
-    scene.subscribe("A")
-    scene.broker.publish("A")
-    scene.require(("A", 0))
-    scene.broker.publish("A")
-    scene.require(("A", 0), ("A", 1))
-
-    assert len(scene.broker.consumers) == 1
-
-
-def test_a_consumer_is_kept_if_a_decision_arrives_while_it_is_compared_with_the_end(scene: Scene) -> None:
-    scene.broker.meanwhile.extend(
-        ["A", "A"]
-    )  # the first query positions the consumer, the second one compares it
-
-    scene.subscribe("A")
-
-    scene.require(("A", 1))
-    assert len(scene.broker.consumers) == 1
+a replaced agent is not believed and the term is searched once
+    take_over one; take_over two; subscribe A; publish A one; publish A one; publish A two; publish A one; publish A two
+    → received A:4 A:6, channel._doubted~{'one'}
+"""
 
 
-def test_decisions_about_other_transactions_show_how_far_an_agent_has_read(scene: Scene) -> None:
-    scene.subscribe("A")
-    assert scene.channel.agent_read_up_to(READING_TABLE) is None
-    scene.broker.publish("B", cause_offset=7)
-    scene.broker.publish("A", cause_offset=5)
-
-    scene.require(("A", 1))
-
-    assert scene.channel.agent_read_up_to(READING_TABLE) == 7
-
-
-def test_after_a_take_over_only_its_own_decisions_show_how_far_an_agent_has_read(scene: Scene) -> None:
-    """`writers` may have been created again meanwhile: its offsets then begin at 0."""
-    scene.subscribe("A")
-    scene.broker.take_over("one")
-    scene.broker.publish("A", "one", cause_offset=900)
-    scene.require(("A", 1))
-
-    scene.broker.take_over("two")
-    scene.broker.publish("A", "two", cause_offset=3)
-    scene.require(("A", 1), ("A", 3))
-
-    assert scene.channel.agent_read_up_to(READING_TABLE) == 3
-
-
-def test_a_take_over_at_an_offset_that_was_read_before_is_found(scene: Scene) -> None:
-    """Seed 2099 of the simulation: Kafka lost the end of the topic and went on. The writer believed no decision any more."""
-    scene.broker.take_over("one")
-    scene.subscribe("A")
-    scene.broker.publish("A", "one")
-    scene.require(("A", 1))
-
-    del scene.broker.records[:]
-    scene.broker.take_over("two")
-    scene.broker.publish("B", "two")
-    scene.broker.publish("A", "two")
-
-    scene.require(("A", 1), ("A", 2))
-
-
-def test_a_replaced_agent_is_not_believed_and_the_term_is_searched_once(scene: Scene) -> None:
-    scene.broker.take_over("one")
-    scene.broker.take_over("two")
-    scene.subscribe("A")
-    for term in ("one", "one", "two", "one", "two"):
-        scene.broker.publish("A", term)
-
-    scene.require(("A", 4), ("A", 6))
-    assert scene.channel._doubted == {"one"}
+@pytest.mark.parametrize("story", LANGUAGE.stories(STORIES), ids=str)
+def test_what_a_channel_reads(story: Story, scene: Scene) -> None:
+    story.play(scene)
 
 
 def test_the_error_of_a_timeout_names_why_decisions_could_not_be_read() -> None:

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakewarden.events import (
     MAX_MARKERS_PER_EVENT,
@@ -20,7 +19,7 @@ from lakewarden.events import (
     Marker,
 )
 from lakewarden.spark_jobs.gate.errors import CommitAborted
-from lakewarden.spark_jobs.gate.grant_deadline import MAX_SEND_TIMES, SendTimes
+from lakewarden.spark_jobs.gate.grant import MAX_SEND_TIMES, SendTimes
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GatePhase, GateProgress, GrantLease
 from lakewarden.spark_jobs.gate.scope import as_scope
 from tests.unit.events.building import an_overlap
@@ -204,6 +203,24 @@ def test_an_abort_names_the_table_the_other_writer_and_the_overlap() -> None:
         "begin a new transaction with the same data; "
         "table=file:///lake/t writer=w transaction=t1 reason=conflict retriable=true"
     )
+
+
+@pytest.mark.parametrize(
+    "fields, begins",
+    [
+        (
+            {"reason": "conflict", "conflicts": (an_overlap("day=1", "delta:9", file_group="*"),)},
+            "commit aborted: partition day=1 also written by 'delta:9', without the gate; begin",
+        ),
+        (
+            {"reason": "lease-lost", "detail": "requested by operator 'ann': its publish hangs"},
+            "commit aborted: the agent withdrew the grant (requested by operator 'ann': its publish hangs); begin",
+        ),
+        ({"reason": "lease-lost"}, "commit aborted: the agent lost the table's lock; begin"),
+    ],
+)
+def test_an_abort_names_who_causes_it(fields: dict[str, Any], begins: str) -> None:
+    assert str(CommitAborted(Abort(**common(), retriable=True, **fields))).startswith(begins)
 
 
 def test_a_scope_that_is_too_long_becomes_whole_partitions() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lakewarden.events import (
     Admitted,
@@ -24,16 +24,23 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.spark_jobs import AgentUnreachable, AsyncGate, GateError, GrantTimeout, InvalidArgument
+from lakewarden.spark_jobs import (
+    AgentUnreachable,
+    AsyncGate,
+    CommitAborted,
+    GateError,
+    GrantTimeout,
+    InvalidArgument,
+)
 from lakewarden.spark_jobs.gate import transaction
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
-from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions
-from lakewarden.spark_jobs.gate.gate import intent_of as intent_from
-from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
+from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions, intent_of as intent_from
+from lakewarden.spark_jobs.gate.grant import monotonic_seconds
 from lakewarden.spark_jobs.gate.observer import GateEvent, Observer
 from lakewarden.spark_jobs.gate.scope import marker_of
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from tests.spark.fake_agent import aborted
 from tests.spark.memory_channel import MemoryChannel
 
 TABLE = "s3://lake/t"
@@ -92,7 +99,6 @@ class UnreadableChannel(SilentChannel):
     """A channel that can publish, and can't read back."""
 
     def read_back(self, _table: str, _start: int, _timeout: float) -> list[WriterEventUnion]:
-        """Fail."""
         raise GateError("no answer")
 
 
@@ -164,21 +170,57 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     return lambda: [record for record in caplog.records if record.levelno >= logging.INFO]
 
 
-def test_a_queued_transaction_that_is_not_answered_says_so_long_before_it_fails(
-    warnings_of: Callable[[], list[Any]],
-) -> None:
-    """No agent runs. The job would wait for `queue_timeout_seconds`, ten minutes, without a word."""
-    with pytest.raises(GrantTimeout):
-        opened(SilentChannel(), TIMING, may_queue=True)
+ELSEWHERE = (Marker(partition="day=2", file_group="*", operation="merge"),)
+NO_AGENT = "no agent that allows this table runs"
+WAITS: dict[str, tuple[Callable[[], SilentChannel], tuple[Marker, ...], str, tuple[str, ...] | None, str]] = {
+    # The job would wait for `queue_timeout_seconds`, ten minutes, without a word.
+    "no agent runs": (SilentChannel, (), "gate.not-admitted-yet", None, NO_AGENT),
+    # The usual reason of a long wait with `auto`. A warning that no agent runs would be false.
+    "behind an open transaction": (
+        lambda: SilentChannel(ahead=(intent_of("arrivals", *SCOPE), intent_of("elsewhere", *ELSEWHERE))),
+        SCOPE, "gate.queued", ("arrivals",), "",
+    ),
+    # The agent may queue a writer that lost before, in partitions that only the agent knows.
+    "a decision after the intent": (
+        lambda: SilentChannel(agent_read=0), (), "gate.queued", (), "an agent has read the intent",
+    ),
+    # The agent ended after them.
+    "decisions from before the intent": (
+        lambda: SilentChannel(ahead=(intent_of("elsewhere", *ELSEWHERE),), agent_read=0),
+        SCOPE, "gate.not-admitted-yet", None, NO_AGENT,
+    ),
+    # Its admission may have been published already.
+    "decisions can't be read": (
+        lambda: SilentChannel(ahead=(intent_of("arrivals", *SCOPE),), reading_error="token expired"),
+        SCOPE, "gate.not-admitted-yet", None, "can't read decisions (token expired)",
+    ),
+    # Kafka doesn't answer, so nothing proves the queue.
+    "the others' events can't be read": (
+        UnreadableChannel, SCOPE, "gate.queue-unreadable gate.not-admitted-yet", None, NO_AGENT,
+    ),
+}  # fmt: skip
+"""A channel, the scope of the intent, and the lines of the wait: their events, who is ahead, and a part of the detail."""
 
-    (warning,) = warnings_of()
-    assert warning.event == "gate.not-admitted-yet"
-    fields = warning.fields
+
+@pytest.mark.parametrize("case", WAITS)
+def test_a_queued_transaction_that_is_not_answered_says_why_long_before_it_fails(
+    case: str, lines_of: Callable[[], list[Any]]
+) -> None:
+    channel, scope, events, ahead, detail = WAITS[case]
+    with pytest.raises(GrantTimeout):
+        opened(channel(), TIMING, may_queue=True, scope=scope)
+
+    *_, line = lines = lines_of()
+    assert " ".join(each.event for each in lines) == events
+    assert line.levelname == ("INFO" if events == "gate.queued" else "WARNING")
+    fields = line.fields
     assert (fields["table"], fields["writer"], fields["batch_id"]) == (TABLE, "w", 7)
-    assert (fields["topic_prefix"], fields["brokers"]) == ("air", "kafka:9092")
     assert (fields["waited_seconds"], fields["timeout_seconds"]) == (0.01, 0.05)
-    assert "no agent that allows this table runs" in fields["detail"]
-    assert "lakewarden status" in fields["detail"]
+    assert fields.get("ahead") == ahead
+    assert detail in fields.get("detail", "")
+    if detail == NO_AGENT:
+        assert (fields["topic_prefix"], fields["brokers"]) == ("air", "kafka:9092")
+        assert "lakewarden status" in fields["detail"]
 
 
 def test_a_transaction_that_fails_at_that_moment_says_it_only_once(
@@ -198,23 +240,6 @@ def test_a_transaction_that_is_admitted_at_once_logs_nothing(
     opened(SilentChannel(answers=True), Timing(), may_queue=True)
 
     assert warnings_of() == []
-
-
-def test_a_transaction_behind_an_open_one_is_reported_as_queued(lines_of: Callable[[], list[Any]]) -> None:
-    """The usual reason of a long wait with `auto`. A warning that no agent runs would be false."""
-    ahead = (
-        intent_of("arrivals", *SCOPE),
-        intent_of("elsewhere", Marker(partition="day=2", file_group="*", operation="merge")),
-    )
-
-    with pytest.raises(GrantTimeout):
-        opened(SilentChannel(ahead=ahead), TIMING, may_queue=True, scope=SCOPE)
-
-    (line,) = lines_of()
-    assert (line.event, line.levelname) == ("gate.queued", "INFO")
-    assert line.fields["ahead"] == ("arrivals",)
-    assert (line.fields["waited_seconds"], line.fields["timeout_seconds"]) == (0.01, 0.05)
-    assert line.fields["batch_id"] == 7
 
 
 def requested_by(writer: str) -> CommitRequested:
@@ -259,53 +284,6 @@ def test_a_wait_in_vain_names_both_sides_and_is_retriable_where_they_may_wait_fo
     assert ("waits for writer 'arrivals'" in str(caught.value)) == both
     assert (f"table={TABLE} writer=outer" in str(caught.value)) == holding
     assert ("no agent runs" in str(caught.value)) == (wait == "admission" and not both)
-
-
-def test_a_decision_after_the_intent_proves_the_queue(lines_of: Callable[[], list[Any]]) -> None:
-    """The agent may queue a writer that lost before, in partitions that only the agent knows."""
-    with pytest.raises(GrantTimeout):
-        opened(SilentChannel(agent_read=0), TIMING, may_queue=True)
-
-    (line,) = lines_of()
-    assert line.event == "gate.queued"
-    assert line.fields["ahead"] == ()
-    assert "an agent has read the intent" in line.fields["detail"]
-
-
-def test_decisions_from_before_the_intent_prove_nothing(warnings_of: Callable[[], list[Any]]) -> None:
-    """The agent ended after them."""
-    earlier = intent_of("elsewhere", Marker(partition="day=2", file_group="*", operation="merge"))
-
-    with pytest.raises(GrantTimeout):
-        opened(SilentChannel(ahead=(earlier,), agent_read=0), TIMING, may_queue=True, scope=SCOPE)
-
-    (warning,) = warnings_of()
-    assert warning.event == "gate.not-admitted-yet"
-    assert warning.fields["detail"].startswith("no agent that allows this table runs")
-
-
-def test_a_queued_writer_that_cannot_read_decisions_is_warned_of_that(
-    warnings_of: Callable[[], list[Any]],
-) -> None:
-    """Its admission may have been published already."""
-    channel = SilentChannel(ahead=(intent_of("arrivals", *SCOPE),), reading_error="token expired")
-
-    with pytest.raises(GrantTimeout):
-        opened(channel, TIMING, may_queue=True, scope=SCOPE)
-
-    (warning,) = warnings_of()
-    assert warning.event == "gate.not-admitted-yet"
-    assert "can't read decisions (token expired)" in warning.fields["detail"]
-
-
-def test_without_the_events_of_the_others_the_warning_is_logged(
-    warnings_of: Callable[[], list[Any]],
-) -> None:
-    """Kafka doesn't answer, so nothing proves the queue."""
-    with pytest.raises(GrantTimeout):
-        opened(UnreadableChannel(), TIMING, may_queue=True, scope=SCOPE)
-
-    assert [warning.event for warning in warnings_of()] == ["gate.queue-unreadable", "gate.not-admitted-yet"]
 
 
 def ordered(writer: str, *scope: Marker) -> CommitIntent:
@@ -363,6 +341,24 @@ def granting_gate() -> tuple[MemoryChannel, TransactionGate]:
     channel, gate = MemoryChannel(), TransactionGate("kafka:9092")
     gate._channel = cast("Channel", channel)
     return channel, gate
+
+
+def test_an_aborted_transaction_ends_after_a_slow_observer_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what its caller reports of the attempt comes last."""
+    told: list[str] = []
+    channel, gate = granting_gate()
+
+    def slow(event: GateEvent) -> None:
+        if event.what == "abort":
+            time.sleep(0.2)
+        told.append(event.what)
+
+    gate.observer = slow
+    monkeypatch.setattr(channel, "answer", lambda event, _offset: [aborted(event, reason="not-allowed")])
+    with pytest.raises(CommitAborted), gate.transaction(table=A, writer="w", batch_id=1):
+        pass
+
+    assert told == ["intent", "abort"]
 
 
 A, B = "file:///lake/a", "file:///lake/b"

@@ -45,15 +45,18 @@ def test_each_format_has_its_spelling(table_format: TableFormat, path: str, null
 
 
 def test_hudi_spells_as_its_options_say() -> None:
+    assert PartitionPaths("hudi", {"n": "decimal(38,10)"}).path([0]) == "0E-10"
     assert PartitionPaths("hudi", COLUMNS, hive_style=True).path(ROW) == "region=a b/c/day=2026-11-21"
     assert PartitionPaths("hudi", COLUMNS, url_encode=True).path(ROW) == "a b%2Fc/2026-11-21"
     with pytest.raises(ValueError, match="options of Hudi tables, not of 'delta'"):
         PartitionPaths("delta", COLUMNS, hive_style=True)
 
 
-def test_iceberg_escapes_as_javas_url_encoder() -> None:
-    """It leaves `*`, and Python's function leaves `~`."""
-    assert PartitionPaths("iceberg", {"k": "string"}).path(["*-_.~é="]) == "k=*-_.%7E%C3%A9%3D"
+def test_iceberg_spells_as_java() -> None:
+    """Its encoder leaves `*`, and Python's function leaves `~`. Small decimals have an exponent."""
+    paths = PartitionPaths("iceberg", {"k": "string", "n": "decimal(38,10)"})
+    assert paths.path(["*-_.~é=", "0.5"]) == "k=*-_.%7E%C3%A9%3D/n=0.5000000000"
+    assert paths.path(["", 0]) == "k=/n=0E-10"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,7 @@ def test_iceberg_escapes_as_javas_url_encoder() -> None:
         ("date", [date(2026, 1, 2), "2026-01-02", "20260102"], "k=2026-01-02"),
         ("decimal(9,2)", [Decimal("1.5"), "1.50", "1.500", "1.5E0"], "k=1.50"),
         ("decimal(9)", [7, "7"], "k=7"),
+        ("decimal(38,2)", ["-" + 36 * "9" + ".990"], "k=-" + 36 * "9" + ".99"),
     ],
 )
 def test_values_that_are_equal_in_the_tables_type_have_one_spelling(

@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from lakewarden.agent.embedded import iceberg_rest
 from lakewarden.spark_jobs import UnsupportedSpark
 from lakewarden.spark_jobs.jobs.spark_session import kafka_package
-from lakewarden.spark_jobs.sinks.releases import DEFAULT, DELTA, FORMATS, HUDI, SPARK, TableFormat, render
+from lakewarden.spark_jobs.sinks.releases import (
+    DEFAULT,
+    DELTA,
+    FORMATS,
+    HUDI,
+    ICEBERG,
+    SPARK,
+    TableFormat,
+    release_of,
+)
 
 ROOT = Path(__file__).parents[4]
 COORDINATE = re.compile(
@@ -18,21 +28,16 @@ COORDINATE = re.compile(
 )
 
 
-def test_the_page_is_generated_from_the_table() -> None:
-    page = (ROOT / "docs/releases.md").read_text()
+def test_the_documentation_names_jars_and_the_pyspark_of_the_default_or_hudis() -> None:
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md") if page.stem != "releases")
 
-    assert page == render(), "run python -m lakewarden.spark_jobs.sinks.releases > docs/releases.md"
+    assert {*COORDINATE.findall(pages)} == {form.jar(DEFAULT) or form.jar("3.5") for form in FORMATS.values()}
+    assert {*re.findall(r"'pyspark==(.+?)\.\*'", pages)} == {DEFAULT, "3.5"}
 
 
-def test_the_documentation_names_jars_of_the_default_spark_or_hudis() -> None:
-    named = {
-        each
-        for page in ROOT.glob("docs/*.md")
-        for each in COORDINATE.findall(page.read_text())
-        if page.stem != "releases"
-    }
-
-    assert named == {form.jar(DEFAULT) or form.jar("3.5") for form in FORMATS.values()}
+def test_the_rest_server_is_of_a_release_of_the_default() -> None:
+    """The agent's programs can't import the table."""
+    assert iceberg_rest.VERSION in map(release_of, ICEBERG.jars(DEFAULT))
 
 
 def test_each_pyspark_of_the_table_is_in_the_lock_file_or_pinned_for_make_test_releases() -> None:
@@ -44,7 +49,7 @@ def test_each_pyspark_of_the_table_is_in_the_lock_file_or_pinned_for_make_test_r
 
     assert locked == SPARK[DEFAULT].pyspark
     assert f"\nLOCKED := {DEFAULT}\n" in (ROOT / "Makefile").read_text()
-    assert {*pinned, locked} == {each.pyspark for each in SPARK.values()}
+    assert {*pinned, locked} == {each.pyspark for each in SPARK.values()} | DELTA.of_patch.keys()
 
 
 @pytest.mark.parametrize("spark", SPARK)
@@ -67,13 +72,13 @@ def test_each_jar_is_of_the_scala_of_its_spark(spark: str) -> None:
             DEFAULT,
             f"Delta Lake 9.9.0 on Spark {DEFAULT} is not accepted by this sink, only .*untried_release",
         ),
-        (DELTA, "4.2.0", "4.1.4", r"IgnoreCachedData\)\), only"),
+        (DELTA, "4.2.0", "4.1.4", r"IgnoreCachedData\)\), only .* on Spark 4\.2, 4\.2 on Spark 4\.1\.1;"),
         (DELTA, "3.2.1", "3.5.9", r"isn't called after the commit\), only"),
         (
             HUDI,
-            "1.0.2",
+            "0.14.1",
             "3.5.9",
-            r"outlives the transaction\), only 1\.2 on Spark 3\.5, 1\.1 on Spark 3\.5; use one of them$",
+            r"only 1\.2 on Spark 3\.5, 1\.1 on Spark 3\.5, 1\.0 on Spark 3\.5, 0\.15 on Spark 3\.5; use one of them$",
         ),
     ],
 )
@@ -82,6 +87,10 @@ def test_a_release_that_was_not_tried_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedSpark, match=message):
         form.require(version, spark, untried=None if form is HUDI else False)
+
+
+def test_a_release_for_one_patch_release_of_spark_is_accepted_there() -> None:
+    DELTA.require("4.2.0-amzn-0", "4.1.1-amzn-0", untried=False)
 
 
 def test_a_format_without_a_release_for_this_spark_names_the_sparks_that_have_one() -> None:

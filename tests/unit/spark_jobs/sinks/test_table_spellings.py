@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pyarrow import ArrowInvalid, fs
 from pypaimon.filesystem.local_file_io import LocalFileIO
 

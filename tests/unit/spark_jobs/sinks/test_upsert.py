@@ -121,7 +121,7 @@ def test_a_merge_has_keys_partitions_and_conditions() -> None:
         partitions=[(date(2026, 1, 1),)],
         required=[],
         assigned=["id", "ts", "at"],
-        others=["note"],
+        others={"note": "NULL"},
     )
 
     assert statement == (

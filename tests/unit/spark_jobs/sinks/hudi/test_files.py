@@ -189,13 +189,6 @@ def test_a_commit_that_cannot_be_read_is_an_error_and_not_a_missing_batch(hudi: 
         hudi.files.committed("w", 0)
 
 
-def test_a_table_of_an_older_version_is_refused(hudi: Table) -> None:
-    (hudi.root / ".hoodie" / "hoodie.properties").write_text("hoodie.table.version=6\n")
-
-    with pytest.raises(UnreadableHudi, match="table version 6 is not supported"):
-        hudi.files.committed("w", 0)
-
-
 def test_the_plan_and_the_markers_of_a_pending_instant(hudi: Table) -> None:
     time = f"{10:017d}"
     (hudi.timeline / f"{time}.commit.requested").touch()

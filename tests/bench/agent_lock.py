@@ -1,0 +1,261 @@
+"""The agent's lock on an S3 server: production keepers, each with its own store client.
+
+- acquire: an existing free lock, from the request until the keeper confirms the lease.
+- renew: from when the renewal is due until the keeper confirms it.
+- release: from the request until the keeper reports it. All three with one client and a direct connection to the server.
+- requests: counted by a proxy before the server, in separate rounds.
+- hand-over: two agents, each with its own store client, producer and consumer. One holds the lock, the other was denied and
+  waits. Measured from the holder's release until the other one holds the lock.
+- contention: the contenders share a process, its producer and its consumer of the audit topic, as Hudi's share a JVM. The
+  benchmark asserts that no two of them hold the lock at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from contextlib import AsyncExitStack
+
+import anyio
+
+from lakewarden.agent.kafka import ensure_topics
+from lakewarden.events import AuditEventUnion, LockReleased
+from lakewarden.handlers.lease import machine as lease
+from tests.bench.figures import over_runs, summary
+from tests.bench.lock_parties import AuditLog, Party, audit_log, keeping, s3_store
+from tests.bench.locks import ANSWER, CONTENDERS, HOLD_SECONDS, LOST_LEASE, OPERATIONS, Span, contention
+from tests.bench.run import Figures, Run
+from tests.servers.proxy import Proxy
+from tests.servers.s3 import S3Server
+
+COUNTED_ROUNDS = 10
+SOON = lease.LeaseSettings(renew_interval=0.01)
+"""Renews almost immediately, so that a round doesn't take three seconds."""
+WARM_UP = 5
+SETTLE_SECONDS = 0.02
+"""Pause between two hand-overs, in which all published events are consumed."""
+
+
+class AgentLock:
+    """The product."""
+
+    title = "the lock"
+
+    def __init__(self, run: Run, server: S3Server) -> None:
+        self._server = server
+        self._settings = settings = run.settings()
+        asyncio.run(ensure_topics(settings, settings.topics, settings.partitions, settings.replication))
+
+    def operations(self, rounds: int, repetitions: int) -> Figures:
+        return asyncio.run(self._operations(rounds, repetitions))
+
+    def hand_over(self, rounds: int) -> Figures:
+        return asyncio.run(self._hand_over(rounds))
+
+    def contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
+        return asyncio.run(self._contend(seconds, endpoint))
+
+    def lose(self, operation: str) -> Figures:
+        return {"seconds": asyncio.run(self._lose(operation))}
+
+    async def _operations(self, rounds: int, repetitions: int) -> Figures:
+        bucket = self._server.bucket()
+        runs = []
+        for number in range(repetitions):
+            uri = f"s3://{bucket}/locks/one-{number}.json"
+            async with s3_store(self._server, uri) as store:
+                party = Party("only", uri, store, SOON)
+                async with keeping(party):
+                    await _round(party)  # creates the object
+                    times = [await _round(party) for _ in range(rounds)]
+            runs.append({name: summary([each[name] * 1e3 for each in times]) for name in OPERATIONS})
+        with Proxy(self._server.endpoint) as proxy:
+            requests = await self._count(proxy, f"s3://{bucket}/locks/counted.json")
+        return {
+            name: {"ms": over_runs([run[name] for run in runs]), "requests": requests[name]}
+            for name in OPERATIONS
+        }
+
+    async def _count(self, proxy: Proxy, uri: str) -> dict[str, float]:
+        """The requests of each operation that arrived at the proxy: the mean of some rounds."""
+        async with s3_store(self._server, uri, proxy.endpoint) as store:
+            party = Party("counted", uri, store, lease.LeaseSettings(renew_interval=0.2))
+            async with keeping(party):
+                await _counted_round(party, proxy)
+                rounds = [await _counted_round(party, proxy) for _ in range(COUNTED_ROUNDS)]
+        return {
+            name: sum(each[number] for each in rounds) / COUNTED_ROUNDS
+            for number, name in enumerate(OPERATIONS)
+        }
+
+    async def _hand_over(self, rounds: int) -> Figures:
+        """Milliseconds from the request for the release until the other agent holds the lock: the whole, and each part."""
+        uri = f"s3://{self._server.bucket()}/locks/handed-over.json"
+        async with AsyncExitStack() as stack:
+            sides = []
+            for name in ("first", "second"):
+                log = await stack.enter_async_context(audit_log(self._settings))
+                store = await stack.enter_async_context(s3_store(self._server, uri))
+                sides.append(Side(Party(name, uri, store, lease.LeaseSettings(), log.publish), log))
+            holder, waiter = sides
+            await stack.enter_async_context(keeping(holder.party, waiter.party))
+            holder.party.keeper.acquire(None)
+            await holder.party.acquired()
+            times = []
+            for _ in range(WARM_UP + rounds):
+                times.append(await _hand_over(holder, waiter))
+                holder, waiter = waiter, holder
+            await holder.party.release()
+        parts = {name: [each[name] for each in times[WARM_UP:]] for name in times[0]}
+        requests = parts.pop("requests")
+        return {
+            "requests": round(sum(requests) / rounds, 2),
+            "ms": {name: summary([each * 1e3 for each in values]) for name, values in parts.items()},
+        }
+
+    async def _contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
+        uri = f"s3://{self._server.bucket()}/locks/contended.json"
+        async with AsyncExitStack() as stack:
+            log = await stack.enter_async_context(audit_log(self._settings))
+            stores = [
+                await stack.enter_async_context(s3_store(self._server, uri, endpoint))
+                for _ in range(CONTENDERS)
+            ]
+            parties = [
+                Party(f"contender-{number}", uri, store, lease.LeaseSettings(), log.publish)
+                for number, store in enumerate(stores)
+            ]
+            log.listeners.extend(party.observe for party in parties)
+            await stack.enter_async_context(keeping(*parties))
+            contest = Contest()
+            async with anyio.create_task_group() as tasks:
+                for number, party in enumerate(parties):
+                    tasks.start_soon(contest.contend, number, party)
+                await anyio.sleep(seconds)
+                contest.over = True
+                took = time.perf_counter() - contest.began
+                requests = sum(store.requests for store in stores)
+        return contention(contest.spans, took, requests)
+
+    async def _lose(self, operation: str) -> float:
+        """Seconds until a writer holds the lock again."""
+        uri = f"s3://{self._server.bucket()}/locks/lost.json"
+        async with AsyncExitStack() as stack:
+            proxy = stack.enter_context(Proxy(self._server.endpoint))
+            store = await stack.enter_async_context(s3_store(self._server, uri, proxy.endpoint))
+            other_store = await stack.enter_async_context(s3_store(self._server, uri))
+            party = Party("first", uri, store, LOST_LEASE)
+            other = Party("other", uri, other_store, LOST_LEASE)
+            await stack.enter_async_context(keeping(party, other))
+            party.keeper.acquire(None)
+            await party.acquired()
+            if operation == "acquire":
+                await party.release()
+            proxy.arm(ANSWER)
+            began = time.time()
+            match operation:
+                case "acquire":
+                    party.keeper.acquire(None)
+                    await party.acquired()
+                case "renew":
+                    while not proxy.cut_at:
+                        await party.wait_for(lease.Confirmed, "renewed")
+                    began = proxy.cut_at[0]
+                case _:
+                    await party.release()
+                    other.keeper.acquire(None)
+                    await other.acquired()
+            took = time.time() - began
+            assert proxy.cuts, "no answer was lost"
+            return took
+
+
+async def _round(party: Party) -> dict[str, float]:
+    """Seconds of each operation."""
+    requested = time.perf_counter()
+    party.keeper.acquire(None)
+    acquired = await party.acquired()
+    due = party.store.writes[-1][0] + SOON.renew_interval
+    renewed, _ = await party.wait_for(lease.Confirmed, "renewed")
+    began = max(due, party.store.writes[-1][0])
+    release_requested = time.perf_counter()
+    party.keeper.release()
+    released, _ = await party.wait_for(lease.Released)
+    return {
+        "acquire": acquired - requested,
+        "renew": renewed - began,
+        "release": released - release_requested,
+    }
+
+
+async def _counted_round(party: Party, proxy: Proxy) -> list[int]:
+    """The requests of each operation."""
+    totals = [proxy.requests.total()]
+    party.keeper.acquire(None)
+    await party.acquired()
+    totals.append(proxy.requests.total())
+    await party.wait_for(lease.Confirmed, "renewed")
+    totals.append(proxy.requests.total())
+    party.keeper.release()
+    await party.wait_for(lease.Released)
+    totals.append(proxy.requests.total())
+    return [after - before for before, after in itertools.pairwise(totals)]
+
+
+class Side:
+    """A party with its own audit log, and when it last observed a release of the other one."""
+
+    def __init__(self, party: Party, log: AuditLog) -> None:
+        self.party = party
+        self.observed_at = 0.0
+        log.listeners.append(self._observe)
+
+    def _observe(self, event: AuditEventUnion) -> None:
+        if isinstance(event, LockReleased) and event.agent != self.party.name:
+            self.observed_at = time.perf_counter()
+        self.party.observe(event)
+
+
+async def _hand_over(holder: Side, waiter: Side) -> dict[str, float]:
+    """Seconds of the whole and its parts, and the number of the waiter's requests. Afterwards the waiter holds the lock."""
+    waiter.party.keeper.acquire(None)
+    await waiter.party.wait_for(lease.LockDenied)
+    await anyio.sleep(SETTLE_SECONDS)
+    before = waiter.party.store.requests
+    began = time.perf_counter()
+    holder.party.keeper.release()
+    held = await waiter.party.acquired()
+    await holder.party.keeper.wait_released()
+    released, read = holder.party.store.writes[-1][1], waiter.party.store.reads[-1][1]
+    return {
+        "whole": held - began,
+        "release": released - began,
+        "kafka": waiter.observed_at - released,
+        "read": read - waiter.observed_at,
+        "write": held - read,
+        "requests": waiter.party.store.requests - before,
+    }
+
+
+class Contest:
+    """The contenders of one run, and when each requested and held the lock."""
+
+    def __init__(self) -> None:
+        self.holders = 0
+        self.spans: list[list[Span]] = [[] for _ in range(CONTENDERS)]
+        self.over = False
+        self.began = time.perf_counter()
+
+    async def contend(self, number: int, party: Party) -> None:
+        """Acquire, hold and release the lock until the run is over."""
+        while not self.over:
+            requested = time.perf_counter()
+            party.keeper.acquire(None)
+            held = await party.acquired()
+            self.holders += 1
+            assert self.holders == 1, "two contenders hold the lock at once"
+            self.spans[number].append((requested - self.began, held - self.began))
+            await anyio.sleep(HOLD_SECONDS)
+            self.holders -= 1
+            await party.release()

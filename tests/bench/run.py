@@ -1,0 +1,156 @@
+"""What every part of `make bench` gets: the sizes, a broker, and topics and a folder of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lakewarden.agent.settings import Settings
+from tests.bench.agent_process import AgentProcess
+from tests.bench.peers.workload import Workload
+from tests.bench.writers import Writers
+
+Figures: TypeAlias = dict[str, Any]
+Rows: TypeAlias = Iterable[Sequence[str]]
+"""Title, figure and aim; or a heading and rows with as many columns."""
+
+
+def sized(size: Any, quick: Any) -> Any:
+    """A size, and the one of a smoke run."""
+    return field(default=size, metadata={"quick": quick})
+
+
+SMALL = Workload(2, overlap=True, batches=2, rows_per_day=50, rows_per_batch=20, days_per_batch=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The sizes of all parts. With 0 fail-overs only the shorter one is measured, once; other parts are left out with 0."""
+
+    trials: int = sized(300, 10)
+    warm_up: int = sized(30, 3)
+    load_seconds: float = sized(30.0, 1.0)
+    load_warm_up_seconds: float = sized(20.0, 1.0)
+    markers: int = sized(1_000_000, 3_000)
+    ledger_entries: int = sized(1_000_000, 3_000)
+    restored_entries: int = sized(100_000, 300)
+    repetitions: int = sized(3, 1)
+    checks: int = sized(101, 5)
+    quick_cells: bool = sized(size=False, quick=True)
+    """Whether the conflict check is measured with two small sizes only."""
+    sweeps: int = sized(5, 1)
+    step_markers: int = sized(2_000_000, 20_000)
+    step_transactions: int = sized(1_000, 10)
+    waste_seeds: int = sized(10, 1)
+    waste_hours: float = sized(4.0, 0.5)
+    lock_rounds: int = sized(300, 5)
+    lock_repetitions: int = sized(3, 1)
+    contention_runs: int = sized(2, 1)
+    contention_seconds: float = sized(20.0, 1.0)
+    lost_answers: int = sized(3, 1)
+    """Of each kind."""
+    store_requests: int = sized(300, 5)
+    locks: int = sized(1_000, 10)
+    locks_seconds: float = sized(30.0, 3.0)
+    renew_seconds: float = sized(3.0, 2.5)
+    failovers: int = sized(3, 0)
+    rolling_tables: int = sized(200, 0)
+    watched_tables: int = sized(100, 3)
+    watched_seconds: float = sized(20.0, 1.0)
+    watched_trials: int = sized(30, 2)
+    web_tables: int = sized(1_000, 5)
+    web_transactions: int = sized(3_600, 40)
+    """Of the hour."""
+    web_updates: int = sized(30, 1)
+    """Seconds in which one table changes each second."""
+    web_fed_updates: int = sized(3_600, 40)
+    """Of an open page in Chromium whose stream is fed."""
+    aborts: int = sized(20, 0)
+    """Of each kind of batch."""
+    upsert_files: int = sized(30, 2)
+    upsert_rows: int = sized(40_000, 10)
+    """In each file."""
+    upsert_runs: int = sized(3, 1)
+    peers: Sequence[Workload] = sized(
+        (
+            *(
+                Workload(
+                    writers, overlap, batches, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5
+                )
+                for writers, overlap, batches in ((2, True, 8), (2, False, 8), (4, True, 4))
+            ),
+            *(
+                Workload(
+                    2, overlap, 4, rows_per_day=400_000, rows_per_batch=50_000, days_per_batch=5, large=True
+                )
+                for overlap in (True, False)
+            ),
+            *(
+                Workload(
+                    2, overlap, 8, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5, rest=True
+                )
+                for overlap in (True, False)
+            ),
+        ),
+        (SMALL,),
+    )
+    """Of Delta and Iceberg."""
+    hudi_peers: Sequence[Workload] = sized(
+        tuple(
+            Workload(writers, overlap, batches, rows_per_day=30_000, rows_per_batch=5_000, days_per_batch=5)
+            for writers, overlap, batches in ((2, True, 4), (2, False, 4), (4, True, 2))
+        ),
+        (SMALL,),
+    )
+    """A batch of Hudi takes longer, so batches and files are half as large, and four writers have half as many batches."""
+    paimon_writers: int = sized(4, 2)
+    paimon_commits: int = sized(25, 2)
+    """Of each writer."""
+    paimon_stopped_seconds: float = sized(60.0, 1.0)
+
+
+QUICK = Size(**{each.name: each.metadata["quick"] for each in fields(Size)})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One round of a part."""
+
+    size: Size
+    servers: str
+    prefix: str
+    folder: Path
+
+    def within(self, name: str) -> Run:
+        """A run with topics and a folder of its own."""
+        return replace(self, prefix=f"{self.prefix}-{name}", folder=self.folder / name)
+
+    def agent(self, name: str = "agent", **settings: str) -> AgentProcess:
+        """An agent, which runs inside the `with`."""
+        return AgentProcess(self.servers, self.prefix, self.folder / name, **settings)
+
+    def writers(self) -> Writers:
+        """Writers, which are connected inside the `async with`."""
+        return Writers(self.servers, self.prefix)
+
+    def settings(self, **others: Any) -> Settings:
+        return Settings.load(bootstrap_servers=self.servers, topic_prefix=self.prefix, **others)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that is measured, and how its figures are printed."""
+
+    measure: Callable[[Run], Figures]
+    rows: Callable[[Figures], Rows]
+    footnote: str = ""
+    broker: bool = True
+    own_table: bool = False
+    """Its rows begin with a heading. Otherwise they are part of the first table."""
+
+
+def progress(text: str) -> None:
+    print(f"… {text}", file=sys.stderr, flush=True)
