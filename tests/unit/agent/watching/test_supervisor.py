@@ -171,7 +171,7 @@ async def test_the_watcher_ends_with_its_agent(agent: Agent) -> None:
         await until(agent.lines)
         pid = int(agent.lines()[0])
 
-    assert not psutil.pid_exists(pid)
+    await until(lambda: not psutil.pid_exists(pid))
 
 
 # Which of several agents watches which table, and what happens when a partition moves from one to another (decision 54).
