@@ -8,12 +8,13 @@
   later than before, or if a record was acknowledged at an offset below an earlier one. The session ends, and the take-over of the
   next one finds out what is missing (`takeover.py`).
 - If the client's metadata know no partition of `writers` any more, Kafka is asked whether the topic exists. If it doesn't, the
-  session ends, and the next one creates it.
+  session ends, and the next one creates it. Every half minute, the same is asked of topics whose offsets no check requests.
 - If Kafka has not answered for a session timeout, and not for `SILENCE_SECONDS`, the session ends. The group may have assigned
   the partitions to other agents. After a suspension Kafka has one more check to answer.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 
 import anyio
 import structlog
@@ -37,6 +38,8 @@ LEDGER_BEGINNING_SECONDS = 10.0
 """How often it is asked where the ledger begins. Compaction doesn't move that, only a wrong setting or a person."""
 TOPIC_SECONDS = 5.0
 """How often, and for how long, Kafka is asked whether a topic still exists of which the client's metadata know no partition."""
+TOPICS_SECONDS = 30.0
+"""How often it is asked which topics there are. Without `decisions` no writer sends an intent, so no publish would fail."""
 SILENCE_SECONDS = 10.0
 """The shortest silence that ends the session. After the death of a broker, the controller waits `broker.session.timeout.ms` (9 s)
 before its partitions get another leader."""
@@ -64,7 +67,7 @@ class PeriodicCheck:
         self._end_offsets_seconds = max(self._interval, MIN_END_OFFSETS_SECONDS)
         self._last = self._answered = monotonic()
         self._silent = False
-        self._beginnings_asked_at = monotonic()
+        self._beginnings_asked_at = self._topics_asked_at = monotonic()
         self.ended_at: float | None = None
         """When the last check ended, in monotonic seconds."""
 
@@ -77,8 +80,10 @@ class PeriodicCheck:
     async def _check(self) -> None:
         known = partitions_known(self._consumer, self._topic)
         require_same_partitions(known, self._partitions, self._settings)
-        if known is None:
-            await self._require_topic()
+        if known is None and monotonic() - self._checked_topic_at >= TOPIC_SECONDS:
+            self._checked_topic_at = monotonic()
+            await self._require_topic(self._topic)
+        await self._require_other_topics()
         asked_at = monotonic()
         read = [
             (each, each.position, *each.seen.ledger_extent)
@@ -101,21 +106,32 @@ class PeriodicCheck:
             await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
         self.ended_at = monotonic()
 
-    async def _require_topic(self) -> None:
-        """Raise `LogCutError` if Kafka has the topic no more. The group has no partitions then, so no owner would miss them."""
-        if monotonic() - self._checked_topic_at < TOPIC_SECONDS:
-            return
-        self._checked_topic_at = monotonic()
+    async def _require_topic(self, topic: str) -> None:
+        """Raise `LogCutError` if Kafka has the topic no more. Without `writers`, the group has no partitions to miss it."""
         try:
             with anyio.move_on_after(TOPIC_SECONDS):
                 async with Log(self._settings) as topics:
-                    present = await topics.exists(self._topic)
+                    present = await topics.exists(topic)
                 if not present:
                     raise LogCutError(
-                        f"topic {self._topic} exists no more: it was deleted, and the agent creates it again, empty"
+                        f"topic {topic} exists no more: it was deleted, and the agent creates it again, empty"
                     )
         except (KafkaError, KafkaUnreachableError) as error:
             log.debug("kafka.topics-unknown", problem=str(error) or repr(error))
+
+    async def _require_other_topics(self) -> None:
+        """The same for the topics that no other check reads. A broker that knows none may just have started."""
+        now = monotonic()
+        if now - self._topics_asked_at < TOPICS_SECONDS or not self._owners:
+            return
+        self._topics_asked_at = now
+        present: set[str] = set()
+        with anyio.move_on_after(self._end_offsets_seconds), suppress(KafkaError):
+            present = await self._consumer.topics()
+        topics = self._settings.topics
+        for topic in (topics.decisions, topics.audit, topics.conflicts, topics.dead_letters):
+            if present and topic not in present:
+                await self._require_topic(topic)
 
     def _require_complete_log(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from unittest.mock import AsyncMock, MagicMock, call
 
 import pytest
 from aiokafka import TopicPartition
@@ -54,6 +55,13 @@ class Scene:
     end_offsets_requests: int = 0
     beginning: int = 0
     """Where the ledger begins in every partition."""
+
+    gone: frozenset[str] = frozenset()
+    """Topics that were deleted."""
+
+    async def topics(self) -> set[str]:
+        topics = SETTINGS.topics
+        return {topics.decisions, topics.audit, topics.conflicts, topics.dead_letters} - self.gone
 
     async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, self.beginning)
@@ -167,6 +175,27 @@ async def test_a_changed_number_of_partitions_ends_the_agent(scene: Scene) -> No
 
     with pytest.raises(PartitionsChangedError, match="has 5 partitions and had 3"):
         await scene.check()._check()
+
+
+async def test_a_deleted_topic_ends_the_session_though_nothing_is_published(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writers send nothing without `decisions`, so the agent would wait for ever. Kafka is asked twice."""
+    topic, checking = SETTINGS.topics.decisions, scene.check()
+    exists = AsyncMock(return_value=True)
+    opened = MagicMock(return_value=MagicMock(__aenter__=AsyncMock(return_value=MagicMock(exists=exists))))
+    monkeypatch.setattr(periodic_check, "Log", opened)
+    scene.gone = frozenset({topic})
+
+    await checking._check()
+    scene.now += periodic_check.TOPICS_SECONDS
+    await checking._check()
+    exists.return_value = False
+    scene.now += periodic_check.TOPICS_SECONDS
+    with pytest.raises(LogCutError, match=f"topic {topic} exists no more"):
+        await checking._check()
+
+    assert exists.await_args_list == [call(topic), call(topic)]
 
 
 async def test_a_log_that_ends_before_the_position_ends_the_session(scene: Scene) -> None:
