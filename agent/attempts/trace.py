@@ -33,6 +33,7 @@ class AttemptOutcome(StrEnum):
     BYPASSED = "lost to a writer without the gate"
     EMPTY = "empty"
     ABORTED = "aborted"
+    UNKNOWN = "outcome unknown"
     FAILED = "failed"
     SKIPPED = "already committed"
     RUNNING = "running"
@@ -82,6 +83,8 @@ class Attempt:
             return AttemptOutcome.COMMITTED
         if self.at("already-committed") is not None:
             return AttemptOutcome.SKIPPED
+        if self.at("lapse") is not None and self.at("abandoned") is None:
+            return AttemptOutcome.UNKNOWN
         if (abort := self.first("abort")) is not None:
             return (
                 AttemptOutcome.CONFLICT
@@ -127,6 +130,7 @@ COMPUTING = {
     AttemptOutcome.BYPASSED: "#b0357a",
     AttemptOutcome.EMPTY: "#b8a9d9",
     AttemptOutcome.ABORTED: "#e8963e",
+    AttemptOutcome.UNKNOWN: "#c9a800",
     AttemptOutcome.FAILED: FAILED,
     AttemptOutcome.SKIPPED: "#b8a9d9",
     AttemptOutcome.RUNNING: "#5b8def",
@@ -137,6 +141,7 @@ NAMES = {
     AttemptOutcome.BYPASSED: "computing, then lost to a writer without the gate",
     AttemptOutcome.EMPTY: "empty: nothing to write",
     AttemptOutcome.ABORTED: "computing, then aborted otherwise",
+    AttemptOutcome.UNKNOWN: "computing, then granted without a report",
     AttemptOutcome.FAILED: "computing, then failed",
     AttemptOutcome.SKIPPED: "skipped: already committed",
     AttemptOutcome.RUNNING: "still running",

@@ -93,6 +93,11 @@ class Timelines:
                 self._step(record, decision, "already-committed", {})
             case events.Abort(reason=reason, conflicts=conflicts):
                 others = list(dict.fromkeys(each.other_writer for each in conflicts))
+                if (
+                    reason == "outcome-unknown" and not conflicts
+                ):  # with conflicts, another one's lease expired
+                    self._step(record, decision, "lapse", {})
+                    return
                 self._step(record, decision, "abort", {"reason": reason, "others": others})
                 if lost_to := next(filter(without_gate, others), None):  # its transaction has the same name
                     winner = self._tables[decision.table].get(lost_to)

@@ -7,7 +7,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent.clock import moment
 from lakewarden.agent.operators.losses import Losses, loss_lines
 from lakewarden.agent.operators.timelines import Timelines
-from lakewarden.events import CommitIntent, TransactionAbandoned, encode
+from lakewarden.events import Abort, CommitIntent, TransactionAbandoned, encode
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
 
@@ -94,3 +94,20 @@ def test_what_is_lost_to_a_writer_without_the_gate_counts_without_a_watcher() ->
         ("B", "lost to a writer without the gate"),
         ("C", "empty"),
     ]
+
+
+def test_a_lapsed_transaction_has_an_unknown_outcome_until_its_writer_reports() -> None:
+    """One that only met it is aborted."""
+    timelines, now = Timelines(), moment().wall_ms
+    for name in ("lapsed", "abandoned", "another"):
+        each = {"table": "s3://lake/a", "writer": "crm", "transaction": name}
+        met = (an_overlap("p", "shop"),) if name == "another" else ()
+        abort = made(Abort, reason="outcome-unknown", conflicts=met, **each)
+        timelines.add_event(consumed(encode(made(CommitIntent, **each)), at_ms=now))
+        timelines.add_decision(consumed(encode(abort), at_ms=now + 1))
+        if name == "abandoned":
+            event = made(TransactionAbandoned, reason="not in the table", **each)
+            timelines.add_event(consumed(encode(event), at_ms=now + 2))
+
+    found = {each["transaction"]: each["outcome"] for each in timelines.find("crm", None, None)}
+    assert found == {"lapsed": "outcome unknown", "abandoned": "aborted", "another": "aborted"}
