@@ -256,8 +256,11 @@ class Explainer:
                 groups.setdefault(seen.other.transaction.id, []).append(seen)
         for group in groups.values():
             this, other = group[0].mine.transaction, group[0].other.transaction
-            if other.phase in LANDED and conflict_kind(this, other) is None:
-                continue  # It had landed before this one began, so it is part of the base version.
+            if any(
+                one.phase in LANDED and conflict_kind(another, one) is None
+                for one, another in ((this, other), (other, this))
+            ):
+                continue  # One had landed before the other began, so it is part of the base version.
             rule = rule_for(this, other)
             reference = self._outcomes.refer_to(other.id, other.writer, places=len(group))
             if Phase.QUEUED in (this.phase, other.phase):

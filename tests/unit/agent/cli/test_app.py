@@ -255,6 +255,7 @@ def hostile_arguments(words: tuple[str, ...]) -> st.SearchStrategy[list[str]]:
 @example("\\u001b")
 @example("\x1b[2J")
 @example("\\\\u0041")
+@example("\ud800")
 def test_a_visible_name_can_be_given_back(name: str) -> None:
     """It has no character that a terminal obeys, and no two names look the same."""
     assert visible(name).isprintable()
@@ -265,6 +266,7 @@ def test_a_visible_name_can_be_given_back(name: str) -> None:
 
 
 @given(st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=4))
+@example([("\ud800", "\x1b[2J")])
 def test_what_is_printed_has_the_lines_that_it_should_have(rows: list[tuple[str, str]]) -> None:
     out = io.StringIO()
     with redirect_stdout(out):

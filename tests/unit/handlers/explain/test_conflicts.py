@@ -53,6 +53,11 @@ a transaction that landed before is no overlap
     intent old; intent A; lock; touch A p/f; commits A; intent B; touch B p/f; explain B
     → types=commit-intent admitted marker-created
 
+a transaction that lapsed before is no overlap
+    # The other one's base has whatever it published. The third transaction keeps its evidence.
+    intent A; touch A p/f; lock; request A; intent old; beat old; tick 14; beat old; tick 6.1; intent B; touch B p/f; explain A
+    → types="commit-intent admitted marker-created commit-requested commit-granted abort"
+
 a transaction that landed before is evidence for an older one
     intent old; intent A; lock; touch A p/f; commits A; intent B; touch B p/f; touch old p/f; explain old
     → others.0.transaction.id=A, others.0.outcome.phase=committed, others.0.places=1
