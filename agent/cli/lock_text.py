@@ -54,7 +54,7 @@ def view_lines(view: LockContents) -> Iterator[str]:
         else:
             yield f"until    {when(view.valid_until_ms)}"
             yield (
-                f"written  {when(view.written_ms)}, if its leases are {view.validity_seconds:g} s long as configured here; "
+                f"written  {when(view.written_ms)}, assuming leases of {view.validity_seconds:g} s; "
                 "the object doesn't record since when the lock is held"
             )
     for name, value in view.extra.items():

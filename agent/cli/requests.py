@@ -209,9 +209,9 @@ def _correction(before: LedgerLine | None, after: LedgerLine) -> dict[str, Any]:
 
 
 def _correction_line(before: LedgerLine | None, after: LedgerLine) -> str:
-    was = "no batch" if before is None or before.batch_id is None else f"batch {before.batch_id}"
-    now = "no batch" if after.batch_id is None else f"batch {after.batch_id}"
-    return f"writer {after.writer}, table {after.table}: the ledger had {was} as committed; now it has {now}"
+    was = "none" if before is None or before.batch_id is None else before.batch_id
+    now = "none" if after.batch_id is None else after.batch_id
+    return f"writer {after.writer}, table {after.table}: the last committed batch in the ledger was {was}, now it is {now}"
 
 
 def _canonical_if_table(name: str) -> str:

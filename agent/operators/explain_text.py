@@ -314,7 +314,7 @@ def _aborted(event: events.Abort, because: Because, *, verbose: bool) -> str:
         return f"GRANT LEASE EXPIRED{detail} (agent {event.agent})"
     if because.phase_before is Phase.GRANTED:
         return (
-            f"GRANT REVOKED ({event.reason}){detail} (agent {event.agent}); "
+            f"GRANT WITHDRAWN ({event.reason}){detail} (agent {event.agent}); "
             "it counts until its writer reports the outcome or its grant lease expires"
         )
     if because.phase_before is Phase.ABORTED:
@@ -454,9 +454,9 @@ def _outcome(outcome: Outcome) -> str:
 def _phase_text(outcome: Outcome) -> str:
     if outcome.phase is None:
         return "its intent is no longer in the log"
-    revoked = ", but revoked" if outcome.phase is Phase.GRANTED and outcome.reason else ""
+    withdrawn = ", but withdrawn" if outcome.phase is Phase.GRANTED and outcome.reason else ""
     unexplained = outcome.reason is None or outcome.phase is Phase.UNKNOWN
-    return f"{_phase(outcome.phase)}{revoked}{'' if unexplained else f' ({outcome.reason})'}"
+    return f"{_phase(outcome.phase)}{withdrawn}{'' if unexplained else f' ({outcome.reason})'}"
 
 
 def _phase(phase: Phase) -> str:

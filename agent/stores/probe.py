@@ -78,7 +78,7 @@ def _raise_inconclusive(
     match outcome:
         case conditional.Refused(why=why):
             raise StoreRefusedError(
-                f"this store refused to write; check bucket or container, credentials and write permission: {why} "
+                f"this store can't be written to; check bucket or container, credentials and write permission: {why} "
                 f"key={uri}"
             )
         case conditional.Throttled(why=why) | conditional.Unknown(why=why):

@@ -266,7 +266,7 @@ def _lock(facts: Facts, waiting: list[Open]) -> Condition | None:
         "lock-held",
         "lock held by another owner",
         seconds,
-        cause=f"{denied.holder or 'an unknown owner'} holds the lock {denied.lock}, and renews it",
+        cause=f"{denied.holder or 'an unknown owner'} holds the lock {denied.lock}, and has renewed it",
         remedy="end the process that holds it, and its lease ends; release the lock only if that process is known to be dead",
         command=("lock", "release", facts.table, "--if-owner", denied.holder or "", "--lock", denied.lock)
         if known
@@ -299,7 +299,7 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
         granted.seconds,
         granted.writer,
         granted.transaction,
-        f"{name} holds the grant for {age(granted.seconds)}"
+        f"{name} has held the grant for {age(granted.seconds)}"
         + (", and it is withdrawn already" if granted.withdrawn else "")
         + (f"; {_count(held_up)} for it" if held_up else ""),
         "wait for the end of its lease"

@@ -107,7 +107,9 @@ def with_locks(
             append(found, Step.of(record, event), 0)
     remaining = deque(found)
     for step in steps:
-        while remaining and remaining[0].first.recorded_ms < step.record.recorded_ms:
+        # An agent acquires the lock before it grants, perhaps in the same millisecond.
+        granted = isinstance(step.event, events.CommitGranted)
+        while remaining and remaining[0].first.recorded_ms < step.record.recorded_ms + granted:
             yield remaining.popleft()
         yield step
     yield from remaining

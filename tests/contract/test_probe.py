@@ -114,7 +114,7 @@ async def test_the_error_names_the_ignored_condition_and_the_store_is_left_uncha
     [
         (
             Refused("access denied: status=403 code=AccessDenied"),
-            "refused to write; check bucket or container, credentials",
+            "can't be written to; check bucket or container, credentials",
         ),
         (
             Unknown("no answer within the timeout"),

@@ -136,7 +136,7 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
     assert (line["table"], line["writer"], line["batch_id"]) == (scene.table, "job:1", 10**12)
     assert (corrected.returncode, corrected.stderr) == (0, "")
     assert corrected.stdout == (
-        f"writer job:1, table {scene.table}: the ledger had batch {10**12} as committed; now it has batch 7\n"
+        f"writer job:1, table {scene.table}: the last committed batch in the ledger was {10**12}, now it is 7\n"
     )
     as_shown(
         COMMANDS,

@@ -206,7 +206,7 @@ def test_status_begins_with_what_is_wrong_and_shows_short_ids(
     assert status_summary([table]) == "1 table, 1 with a problem"
     assert line == "s3://lake/orders: publish hangs for 5 min"
     assert branches[:3] == [
-        "cause: shop holds the grant for 5 min; 1 waits for it",
+        "cause: shop has held the grant for 5 min; 1 waits for it",
         "remedy: look at shop's job; or end its grant",
         command(NIGHT, "abort", shop, "--table", "s3://lake/orders", "--reason", "its publish hangs"),
     ]

@@ -14,6 +14,7 @@ from lakewarden.events import (
     Abort,
     AuditEventUnion,
     ConflictDetected,
+    LockAcquired,
     LockLost,
     LockRefused,
     PartitionTaken,
@@ -60,7 +61,7 @@ a commit is explained that is reported after the grant lease expired
     → abort.event.reason=outcome-unknown, abort.because.phase_before=granted, abort.because.cause=None
     → commit_completed.because.phase_before=unknown, outcome.phase=committed, outcome.version=v9
 
-a revoked grant stays granted until its outcome is known
+a withdrawn grant stays granted until its outcome is known
     # The agent lost the lock while the writer published; the commit had landed.
     intent A; lock; request A; lose_lock; explain A → outcome.phase=granted, outcome.reason=lease-lost, outcome.record=None
     world
@@ -213,8 +214,9 @@ def test_lock_steps_are_placed_by_their_time() -> None:
     locks: list[tuple[RecordRef, AuditEventUnion]] = [
         (reference("audit", 0, 1_100), refused(0)),
         (reference("audit", 1, 1_200), refused(1)),
-        (reference("audit", 2, 1_600), LockLost(event_id="l2", detail="not confirmed", **common)),
-        (reference("audit", 3, 9_000), refused(3)),
+        (reference("audit", 2, 1_500), LockAcquired(event_id="l4", **common)),  # the time of the grant
+        (reference("audit", 3, 1_600), LockLost(event_id="l2", detail="not confirmed", **common)),
+        (reference("audit", 4, 9_000), refused(3)),
     ]
 
     explanation = explanation_of(w, "A", locks=locks)
@@ -224,6 +226,7 @@ def test_lock_steps_are_placed_by_their_time() -> None:
         "admitted",
         "commit-requested",
         "lock-refused",
+        "lock-acquired",
         "commit-granted",
         "abort",
         "lock-lost",
