@@ -267,6 +267,10 @@ class SimConsumer:
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._kafka.call_until_answered(lambda: self._kafka.broker.ends(partitions))
 
+    async def topics(self) -> set[str]:
+        broker = self._kafka.broker
+        return await self._kafka.call_until_answered(lambda: broker.counts.keys() - broker.missing)
+
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         broker = self._kafka.broker
         return None if topic in broker.missing else set(range(broker.counts[topic]))
