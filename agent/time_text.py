@@ -1,5 +1,6 @@
 """Times, durations and counts as text."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from lakewarden.agent.clock import moment
@@ -42,6 +43,19 @@ def when(epoch_ms: float) -> str:
     left = (epoch_ms - moment().wall_ms) / 1000
     relative = f"in {span(left)}" if left > 0 else f"{span(-left)} ago"
     return f"{timestamp(epoch_ms)} ({relative})"
+
+
+MOST_LINES = 10
+"""Lines of a list that grows with the log, unless all of it is requested. With twice as many, nothing is left out."""
+
+
+def few(lines: Sequence[str], noun: str, *, first: int = 2) -> list[str]:
+    """The `first` lines of a list and the last ones, `MOST_LINES` together, and how many are between them."""
+    left_out = len(lines) - MOST_LINES
+    if left_out <= MOST_LINES:
+        return list(lines)
+    more = f"  … {counted(left_out, f'more {noun}')}: --verbose prints them"
+    return [*lines[:first], more, *lines[first + left_out :]]
 
 
 def counted(number: int, noun: str) -> str:

@@ -125,6 +125,8 @@ class TransactionAbandoned(WriterEvent):
     type: Literal["transaction-abandoned"] = "transaction-abandoned"
     reason: Annotated[str, Field(max_length=base.MAX_REASON)]
     """Human-readable reason."""
+    lost_to: Origin = None
+    """The commit of a writer without the gate to which the batch was lost, as the table says it. The agent ignores it."""
 
 
 class AbortRequested(WriterEvent):

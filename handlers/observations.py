@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from lakewarden.events import Marker, Operation
-from lakewarden.events.base import MAX_ORIGIN
 from lakewarden.events.tables import MAX_PATH
+from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker
 
 INVALIDATES: Final[Operation] = "delete"
 """Operation of a file whose removal or arrival refutes a rewrite that has read its partition before.
@@ -40,37 +40,6 @@ class File(NamedTuple):
 
 Place: TypeAlias = tuple[str, str]
 """Partition, as the sinks spell it, and name of a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Maker:
-    """Who made a commit, as far as the format says it. Writers choose these texts; each is cut at `MAX_ORIGIN`."""
-
-    engine: str | None = None
-    """With its version."""
-    user: str | None = None
-    job: str | None = None
-    """A job, a streaming query, or the user of Paimon's commits."""
-    application: str | None = None
-    """Id of the Spark application."""
-
-    @classmethod
-    def of(cls, *, engine: Any = None, user: Any = None, job: Any = None, application: Any = None) -> Maker:
-        found = (_clean(each) if each else None for each in (engine, user, job, application))
-        return cls(*found)
-
-    @property
-    def name(self) -> str | None:
-        """The most exact name of the writer, or None if only its engine is known."""
-        return self.job or self.application or self.user
-
-
-UNKNOWN_MAKER: Final = Maker()
-
-
-def _clean(value: Any) -> str:
-    """JSON can have halves of characters, which no event can."""
-    return str(value)[:MAX_ORIGIN].encode(errors="replace").decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,12 @@ class Attempt:
         )
 
     @property
+    def bypassed_by(self) -> str | None:
+        """The commit without the gate to which its writer lost it, as the table says it."""
+        abandoned = self.first("abandoned")
+        return None if abandoned is None else abandoned.detail.get("lost_to")
+
+    @property
     def made_by(self) -> str | None:
         """Who made it, as far as the table says it of an observed commit."""
         completed = self.first("completed")
@@ -221,6 +227,7 @@ def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
         "ended": attempt.ended,
         "aborted_at": attempt.aborted_at,
         "lost_to": attempt.lost_to,
+        "bypassed_by": attempt.bypassed_by,
         "made_by": attempt.made_by,
         "segments": [
             {"begin": max(each.begin, begin), "end": each.end, "label": each.label, "colour": each.colour}

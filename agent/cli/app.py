@@ -32,6 +32,7 @@ from lakewarden.agent.operators.explain_text import candidate_lines, explanation
 from lakewarden.agent.operators.status import conflicts
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.time_text import few
 from lakewarden.agent.watching.foreground import watch_until_signal
 from lakewarden.events import ConflictDetected
 from lakewarden.handlers.explain.condition import shown_name
@@ -232,15 +233,16 @@ def conflicts_command(
     settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
 
     async def show() -> None:
-        found = 0
+        lines: list[str] = []
         async for event in conflicts(settings, follow=follow):
-            found += 1
             if output == "json":
                 print_json(event.model_dump(mode="json"))
-            else:
+            elif follow:
                 print_line(_conflict_line(event, verbose=verbose))
-        if not found and output == "text":
-            print_line("no conflicts")
+            else:
+                lines.append(_conflict_line(event, verbose=verbose))
+        if output == "text" and not follow:
+            print_lines((lines if verbose else few(lines, "conflict", first=0)) or ["no conflicts"])
 
     options.run(show)
 

@@ -21,9 +21,13 @@ from lakewarden.agent.operators.losses import loss_lines, losses
 from lakewarden.agent.operators.refused import refused, refused_lines
 from lakewarden.agent.operators.status_text import status_summary, status_tree
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.time_text import counted
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import assess
 from lakewarden.handlers.setup.findings import Finding, has_problem
+
+MOST_TABLES = 20
+"""Tables that `status` prints, the worst, unless all are requested."""
 
 
 def status_command(
@@ -45,8 +49,11 @@ def status_command(
         print_json([asdict(view) for view in views])
         return
     print_line(status_summary(views))
-    for view in views:
+    shown = views if verbose else views[:MOST_TABLES]
+    for view in shown:
         print_tree(*status_tree(view, settings, verbose=verbose or table is not None))
+    if left_out := len(views) - len(shown):
+        print_line(f"… {counted(left_out, 'more table')}: --verbose prints them")
 
 
 def losses_command(

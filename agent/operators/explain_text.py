@@ -10,10 +10,17 @@ from typing import assert_never
 from lakewarden import events
 from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.operators.status_text import short_names
-from lakewarden.agent.time_text import counted, utc_time
+from lakewarden.agent.time_text import counted, few, utc_time
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.condition import made_by
-from lakewarden.handlers.explain.timeline import Because, Explanation, Outcome, Step, TransactionRef
+from lakewarden.handlers.explain.timeline import (
+    Because,
+    Explanation,
+    Outcome,
+    RelatedTransaction,
+    Step,
+    TransactionRef,
+)
 from lakewarden.handlers.explain.waits import WAIT_TEXTS
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.writers_log import without_gate
@@ -59,10 +66,11 @@ def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
     times = max((len(time) for _, time, _ in rows), default=0)
     for place, time, text in rows:
         yield f"{f'{place:<{places}}  ' if verbose else ''}{time:>{times}}  {text}"
+    shown: Callable[[list[str], str], list[str]] = (lambda lines, _: lines) if verbose else few
     if explanation.others:
-        yield ""
-        yield from _others(explanation)
-    yield from _attempts(explanation)
+        yield from ("", "other transactions")
+        yield from shown(list(_others(explanation)), "transaction")
+    yield from _attempts(explanation, shown)
 
 
 def story(explanation: Explanation, *, verbose: bool = False) -> list[tuple[str, str, str]]:
@@ -148,24 +156,26 @@ def _opens(explanation: Explanation, step: Step) -> bool:
 
 
 def _others(explanation: Explanation) -> Iterator[str]:
-    yield "other transactions"
     for each in explanation.others:
         shared = f"; {counted(each.places, 'shared place')}" if each.places else ""
         yield f"  {_name(each.transaction)}: {_outcome(each.outcome)}{shared}"
 
 
-def _attempts(explanation: Explanation) -> Iterator[str]:
-    if len(explanation.attempts) < 2:
+def _attempts(explanation: Explanation, shown: Callable[[list[str], str], list[str]]) -> Iterator[str]:
+    attempts, this, batch = explanation.attempts, explanation.transaction.id, explanation.transaction.batch_id
+    if len(attempts) < 2:
         return
-    yield ""
-    batch = explanation.transaction.batch_id
-    yield f"attempts of batch {batch}" if batch is not None else "the writer's next transaction"
-    for each in explanation.attempts:
-        this = each.transaction.id == explanation.transaction.id
-        if batch is None and this:
-            continue
-        mark = "  <- this one" if this else ""
-        yield f"  {each.transaction.id} at writers:{each.transaction.sequence}: {_outcome(each.outcome)}{mark}"
+    if batch is None:
+        yield from ("", "the writer's next transaction")
+        yield from (_attempt(each) for each in attempts if each.transaction.id != this)
+        return
+    yield from ("", f"attempts of batch {batch}: {len(attempts)}")
+    lines = [f"{_attempt(each)}{'  <- this one' if each.transaction.id == this else ''}" for each in attempts]
+    yield from shown(lines, "attempt")
+
+
+def _attempt(each: RelatedTransaction) -> str:
+    return f"  {each.transaction.id} at writers:{each.transaction.sequence}: {_outcome(each.outcome)}"
 
 
 # -- one line for each step --------------------------------------------------------------------------------------------
@@ -201,8 +211,8 @@ def _event_text(step: Step, this: str, *, verbose: bool) -> str:  # noqa: C901, 
             return (
                 f"the writer reports the commit{_version(event.version)}{_unexpected(because.phase_before)}"
             )
-        case events.TransactionAbandoned(reason=reason):
-            return f"the writer abandons it: {reason}"
+        case events.TransactionAbandoned(reason=reason, lost_to=winner):
+            return f"the writer abandons it: {'' if winner is None else f'lost to {winner}; '}{reason}"
         case events.AbortRequested(operator=operator, reason=reason):
             return f"operator {operator} requests its abort: {reason}"
         case events.Admitted(agent=agent, turn=turn):

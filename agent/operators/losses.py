@@ -24,6 +24,7 @@ HOUR_MS = 3_600_000
 MAX_ENTRIES = 20_000
 """Tables, partitions and pairs of writers that are counted per hour. What exceeds them is counted as `OTHERS`."""
 OTHERS = "(others)"
+MAX_PRINTED = 20
 MAX_LINES = 200
 """Lines of each list of a report."""
 
@@ -139,10 +140,13 @@ def loss_lines(report: dict[str, Any]) -> Iterator[str]:
     for title, name in (("table", "tables"), ("partition", "partitions"), ("pair of writers", "pairs")):
         yield ""
         yield f"by {title}"
-        for each in report[name]:
+        found = report[name]
+        for each in found[:MAX_PRINTED]:
             what = each["table"]
             if name == "partitions":
                 what = f"{each['partition'] or '(unpartitioned)'} of {what}"
             elif name == "pairs":
                 what = f"{each['loser']} lost to {each['winner']}, {what}"
             yield f"  {each['seconds']:10.1f} s  {each['conflicts']:6}  {what}"
+        if (left_out := len(found) - MAX_PRINTED) > 0:
+            yield f"  … {left_out} more: --output json has up to {MAX_LINES}"

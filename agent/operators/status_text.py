@@ -18,6 +18,10 @@ SHORT_ID = 8
 """Digits of an id. Every command accepts the beginning of an id."""
 
 
+MOST_TRANSACTIONS = 20
+"""Transactions of one table that are printed, unless all are requested."""
+
+
 def short_id(transaction: str) -> str:
     """The beginning of an id that the gate has made, else all of it."""
     return transaction[:SHORT_ID] if _ID.fullmatch(transaction) else transaction
@@ -66,7 +70,10 @@ def status_tree(
     elif verbose:
         branches.append("last commit: none in the last hours")
     if view.transactions:
-        branches.append(_transactions(view.transactions, verbose=verbose))
+        shown = view.transactions if verbose else view.transactions[:MOST_TRANSACTIONS]
+        branches.append(_transactions(shown, verbose=verbose))
+        if left_out := len(view.transactions) - len(shown):
+            branches.append(f"… {counted(left_out, 'more transaction')}: --verbose prints them")
     elif verbose:
         branches.append("no open transaction")
     branches += [

@@ -62,10 +62,12 @@ class Timelines:
                     recent.note_commit(event.writer, record.timestamp / 1000)
                 if maker is not None:
                     recent.note_maker(event.transaction, _bypassing(event.writer, maker))
-            case events.TransactionAbandoned(reason=reason):
-                new = self._step(record, event, "abandoned", {"reason": reason})
+            case events.TransactionAbandoned(reason=reason, lost_to=winner):
+                new = self._step(record, event, "abandoned", {"reason": reason, "lost_to": winner})
                 if new and reason.startswith(BYPASSED):
-                    self._lost(record, event, UNKNOWN_WINNER)
+                    self._lost(
+                        record, event, UNKNOWN_WINNER if winner is None else f"{UNKNOWN_WINNER} ({winner})"
+                    )
                     if self._on_bypassed is not None:
                         seconds = (
                             record.timestamp / 1000 - self._tables[event.table][event.transaction].started
@@ -187,6 +189,7 @@ class Timelines:
                 "started": each.started,
                 "ended": each.ended,
                 "lost_to": each.lost_to,
+                "bypassed_by": each.bypassed_by,
             }
             for uri, attempts in self._tables.items()
             if table is None or uri == table

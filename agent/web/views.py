@@ -300,12 +300,12 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
     try:
         found = await explain(sources.settings, prefix, uri)
     except AmbiguousError as several:
-        data = {
+        data: dict[str, Any] = {
             "problem": str(several),
             "candidates": [_candidate(each) for each in several.candidates[-ROWS:]],
         }
         return _view(sources, "transaction", "One transaction", data, *words, live=False)
-    outcome = final_outcome(found)
+    outcome, related = final_outcome(found), list(_related(found.transaction.id, found))
     data = {
         **explanation_fields(found),
         "summary": outcome,
@@ -314,7 +314,8 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
             for where, time, text in story(found)
             for what, _, details in [text.partition(": ")]
         ],
-        "related": list(_related(found.transaction.id, found)),
+        "related": related[-ROWS:],
+        "more_related": max(0, len(related) - ROWS),
     }
     who, batch = writer_name(found.transaction.writer), found.transaction.batch_id
     title = " · ".join([who, *([] if batch is None else [f"batch {batch}"]), outcome])

@@ -20,6 +20,7 @@ from lakewarden.events.base import MAX_ORIGIN
 from lakewarden.handlers import observations
 from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.maker import of_delta
 from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive
 
 LOG_FOLDER: Final = "_delta_log/"
@@ -163,7 +164,7 @@ def foreign_commit(
         added,
         additions_refute=info.get("isBlindAppend") is not True,
         rearranged=rearranged,
-        made_by=_maker(info, actions),
+        made_by=of_delta(info, actions),
     )
 
 
@@ -184,7 +185,7 @@ def past_commit(
         metrics.get("executionTimeMs") or metrics.get("execution_time_ms")
     )  # delta-rs has its own names
     began = min((at for each in added if (at := _milliseconds(each.get("modificationTime")))), default=None)
-    base, maker = info.get("readVersion"), _maker(info, actions)
+    base, maker = info.get("readVersion"), of_delta(info, actions)
     found = PastCommit(
         str(version),
         ended,
@@ -205,15 +206,6 @@ def past_commit(
 
 def _info(actions: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return next((action for kind, action in actions if kind == "commitInfo"), {})
-
-
-def _maker(info: Mapping[str, Any], actions: Iterable[tuple[str, dict[str, Any]]]) -> observations.Maker:
-    """Open Delta Lake writes the engine; Databricks adds the user and the job; a streaming query and `txnAppId` add a `txn`."""
-    job = info.get("job")
-    job = (job.get("jobName") or job.get("jobId")) if isinstance(job, dict) else None
-    query = next((action.get("appId") for kind, action in actions if kind == "txn"), None)
-    engine = info.get("engineInfo") or info.get("clientVersion")
-    return observations.Maker.of(engine=engine, user=info.get("userName"), job=job or query)
 
 
 def _milliseconds(value: Any) -> float | None:

@@ -28,6 +28,7 @@ from statistics import median
 from typing import Final, Literal, TypeAlias, get_args
 
 from lakewarden.events import CommitCompleted
+from lakewarden.handlers.maker import Maker
 from lakewarden.handlers.writers_log import without_gate, without_query
 
 NO_ANSWER_SECONDS: Final = 30.0
@@ -335,7 +336,12 @@ def _bypassed_remedy(facts: Facts, worst: Losing) -> tuple[str, tuple[str, ...]]
     remedy = "let that writer use the gate, or pause it"
     if worst.winner:
         return remedy, ("explain", worst.transaction, "--table", facts.table)
-    return f"{remedy}; a watcher names it, and stops batches early", ("watch", "--table", facts.table)
+    who = (
+        "who it is, is not known without a watcher"
+        if worst.to == UNKNOWN_WINNER
+        else "a watcher reports its commits"
+    )
+    return f"{remedy}; {who}, and stops batches early", ("watch", "--table", facts.table)
 
 
 def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
@@ -467,10 +473,4 @@ def lane(writer: str) -> str:
 
 def made_by(event: CommitCompleted) -> str | None:
     """Who made an observed commit, as the table says. None: the event doesn't have it."""
-    named = (
-        ("", event.engine),
-        ("job ", event.job),
-        ("user ", event.user),
-        ("Spark application ", event.application_id),
-    )
-    return ", ".join(f"{what}{name}" for what, name in named if name) or None
+    return Maker(event.engine, event.user, event.job, event.application_id).text

@@ -22,8 +22,6 @@ from lakewarden.handlers.table.transactions import OPEN, Phase
 
 MAX_REMEMBERED = 20_000
 """Transactions whose name and outcome are kept, beside those that the explanation names."""
-MAX_ATTEMPTS = 100
-"""Attempts of one batch that are listed."""
 
 UNKNOWN_OUTCOME = Outcome(None)
 
@@ -140,4 +138,4 @@ class Outcomes:
             same = [each for each in same if each.transaction == this] + later[:1]
         else:
             same = [each for each in same if each.transaction.batch_id == this.batch_id]
-        yield from (each.related() for each in same[:MAX_ATTEMPTS])
+        yield from (each.related() for each in same)

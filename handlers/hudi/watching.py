@@ -52,7 +52,8 @@ from lakewarden.handlers.hudi.timeline import (
     TimelineFile,
     instants,
 )
-from lakewarden.handlers.observations import UNKNOWN_MAKER, File, Maker
+from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker, of_hudi
+from lakewarden.handlers.observations import File
 
 MAX_REPEATED = 10
 """Commits of the first round that are reported. A watcher that is restarted within so many commits misses none."""
@@ -290,7 +291,7 @@ class WatchedTable:
             pending.opened, pending.reported_at = True, seen.now
         if completed is not None:
             markers = each_once((*completed.touched, *pending.unreported))
-            reports.append(Completed(time, markers, maker_of(completed.extra)))
+            reports.append(Completed(time, markers, of_hudi(completed.extra)))
             self.finished.add(key)
             del self.pending[key]
             return reports
@@ -378,7 +379,6 @@ def _by_instant(active: Mapping[str, File]) -> dict[str, dict[str, File]]:
 
 
 _SERVICES = frozenset({"CLUSTER", "COMPACT", "LOG_COMPACT"})
-_STREAMER = ("deltastreamer.checkpoint.", "streamer.checkpoint.")
 
 
 def rolled_back(body: bytes) -> tuple[list[str], frozenset[str]]:
@@ -396,7 +396,7 @@ def rolled_back(body: bytes) -> tuple[list[str], frozenset[str]]:
 def past_commit(instant: Instant, found: InstantMetadata, began: float | None, ended: float) -> PastCommit:
     """What a completed instant says of its history."""
     label = _object(found.extra.get(HUDI_LABEL) or found.extra.get(f"hoodie.{HUDI_LABEL}"))
-    maker = maker_of(found.extra)
+    maker = of_hudi(found.extra)
     return PastCommit(
         instant.time,
         ended,
@@ -409,13 +409,6 @@ def past_commit(instant: Instant, found: InstantMetadata, began: float | None, e
         is_service=instant.is_table_service or found.operation in _SERVICES,
         is_gates=bool(label),
     )
-
-
-def maker_of(extra: Mapping[str, str]) -> Maker:
-    """Who made a commit: Hudi's streaming sink keeps its checkpoint under a name, and its streamer its source's position."""
-    queries = _object(extra.get("_hudi_streaming_sink_checkpoint"))
-    streamer = "Hudi Streamer" if any(each.startswith(_STREAMER) for each in extra) else None
-    return Maker.of(engine=streamer, job=next(iter(queries), None))
 
 
 def _object(text: Any) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.avro_blocks import MAX_BYTES
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.maker import of_iceberg
 from lakewarden.handlers.observations import (
-    Maker,
     ObservedCommit,
     Place,
     UnreadableCommit,
@@ -215,7 +215,7 @@ def foreign_snapshot(
     refuting = [each.place for each in entries if each.refutes]
     added = [each.place for each in entries if not each.refutes]
     appends_refute = metadata.appends_invalidate and snapshot.operation != "replace"
-    maker = maker_of(snapshot.summary)
+    maker = of_iceberg(snapshot.summary)
     return observed_commit(str(snapshot.id), refuting, added, additions_refute=appends_refute, made_by=maker)
 
 
@@ -226,7 +226,7 @@ def past_snapshot(
     entries = [
         entry for spec, body in manifests for entry in _entries(body, metadata.specs.get(spec), snapshot.id)
     ]
-    added, maker = [each for each in entries if not each.is_deleted], maker_of(snapshot.summary)
+    added, maker = [each for each in entries if not each.is_deleted], of_iceberg(snapshot.summary)
     found = PastCommit(
         str(snapshot.id),
         snapshot.age[1] / 1000,
@@ -240,17 +240,6 @@ def past_snapshot(
     )
     inside = [each for each in added if is_below(each.path, metadata.location)]
     return found, [DataFile(relative_path(each.path, metadata.location), each.place[0]) for each in inside]
-
-
-def maker_of(summary: Mapping[str, str]) -> Maker:
-    """Return who made a snapshot: Iceberg's writers on Spark and Flink, and Trino, name themselves in its summary."""
-    engine = " ".join(str(summary[each]) for each in ("engine-name", "engine-version") if each in summary)
-    jobs = ("lakewarden.writer", "spark.sql.streaming.queryId", "flink.job-id", "trino_query_id")
-    return Maker.of(
-        engine=engine,
-        job=next((summary[each] for each in jobs if each in summary), None),
-        application=summary.get("spark.app.id") or summary.get("app-id"),
-    )
 
 
 class _ManifestEntry(NamedTuple):

@@ -20,6 +20,7 @@ from lakewarden.handlers import observations
 from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
 
 SNAPSHOT_FOLDER: Final = "snapshot/"
@@ -60,7 +61,7 @@ class Snapshot:
     is_gates: bool
     indexes: str | None = None
     """Path of the list of all index files, which have the deletion vectors. None: there is none."""
-    made_by: observations.Maker = observations.UNKNOWN_MAKER
+    made_by: Maker = UNKNOWN_MAKER
     kind: str = "(unknown)"
     ended: float = 0.0
     """Seconds since the epoch."""
@@ -91,7 +92,7 @@ def read_snapshot(body: bytes) -> Snapshot:
             changes,
             TRANSACTION in properties,
             MANIFEST_FOLDER + indexes if indexes else None,
-            observations.Maker.of(engine=fields.get("writerVersion"), job=fields.get("commitUser")),
+            Maker.of(engine=fields.get("writerVersion"), job=fields.get("commitUser")),
             str(fields.get("commitKind") or "(unknown)"),
             int(fields.get("timeMillis") or 0) / 1000,
         )
@@ -147,7 +148,7 @@ def foreign_snapshot(
     manifests: Iterable[bytes],
     layout: TableLayout,
     vectors: Collection[observations.Place] = (),
-    made_by: observations.Maker = observations.UNKNOWN_MAKER,
+    made_by: Maker = UNKNOWN_MAKER,
 ) -> observations.ObservedCommit | None:
     """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file.
 

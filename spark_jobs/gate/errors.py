@@ -146,6 +146,11 @@ class BaseChanged(GateError):
 
     retriable = True
 
+    def __init__(self, message: str, *, lost_to: str | None = None) -> None:
+        """`lost_to`: that writer's commit, and who made it, as far as the table says it."""
+        self.lost_to = lost_to
+        super().__init__(message)
+
 
 class CommitReplaced(GateError):
     """A writer that bypasses the gate replaced a snapshot of this writer, and its batch can't be committed again."""

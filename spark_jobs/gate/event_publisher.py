@@ -29,7 +29,7 @@ MAX_REASON = 500
 """Characters of an exception in `transaction-abandoned`, and of the reason of an admission."""
 
 MAX_HOST, MAX_UI = 255, 1024
-"""Characters of a host's name or an application's id, and of an address, in an intent."""
+"""Characters of a host's name, an application's id or another writer's commit, and of an address."""
 COMPLETED_ATTEMPTS = 2
 """Sends of `commit-completed`: the first failure replaces the producer. After the second, the agent finds out by the lapse."""
 
@@ -203,9 +203,13 @@ class EventPublisher:
             else:
                 return
 
-    def publish_abandoned(self, reason: str) -> None:
+    def publish_abandoned(self, reason: str, lost_to: str | None = None) -> None:
         try:
-            self._channel.send(events.TransactionAbandoned(**self._header(), reason=reason[:MAX_REASON]))
+            self._channel.send(
+                events.TransactionAbandoned(
+                    **self._header(), reason=reason[:MAX_REASON], lost_to=lost_to and lost_to[:MAX_HOST]
+                )
+            )
         except GateError as error:
             log.warning("gate.abandoned-not-published", **self._names(), error=str(error))
 

@@ -458,7 +458,9 @@ class Transaction:
         elif outcome is PublishOutcome.NOT_PUBLISHED and not agent_knows and self._intent_offset is not None:
             touched = bool(self._touched or self._declared or self._on_executors)
             reason = reason_of(error, touched=touched)
-            self._publisher.publish_abandoned(reason)
+            self._publisher.publish_abandoned(
+                reason, error.lost_to if isinstance(error, BaseChanged) else None
+            )
             self.notify("abandoned", reason=reason)
         self._channel.unsubscribe(self.id)
         if self.discardable:

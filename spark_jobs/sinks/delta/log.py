@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.maker import of_delta
 from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT
@@ -44,6 +46,9 @@ FILLED_IN = {
 
 SQL_NAMES = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
 """Types that a schema in JSON names otherwise than a DataFrame does. A column of the same type isn't cast."""
+
+MOST_READ = 100
+"""Commits that are read for the one to which a batch was lost, the newest."""
 
 SHORT_LOG = 20
 """Commits up to which a log is read from its first one. A longer one is summed up by Delta, once per process."""
@@ -206,6 +211,22 @@ class TableLog:
                 if action.get("txnId") == transaction:
                     return file.version
         return None
+
+    def foreign_commit(self, since: int, own: str, error: str) -> str | None:
+        """Say which commit after `since` past the gate an error names by its id, else the newest of them.
+
+        One with the label of transaction `own`, which has committed nothing, is another statement's of the same session.
+        """
+        found = None
+        for file in self.commits(since + 1)[-MOST_READ:]:
+            actions = list(self.actions(file.version, ["txn", "commitInfo"]))
+            info = next((action for kind, action in actions if kind == "commitInfo"), {})
+            label = str(info.get("userMetadata"))
+            if TRANSACTION not in label or own in label:
+                found = of_delta(info, actions).of_commit(f"version {file.version}", info.get("operation"))
+                if str(info.get("txnId")) in error:
+                    return found
+        return found
 
     def files_since(self, version: int) -> set[str]:
         """Return the paths of all files that commits after `version` add."""

@@ -228,9 +228,18 @@ class CommitObserver:
         if found != self._base:
             raise self._base_changed("the table was dropped and created again")
 
-    def _base_changed(self, reason: str) -> BaseChanged:
+    def _lost_to(self, error: Exception) -> str | None:
+        assert self._delta is not None, "a grant is requested by a transaction of Delta"
+        try:
+            return self._table.foreign_commit(int(self._delta.readVersion()), self._txn.id, str(error))
+        except Exception as failure:  # noqa: BLE001 - only an error's text lacks it
+            log.warning("delta.log-unreadable", **self._names(), error=java_text(failure))
+            return None
+
+    def _base_changed(self, reason: str, lost_to: str | None = None) -> BaseChanged:
         return BaseChanged(
-            f"{reason}; nothing was published; the batch must be computed again; {self._facts()}"
+            f"{reason}; nothing was published; the batch must be computed again; {self._facts()}",
+            lost_to=lost_to,
         )
 
     def _after_commit(self) -> None:
@@ -268,7 +277,8 @@ class CommitObserver:
         if self._looked_up and own is None and is_conflict(error):
             grant.not_published()
             raise self._base_changed(
-                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}"
+                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}",
+                self._lost_to(error),
             ) from error
         grant.unknown(cause)
 

@@ -31,6 +31,7 @@ from lakewarden.handlers.hudi.timeline import (
     Layout,
     instants,
 )
+from lakewarden.handlers.maker import of_hudi
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.sinks.hudi.options import SQL_EXTRA_METADATA
 
@@ -133,6 +134,19 @@ class HudiFiles:
             return None
         body = self._read(table.timeline + inflight.name)
         return list(read_metadata(body).touched) if body else None
+
+    def foreign_commit(self, since: str) -> str | None:
+        """Say which instant a writer without the gate has completed last, since this instant began, and who it was."""
+        table = self._table()
+        written = [] if table is None else [each for each in self._instants(table) if each.writes]
+        for each in sorted(written, key=_completion, reverse=True):
+            file = each.file("completed")
+            if table is None or file is None or _completion(each) <= since:
+                continue
+            found = read_metadata(self._read(table.timeline + file.name) or b"")
+            if _commit(each.time, found.extra) is None:
+                return of_hudi(found.extra).of_commit(f"instant {each.time}", found.operation)
+        return None
 
     def remove_heartbeat(self, instant: str) -> None:
         """Remove the heartbeat of an instant that was rolled back. Until it is old, others take it for alive."""

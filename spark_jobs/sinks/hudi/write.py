@@ -292,9 +292,17 @@ class HudiWrite:
         elif CONFLICT in str(error):
             raise BaseChanged(
                 "Hudi found another commit to the file groups of this batch, by a writer that bypasses the gate; nothing was "
-                f"published; the batch must be computed again; {self._facts()}: {_first_line(error)}"
+                f"published; the batch must be computed again; {self._facts()}: {_first_line(error)}",
+                lost_to=self._lost_to(),
             ) from error
         return False
+
+    def _lost_to(self) -> str | None:
+        assert self.instant is not None, "a write that began to commit has an instant"
+        try:
+            return self._files.foreign_commit(self.instant)
+        except Exception:  # noqa: BLE001 - only the error's text lacks it
+            return None
 
     def require_grant(self) -> None:
         """After a write that returned: raise if Hudi committed without asking, or wrote without this transaction's options."""

@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.maker import of_iceberg
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGED_TABLE
@@ -195,9 +196,10 @@ class StagedTable:
                     "Iceberg reported a commit, and never swapped the metadata"
                 )
                 return operations.published
+        others, lost_to = self._others()
         raise self._base_changed(
-            f"other commits came first {MAX_TRIES} times while this one had the grant, by writers that bypass the gate: "
-            f"{self._others()}"
+            f"other commits came first {MAX_TRIES} times while this one had the grant, by writers that bypass the gate: {others}",
+            lost_to,
         )
 
     def _settled(self, error: Exception, grant: Grant) -> str | None:
@@ -217,14 +219,16 @@ class StagedTable:
         grant.not_published()
         if operations.refusal is not None:
             raise operations.refusal from None
-        reason = self._gone()
+        reason, lost_to = self._gone(), None
         if reason is None and _is(error, VALIDATION):
-            reason = f"the base of this batch changed: {java_text(error)}; by a writer that bypasses the gate: {self._others()}"
-        raise error if reason is None else self._base_changed(reason) from error
+            others, lost_to = self._others()
+            reason = f"the base of this batch changed: {java_text(error)}; by a writer that bypasses the gate: {others}"
+        raise error if reason is None else self._base_changed(reason, lost_to) from error
 
-    def _base_changed(self, reason: str) -> BaseChanged:
+    def _base_changed(self, reason: str, lost_to: str | None = None) -> BaseChanged:
         return BaseChanged(
-            f"{reason}; nothing was published; the batch must be computed again; table={self._table.name()}"
+            f"{reason}; nothing was published; the batch must be computed again; table={self._table.name()}",
+            lost_to=lost_to,
         )
 
     def _gone(self) -> str | None:
@@ -292,22 +296,23 @@ class StagedTable:
         now = self._table.operations().current()
         return lists_newest_only(now) and self._last_commit(now) != self._last
 
-    def _others(self) -> str:
-        """Return the snapshots since the base, for an error."""
+    def _others(self) -> tuple[str, str | None]:
+        """Return the snapshots since the base, for an error, and the newest one that didn't go through the gate."""
         self._table.refresh()
         named: list[str] = []
+        lost_to = None
         for snapshot in ancestors(self._table):
             if self._base is not None and snapshot.snapshotId() == self._base.snapshotId():
                 break
-            summary = snapshot.summary()
-            who = (
-                summary.get("lakewarden.writer") or summary.get("spark.app.id") or summary.get("engine-name")
-            )
+            summary, version = snapshot.summary(), f"snapshot {snapshot.snapshotId()}"
+            maker = of_iceberg(summary)
             named.append(
-                f"snapshot {snapshot.snapshotId()} ({snapshot.operation()}, by {who or 'an unknown writer'})"
+                f"{version} ({snapshot.operation()}, by {maker.name or maker.engine or 'an unknown writer'})"
             )
+            if lost_to is None and TRANSACTION not in summary:
+                lost_to = maker.of_commit(version, snapshot.operation())
         more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        return ", ".join(named[:MAX_NAMED]) + more or "none is left in the table's history"
+        return ", ".join(named[:MAX_NAMED]) + more or "none is left in the table's history", lost_to
 
     def _list_files(self, snapshot: Any) -> None:
         io = self._pinned.io()

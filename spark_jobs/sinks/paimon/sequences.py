@@ -52,6 +52,7 @@ def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
                     raise BaseChanged(
                         f"commit user {snapshot.commit_user!r} has written {group} with sequence numbers that aren't smaller "
                         f"than those of this batch: its publish arrived late; nothing was published; the batch must be computed "
-                        f"again; {where}"
+                        f"again; {where}",
+                        lost_to=f"commit user {snapshot.commit_user}",
                     )
     return newest

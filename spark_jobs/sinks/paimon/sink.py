@@ -518,12 +518,17 @@ class PaimonSink(Sink):
         now = read_base(table, work.partitions, newest)
         added, gone = now.files - base.files, base.files - now.files
         if added or gone:
-            changes = _changes_text(changed_by(table, work.partitions, base, now))
-            cause = f"a writer that bypasses the gate: {changes}" if changes else "a rollback of the table"
+            changes = changed_by(table, work.partitions, base, now)
+            cause = (
+                f"a writer that bypasses the gate: {_changes_text(changes)}"
+                if changes
+                else "a rollback of the table"
+            )
             raise BaseChanged(
                 f"the base of this batch changed: {len(added)} files were added and {len(gone)} removed in its partitions "
                 f"since snapshot {base.snapshot_id}, by {cause}; nothing was published; "
-                f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}"
+                f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}",
+                lost_to=", ".join(f"commit user {user}" for user in reversed(changes)) or None,
             )
         work.unchanged_at = newest
 

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import CommitCompleted, CommitIntent, DecisionEventUnion, WriterEventUnion
+from lakewarden.events import (
+    CommitCompleted,
+    CommitIntent,
+    DecisionEventUnion,
+    TransactionAbandoned,
+    WriterEventUnion,
+)
 from lakewarden.spark_jobs import CommitAborted, GateError, OutcomeUnknown
 from lakewarden.spark_jobs.streaming import cancelling
 from tests.spark.conftest import MakeTable
@@ -270,10 +276,10 @@ def test_a_foreign_commit_is_never_overwritten(
     for flight in before:
         case.commit(flight)
     if when == "under the grant":
-        harness.agent(grant_everything)
+        agent = harness.agent(grant_everything)
         case.before_the_last_check(monkeypatch, lambda: case.commit(77))
     else:
-        harness.agent(At("commit-requested", lambda _: case.commit(77)))
+        agent = harness.agent(At("commit-requested", lambda _: case.commit(77)))
 
     harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1), 0)
 
@@ -281,6 +287,8 @@ def test_a_foreign_commit_is_never_overwritten(
     assert case.orphans() == set()
     assert harness.steps().count("completed") == 1
     assert harness.only("failed") == [], "no outcome was unknown"
+    lost = [each for each in agent.events if isinstance(each, TransactionAbandoned)]
+    assert all(each.lost_to for each in lost), "the table says which commit it was"
     assert ("iceberg.newest-snapshot-only" in caplog.text) == lists_newest_only()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any, get_args
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import DecisionEventUnion, WriterEventUnion
+from lakewarden.events import DecisionEventUnion, TransactionAbandoned, WriterEventUnion
 from lakewarden.spark_jobs import IcebergSink, OutcomeUnknown, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
@@ -465,7 +466,7 @@ def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_o
     def append(_event: object) -> None:
         changes(spark, (noon, 7), columns=columns).writeTo(table.name).append()
 
-    harness.agent(At("commit-requested", append))
+    agent = harness.agent(At("commit-requested", append))
     sink = IcebergSink(table.name, mode="overwrite")
 
     batch = changes(spark, (noon.replace(hour=1), 4), (None, 5), columns=columns)
@@ -474,6 +475,8 @@ def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_o
     assert [row[1] for row in table.rows()] == [5, 4, 2]
     assert table.operations() == ["append", "append", "overwrite"]
     assert len(harness.only("intent")) == 2
+    (lost,) = (each for each in agent.events if isinstance(each, TransactionAbandoned))
+    assert re.match(r"snapshot \d+: append, spark \S+, Spark application \S+", lost.lost_to or "")
     table.sql("ALTER TABLE TABLE_ ADD PARTITION FIELD bucket(2, id)")
     with pytest.raises(ValueError, match="files of an older partition spec, which Iceberg wouldn't replace"):
         sink.scope(batch)

@@ -65,15 +65,15 @@ def test_what_is_lost_to_a_writer_without_the_gate_counts_without_a_watcher() ->
     """No conflict shows it: the sink has found the commit under the grant. What ended otherwise doesn't count."""
     losses, now = Losses(hours=1), moment().wall_ms
     timelines, table = Timelines(losses.add_bypassed), "s3://lake/a"
-    for name, reason in (
-        ("A", "BaseChanged: UPDATE"),
-        ("B", "BaseChanged: UPDATE"),
-        ("C", "empty: nothing to write"),
+    for name, reason, lost_to in (
+        ("A", "BaseChanged: UPDATE", None),
+        ("B", "BaseChanged: UPDATE", "version 49: UPDATE, Delta-Lake/4.0.0"),
+        ("C", "empty: nothing to write", None),
     ):
         each = {"table": table, "writer": "crm", "transaction": name}
         for event, at in (
             (made(CommitIntent, **each), now - 4_000),
-            (made(TransactionAbandoned, reason=reason, **each), now),
+            (made(TransactionAbandoned, reason=reason, lost_to=lost_to, **each), now),
         ):
             timelines.add_event(consumed(encode(event), at_ms=at))
             timelines.add_event(consumed(encode(event), at_ms=at))  # delivered again
@@ -89,11 +89,16 @@ def test_what_is_lost_to_a_writer_without_the_gate_counts_without_a_watcher() ->
         }
     ]
     assert next(iter(loss_lines(report))) == "2 conflicts in the last hour, 8.0 s of compute wasted"
-    assert [(each["transaction"], each["outcome"]) for each in timelines.find("crm", None, None)] == [
-        ("A", "lost to a writer without the gate"),
-        ("B", "lost to a writer without the gate"),
-        ("C", "empty"),
+    assert [
+        (each["transaction"], each["outcome"], each["bypassed_by"])
+        for each in timelines.find("crm", None, None)
+    ] == [
+        ("A", "lost to a writer without the gate", None),
+        ("B", "lost to a writer without the gate", "version 49: UPDATE, Delta-Lake/4.0.0"),
+        ("C", "empty", None),
     ]
+    to = "a writer without the gate (version 49: UPDATE, Delta-Lake/4.0.0)"
+    assert timelines.recent[table].losing["crm"].to == to
 
 
 def test_a_lapsed_transaction_has_an_unknown_outcome_until_its_writer_reports() -> None:

@@ -28,9 +28,8 @@ from lakewarden.handlers.hudi.watching import (
     Observation,
     Opened,
     Touched,
-    maker_of as hudi_maker_of,
 )
-from lakewarden.handlers.iceberg.metadata import maker_of
+from lakewarden.handlers.maker import of_hudi, of_iceberg
 from lakewarden.handlers.observations import ObservedCommit
 
 TABLE, INSTANT = "s3://lake/trips", "20261122135643314"
@@ -91,7 +90,7 @@ def delta_commit(*actions: tuple[str, Any], **info: Any) -> ObservedCommit | Non
 
 def iceberg_commit(**summary: str) -> ObservedCommit:
     return ObservedCommit(
-        "5", many(1, 4), maker_of({key.replace("_", "-"): each for key, each in summary.items()})
+        "5", many(1, 4), of_iceberg({key.replace("_", "-"): each for key, each in summary.items()})
     )
 
 
@@ -114,11 +113,11 @@ def iceberg_commit(**summary: str) -> ObservedCommit:
             "spark 4.0.5, Spark application local-17",
         ),
         (
-            Completed(INSTANT, (), hudi_maker_of({"_hudi_streaming_sink_checkpoint": '{"trips":"7"}'})),
+            Completed(INSTANT, (), of_hudi({"_hudi_streaming_sink_checkpoint": '{"trips":"7"}'})),
             "job trips",
         ),
-        (Completed(INSTANT, (), hudi_maker_of({"deltastreamer.checkpoint.key": "x"})), "Hudi Streamer"),
-        (Completed(INSTANT, (), hudi_maker_of({"_hudi_streaming_sink_checkpoint": "[1]"})), None),
+        (Completed(INSTANT, (), of_hudi({"deltastreamer.checkpoint.key": "x"})), "Hudi Streamer"),
+        (Completed(INSTANT, (), of_hudi({"_hudi_streaming_sink_checkpoint": "[1]"})), None),
     ],
 )  # fmt: skip
 def test_a_commit_says_who_made_it_as_far_as_the_table_does(seen: Any, text: str | None) -> None:

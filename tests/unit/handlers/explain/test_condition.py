@@ -11,6 +11,7 @@ from lakewarden.handlers.explain.condition import (
     LOSS_SECONDS,
     NAMES,
     QUIET_SECONDS,
+    UNKNOWN_WINNER,
     Denied,
     Facts,
     Open,
@@ -142,6 +143,24 @@ def test_a_remedy_says_where_the_writer_runs() -> None:
     assert hangs == f"look at shop's job ({where}); or end its grant"
     assert slow is not None
     assert slow.startswith(f"wait; or abort it ({where}): its work is lost")
+
+
+@pytest.mark.parametrize(
+    ("to", "remedy"),
+    [
+        (UNKNOWN_WINNER, "who it is, is not known without a watcher"),
+        (f"{UNKNOWN_WINNER} (version 49: UPDATE, DBR/17)", "a watcher reports its commits"),
+    ],
+)
+def test_a_watcher_names_a_writer_without_the_gate_that_the_table_did_not_name(to: str, remedy: str) -> None:
+    found = Recent()
+    for each in (9, 4):
+        found.note_loss("crm", NOW - each, to, "T")
+
+    known = condition(facts(recent=found))
+
+    assert known.cause == f"crm has lost 2 times in 5 s to {to}"
+    assert known.remedy == f"let that writer use the gate, or pause it; {remedy}, and stops batches early"
 
 
 def test_a_writer_that_commits_again_loses_no_more() -> None:

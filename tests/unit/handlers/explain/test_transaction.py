@@ -251,6 +251,23 @@ def test_what_is_not_needed_at_night_is_behind_verbose() -> None:
     assert short.splitlines()[0].split() == ["transaction", younger]
 
 
+def test_of_many_attempts_the_first_and_the_last_are_printed_and_all_are_in_the_json() -> None:
+    w = world()
+    for number in range(150):
+        w.intent(f"B{number}", writer="crm", batch_id=3).abandon(f"B{number}")
+    explanation = explanation_of(w, "B70")
+    short, whole = (
+        [line.split()[0] for line in explanation_lines(explanation, verbose=each) if line.startswith("  B")]
+        for each in (False, True)
+    )
+
+    everything = [f"B{number}:" for number in range(150)]
+    assert [each.rstrip(":") for each in whole] == [each.rstrip(":") for each in everything]
+    assert short == [*everything[:2], *everything[-8:]]
+    assert "  … 140 more attempts: --verbose prints them" in explanation_lines(explanation)
+    assert len(explanation_fields(explanation)["attempts"]) == 150
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_in_random_histories_every_explanation_ends_in_the_phase_of_the_table(seed: int) -> None:
     """Writers that restart, go silent or are cut off, agents that crash, locks that are lost: see `history`."""
