@@ -184,6 +184,14 @@ def test_a_name_of_exactly_the_limit_is_decoded(name: str) -> None:
     assert decode(WRITER_EVENT, encode(event)) == event
 
 
+def test_other_texts_are_limited_in_code_points_and_integers_are_kept_exactly() -> None:
+    """A whale is one character, two UTF-16 units, four bytes. A decoder with floats would round the number."""
+    marker = events.Marker(partition="\U0001f40b" * 1024, file_group="\U0001f40b" * 1024, operation="merge")
+    event = an_intent(scope=(marker,), batch_id=2**63 - 1)
+
+    assert decode(WRITER_EVENT, encode(event)) == event
+
+
 def test_an_abort_for_a_reason_that_a_later_version_added_is_decoded() -> None:
     """Reasons are added without notice. A writer that could not read the abort would go on computing."""
     abort = events.Abort(**COMMON, agent="a", cause_offset=3, reason="eclipse", retriable=True)

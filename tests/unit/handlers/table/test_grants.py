@@ -166,6 +166,23 @@ the next grant follows in the step that ends the running one
     intent A; touch A p/f; lock; request A; intent B; request B → no grant
     END → granted B
 
+an abandonment after a withdrawal frees the table at once
+    # The lock was lost, or another process of the writer took over. Without it, the lease would have to end.
+    where WITHDRAWN is lose_lock | intent again writer=w-A
+    intent A p/f; lock; request A; WITHDRAWN; intent B p/f queued → no admission
+    abandon A; tick 0.1; lock → B is active
+
+a restarted writer completes the batch that its former process published
+    # It finds the batch in the table, and needs no markers. The version is that of the former publish.
+    intent A writer=w batch_id=4; touch A p/f; lock; request A; tick 20.1 → A is unknown
+    intent again writer=w batch_id=4; lock; request again → granted again
+    complete again version=s-1 → recorded again w 4 s-1
+
+a batch that was abandoned is admitted again
+    # It had no data. The ledger doesn't know it.
+    intent A writer=w batch_id=4; abandon A → no record
+    intent again writer=w batch_id=4 → admitted again
+
 a heartbeat extends a running grant
     # Publishing many files takes longer than one lease.
     intent A; touch A p/f; lock; request A; tick 8; lock 29.5
