@@ -329,7 +329,7 @@ class Settings(KafkaSettings):
     )
     max_grant_seconds: Seconds = Field(
         default=600.0,
-        description="a grant as old as this is not extended any more; without a report, its outcome is unknown one grant lease "
+        description="a grant as old as this is no longer extended; without a report, its outcome is unknown one grant lease "
         "later",
     )
     max_transaction_seconds: float = Field(

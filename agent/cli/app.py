@@ -149,7 +149,9 @@ def dev(
     ] = 0,
     web_port: Annotated[
         int,
-        typer.Option("--web-port", min=0, max=65535, metavar="P", help="Port of the page; likewise."),
+        typer.Option(
+            "--web-port", min=0, max=65535, metavar="P", help="Port of the page; default: as for Kafka."
+        ),
     ] = 0,
     tables: Tables = None,
     lock_root: Annotated[

@@ -55,7 +55,7 @@ def view_lines(view: LockContents) -> Iterator[str]:
             yield f"until    {when(view.valid_until_ms)}"
             yield (
                 f"written  {when(view.written_ms)}, assuming leases of {view.validity_seconds:g} s; "
-                "the object doesn't record since when the lock is held"
+                "the object doesn't record how long the lock has been held"
             )
     for name, value in view.extra.items():
         yield f"also     {name}: {value!r}"

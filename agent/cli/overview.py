@@ -38,7 +38,7 @@ def status_command(
     bootstrap_servers: options.BootstrapServers = None,
     config: options.Config = None,
 ) -> None:
-    """Print the condition of each table, the worst first: what is wrong, since when, who causes it, and what to do.
+    """Print the condition of each table, the worst first: what is wrong, for how long, who causes it, and what to do.
 
     Below it the table's lock, and its open transactions. The command reads the Kafka topics, so it also works while no agent
     runs.

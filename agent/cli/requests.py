@@ -91,7 +91,7 @@ def show_command(
         bool,
         typer.Option(
             "--at-rest",
-            help="Fail unless nothing can change the ledger any more, for a move to another topic prefix.",
+            help="Fail if anything can still change the ledger; for a move to another topic prefix.",
         ),
     ] = False,
     output: options.OutputFormat = "text",

@@ -141,9 +141,9 @@ def _partition_text(view: PartitionView) -> str:
     if view.agent is None:
         return "no agent has taken it over yet"
     gone = ", which is not in the group now" if view.running is False else ""
-    unread = "unknown" if view.unread is None else str(view.unread)
-    replay = "unknown" if view.replay is None else str(view.replay)
+    unread = "unknown" if view.unread is None else view.unread
+    replay = "unknown" if view.replay is None else view.replay
     return (
-        f"agent {view.agent}{gone}, term {view.term}, since {view.taken}; records after its last checkpoint's read position: "
+        f"agent {view.agent}{gone}, term {view.term}, since {view.taken}; records unread since its last checkpoint: "
         f"{unread}, to replay: {replay}"
     )

@@ -18,7 +18,7 @@ from lakewarden.agent.operators.timelines import read_timelines
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import last
 from lakewarden.events import CONFLICT_EVENT, ConflictDetected, Undecodable, decode
-from lakewarden.handlers.explain.condition import UNKNOWN_WINNER, lane
+from lakewarden.handlers.explain.condition import UNKNOWN_WINNER, lane, writer_name
 
 HOUR_MS = 3_600_000
 MAX_ENTRIES = 20_000
@@ -146,7 +146,7 @@ def loss_lines(report: dict[str, Any]) -> Iterator[str]:
             if name == "partitions":
                 what = f"{each['partition'] or '(unpartitioned)'} of {what}"
             elif name == "pairs":
-                what = f"{each['loser']} lost to {each['winner']}, {what}"
+                what = f"{writer_name(each['loser'])} lost to {writer_name(each['winner'])}, {what}"
             yield f"  {each['seconds']:10.1f} s  {each['conflicts']:6}  {what}"
         if (left_out := len(found) - MAX_PRINTED) > 0:
             yield f"  … {left_out} more: --output json has up to {MAX_LINES}"

@@ -114,7 +114,7 @@ class PeriodicCheck:
                     present = await topics.exists(topic)
                 if not present:
                     raise LogCutError(
-                        f"topic {topic} exists no more: it was deleted, and the agent creates it again, empty"
+                        f"topic {topic} no longer exists: it was deleted, and the agent creates it again, empty"
                     )
         except (KafkaError, KafkaUnreachableError) as error:
             log.debug("kafka.topics-unknown", problem=str(error) or repr(error))

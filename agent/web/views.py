@@ -337,7 +337,7 @@ def _related(this: str, found: Any) -> Iterator[dict[str, Any]]:
                 yield {
                     "transaction": each.transaction.id,
                     "writer": each.transaction.writer,
-                    "outcome": "not in the log any more" if phase is None else phase.value,
+                    "outcome": "no longer in the log" if phase is None else phase.value,
                     "why": kind,
                 }
 

@@ -110,7 +110,7 @@ async def test_running_agents_create_deleted_topics_again_and_a_corrected_writer
         await again.send_intent(batch_id=2)
         await again.wait_for(AlreadyCommitted)
 
-    assert "exists no more" in cut["problem"] or "lost" in cut["problem"]
+    assert "no longer exists" in cut["problem"] or "lost" in cut["problem"]
     assert (line["topic"], line["problem"]) == (topics[0], "end-lost")
 
 

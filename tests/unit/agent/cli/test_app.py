@@ -24,7 +24,7 @@ import typer
 from hypothesis import example, given, settings, strategies as st
 from typer.main import get_command
 
-from lakewarden.agent.cli import app
+from lakewarden.agent.cli import app, dev
 from lakewarden.agent.cli.output import print_line, print_table, print_tree
 from lakewarden.agent.cli.requests import _batch_id, _requester
 from lakewarden.agent.errors import AgentError
@@ -33,6 +33,7 @@ from lakewarden.agent.operators.restore import read_backup
 from lakewarden.agent.time_text import timestamp
 from lakewarden.agent.variables import ENV_PREFIX
 from lakewarden.events import LedgerCorrected
+from tests.printed import as_shown
 
 SCRIPT = (str(Path(sys.executable).with_name("lakewarden")),)
 MODULE = (sys.executable, "-m", "lakewarden.agent")
@@ -389,3 +390,12 @@ def test_output_that_can_not_be_written_is_one_line() -> None:
 def test_a_time_that_no_calendar_has_is_shown_as_the_closest_one(epoch_ms: int) -> None:
     """Of a lock object or a record that another program has written."""
     assert timestamp(epoch_ms) in {"0001-01-01T00:00:00.000Z", "9999-12-31T23:59:59.000Z"}
+
+
+def test_the_first_page_shows_what_dev_prints() -> None:
+    printed = dev._introduction(
+        Path("/tmp/first"), "127.0.0.1:19092", "file:///tmp/first/.lakewarden", "http://127.0.0.1:18438/", ()
+    )
+
+    make = "make dev DATA=/tmp/first ARGS='--kafka-port 19092 --web-port 18438'"
+    as_shown("docs/first-jobs.md", make, "\n".join(printed))

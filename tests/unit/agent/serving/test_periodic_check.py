@@ -192,7 +192,7 @@ async def test_a_deleted_topic_ends_the_session_though_nothing_is_published(
     await checking._check()
     exists.return_value = False
     scene.now += periodic_check.TOPICS_SECONDS
-    with pytest.raises(LogCutError, match=f"topic {topic} exists no more"):
+    with pytest.raises(LogCutError, match=f"topic {topic} no longer exists"):
         await checking._check()
 
     assert exists.await_args_list == [call(topic), call(topic)]
