@@ -101,7 +101,7 @@ class LockRefused(LockEvent):
 
     type: Literal["lock-refused"] = "lock-refused"
     waiting: bool = False
-    """True: the agent waits in the queue for the lock. False: the store refuses the agent, or the object is no lock record."""
+    """True: the agent waits in the queue for the lock. False: the store refuses the agent, or the object is not a lock record."""
 
 
 class BatchCommitted(EventBase):

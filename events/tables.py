@@ -104,7 +104,7 @@ def canonical_location(uri: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in uri):
         raise ValueError(f"table URI isn't Unicode text: {uri!r}; rename the folder to a name in UTF-8")
     if not segments:
-        raise ValueError(f"table URI has no path: {uri!r}; a bucket or a root folder is no table")
+        raise ValueError(f"table URI has no path: {uri!r}; a bucket or a root folder is not a table")
     if scheme == "file" and match["authority"] not in ("", "localhost"):
         raise ValueError(f"file URI names a host: {uri!r}; write file:///path")
     authority = "" if scheme == "file" else match["authority"]

@@ -61,7 +61,7 @@ def _name(text: str) -> str:
         return _NAME.validate_python(name)
     except ValidationError:
         raise typer.BadParameter(
-            f"{visible(text)!r} is no name: 1 to {MAX_NAME} bytes of UTF-8 on one line"
+            f"{visible(text)!r} is not a valid name: 1 to {MAX_NAME} bytes of UTF-8 on one line"
         ) from None
 
 

@@ -288,7 +288,7 @@ def _require_owner(uri: str, record: LockRecord | Malformed | None, owner: str) 
         case None:
             raise NotReleased(f"nothing to release: there is no lock object at {uri}")
         case Malformed(why=why):
-            raise NotReleased(f"{uri} is no lock record, and was not changed: {why}")
+            raise NotReleased(f"{uri} is not a lock record, and was not changed: {why}")
         case LockRecord() if record.owner != owner:
             how = "was released by" if record.expired else "is held by"
             raise NotReleased(f"nothing released: {uri} {how} another owner, {record.owner}")

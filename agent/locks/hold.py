@@ -8,7 +8,7 @@
   signal ends the hold.
 - After `seconds` the command gets SIGTERM, and SIGKILL `GRACE_SECONDS` later. The lock is renewed until then.
 - While another owner holds the lock, this process waits up to `wait` seconds; 0 means one try. An error that waiting does not
-  resolve (an object that is no lock record, a store that refuses access) is raised immediately.
+  resolve (an object that is not a lock record, a store that refuses access) is raised immediately.
 """
 
 import os

@@ -241,7 +241,7 @@ def _event_text(step: Step, this: str, *, verbose: bool) -> str:  # noqa: C901, 
         case events.LockAcquired() | events.LockLost() | events.LockRefused():
             return _lock(event, step.times)
         case events.WriterHeartbeat() | events.LedgerCorrected():
-            raise AssertionError(f"{event.type} is no step")
+            raise AssertionError(f"{event.type} is not a step")
         case _:
             assert_never(event)
 

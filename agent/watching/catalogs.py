@@ -399,7 +399,7 @@ def _decoded(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UnreadableTableError("the answer is no JSON object; is uri that of an Iceberg REST catalog?")
+        raise UnreadableTableError("the answer is not a JSON object; is uri that of an Iceberg REST catalog?")
     return found
 
 
@@ -653,5 +653,5 @@ async def _thrift_answer(stream: SocketStream) -> dict[int, Any]:
 def _pointed(parameters: Mapping[str, str], known: CatalogAnswer | None) -> CatalogAnswer:
     pointer = parameters.get("metadata_location")
     if pointer is None:
-        raise UnreadableTableError("it is no Iceberg table: its parameter metadata_location is absent")
+        raise UnreadableTableError("it is not an Iceberg table: its parameter metadata_location is absent")
     return known if known is not None and known.pointer == pointer else CatalogAnswer(pointer)

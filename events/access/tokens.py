@@ -210,7 +210,7 @@ def error_code(answer: bytes) -> str:
 def _checked(found: Any) -> str:
     token = found[0] if isinstance(found, tuple) and found else found
     if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
-        raise TokenError("the access token is no bearer token (RFC 6750)")
+        raise TokenError("the access token is not a bearer token (RFC 6750)")
     return token
 
 

@@ -121,11 +121,11 @@ def actions_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
     try:
         found = [json.loads(line) for line in body.splitlines() if line.strip()]
     except ValueError as error:
-        raise observations.UnreadableCommit(f"a line is no JSON: {error}") from error
+        raise observations.UnreadableCommit(f"a line is not JSON: {error}") from error
     actions = []
     for each in found:
         if not isinstance(each, dict):
-            raise observations.UnreadableCommit("a line is no action")
+            raise observations.UnreadableCommit("a line is not an action")
         actions += [(kind, action) for kind, action in each.items() if isinstance(action, dict)]
     if not actions:
         raise observations.UnreadableCommit("the commit has no action")

@@ -38,7 +38,7 @@ class MarkerLines:
 
     markers: tuple[Marker, ...]
     unreadable: tuple[str, ...]
-    """Lines that are no markers. What they stand for is unknown."""
+    """Lines that are not markers. What they stand for is unknown."""
 
 
 def is_markers_file(path: str) -> bool:
@@ -87,7 +87,7 @@ def touched(partition: str, file_group: str, operation: Operation) -> Marker:
 
 
 def read_markers_file(body: bytes) -> MarkerLines:
-    """The markers in a file of the timeline server. Raises nothing: lines that are no markers are returned as they are."""
+    """The markers in a file of the timeline server. Raises nothing: lines that are not markers are returned as they are."""
     text = body[: body.rfind(b"\n") + 1].decode(errors="replace")
     found, unreadable = [], []
     for line in _JOINED.sub(r"\1\n", text).split("\n"):

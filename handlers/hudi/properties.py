@@ -61,7 +61,7 @@ def read_properties(body: bytes) -> HudiTable:
 def _folder(fields: Mapping[str, str], key: str, default: str) -> str:
     folder = fields.get(key) or default
     if not _FOLDER.fullmatch(folder) or folder in (".", ".."):
-        raise UnreadableHudi(f"a folder of the timeline is no plain name: {key}={folder[:100]!r}")
+        raise UnreadableHudi(f"a folder of the timeline is not a plain name: {key}={folder[:100]!r}")
     return f"{folder}/"
 
 
@@ -91,6 +91,6 @@ def _unescape(text: str) -> str:
 def _number(fields: Mapping[str, str], key: str) -> int:
     text = fields.get(key)
     if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
-        found = "is missing" if text is None else f"is no number: {text[:100]!r}"
+        found = "is missing" if text is None else f"is not a number: {text[:100]!r}"
         raise UnreadableHudi(f"{key} in hoodie.properties {found}")
     return int(text)

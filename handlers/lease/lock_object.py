@@ -36,7 +36,7 @@ class LockRecord:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """The object is no lock record, and why."""
+    """The object is not a lock record, and why."""
 
     why: str
 

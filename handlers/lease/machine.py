@@ -61,7 +61,7 @@ Refusals
 
 - The refusal *lasts* if at least `min_refusals` requests were refused over `refusal_seconds`, no lease is left, and no request
   in between confirmed the lease or found another holder. It is reported as `refused-too-long`, and a new series begins.
-- *Unusable* is what no retry can change: an object that is no lock record, a store that ignores conditions. It ends a lease at
+- *Unusable* is what no retry can change: an object that is not a lock record, a store that ignores conditions. It ends a lease at
   once. The object is never overwritten. The automaton reads it again after `unusable_seconds`, as an operator may have fixed it.
 
 Queue
@@ -411,7 +411,7 @@ def _found_absent(work: Work, at: Moment, settings: LeaseSettings) -> Step:
 
 def _found_malformed(work: Work, at: Moment, settings: LeaseSettings, malformed: Malformed) -> Step:
     return _found_unusable(
-        work, at, settings, f"the object is no lock record and is left unchanged: {malformed.why}"
+        work, at, settings, f"the object is not a lock record and is left unchanged: {malformed.why}"
     )
 
 

@@ -206,7 +206,7 @@ class LockDenied:
     | waiting | another owner holds it, or the store doesn't answer |
     | refused | the store refuses, and the automaton retries; a lease that the caller relies on stays in force |
     | refused-too-long | the store has refused for `refusal_seconds`, and there is no lease |
-    | unusable | the object is no lock record, or the store ignores conditions: only an operator can change that |
+    | unusable | the object is not a lock record, or the store ignores conditions: only an operator can change that |
     """
 
     why: str

@@ -54,7 +54,7 @@ _VALUE_ERRORS = (
 """Texts of Spark's and Delta's errors, in Spark 3.5 too. Most name the column only."""
 
 _DECODING = "UnicodeDecodeError"
-"""Python's error for a text that is no UTF-8. Spark and Java store such texts."""
+"""Python's error for a text that is not UTF-8. Spark and Java store such texts."""
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
@@ -260,7 +260,7 @@ def _misfit(batch: DataFrame, columns: StructType, table: str) -> str | None:
 
 
 def _undecodable(batch: DataFrame) -> str | None:
-    """Return the first column with a text that is no UTF-8, and its bytes, as text. None as for `_misfit`."""
+    """Return the first column with a text that is not UTF-8, and its bytes, as text. None as for `_misfit`."""
     texts = [name for name, kind in batch.dtypes if kind == "string"]
     with suppress(Exception):  # as in `_misfit`
         for name, column in zip(texts, map(quoted, texts), strict=True):
@@ -269,7 +269,7 @@ def _undecodable(batch: DataFrame) -> str | None:
             row = changed.selectExpr(f"hex({column})").head()
             if row is not None:
                 return (
-                    f"column {name!r} has a text that is no UTF-8, X'{row[0][:MAX_TEXT]}', and Python, which writes this table, "
+                    f"column {name!r} has a text that is not UTF-8, X'{row[0][:MAX_TEXT]}', and Python, which writes this table, "
                     "has no such text: correct or drop the row"
                 )
     return None

@@ -118,7 +118,7 @@ def literal(value: Any, kind: str) -> str:
         case Decimal() | date():
             return f"CAST('{value}' AS {kind})"
         case _:
-            raise ValueError(f"{value!r} is no value of a partition field of type {kind}")
+            raise ValueError(f"{value!r} is not a value of a partition field of type {kind}")
 
 
 def restriction(fields: Sequence[Field], partitions: Sequence[Partition], alias: str) -> str | None:

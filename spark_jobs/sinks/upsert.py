@@ -84,7 +84,7 @@ class Upsert:
         folded = folding(rows.sparkSession)
         found = next((name for name in rows.columns if folded(name) == folded(self.order_by)), None)
         if found is None:
-            raise ValueError(f"order_by={self.order_by!r} is no column of the batch; table={table}")
+            raise ValueError(f"order_by={self.order_by!r} is not a column of the batch; table={table}")
         return found
 
     def one_row_per_key(

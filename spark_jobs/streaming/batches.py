@@ -415,6 +415,6 @@ def table_uri(table: str) -> str:
     Raises `ValueError` if there is no such table, or if its catalog doesn't give a location.
     """
     if not is_location(table):
-        require_spark(f"the table name {table!r}, which is no URI and no absolute path,")
+        require_spark(f"the table name {table!r}, which is neither a URI nor an absolute path,")
         table = location_of(table)
     return canonical_table(table)

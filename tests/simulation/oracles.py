@@ -28,7 +28,7 @@ monotonic clock gains or loses at most half the drift per lease; the store honou
 | bounded polling | a waiting agent sends more than one request per `poll_seconds`, and those after hand-overs, races, faults |
 | bounded silence | a waiting agent that runs sends no request for two and a half poll intervals |
 | unknown outcomes settled | after a lost answer and without other writers, a 4th answered request has not settled the outcome |
-| foreign objects untouched | an object that is no lock record is overwritten by a node |
+| foreign objects untouched | an object that is not a lock record is overwritten by a node |
 | unique versions | a version of the object occurs twice |
 | refusals waited out | for a refusal, a lease ends before its `margin`, or the lock is denied before `refusal_seconds` |
 | no loss without faults | without faults, pauses and tampering, a lease is ended or refused |
@@ -138,7 +138,7 @@ class LockHistory:
     released: set[str] = field(default_factory=set)
     """Agents that have released it since they acquired it. A denial may have been on its way."""
     found_malformed: set[str] = field(default_factory=set)
-    """Agents whose last read found an object that is no lock record."""
+    """Agents whose last read found an object that is not a lock record."""
     unusable: set[str] = field(default_factory=set)
     """Agents that found it unusable and have sent no request since: they read it again only after `unusable_seconds`."""
     unknown_outcomes: dict[str, int] = field(default_factory=dict)

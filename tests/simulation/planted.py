@@ -196,7 +196,7 @@ def _adopted_lock_shows_a_term(put_hold: Original, work: Work, at: Moment, *rest
 def _malformed_object_overwritten(
     read: Original, work: Work, at: Moment, outcome: object, *rest: Any
 ) -> Step:
-    """An object that is no lock record is never overwritten."""
+    """An object that is not a lock record is never overwritten."""
     if isinstance(outcome, Found) and isinstance(parse(outcome.body), Malformed) and work.needed:
         return lease._write_hold(replace(work, lease=None), at, rest[0], IfMatch(outcome.version), None)
     return read(work, at, outcome, *rest)

@@ -1,4 +1,4 @@
-"""A person who overwrites a lock object with something that is no lock record, and repairs it later.
+"""A person who overwrites a lock object with something that is not a lock record, and repairs it later.
 
 The repair follows the documentation: not before every lease on the object has ended.
 """

@@ -120,7 +120,7 @@ class HudiFiles:
                 body = self._read(folder + path)
                 lines = read_markers_file(body or b"")
                 if lines.unreadable:
-                    raise UnreadableHudi(f"lines of {path} are no markers: {lines.unreadable[0][:200]!r}")
+                    raise UnreadableHudi(f"lines of {path} are not markers: {lines.unreadable[0][:200]!r}")
                 found += lines.markers
             known_files[path] = size
         return found

@@ -403,7 +403,7 @@ class PaimonSink(Sink):
         order = self._named(self._order_by, rows)
         if order not in rows.columns:
             raise ValueError(
-                f"order_by={self._order_by!r} is no column of both the batch and the table; table={self.table}"
+                f"order_by={self._order_by!r} is not a column of both the batch and the table; table={self.table}"
             )
         return order
 

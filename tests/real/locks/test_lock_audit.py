@@ -58,7 +58,7 @@ async def test_two_owners_at_once_are_printed_and_the_exit_code_is_1(
         _event(LockReleased, 5, "x", "a"),
         _event(LockLost, 6, "y", "b", holder="z", detail="another owner is in the lock object"),
         _event(
-            LockRefused, 7, "", "b", detail="the object is no lock record and is left unchanged: not JSON"
+            LockRefused, 7, "", "b", detail="the object is not a lock record and is left unchanged: not JSON"
         ),
         _event(LockAcquired, 0, "u", "a", table="s3://lake/other", lock="s3://lake/locks/other.json"),
     )
@@ -76,7 +76,7 @@ async def test_two_owners_at_once_are_printed_and_the_exit_code_is_1(
     assert (
         "by owner y (agent b): another owner is in the lock object; owner z held it then; at " in text.stdout
     )
-    assert "may need an operator: the object is no lock record and is left unchanged" in text.stdout
+    assert "may need an operator: the object is not a lock record and is left unchanged" in text.stdout
     assert text.stdout.splitlines()[-1].startswith(
         "VIOLATED: two owners at once, 1 time; 6 events of 2 locks"
     )

@@ -122,7 +122,7 @@ def test_a_text_that_python_has_not_is_an_error_that_names_its_column(session: S
 
     with (
         pytest.raises(
-            ValueError, match=f"column 'b c' has a text that is no UTF-8, X'FF61'.*; table={TABLE}"
+            ValueError, match=f"column 'b c' has a text that is not UTF-8, X'FF61'.*; table={TABLE}"
         ),
         naming_values(rows, rows.schema, TABLE),
     ):

@@ -142,7 +142,7 @@ CORRECT = ("ledger", "correct", "--writer", "w", "--batch-id")
         (("agent", "--nope"), {}, "No such option: --nope"),
         (("conflcts",), {}, "No such command 'conflcts'. Did you mean 'conflicts'? See lakewarden --help"),
         (("explain",), {}, "Missing argument 'TRANSACTION'; see lakewarden explain --help"),
-        (("explain", ""), {}, "Invalid value for 'TRANSACTION': '' is no name: 1 to 512 bytes"),
+        (("explain", ""), {}, "Invalid value for 'TRANSACTION': '' is not a valid name: 1 to 512 bytes"),
         (("agent",), {}, "--tables"),
         (
             ("agent", "--tables", "warehouse"),

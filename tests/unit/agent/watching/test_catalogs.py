@@ -336,8 +336,8 @@ SECOND = TOKEN.replace(b"t1", b"t2")
         pytest.param([CONFIG, Reply(500, body=QUOTING)], {"header.x-key": SECRET}, "HTTP 500", id="quotes a header"),
         pytest.param([Reply(body=b'{"overrides": [1]}'), CONFIG], {}, "no metadata", id="a configuration of another form"),
         pytest.param([Reply(301, (("Location", "https://x/"),))], {}, "HTTP 301 to https://x/; set uri to that", id="moved"),
-        pytest.param([Reply(body=b"<html>")], {}, "no JSON object; is uri that of", id="a web page"),
-        pytest.param([CONFIG, Reply(body=b"[" * 100_000)], {}, "no JSON object", id="nested without end"),
+        pytest.param([Reply(body=b"<html>")], {}, "not a JSON object; is uri that of", id="a web page"),
+        pytest.param([CONFIG, Reply(body=b"[" * 100_000)], {}, "not a JSON object", id="nested without end"),
         pytest.param([CONFIG, CONFIG], {}, "the answer has no metadata", id="no table"),
         pytest.param([CONFIG, Reply(fault="silence")], {}, "no answer within 0.3 s", id="hangs"),
         pytest.param([CONFIG, Reply(fault="drip")], {}, "no answer within 0.3 s", id="drips"),
@@ -565,7 +565,7 @@ async def test_a_table_of_glue(tmp_path: Path) -> None:
         follower = CatalogFollower(FLIGHTS, catalog, Buckets(settings), lambda _: True)
         seen = [await versions(follower) for _ in range(4)]
         for why in (
-            "it is no Iceberg table",
+            "it is not an Iceberg table",
             "Glue answers EntityNotFoundException: said so",
             "Glue answers AccessDenied",
         ):
@@ -668,7 +668,7 @@ async def test_files_are_read_with_the_credentials_that_the_catalog_vends(
     ("answer", "found"),
     [
         (thrift({0: (12, HIVE_TABLE)}), "file:///m/1.json"),
-        (thrift({0: (12, {9: (13, {})})}), "table air.flights of catalog prod: it is no Iceberg table"),
+        (thrift({0: (12, {9: (13, {})})}), "table air.flights of catalog prod: it is not an Iceberg table"),
         (thrift({2: (12, {1: (11, "no such table")})}), "the metastore answers: no such table"),
         (thrift({1: (11, "Invalid method name")}, kind=3), "Invalid method name"),
         (b"HTTP/1.1 400 Bad Request", "doesn't speak Thrift's binary protocol"),

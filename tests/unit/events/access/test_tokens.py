@@ -198,7 +198,7 @@ async def test_a_provider_object_is_made_once_and_its_extensions_are_sent() -> N
     ("name", "why"),
     [
         ("no_token", f"no access token from {HERE}:no_token: LookupError: no role for this host"),
-        ("no_text", "the access token is no bearer token (RFC 6750)"),
+        ("no_text", "the access token is not a bearer token (RFC 6750)"),
         ("a_signer", "TypeError"),
     ],
 )

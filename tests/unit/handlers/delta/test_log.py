@@ -160,9 +160,9 @@ def test_a_value_that_each_reader_takes_for_another_is_unreadable(kind: str, val
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        (b"", "no action"),
-        (b'{"add":', "no JSON"),
-        (b"[1]", "no action"),
+        (b"", "not an action"),
+        (b'{"add":', "not JSON"),
+        (b"[1]", "not an action"),
         (body({"add": {"path": "x"}}), "partitionValues"),
         (body({"add": {"partitionValues": {}}}), "no path"),
         (body({"protocol": {"minReaderVersion": 4}}), "reader version 4"),

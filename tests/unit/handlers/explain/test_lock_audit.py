@@ -378,7 +378,7 @@ def test_all_steps_of_a_lock_are_counted() -> None:
 
 
 def test_permanent_refusals_are_listed_once_for_each_reason_with_their_number() -> None:
-    why = "the object is no lock record and is left unchanged: the object is empty"
+    why = "the object is not a lock record and is left unchanged: the object is empty"
     lock = checked(
         *history("x refused 0", detail=why, valid_until=-EPOCH_MS),
         *history("x refused 30000", detail="forbidden", valid_until=-EPOCH_MS),

@@ -38,10 +38,10 @@ def test_the_timeline_may_have_another_folder() -> None:
     ("body", "why"),
     [
         (b"", "hoodie.table.version in hoodie.properties is missing"),
-        (b"hoodie.table.version=nine", "is no number"),
+        (b"hoodie.table.version=nine", "is not a number"),
         (b"hoodie.table.version=10", "table version 10 is unknown; known are 6, 8, 9"),
         (b"hoodie.table.version=9\nhoodie.timeline.layout.version=1", "expected layout 2"),
-        (b"hoodie.table.version=9\nhoodie.timeline.path=../elsewhere", "no plain name"),
+        (b"hoodie.table.version=9\nhoodie.timeline.path=../elsewhere", "not a plain name"),
         (b"\xff\xfe", "not text"),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_literal_has_the_type_of_its_field(value: Any, kind: str, text: str) -
 
 
 def test_a_value_without_a_literal_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"1\.5 is no value of a partition field of type float"):
+    with pytest.raises(ValueError, match=r"1\.5 is not a value of a partition field of type float"):
         literal(1.5, "float")
 
 

@@ -94,5 +94,5 @@ def test_without_pyspark_a_catalogs_name_is_refused_and_a_uri_is_not(monkeypatch
     monkeypatch.setitem(sys.modules, "pyspark", None)
 
     assert table_uri("s3a://lake/t") == "s3://lake/t"
-    with pytest.raises(UnsupportedSpark, match=r"the table name .lake\.t., which is no URI"):
+    with pytest.raises(UnsupportedSpark, match=r"the table name .lake\.t., which is neither a URI"):
         table_uri("lake.t")
