@@ -97,7 +97,7 @@ def test_a_lock_that_expires_in_time_is_acquired(local: Place) -> None:
 def test_a_malformed_object_and_a_missing_program_are_errors_and_overwrite_nothing(local: Place) -> None:
     local.write(b"{}")
 
-    failed(local.run("hold", local.table, "--seconds", "9", "--", "true"), 1, "no lock record")
+    failed(local.run("hold", local.table, "--seconds", "9", "--", "true"), 1, "not a lock record")
     failed(local.run("hold", local.table, "--seconds", "9", "--", "no-such-program"), 1, "no such program")
 
     assert local.file.read_bytes() == b"{}"

@@ -148,7 +148,7 @@ def test_a_manual_release_keeps_the_end_of_the_lease(place: Place) -> None:
 def test_a_manual_release_for_another_owner_changes_nothing(local: Place) -> None:
     refused: list[tuple[bytes | None, str]] = [(None, "there is no lock object at")]
     refused += [(held(owner=OWNER), f"held by another owner, {OWNER}")]
-    refused += [(b"not json", "no lock record")]
+    refused += [(b"not json", "not a lock record")]
     released = render(LockRecord(expired=True, valid_until=1_900_000_000_000, owner="dead"))
     refused += [(released, "already released by dead")]
     for body, message in refused:

@@ -268,7 +268,7 @@ async def test_an_object_that_is_no_lock_record_is_not_changed_and_its_writers_g
         await scene.wait_for(LockRefused)
 
     assert (abort.reason, abort.retriable) == ("not-allowed", False)
-    assert "no lock record" in str(abort.detail)
+    assert "not a lock record" in str(abort.detail)
     assert lock.read_bytes() == b"a text file"
 
 

@@ -157,7 +157,7 @@ CORRECT = ("ledger", "correct", "--writer", "w", "--batch-id")
         (("dev",), {}, "--data"),
         (("dev", "--data", "/w"), {"tables": "warehouse"}, "tables ($LAKEWARDEN_TABLES): 'warehouse'"),
         (("dev", "--data", "/w"), {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
-        (("abort", ""), {}, "'' is no name"),
+        (("abort", ""), {}, "'' is not a valid name"),
         (("abort", "t", "--table", "x"), {}, "'--table': not a table URI"),
         ((*CORRECT, "many", "--reason", "r"), {}, "'many' is neither an integer of 64 bits nor none"),
         ((*CORRECT, "1"), {}, "--reason"),

@@ -160,7 +160,7 @@ def test_a_value_that_each_reader_takes_for_another_is_unreadable(kind: str, val
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        (b"", "not an action"),
+        (b"", "has no action"),
         (b'{"add":', "not JSON"),
         (b"[1]", "not an action"),
         (body({"add": {"path": "x"}}), "partitionValues"),
