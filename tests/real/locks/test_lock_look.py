@@ -84,7 +84,7 @@ def test_the_text_output_of_show(local: Place) -> None:
         as_shown(page, "lakewarden lock show s3://lake/warehouse/orders", text)
     assert f"lock     {local.lock}\n" in text
     assert f"owner    {OWNER}\n" in text
-    assert "if its leases are 150 s long as configured here" in text
+    assert "assuming leases of 150 s" in text
 
     local.write(b"")
     text = local.run("show", local.table).stdout
