@@ -7,9 +7,9 @@ The first rule that holds names the condition. Seconds are how long it has held,
 3. *lock held by another owner*: the agent waits for the table's lock, and a transaction has waited for it for `LOCK_SECONDS`,
    which is longer than a dead agent's lease. *lock refused*: the store refuses the lock, or its object is none. *waits for the
    table's lock*: the same for `QUEUE_SECONDS`, and the agent has reported nothing about the lock.
-4. *publish hanging*: a transaction has been granted for `HANG_SECONDS` while another one waits for it, or for
+4. *publish hangs*: a transaction has been granted for `HANG_SECONDS` while another one waits for it, or for
    `LONE_HANG_SECONDS` while none does.
-5. *losing to a writer without the gate*: since its last commit, a writer has lost `LOSSES` times or more to writers that don't
+5. *loses to a writer without the gate*: since its last commit, a writer has lost `LOSSES` times or more to writers that don't
    use the gate, the last time at most `LOSS_SECONDS` ago.
 6. *queued*: a transaction has waited for longer than both `QUEUE_SECONDS` and `PACES` usual intervals between two commits. It
    names the writer at the head: the one that waits for no other.
@@ -278,7 +278,7 @@ def _lock(facts: Facts, waiting: list[Open]) -> Condition | None:
 def _lock_missing(facts: Facts, seconds: float) -> Condition:
     return Condition(
         "lock-missing",
-        "waiting for the table's lock",
+        "waits for the table's lock",
         seconds,
         cause="no transaction is granted: the agent doesn't have the table's lock",
         remedy="see who holds the lock, and whether its store answers",
@@ -296,7 +296,7 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
     name = writer_name(granted.writer)
     return Condition(
         "publish-hangs",
-        "publish hanging",
+        "publish hangs",
         granted.seconds,
         granted.writer,
         granted.transaction,
@@ -323,7 +323,7 @@ def _bypassed(facts: Facts, _: list[Open]) -> Condition | None:
     seconds = max(0.0, facts.now - worst.first)
     return Condition(
         "bypassed",
-        "losing to a writer without the gate",
+        "loses to a writer without the gate",
         seconds,
         writer,
         worst.transaction,

@@ -204,7 +204,7 @@ def test_status_begins_with_what_is_wrong_and_shows_short_ids(
     line, branches = status_tree(table, NIGHT, verbose=False)
 
     assert status_summary([table]) == "1 table, 1 with a problem"
-    assert line == "s3://lake/orders: publish hanging for 5 min"
+    assert line == "s3://lake/orders: publish hangs for 5 min"
     assert branches[:3] == [
         "cause: shop has held the grant for 5 min; 1 waits for it",
         "remedy: look at shop's job; or end its grant",

@@ -59,11 +59,11 @@ STEADY = recent(*range(30, 400, 30))
     [
         (facts(), "ok", ""),
         # a publish hangs, in the default admission: the others are queued, and none waits for its grant
-        (facts(SHOP, *BEHIND_SHOP), "publish hanging for 5 min", ABORT_SHOP),
-        (facts(SHOP, tx("crm", "waiting", 70, "shop")), "publish hanging for 5 min", ABORT_SHOP),
+        (facts(SHOP, *BEHIND_SHOP), "publish hangs for 5 min", ABORT_SHOP),
+        (facts(SHOP, tx("crm", "waiting", 70, "shop")), "publish hangs for 5 min", ABORT_SHOP),
         (facts(tx("shop", "granted", 299)), "ok", ""),
         (facts(tx("shop", "granted", 59), tx("crm", "queued", 58, "shop")), "ok", ""),
-        (facts(replace(SHOP, withdrawn=True)), "publish hanging for 5 min", ""),
+        (facts(replace(SHOP, withdrawn=True)), "publish hangs for 5 min", ""),
         # a queue behind a backfill; everyday queueing; a table that commits every ten minutes
         (
             facts(BACKFILL, tx("crm", "queued", 720, "backfill")),
@@ -101,16 +101,16 @@ STEADY = recent(*range(30, 400, 30))
             "lock refused for 2 s",
             "lock probe s3://lake/locks",
         ),
-        (facts(tx("crm", "waiting", 65)), "waiting for the table's lock for 65 s", f"lock show {TABLE}"),
+        (facts(tx("crm", "waiting", 65)), "waits for the table's lock for 65 s", f"lock show {TABLE}"),
         # a writer without the gate
         (
             facts(recent=recent(losses=(20, 9, 4))),
-            "losing to a writer without the gate for 20 s",
+            "loses to a writer without the gate for 20 s",
             f"explain T --table {TABLE}",
         ),
         (
             facts(recent=recent(losses=(20, 9, 4), winner="")),
-            "losing to a writer without the gate for 20 s",
+            "loses to a writer without the gate for 20 s",
             f"watch --table {TABLE}",
         ),
         (facts(recent=recent(losses=(4,))), "ok", ""),
@@ -125,7 +125,7 @@ STEADY = recent(*range(30, 400, 30))
         (facts(SHOP, *BEHIND_SHOP, refused="not among the allowed ones"), "refused by the agent", ""),
         (
             facts(SHOP, *BEHIND_SHOP, recent=recent(losses=(20, 9, 4))),
-            "publish hanging for 5 min",
+            "publish hangs for 5 min",
             ABORT_SHOP,
         ),
     ],
