@@ -57,7 +57,7 @@ def run_dev(
             if "http_listen" not in settings.model_fields_set:
                 # Another agent of this machine may have the default port.
                 host, port = settings.http_address or (None, 0)
-                settings = settings.model_copy(update={"http_listen": f"{host}:{_if_free(port)}"})
+                settings = settings.model_copy(update={"http_listen": f"{host}:{_free(port)}"})
             web_port = web_port or _if_free(ports.get("page"))
             run(lambda: _serve(settings, web_port, data, checked.tables, output))
     except (JdkMissing, KafkaStartError, JarsUnavailable) as error:
@@ -80,19 +80,20 @@ async def _serve(
                 ready = {"ready": True, "bootstrap_servers": kafka, "lock_root": settings.lock_root}
                 print_json({**ready, "web": address})
             else:
-                print_lines(_introduction(data, kafka, str(settings.lock_root), address, others))
+                print_lines(_introduction(data, settings, address, others))
                 sys.stdout.flush()
 
         await serve_until_signal(settings, on_ready, log_to=sys.stderr)
 
 
-def _introduction(
-    data: Path, bootstrap_servers: str, lock_root: str, page: str, others: tuple[str, ...]
-) -> list[str]:
+def _introduction(data: Path, settings: Settings, page: str, others: tuple[str, ...]) -> list[str]:
+    bootstrap_servers, lock_root = settings.bootstrap_servers, str(settings.lock_root)
+    host, port = settings.http_address or (None, 0)
     return [
         "ready; Ctrl-C stops it, and the next start has the same data and addresses",
         f"  Kafka   {bootstrap_servers}, as in CommitGate({bootstrap_servers!r})",
         f"  page    {page}",
+        f"  health  http://{host or '127.0.0.1'}:{port}/readyz" if port else "  health  off",
         f"  tables  {', '.join((f'below {data}', *others))}; others by --tables 'file:///other/folder/*'",
         "  for the commands, in another shell:",
         f"    export LAKEWARDEN_BOOTSTRAP_SERVERS={bootstrap_servers} LAKEWARDEN_LOCK_ROOT={shlex.quote(lock_root)}",
@@ -124,6 +125,15 @@ def _if_free(port: int | None) -> int:
         except OSError:
             return 0
     return port or 0
+
+
+def _free(port: int) -> int:
+    """The port, or another one if it is in use, so that its number is known before the agent listens there."""
+    if _if_free(port):
+        return port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _create_folder(folder: Path) -> None:

@@ -326,10 +326,8 @@ class IcebergTables(Tables):
         return IcebergSink(self._names["sink"], mode=mode, keys=keys, order_by=order_by)
 
     def write_natively(self, batch: DataFrame) -> None:
-        if self.mode == "upsert":
-            batch = batch.localCheckpoint()  # rows, as a stream has them: Spark compares a literal in another type
-        else:
-            batch = self._all_columns(batch)
+        # An upsert gets rows, as a stream has them: Spark compares a literal in another type.
+        batch = batch.localCheckpoint() if self.mode == "upsert" else self._all_columns(batch)
         self._write(batch, self._names["native"])
 
     def _all_columns(self, batch: DataFrame) -> DataFrame:

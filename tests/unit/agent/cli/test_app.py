@@ -30,6 +30,7 @@ from lakewarden.agent.cli.requests import _batch_id, _requester
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.name_text import typed, visible, visible_cell
 from lakewarden.agent.operators.restore import read_backup
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import timestamp
 from lakewarden.agent.variables import ENV_PREFIX
 from lakewarden.events import LedgerCorrected
@@ -393,9 +394,8 @@ def test_a_time_that_no_calendar_has_is_shown_as_the_closest_one(epoch_ms: int) 
 
 
 def test_the_first_page_shows_what_dev_prints() -> None:
-    printed = dev._introduction(
-        Path("/tmp/first"), "127.0.0.1:19092", "file:///tmp/first/.lakewarden", "http://127.0.0.1:18438/", ()
-    )
+    settings = Settings(bootstrap_servers="127.0.0.1:19092", lock_root="file:///tmp/first/.lakewarden")
+    printed = dev._introduction(Path("/tmp/first"), settings, "http://127.0.0.1:18438/", ())
 
     make = "make dev DATA=/tmp/first ARGS='--kafka-port 19092 --web-port 18438'"
     as_shown("docs/first-jobs.md", make, "\n".join(printed))
