@@ -458,12 +458,15 @@ def _outcome(outcome: Outcome) -> str:
     if outcome.reason == "already-committed" and outcome.phase is not None:
         return f"nothing to do{at}: its batch was already committed{version}"
     maker = "" if outcome.made_by is None else f", made by {outcome.made_by}"
-    return f"{_phase_text(outcome)}{version}{at}{maker}"
+    return f"{phase_text(outcome)}{version}{at}{maker}"
 
 
-def _phase_text(outcome: Outcome) -> str:
+def phase_text(outcome: Outcome) -> str:
+    """How a transaction ended, or its phase."""
     if outcome.phase is None:
         return "its intent is no longer in the log"
+    if outcome.lost_to is not None:
+        return f"lost to {outcome.lost_to}"
     withdrawn = ", but withdrawn" if outcome.phase is Phase.GRANTED and outcome.reason else ""
     unexplained = outcome.reason is None or outcome.phase is Phase.UNKNOWN
     return f"{_phase(outcome.phase)}{withdrawn}{'' if unexplained else f' ({outcome.reason})'}"

@@ -11,7 +11,7 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
 from lakewarden.agent.operators.conditions import command, rank, with_condition
 from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain, explanation_fields
-from lakewarden.agent.operators.explain_text import final_outcome, story
+from lakewarden.agent.operators.explain_text import final_outcome, phase_text, story
 from lakewarden.agent.operators.status import TableView, TransactionView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last
@@ -329,15 +329,14 @@ def _candidate(each: Candidate) -> dict[str, Any]:
 def _related(this: str, found: Any) -> Iterator[dict[str, Any]]:
     """The other transactions that the story names, and the other attempts of its batch, each once."""
     seen = {this}
-    for kind, group in (("named in its story", found.others), ("another attempt", found.attempts)):
+    for kind, group in (("named above", found.others), ("another attempt", found.attempts)):
         for each in group:
             if each.transaction.id not in seen:
                 seen.add(each.transaction.id)
-                phase = each.outcome.phase
                 yield {
                     "transaction": each.transaction.id,
                     "writer": each.transaction.writer,
-                    "outcome": "no longer in the log" if phase is None else phase.value,
+                    "outcome": phase_text(each.outcome),
                     "why": kind,
                 }
 

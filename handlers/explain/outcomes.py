@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lakewarden import events
-from lakewarden.handlers.explain.condition import made_by
+from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, made_by
 from lakewarden.handlers.explain.timeline import (
     Outcome,
     RecordRef,
@@ -72,7 +72,8 @@ class Outcomes:
         if isinstance(event, events.CommitCompleted):
             known.outcome = Outcome(Phase.COMMITTED, None, event.version, record, made_by(event))
         elif isinstance(event, events.TransactionAbandoned) and known.outcome.record is None:
-            known.outcome = Outcome(Phase.ABORTED, "abandoned", record=record)
+            lost_to = event.lost_to or (UNKNOWN_WINNER if event.reason.startswith(BYPASSED) else None)
+            known.outcome = Outcome(Phase.ABORTED, "abandoned", record=record, lost_to=lost_to)
         elif (kept := self._state.transactions.get(event.transaction)) is not None and kept.phase in OPEN:
             known.outcome = Outcome(kept.phase)
 

@@ -63,6 +63,8 @@ class Outcome:
     """The record that ended it."""
     made_by: str | None = None
     """Who made an observed commit, as the table says."""
+    lost_to: str | None = None
+    """The commit without the gate for which its writer abandoned it, as far as it is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class TableLog:
         return None
 
     def foreign_commit(self, since: int, own: str, error: str) -> str | None:
-        """Say which commit after `since` past the gate an error names by its id, else the newest of them.
+        """Say which commit after `since` past the gate an error names by its id or version, else the newest of them.
 
         One with the label of transaction `own`, which has committed nothing, is another statement's of the same session.
         """
@@ -224,7 +224,7 @@ class TableLog:
             label = str(info.get("userMetadata"))
             if TRANSACTION not in label or own in label:
                 found = of_delta(info, actions).of_commit(f"version {file.version}", info.get("operation"))
-                if str(info.get("txnId")) in error:
+                if f"at version {file.version}." in error or (info.get("txnId") or error + "?") in error:
                     return found
         return found
 

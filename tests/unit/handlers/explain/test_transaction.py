@@ -18,6 +18,7 @@ from lakewarden.events import (
     LockLost,
     LockRefused,
     PartitionTaken,
+    TransactionAbandoned,
     partition_name,
 )
 from lakewarden.handlers.explain.timeline import Because, Explanation, RecordRef
@@ -249,6 +250,26 @@ def test_what_is_not_needed_at_night_is_behind_verbose() -> None:
         assert each not in short
     assert "which shop (5018ac75) had touched" in short
     assert short.splitlines()[0].split() == ["transaction", younger]
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({"reason": "BaseChanged: a file is gone"}, "lost to a writer without the gate"),
+        (
+            {"reason": "BaseChanged: x", "lost_to": "version 49: UPDATE, DBR/17"},
+            "lost to version 49: UPDATE, DBR/17",
+        ),
+        ({"reason": "empty: nothing to write"}, "aborted (abandoned)"),
+    ],
+)
+def test_the_outcome_names_the_commit_without_the_gate_to_which_a_batch_was_lost(
+    fields: dict[str, str], outcome: str
+) -> None:
+    w = world().intent("A")
+    w.read(w.event(TransactionAbandoned, "A", **fields))
+
+    assert f"outcome      {outcome}" in explanation_lines(explanation_of(w, "A"))
 
 
 def test_of_many_attempts_the_first_and_the_last_are_printed_and_all_are_in_the_json() -> None:
