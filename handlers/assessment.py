@@ -17,8 +17,8 @@ Known is what the table says. All else is an estimate, and is kept apart:
 2. **Seconds of a commit** are known from `executionTimeMs` and from Hudi's instants. From the first data file they are at least
    that many.
 3. **A wasted try** is known by a Hudi rollback or by data files that no commit names. How long it took is an estimate: a rolled
-   back instant as long as the median of the commits in its partitions, at most until its rollback began; files as long as
-   commits with as many bytes in the same partition took. The assumption: a loser computes to its end, as the formats' own checks
+   back instant as long as the mean of the commits that replaced files in its partitions, at most until its rollback began; files
+   as long as commits with as many bytes in the same partition took. The assumption: a loser computes to its end, as the formats' own checks
    demand. An early abort costs less, a try without files isn't seen, and files of a job that was killed count, too.
 4. A file that is younger than the `GRACE_SECONDS` before the end of the history, or than three times the longest commit, may
    still be committed, and isn't counted.
@@ -32,7 +32,7 @@ Known is what the table says. All else is an estimate, and is kept apart:
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean
 from typing import Final, NamedTuple
 
 GRACE_SECONDS: Final = 600.0
@@ -293,21 +293,27 @@ def _lost_seconds(history: TableHistory, leftovers: Sequence[Leftover] | None) -
             by_partition[partition].append(commit)
     seconds = 0.0
     for lost in history.lost:
-        alike = [each for partition in lost.partitions for each in by_partition[partition]] or timed
+        alike = [
+            each for partition in lost.partitions for each in _alike(by_partition[partition], partition)
+        ] or timed
         if not alike:
             return None
-        usual = median(each.seconds or 0.0 for each in alike)
+        usual = fmean(each.seconds or 0.0 for each in alike)
         seconds += usual if lost.until is None else min(usual, max(0.0, lost.until - lost.began))
     sizes: Counter[str] = Counter()
     for leftover in leftovers or ():
         sizes[leftover.partition] += leftover.size
     for partition, size in sizes.items():
-        alike = [each for each in by_partition[partition] if partition in each.rewritten]
-        alike = alike or by_partition[partition] or timed
+        alike = _alike(by_partition[partition], partition) or timed
         if not (written := sum(each.size for each in alike)):
             return None
         seconds += size * sum(each.seconds or 0.0 for each in alike) / written
     return seconds
+
+
+def _alike(commits: list[PastCommit], partition: str) -> list[PastCommit]:
+    """Those that replaced files of the partition: a loser has, and an insert is shorter. If there are none, all of them."""
+    return [each for each in commits if partition in each.rewritten] or commits
 
 
 def _changes(

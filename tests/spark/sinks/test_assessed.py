@@ -104,7 +104,9 @@ def test_the_estimate_is_near_what_the_writers_lost_or_the_table_is_said_not_to_
 
     vain, useful = (record.seconds(committed=committed) for committed in (False, True))
     text = "\n".join(assessment_lines(found))
-    print(form, vain, useful, text, sep="\n")
+    took = [round(each.seconds or 0.0, 1) for each in history.commits]
+    until = [round((each.until or later) - each.began, 1) for each in history.lost]
+    print(form, vain, useful, took, until, text, sep="\n")
     if form == "delta":
         names = {location(tmp_path).as_uri(): "s3://lake/orders"}
         as_shown("docs/assess.md", "lakewarden assess s3://lake/orders", text, names)

@@ -105,6 +105,16 @@ def test_the_comparisons_of_one_commit_are_bounded() -> None:
         (history(commit(1, 10, began=0), form="hudi", lost=[LostTry("2", 12, frozenset("p"), 15)]), 3.0),
         (history(commit(1, 10, began=0), form="hudi", lost=[LostTry("2", 12, frozenset("z"))]), 10.0),
         (history(BASE, form="hudi", lost=[LostTry("2", 12, frozenset("p"))]), None),
+        (
+            history(
+                commit(1, 10, began=9, rewritten=frozenset()),
+                commit(2, 20, began=10),
+                commit(3, 40, began=10),
+                form="hudi",
+                lost=[LostTry("2", 12, frozenset("p"))],
+            ),
+            20.0,
+        ),
     ],
     ids=[
         "no duration, nothing lost",
@@ -122,6 +132,7 @@ def test_the_comparisons_of_one_commit_are_bounded() -> None:
         "rolled back before that",
         "another partition: as long as any",
         "rolled back, no duration to go by",
+        "rolled back: as long as those that replaced files",
     ],
 )  # fmt: skip
 def test_what_was_computed_in_vain(given: TableHistory, seconds: float | None) -> None:
