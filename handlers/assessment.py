@@ -18,8 +18,8 @@ Known is what the table says. All else is an estimate, and is kept apart:
    that many.
 3. **A wasted try** is known by a Hudi rollback or by data files that no commit names. How long it took is an estimate: a rolled
    back instant as long as the mean of the commits that replaced files in its partitions, at most until its rollback began; files
-   as long as commits with as many bytes in the same partition took. The assumption: a loser computes to its end, as the formats' own checks
-   demand. An early abort costs less, a try without files isn't seen, and files of a job that was killed count, too.
+   as long as commits with as many bytes in the same partition took. The assumption: a loser computes to its end, as the formats'
+   own checks demand. An early abort costs less, a try without files isn't seen, and files of a job that was killed count, too.
 4. A file that is younger than the `GRACE_SECONDS` before the end of the history, or than three times the longest commit, may
    still be committed, and isn't counted.
 5. A history is cut at the limits of its reader, where the format has removed its log, or where a file can't be read. Nothing is
