@@ -10,6 +10,7 @@ from lakewarden.agent.operators.status import AUDIT_WINDOW, LockHolder, TableVie
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import counted
 from lakewarden.handlers.explain.condition import age, shown_name, writer_name
+from lakewarden.handlers.lease.machine import HELD
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _LONG = re.compile(r":[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|(?<![/\w])[0-9a-f]{32}\b")
@@ -116,7 +117,8 @@ def lock_text(lock: LockHolder | None) -> str:
         return f"lapsed; agent {lock.agent} held it until {lock.valid_until}{lock.note}"
     if lock.waiting:
         who = lock.owner or "an unknown owner"
-        return f"held by {who}, not by agent {lock.agent}; the lease ends at {lock.valid_until}{lock.note}"
+        note = "" if lock.detail == HELD else lock.note
+        return f"held by {who}, not by agent {lock.agent}; the lease ends at {lock.valid_until}{note}"
     return f"{lock.last_step.removeprefix('lock-')}{lock.note}"
 
 

@@ -150,6 +150,7 @@ from lakewarden.handlers.lease.types import (
 )
 
 __all__ = [
+    "HELD",
     "Acquire",
     "AcquisitionHint",
     "Confirmed",
@@ -184,6 +185,9 @@ __all__ = [
     "lease_of",
     "step",
 ]
+
+HELD = "held by another owner"
+"""Why a contender waits, while the lease of another owner runs."""
 
 
 class IllegalInputError(Exception):
@@ -456,7 +460,7 @@ def _wait_for_holder(
 ) -> Step:
     """Wait for the end of the lease or for our turn in the queue, and report the holder."""
     held = record.held_at(at.wall_ms, settings.drift_ms)
-    why = "held by another owner" if held else "lapsed, but not yet observed unchanged for a whole lease"
+    why = HELD if held else "lapsed, but not yet observed unchanged for a whole lease"
     denied = LockDenied(why, "waiting", work.cost, holder=record.owner, held_until=record.valid_until)
     wait = _poll_delay(at, settings, respect_for)
     if work.ahead_at_release is not None:

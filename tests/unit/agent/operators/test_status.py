@@ -27,7 +27,7 @@ from lakewarden.agent.operators.ledger import LedgerLine
 from lakewarden.agent.operators.losses import Losses, loss_lines
 from lakewarden.agent.operators.refused import RefusedEvent, refused_lines
 from lakewarden.agent.operators.status import BlockerView, LockHolder, TableView, TransactionView, lock_holder
-from lakewarden.agent.operators.status_text import status_summary, status_tree
+from lakewarden.agent.operators.status_text import lock_text, status_summary, status_tree
 from lakewarden.agent.serving.http_endpoint import readiness_text
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
@@ -226,6 +226,7 @@ def test_the_condition_follows_from_the_lock_and_the_group(agents: bool, word: s
 
     assert view.condition is not None
     assert view.condition.text == f"{word} for 60 s"
+    assert lock_text(HELD) == f"held by stranger, not by agent agent-0; the lease ends at {HELD.valid_until}"
 
 
 RUNBOOKS, COMMANDS = "docs/runbooks.md", "docs/commands.md"
