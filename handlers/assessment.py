@@ -295,7 +295,7 @@ def _lost_seconds(history: TableHistory, leftovers: Sequence[Leftover] | None) -
     for lost in history.lost:
         alike = [
             each for partition in lost.partitions for each in _alike(by_partition[partition], partition)
-        ] or timed
+        ] or _alike(timed)
         if not alike:
             return None
         usual = fmean(each.seconds or 0.0 for each in alike)
@@ -311,9 +311,11 @@ def _lost_seconds(history: TableHistory, leftovers: Sequence[Leftover] | None) -
     return seconds
 
 
-def _alike(commits: list[PastCommit], partition: str) -> list[PastCommit]:
-    """Those that replaced files of the partition: a loser has, and an insert is shorter. If there are none, all of them."""
-    return [each for each in commits if partition in each.rewritten] or commits
+def _alike(commits: list[PastCommit], partition: str | None = None) -> list[PastCommit]:
+    """Those that replaced files of the partition, or of any: a loser has, and an insert is shorter. None of them: all."""
+    return [
+        each for each in commits if (each.rewritten if partition is None else partition in each.rewritten)
+    ] or commits
 
 
 def _changes(

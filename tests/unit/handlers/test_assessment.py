@@ -111,9 +111,9 @@ def test_the_comparisons_of_one_commit_are_bounded() -> None:
                 commit(2, 20, began=10),
                 commit(3, 40, began=10),
                 form="hudi",
-                lost=[LostTry("2", 12, frozenset("p"))],
+                lost=[LostTry("2", 12, frozenset("p")), LostTry("3", 12, frozenset())],
             ),
-            20.0,
+            40.0,
         ),
     ],
     ids=[
