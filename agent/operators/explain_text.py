@@ -30,6 +30,9 @@ MOST_NAMED = 3
 MOST_CANDIDATES = 20
 """Lines in the list of matching transactions, which is only there to choose from."""
 
+MOST_STEPS, FIRST_STEPS = 60, 20
+"""Steps of a transaction, and how many of them are its first ones. A long one meets each batch of the others."""
+
 _PLACE = re.compile(r" at (?:writers|decisions|audit):\d+")
 UUID_LENGTH = 36
 NOTABLE_WAIT_MS = 500
@@ -74,9 +77,9 @@ def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
 
 
 def story(explanation: Explanation, *, verbose: bool = False) -> list[tuple[str, str, str]]:
-    """The steps: where the record is, when it was, and what happened."""
+    """The steps: where the record is, when it was, and what happened. Of many, the first and the last."""
     shown: Callable[[str], str] = str if verbose else _short_text
-    return [
+    rows = [
         (
             _place(step),
             _time(explanation, step),
@@ -84,6 +87,10 @@ def story(explanation: Explanation, *, verbose: bool = False) -> list[tuple[str,
         )
         for step in explanation.steps
     ]
+    if not verbose and (left_out := len(rows) - MOST_STEPS) > 0:
+        more = ("", "", f"… {counted(left_out, 'more step')}: --verbose prints them")
+        rows[FIRST_STEPS : FIRST_STEPS + left_out] = [more]
+    return rows
 
 
 def candidate_lines(candidates: list[Candidate]) -> Iterator[str]:

@@ -272,6 +272,21 @@ def test_the_outcome_names_the_commit_without_the_gate_to_which_a_batch_was_lost
     assert f"outcome      {outcome}" in explanation_lines(explanation_of(w, "A"))
 
 
+def test_of_many_steps_the_first_and_the_last_are_printed() -> None:
+    """A backfill, behind which batches of many writers queue."""
+    w = world().intent("A").touch("A", m("p/*"))
+    for number in range(100):
+        w.intent(f"B{number}").touch(f"B{number}", m("p/*"))
+    w.abandon("A")
+    explanation = explanation_of(w, "A")
+    short, whole = (list(explanation_lines(explanation, verbose=each)) for each in (False, True))
+
+    assert len(explanation.steps) > 100
+    assert len(short) < 90 < len(whole)
+    assert any("more steps: --verbose prints them" in each for each in short)
+    assert any("the writer abandons it" in each for each in short)
+
+
 def test_of_many_attempts_the_first_and_the_last_are_printed_and_all_are_in_the_json() -> None:
     w = world()
     for number in range(150):
