@@ -48,6 +48,20 @@ class CommitGate(TransactionGate):
     ) -> Callable[[DataFrame, int], None]:
         """Return a function for `DataStreamWriter.foreachBatch` that calls `write(batch_df, txn)` in one transaction per batch.
 
+        - `writer`: name of the job, the same after a restart and different from every other job's
+        - `table`: URI or absolute path, or a name in a catalog of the Spark session
+          ([spellings](docs/protocol.md#the-canonical-uri-of-a-table)); None: the sink's own
+        - `max_attempts`: attempts of one batch, the first included; after the last one its error is raised and the query fails
+        - `admission`: [below](#admission); or `"queued"`: wait before computing, or `"optimistic"`: compute at once
+        - `scope`: a function from the batch to the partitions, or markers, that it will touch; None: the sink's own, unless
+          `"optimistic"`
+        - `priority`: the lower loses a conflict; at most the agent's `max_priority` (0); `TABLE_SERVICE_PRIORITY` for
+          table services
+        - `conflict_rule`: [`"file-group"`, `"deleted-file"` or `"ordered"`](docs/conflicts.md#what-a-conflict-is); None: the
+          sink's own, else `"file-group"`
+        - `lock`: where this writer believes the table's lock to be; None: the sink's own; refused if the agent
+          [keeps it elsewhere](docs/lock.md#which-object-is-a-tables-lock)
+
         `streaming/batches.py` describes aborts, retries and batches that are already committed. A sink declares its table,
         conflict rule, lock and scope itself (`sinks/contract.py`); an argument that is given takes precedence. A plain
         function needs `table`. `streaming/admission.py` says what the admission "auto" becomes.

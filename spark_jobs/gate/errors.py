@@ -30,7 +30,10 @@ class GateError(Exception):
 
 
 class CommitAborted(GateError):
-    """The agent aborted this transaction. Discard its work. If `retriable`, begin a new transaction."""
+    """The agent aborted the transaction; `reason` and `conflicts` say why (below).
+
+    If retriable: nothing, or raise `max_attempts`. Otherwise do what the message says.
+    """
 
     def __init__(self, abort: Abort) -> None:
         self.abort = abort
@@ -59,7 +62,10 @@ def repetition(table: str, writer: str, batch_id: int | None) -> str:
 
 
 class AlreadyCommitted(GateError):
-    """This writer's batch is already in the table: skip it. `foreach_batch` does so itself."""
+    """The batch is in the table.
+
+    Skip it; `foreach_batch` does.
+    """
 
     def __init__(
         self, *, table: str, writer: str, batch_id: int | None, transaction: str | None, version: str | None
@@ -81,9 +87,10 @@ class AlreadyCommitted(GateError):
 
 
 class GrantTimeout(GateError):
-    """The admission or the grant didn't come in time. `lakewarden status` shows the transactions ahead.
+    """An agent answered, but the admission or the grant didn't come in time.
 
-    It is retriable if this driver also has other transactions open, and so may be part of a deadlock: end these first.
+    `lakewarden status` shows the transactions ahead. Restart the query. If the error names other transactions of the driver,
+    it is [retriable](docs/recipes.md#several-tables-from-one-query).
     """
 
     def __init__(self, message: str, *, table: str = "", writer: str = "", retriable: bool = False) -> None:
@@ -92,17 +99,27 @@ class GrantTimeout(GateError):
 
 
 class LeaseLost(GateError):
-    """The grant lease expired before the publish. Nothing was published; a new transaction can succeed."""
+    """The grant lease ended before the publish. Nothing was published.
+
+    Retried. If it happens often, no heartbeat reached the agent for a grant lease (20 s), or the publish takes longer than
+    `max_grant_seconds` (600).
+    """
 
     retriable = True
 
 
 class AgentUnreachable(GateError):
-    """Kafka or the agent didn't answer, and nothing may be committed without them. Check both, then restart the query."""
+    """Kafka doesn't answer, its topics don't exist, or no agent admitted the transaction in time. Nothing was committed.
+
+    Check the brokers that it names. Start an agent that allows the table. Restart the query.
+    """
 
 
 class InvalidArgument(GateError, ValueError):
-    """An argument is wrong. The message names it; nothing was sent."""
+    """An argument has a wrong type or value. Nothing was sent.
+
+    Correct the argument that the message names.
+    """
 
     def __init__(self, name: str, value: object, why: str) -> None:
         shown = " ".join(repr(value).split())
@@ -122,18 +139,23 @@ def invalid_arguments() -> Iterator[None]:
 
 
 class InvalidKafkaOptions(GateError):
-    """An option in `kafka=` is unknown, invalid, or decided by the gate. The message names it; nothing was sent."""
+    """An option in `kafka={…}` is unknown, invalid, or the gate's own. Nothing was sent.
+
+    Correct the option that the message names.
+    """
 
 
 class UnsupportedSpark(GateError):
-    """PySpark is missing, or this Spark doesn't work with the gate. The message names what to install or to change."""
+    """PySpark is missing, too old, or Spark Connect.
+
+    Install or change what the message names.
+    """
 
 
 class OutcomeUnknown(GateError):
-    """The publish failed, and it is unknown whether it took effect. It may also take effect later.
+    """The publish failed and may have reached the table.
 
-    If `retriable`, the sink can look up its table (`sinks/contract.py`): a new transaction waits until the grant has
-    lapsed, then looks. Otherwise check the table before the batch is written again.
+    Retried if the sink can ask its table, when the grant has lapsed. Otherwise check the table before you restart.
     """
 
     def __init__(self, message: str, *, retriable: bool) -> None:
@@ -142,7 +164,10 @@ class OutcomeUnknown(GateError):
 
 
 class BaseChanged(GateError):
-    """A writer that bypasses the gate changed the files that this batch was computed from. Compute it again."""
+    """A writer that bypasses the gate rewrote what this batch was computed from, or the table changed. Nothing was published.
+
+    Retried. Make that writer use the gate ([tables that change](docs/recovery.md#a-table-that-changes-under-a-running-query)).
+    """
 
     retriable = True
 
@@ -153,7 +178,10 @@ class BaseChanged(GateError):
 
 
 class CommitReplaced(GateError):
-    """A writer that bypasses the gate replaced a snapshot of this writer, and its batch can't be committed again."""
+    """A writer that bypasses the gate replaced a snapshot of this writer, and its batch can't be restored.
+
+    Write the batch that it names again ([Paimon](docs/paimon.md#when-it-fails)).
+    """
 
 
 _REASON_TEXTS: dict[AbortReason | str, str] = {

@@ -134,6 +134,16 @@ class TransactionGate:
         observer: Observer | None = None,
         clock: Callable[[], float] = monotonic_seconds,
     ) -> None:
+        """`kafka` has the options of the connection: docs/writers.md.
+
+        - `heartbeat_seconds`: the agent takes a writer for lost after three missed heartbeats
+        - `admission_timeout_seconds`: for the answer to an optimistic intent. Must exceed a grant lease (20 s), by which a writer
+          that died delays its successor
+        - `queue_timeout_seconds`: for the admission of a queued transaction
+        - `grant_timeout_seconds`: for the grant, with everything staged
+        - `send_timeout_seconds`: for Kafka's acknowledgement of one record
+        - `margin_seconds`: by how much a lease ends earlier for the writer than for the agent
+        """
         self.observer = observer
         self._clock = clock
         self._timing = Timing(
@@ -181,15 +191,19 @@ class TransactionGate:
     ) -> AbstractContextManager[Transaction]:
         """Open a transaction; the block is its body.
 
-        `writer` and `batch_id` identify the data. Keep `writer` the same after a restart, and `batch_id` the same for the
-        same data: a batch that is already committed then raises `AlreadyCommitted`.
+        - `table`: URI or absolute path
+        - `writer`: name of the job, the same after a restart; 1 to 512 characters on one line
+        - `batch_id`: number of the data, the same at a repetition. Up to the writer's last committed one, `AlreadyCommitted` is
+          raised: skip the batch. None: never recognised
+        - `admission`: `"optimistic"`: start at once; `"queued"`: wait until no transaction ahead overlaps `scope`. The agent may
+          also queue a writer that lost a conflict
+        - `scope`: what it will touch: partitions, as `["day=1"]`, or markers
+        - `priority`: of two in conflict, the lower one loses; `TABLE_SERVICE_PRIORITY` for table services
+        - `conflict_rule`: [`"file-group"`, `"deleted-file"` or `"ordered"`](docs/conflicts.md#what-a-conflict-is)
+        - `lock`: URI of the table's lock, if the agent is to refuse another one
+        - `attempt`, `reason`: for logs and `explain`: which try it is, and why with this admission
 
-        With `admission="queued"` the body starts when no transaction ahead overlaps `scope`, in which a partition's path
-        stands for all of its files. The agent may also queue a writer that lost a conflict, without being asked to. Of two
-        transactions in conflict, the one with the lower `priority` loses; use `TABLE_SERVICE_PRIORITY` for compaction and other
-        table services. `reason` says to people why the admission was chosen.
-
-        Raises `InvalidArgument`. docs/writers.md has a table of the arguments.
+        Raises `InvalidArgument`.
         """
         intent = intent_of(
             table=table,

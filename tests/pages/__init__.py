@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.pages import asyncapi, configuration, metrics, releases, store_answers
+from tests.pages import asyncapi, configuration, metrics, releases, store_answers, writers
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -14,5 +14,6 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "docs/metrics.md": metrics.render,
     "docs/releases.md": releases.render,
     "docs/store-answers.md": store_answers.render,
+    "docs/writers.md": writers.render,
     "events/asyncapi.json": asyncapi.render,
 }

@@ -1,8 +1,7 @@
-"""docs/first-jobs.md, docs/writers.md and docs/recipes.md: every block runs, and the defaults are those of the code."""
+"""docs/first-jobs.md, docs/writers.md and docs/recipes.md: every block runs."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import subprocess
@@ -17,10 +16,6 @@ from pypaimon import CatalogFactory, Schema
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import TABLE_SERVICE_PRIORITY
-from lakewarden.spark_jobs import CommitGate
-from lakewarden.spark_jobs.gate import errors
-from lakewarden.spark_jobs.gate.errors import GateError
 from tests.printed import as_shown
 from tests.processes import run_command, running_agent
 from tests.spark.conftest import MakeTable, rows_of
@@ -314,27 +309,3 @@ def test_each_of_two_tables_has_each_batch_once_after_a_crash_in_between(
     assert copies() == [1, 1]
     run("another")
     assert copies() == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("heading", "function"),
-    [("foreach_batch", CommitGate.foreach_batch), ("CommitGate", CommitGate.__init__)],
-)
-def test_the_defaults_are_those_of_the_code(heading: str, function: Callable[..., object]) -> None:
-    table = TEXT.split(f"| `{heading}(…)` |")[1].split("\n\n")[0]
-    defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", table, re.MULTILINE))
-    parameters = inspect.signature(function).parameters
-    assert defaults == {name: repr(parameters[name].default).replace("'", '"') for name in defaults}
-    undocumented = {name for name, p in parameters.items() if p.default is not p.empty} - set(defaults)
-    assert undocumented <= {"topic_prefix", "kafka", "observer", "clock"}
-
-
-def test_every_error_has_its_row() -> None:
-    classes = {
-        name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, GateError)
-    }
-    documented = set(
-        re.findall(r"^\| `(\w+)` \| .* \| .* \|$", TEXT.split("## When it fails")[1], re.MULTILINE)
-    )
-    assert classes - {"GateError"} <= documented
-    assert f"(−{-TABLE_SERVICE_PRIORITY})" in TEXT
