@@ -14,7 +14,7 @@ from lakewarden.agent.operators.conditions import command
 from lakewarden.agent.operators.status import LockHolder
 from lakewarden.agent.operators.status_text import short_id
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.time_text import last
+from lakewarden.agent.time_text import last, timestamp
 from lakewarden.agent.web.views import Health, View
 from lakewarden.handlers.explain.condition import age, shown_name
 from lakewarden.handlers.writers_log import short_table
@@ -51,6 +51,7 @@ class Pages:
             counted=_counted,
             last=last,
             ago=ago,
+            iso=lambda seconds: timestamp(seconds * 1000),
             writer_name=shown_name,
             short_table=short_table,
             short_id=short_id,
