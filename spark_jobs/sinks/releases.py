@@ -109,12 +109,13 @@ class TableFormat:
 
 
 _DELTA: Final = "io.delta:delta-spark"
+_OLD_CLASS: Final = "its ALTER TABLE needs a class that Spark has up to 4.1.1 (IgnoreCachedData)"
 DELTA: Final = TableFormat(
     "Delta Lake",
     {
         "3.5": (f"{_DELTA}_2.12:3.3.2",),
-        "4.0": (f"{_DELTA}_4.0_2.13:4.2.0", f"{_DELTA}_2.13:4.0.0"),
-        "4.1": (f"{_DELTA}_4.1_2.13:4.4.0",),
+        "4.0": (f"{_DELTA}_4.0_2.13:4.2.0", f"{_DELTA}_4.0_2.13:4.3.1", f"{_DELTA}_2.13:4.0.0"),
+        "4.1": (f"{_DELTA}_4.1_2.13:4.4.0", f"{_DELTA}_4.1_2.13:4.3.1"),
         "4.2": (f"{_DELTA}_4.2_2.13:4.4.0",),
     },
     of_patch={"4.1.1": (f"{_DELTA}_4.1_2.13:4.2.0",)},
@@ -139,7 +140,8 @@ DELTA: Final = TableFormat(
     may_lack=frozenset({"getNextObserver"}),
     refused={
         "3.2": "its observer isn't called after the commit",
-        "4.2 on Spark 4.1": "its ALTER TABLE needs a class that Spark has up to 4.1.1 (IgnoreCachedData)",
+        "4.1 on Spark 4.1": _OLD_CLASS,
+        "4.2 on Spark 4.1": _OLD_CLASS,
     },
 )
 
