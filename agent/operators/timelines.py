@@ -95,9 +95,8 @@ class Timelines:
                 self._step(record, decision, "already-committed", {})
             case events.Abort(reason=reason, conflicts=conflicts):
                 others = list(dict.fromkeys(each.other_writer for each in conflicts))
-                if (
-                    reason == "outcome-unknown" and not conflicts
-                ):  # with conflicts, another one's lease expired
+                if reason == "outcome-unknown" and not conflicts:
+                    # With conflicts, the lease of another one expired.
                     self._step(record, decision, "lapse", {})
                     return
                 self._step(record, decision, "abort", {"reason": reason, "others": others})

@@ -30,7 +30,7 @@ class GateError(Exception):
 
 
 class CommitAborted(GateError):
-    """The agent aborted the transaction; `reason` and `conflicts` say why (below).
+    """The agent aborted the transaction; `reason` and `conflicts` say why.
 
     If retriable: nothing, or raise `max_attempts`. Otherwise do what the message says.
     """
@@ -153,7 +153,7 @@ class UnsupportedSpark(GateError):
 
 
 class OutcomeUnknown(GateError):
-    """The publish failed and may have reached the table.
+    """The publish failed. It may have reached the table, or may still reach it.
 
     Retried if the sink can ask its table, when the grant has lapsed. Otherwise check the table before you restart.
     """

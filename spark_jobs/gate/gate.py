@@ -197,7 +197,7 @@ class TransactionGate:
           raised: skip the batch. None: never recognised
         - `admission`: `"optimistic"`: start at once; `"queued"`: wait until no transaction ahead overlaps `scope`. The agent may
           also queue a writer that lost a conflict
-        - `scope`: what it will touch: partitions, as `["day=1"]`, or markers
+        - `scope`: what it will touch: partitions, as `["day=1"]`, each with all of its files, or markers
         - `priority`: of two in conflict, the lower one loses; `TABLE_SERVICE_PRIORITY` for table services
         - `conflict_rule`: [`"file-group"`, `"deleted-file"` or `"ordered"`](docs/conflicts.md#what-a-conflict-is)
         - `lock`: URI of the table's lock, if the agent is to refuse another one
