@@ -15,7 +15,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     TableAddress,
     arrow_schema,
     partition_path,
-    require_years,
+    require_python_values,
 )
 
 GROUP: Final = "_lakewarden_group"
@@ -46,7 +46,7 @@ def grouping_function(where: TableAddress) -> Callable[[Iterable[Any]], Iterable
                 continue
             keys = pa.Table.from_batches([batch]).select(routing.names)
             _require_keys(keys, table)
-            require_years(keys, table)
+            require_python_values(keys, table)
             (keys,) = keys.cast(routing).combine_chunks().to_batches()
             names: list[str] = []
             codes = np.zeros(batch.num_rows, dtype=np.int32)

@@ -20,7 +20,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     has_dynamic_buckets,
     in_types,
     partition_path,
-    require_years,
+    require_python_values,
     spark_arrow_schema,
 )
 
@@ -135,7 +135,7 @@ def _joined_batches(batches: Iterable[Any], schema: Any, table: Any) -> Iterator
                 f"the batch has rows without a value in columns {empty}, which are NOT NULL in the table: drop them before; "
                 f"table={table.table_path}"
             )
-        require_years(joined, table)
+        require_python_values(joined, table)
         yield from in_types(joined, schema, table).combine_chunks().to_batches()
 
     for batch in batches:

@@ -9,7 +9,7 @@ The module uses only pypaimon, no Spark, so drivers and executors both import it
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
@@ -257,23 +257,48 @@ def out_of_years(name: str, table: Any) -> ValueError:
     )
 
 
-def require_years(rows: Any, table: Any) -> None:
-    """Raise `ValueError` if an Arrow table has a date that isn't one of Python's in a column where pypaimon needs one.
+def require_python_values(rows: Any, table: Any) -> None:
+    """Raise `ValueError` if an Arrow table has a date or text, nested ones too, that Python lacks, where pypaimon needs it.
 
-    Those are partition columns, bucket keys, and all columns of a table with a primary key: pypaimon merges its rows in Python.
+    Needed are partition columns, bucket keys, and all columns of a table with a primary key: pypaimon merges its rows in Python.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     schema = table.table_schema
     for name in rows.column_names if schema.primary_keys else {*schema.partition_keys, *schema.bucket_keys}:
-        if not pa.types.is_temporal(rows.schema.field(name).type):
-            continue
-        try:
-            for bound in pc.min_max(rows.column(name)).values():
-                bound.as_py()
-        except (OverflowError, ValueError):
-            raise out_of_years(name, table) from None
+        for values in (leaf for chunk in rows.column(name).chunks for leaf in _leaves(chunk)):
+            try:
+                if pa.types.is_temporal(values.type):
+                    for bound in pc.min_max(values).values():
+                        bound.as_py()
+                elif pa.types.is_string(values.type):
+                    values.validate(full=True)
+            except pa.ArrowInvalid:
+                raise ValueError(
+                    f"column {name!r} has a text that is not UTF-8, and Python, which writes this table, has no such text: "
+                    f"correct or drop the row; table={table.table_path}"
+                ) from None
+            except (OverflowError, ValueError):
+                raise out_of_years(name, table) from None
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    """Yield the arrays of an Arrow array's innermost values."""
+    import pyarrow as pa
+
+    match values.type:
+        case pa.StructType():
+            inner = values.flatten()
+        case pa.MapType():
+            inner = [values.keys, values.items]
+        case pa.ListType():
+            inner = [values.flatten()]
+        case _:
+            yield values
+            return
+    for each in inner:
+        yield from _leaves(each)
 
 
 def partition_folder(table: Any, path: str) -> str:

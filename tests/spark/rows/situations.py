@@ -818,4 +818,13 @@ SITUATIONS: dict[str, Situation] = {
         formats=("delta",),
         modes=("append", "upsert"),
     ),
+    "far dates in nested fields": Situation(
+        "id bigint, n struct<d:date,at:timestamp>, a array<date>, m map<string,timestamp_ntz>",
+        tuple(
+            f"SELECT {number}L id, named_struct('d', date'{day}', 'at', timestamp'{day} 01:02:03') n, array(date'{day}') a, "
+            f"map('k', timestamp_ntz'{day} 01:02:03') m"
+            for number, day in enumerate(("0001-01-01", "9999-12-31", "+12000-06-01"))
+        ),
+        settings=BERLIN,
+    ),
 }

@@ -25,6 +25,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     address,
     arrow_schema,
     latest_snapshot_id,
+    require_python_values,
     require_supported,
     upsert_rule,
 )
@@ -209,6 +210,47 @@ def test_a_null_in_the_primary_key_is_an_error_that_names_the_column(make: Make)
     rows = pa.table({"day": [1], "flight": pa.array([None], pa.int64())})
     with pytest.raises(ValueError, match=r"without a value in primary key columns \['flight'\]"):
         list(grouping_function(where)(rows.to_batches()))
+
+
+@pytest.mark.parametrize(
+    "nested", ["itself", "row", "list", "map's keys", "map's values", "list of rows", "row of lists"]
+)
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (pa.array([5_000_000], pa.date32()), "before the year 1 or after 9999"),
+        (pa.array([-(10**17)], pa.timestamp("us")), "before the year 1 or after 9999"),
+        (
+            pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")),
+            "not UTF-8",
+        ),
+    ],
+    ids=["a date", "a timestamp", "a text"],
+)
+def test_a_value_that_python_lacks_is_an_error_at_any_depth_of_a_table_with_a_key(
+    make: Make, nested: str, wrong: pa.Array, error: str
+) -> None:
+    def in_row(inner: pa.Array) -> pa.Array:
+        return pa.StructArray.from_arrays([inner], ["a"])
+
+    def in_list(inner: pa.Array) -> pa.Array:
+        return pa.ListArray.from_arrays([0, 1], inner)
+
+    one = pa.array(["k"])
+    column = {
+        "itself": wrong,
+        "row": in_row(wrong),
+        "list": in_list(wrong),
+        "map's keys": pa.MapArray.from_arrays([0, 1], wrong, one),
+        "map's values": pa.MapArray.from_arrays([0, 1], one, wrong),
+        "list of rows": in_list(in_row(wrong)),
+        "row of lists": in_row(in_list(wrong)),
+    }[nested]
+    rows = pa.table({"flight": pa.array([1]), "gate": column})
+    schema = pa.schema([pa.field("flight", pa.int64(), nullable=False), pa.field("gate", column.type)])
+
+    with pytest.raises(ValueError, match=rf"column 'gate'.*{error}|{error}.*column 'gate'"):
+        require_python_values(rows, make(schema, {"primary_keys": ["flight"]}).open())
 
 
 def test_rows_for_a_bucket_that_was_not_listed_are_an_error(make: Make) -> None:
