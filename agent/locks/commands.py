@@ -20,10 +20,10 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden import events
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.locks.keeper import Stores, folder_of, store_at
+from lakewarden.agent.locks.keeper import Stores, folder_of
 from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings, Settings
-from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, probe
+from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, open_store, probe
 from lakewarden.handlers.explain.lock_audit import AuditPosition, AuditReport, Drifts, LockAudit
 from lakewarden.handlers.lease import conditional
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
@@ -306,7 +306,7 @@ async def probe_location(settings: Settings, root: str) -> ProbeResult:
     try:
         if root.startswith("file://") and not await folder_of(root).is_dir():
             raise StoreProbeError(f"there is no folder {folder_of(root)}; create it, or use another")
-        async with store_at(root, settings) as store:
+        async with open_store(root, settings) as store:
             begun = monotonic()
             try:
                 await probe(store, root)

@@ -208,19 +208,6 @@ def _not_opened(error: StoreProbeError | LocationError) -> Unknown | Refused:
     return Refused(str(error), unusable=not isinstance(error, StoreRefusedError))
 
 
-def store_at(root: str, settings: Settings) -> ConditionalStore:
-    """The store of all objects below `root`, not entered and not probed."""
-    timeout = settings.request_timeout_seconds
-    if root.startswith("file://"):
-        return open_store(root, request_timeout_seconds=timeout, root=f"/{parse_location(root).key}")
-    if root.startswith("s3://"):
-        from lakewarden.agent.stores.s3 import S3Options
-
-        return open_store(root, request_timeout_seconds=timeout, s3=S3Options.of(settings))
-    endpoint = settings.gcs_endpoint if root.startswith("gs://") else settings.azure_endpoint
-    return open_store(root, request_timeout_seconds=timeout, endpoint=endpoint)
-
-
 def folder_of(root: str) -> anyio.Path:
     """The folder's path, decoded as the store does: a URI escapes some characters with percent signs."""
     return anyio.Path("/" + parse_location(root).key)
@@ -307,7 +294,7 @@ class Stores:
         return entered
 
     def _store(self, root: str) -> ConditionalStore:
-        store = store_at(root, self._settings)
+        store = open_store(root, self._settings)
         store.on_request = self._on_request
         return store
 

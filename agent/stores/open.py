@@ -1,49 +1,30 @@
-"""Chooses the store for a URI by its scheme."""
+"""Chooses the store of a URI by its scheme, and passes its settings."""
 
-from __future__ import annotations
-
-import os
-from typing import TYPE_CHECKING
-
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.local import LocalStore
-from lakewarden.agent.stores.locations import LocationError, scheme_of
+from lakewarden.agent.stores.locations import LocationError, parse_location, scheme_of
 from lakewarden.agent.stores.port import ConditionalStore
-
-if TYPE_CHECKING:
-    from lakewarden.agent.stores.s3 import S3Options
 
 SCHEMES = ("file", "s3", "gs", "az", "abfs")
 
 
-def open_store(
-    uri: str,
-    *,
-    request_timeout_seconds: float,
-    root: str | os.PathLike[str] | None = None,
-    s3: S3Options | None = None,
-    endpoint: str | None = None,
-) -> ConditionalStore:
-    """The store of `uri`, to be entered with `async with`.
-
-    `root` is the folder that all `file://` objects must be in. `endpoint` replaces Google's or Azure's own.
-    """
-    match scheme_of(uri):
+def open_store(root: str, settings: Settings) -> ConditionalStore:
+    """The store of all objects below `root`, to be entered with `async with`. It is not probed."""
+    timeout = settings.request_timeout_seconds
+    match scheme_of(root):
         case "file":
-            if root is None:
-                raise LocationError(
-                    f"no root folder is configured for local objects; name in `tables` a folder that contains it: uri={uri!r}"
-                )
-            return LocalStore(root, request_timeout_seconds=request_timeout_seconds)
+            return LocalStore(f"/{parse_location(root).key}", request_timeout_seconds=timeout)
         case "s3":
             # Imported here because aiobotocore takes half a second, which simulations and local tables don't need.
-            from lakewarden.agent.stores.s3 import S3Store
+            from lakewarden.agent.stores.s3 import S3Options, S3Store
 
-            return S3Store(s3, request_timeout_seconds=request_timeout_seconds)
-        case "gs" | "az" | "abfs":
+            return S3Store(S3Options.of(settings), request_timeout_seconds=timeout)
+        case "gs" | "az" | "abfs" as scheme:
             # Imported here because obstore is needed for these clouds only.
             from lakewarden.agent.stores.cloud import CloudStore
 
-            return CloudStore(uri, request_timeout_seconds=request_timeout_seconds, endpoint=endpoint)
+            endpoint = settings.gcs_endpoint if scheme == "gs" else settings.azure_endpoint
+            return CloudStore(root, request_timeout_seconds=timeout, endpoint=endpoint)
         case scheme:
             known = ", ".join(f"{name}://" for name in SCHEMES)
-            raise LocationError(f"no store for {scheme}://; use one of {known}: uri={uri!r}")
+            raise LocationError(f"no store for {scheme}://; use one of {known}: uri={root!r}")

@@ -126,7 +126,8 @@ class LocatingStore(AsyncContextManagerMixin, Generic[Key]):
             return outcome
 
     async def delete(self, uri: str) -> None:
-        require_probe_key(uri)
+        if f"/{PROBE_FOLDER}/" not in uri:
+            raise ValueError(f"only keys below {PROBE_FOLDER}/ can be deleted: uri={uri}")
         key = self._locate(uri)
         async with self._slots:
             self.requests += 1
@@ -148,12 +149,6 @@ def require_timeout(seconds: float) -> float:
             f"request_timeout_seconds must be positive and finite: request_timeout_seconds={seconds}"
         )
     return seconds
-
-
-def require_probe_key(uri: str) -> None:
-    """Raise `ValueError` unless the key is a probe's: deleting a lock object could free a held lock."""
-    if f"/{PROBE_FOLDER}/" not in uri:
-        raise ValueError(f"only keys below {PROBE_FOLDER}/ can be deleted: uri={uri}")
 
 
 def too_long(length: int) -> str:

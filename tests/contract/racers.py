@@ -14,8 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from lakewarden.agent.stores import ConditionalStore, open_store
-from lakewarden.agent.stores.s3 import S3Options
+from lakewarden.agent.stores import ConditionalStore, LocalStore, open_store
 from lakewarden.handlers.lease.conditional import (
     Condition,
     Found,
@@ -27,6 +26,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
 )
 from tests.servers.memory_store import MemoryStore
+from tests.tuned import tuned
 
 # Each limit only ends a hang.
 REQUEST_SECONDS = 60.0
@@ -50,10 +50,9 @@ class Place:
     def open(self, seconds: float = REQUEST_SECONDS) -> ConditionalStore:
         if self.folder.startswith("memory://"):
             return MemoryStore(request_timeout_seconds=seconds)
-        s3 = S3Options(endpoint_url=self.endpoint)
-        return open_store(
-            self.folder, request_timeout_seconds=seconds, root=self.root, s3=s3, endpoint=self.endpoint
-        )
+        endpoints = dict.fromkeys(("s3_endpoint", "gcs_endpoint", "azure_endpoint"), self.endpoint)
+        settings = tuned(request_timeout_seconds=seconds, **endpoints)
+        return open_store(self.folder if self.root is None else self.root.as_uri(), settings)
 
     def __truediv__(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -153,7 +152,7 @@ def rewrite_forever(root: str, uri: str) -> None:
         Path(root, "started").touch()
 
     async def rewrite() -> None:
-        async with open_store(uri, request_timeout_seconds=REQUEST_SECONDS, root=root) as store:
+        async with LocalStore(root, request_timeout_seconds=REQUEST_SECONDS) as store:
             number = 0
             while True:
                 number += 1

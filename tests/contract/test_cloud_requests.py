@@ -172,7 +172,7 @@ async def test_requests_go_to_the_account_in_the_tables_uri() -> None:
 def test_a_uri_without_a_valid_bucket_is_an_error(uri: str) -> None:
     """A table's URI comes from an event, and the agent must not send its token to an arbitrary host."""
     with pytest.raises(LocationError, match=r"an object's URI has the form (gs|az)://"):
-        open_store(uri, request_timeout_seconds=1.0)
+        open_store(uri, Settings())
 
 
 async def test_another_bucket_is_refused_without_a_request(cloud: Cloud) -> None:

@@ -13,12 +13,8 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from lakewarden.agent.stores import (
-    MAX_OBJECT_BYTES,
-    LocationError,
-    open_store,
-    probe,
-)
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import MAX_OBJECT_BYTES, LocalStore, LocationError, open_store, probe
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
@@ -281,15 +277,10 @@ async def test_using_a_store_that_is_not_open_is_an_error(place: Place) -> None:
 @pytest.mark.parametrize("uri", ["hdfs://host/x", "/tmp/x", "wasbs://c@a/x", "://x", ""])
 def test_an_unknown_scheme_is_an_error(uri: str) -> None:
     with pytest.raises(LocationError, match=r"file://, s3://, gs://, az://, abfs://|has the form scheme://"):
-        open_store(uri, request_timeout_seconds=1)
-
-
-def test_local_objects_need_a_root_folder() -> None:
-    with pytest.raises(LocationError, match="no root folder is configured"):
-        open_store("file:///tmp/x", request_timeout_seconds=1)
+        open_store(uri, Settings())
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
 def test_a_timeout_must_be_positive_and_finite(seconds: float) -> None:
     with pytest.raises(ValueError, match="must be positive and finite"):
-        open_store("file:///x/y", root="/x", request_timeout_seconds=seconds)
+        LocalStore("/x", request_timeout_seconds=seconds)

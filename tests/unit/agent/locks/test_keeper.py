@@ -437,7 +437,7 @@ async def test_a_store_that_was_unreachable_is_probed_again(
         if len(probed) == 1:
             raise StoreUnreachableError("this store could not be reached")
 
-    def open_store(uri: str, **options: Any) -> MemoryStore:
+    def open_store(root: str, settings: Settings) -> MemoryStore:
         return MemoryStore(request_timeout_seconds=1)
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
@@ -463,7 +463,7 @@ async def test_a_store_that_ignores_conditions_fails_the_probe_and_is_closed(
         def _put(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
             return Won('"1"')
 
-    def open_store(root: str, **options: Any) -> MemoryStore:
+    def open_store(root: str, settings: Settings) -> MemoryStore:
         store = UnconditionalStore(request_timeout_seconds=1)
         opened.append(store)
         return store

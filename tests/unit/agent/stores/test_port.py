@@ -43,7 +43,7 @@ class OneAtATime:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_store(root: str, **options: Any) -> MemoryStore:
+    def open_store(root: str, settings: Settings) -> MemoryStore:
         return MemoryStore(request_timeout_seconds=TIMEOUT_SECONDS, faults=OneAtATime())
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
