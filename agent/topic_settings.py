@@ -5,7 +5,6 @@ The agent changes nothing on a topic that exists: Kafka's protocol would replace
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient
@@ -62,9 +61,5 @@ async def config_values(
         for code, message, _, name, entries, *_ in response.resources:
             if code:
                 raise for_code(code)(message or name)
-            found[name] = {_text(entry, 0): _text(entry, 1) for entry in entries if entry[1] is not None}
+            found[name] = {str(key): str(value) for key, value, *_ in entries if value is not None}
     return found
-
-
-def _text(entry: Any, index: int) -> str:
-    return str(entry[index])

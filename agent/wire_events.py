@@ -26,16 +26,12 @@ def stamped(event: E, agent: str, term: str) -> E:
     fields = {**event.__dict__, "event_id": fresh_id(), "at": utc_now()}
     fields |= {name: value for name, value in (("agent", agent), ("term", term)) if name in fields}
     for name, limit in (("detail", MAX_DETAIL), ("holder", MAX_DETAIL), ("version", events.MAX_VERSION)):
-        if name in fields:
-            fields[name] = _cut(fields[name], limit)
+        if fields.get(name) is not None:
+            fields[name] = fields[name][:limit]
     if fields.get("conflicts"):
         fields["conflicts"] = _fitting(fields["conflicts"])
     published: E = kind.model_construct(**fields)
     return published
-
-
-def _cut(text: str | None, limit: int = MAX_DETAIL) -> str | None:
-    return text if text is None else text[:limit]
 
 
 def _fitting(conflicts: tuple[events.ConflictEntry, ...]) -> tuple[events.ConflictEntry, ...]:
@@ -57,7 +53,7 @@ def lock_event(
     step: lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied,
 ) -> events.AuditEventUnion:
     """The audit event of a lock's step, with the number of requests and the time that it took."""
-    common: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **events.UNSTAMPED,
         "table": table,
         "agent": agent,
@@ -65,24 +61,23 @@ def lock_event(
         "requests": step.cost.requests,
         "duration_ms": round(max(0.0, monotonic() - step.cost.since) * 1000, 3),
     }
+    kind: type[events.AuditEventUnion]
     match step:
-        case lease.Confirmed(what="renewed", lease=held):
-            common |= {"owner": held.record.owner, "valid_until": held.record.valid_until}
-            return stamped(events.LockRenewed.model_construct(**common), agent, "")
-        case lease.Confirmed(lease=held):
-            common |= {"owner": held.record.owner, "valid_until": held.record.valid_until}
-            former = held.former
-            if former is not None:
-                common |= {"adopted": former.owner, "fenced": former.fenced}
-            return stamped(events.LockAcquired.model_construct(**common), agent, "")
-        case lease.LockDenied(why=why, kind=kind, holder=holder, held_until=until):
-            common |= {"owner": "", "valid_until": until or 0, "detail": why, "holder": holder}
-            return stamped(events.LockRefused.model_construct(**common, waiting=kind == "waiting"), agent, "")
+        case lease.Confirmed(what=what, lease=held):
+            kind = events.LockRenewed if what == "renewed" else events.LockAcquired
+            fields |= {"owner": held.record.owner, "valid_until": held.record.valid_until}
+            if what != "renewed" and (former := held.former) is not None:
+                fields |= {"adopted": former.owner, "fenced": former.fenced}
+        case lease.LockDenied(why=why, kind=denied, holder=holder, held_until=until):
+            kind = events.LockRefused
+            fields |= {"owner": "", "valid_until": until or 0, "detail": why, "holder": holder}
+            fields["waiting"] = denied == "waiting"
         case lease.Released(owner=owner, valid_until=until, why=why):
-            common |= {"owner": owner, "valid_until": until, "detail": why}
-            return stamped(events.LockReleased.model_construct(**common), agent, "")
+            kind = events.LockReleased
+            fields |= {"owner": owner, "valid_until": until, "detail": why}
         case lease.LeaseEnded(owner=owner, valid_until=until, why=why, holder=holder):
-            common |= {"owner": owner, "valid_until": until, "detail": why, "holder": holder}
-            return stamped(events.LockLost.model_construct(**common), agent, "")
+            kind = events.LockLost
+            fields |= {"owner": owner, "valid_until": until, "detail": why, "holder": holder}
         case _:
             assert_never(step)
+    return stamped(kind.model_construct(**fields), agent, "")

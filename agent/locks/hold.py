@@ -377,7 +377,7 @@ class HeldCommand:
         if self._process.returncode is None:
             return False
         self._reap()
-        return not self._signalled(0)
+        return not self.signal(0)
 
     def _reap(self) -> None:
         """Reap what the command has left: in a container, the first process adopts it."""
@@ -385,7 +385,7 @@ class HeldCommand:
             while os.waitpid(-self._process.pid, os.WNOHANG)[0]:
                 pass
 
-    def _signalled(self, number: int) -> bool:
+    def signal(self, number: int) -> bool:
         """Send a signal to the group; 0 sends none. Returns whether it has a process."""
         try:
             os.killpg(self._process.pid, number)
@@ -399,9 +399,6 @@ class HeldCommand:
         """Report the command's exit status (128 + signal if a signal ended it) once the command itself has ended."""
         code = await self._process.wait()
         report(code if code >= 0 else 128 - code)
-
-    def signal(self, number: signal.Signals) -> None:
-        self._signalled(number)
 
 
 def require_program(argv: Sequence[str]) -> None:

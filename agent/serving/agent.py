@@ -22,14 +22,13 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.kafka import missing_right
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.agent.serving.full_collections import FullCollections
 from lakewarden.agent.serving.gauges import set_readiness_gauges
-from lakewarden.agent.serving.lasting import Lasting
+from lakewarden.agent.serving.lasting import FullCollections, Lasting
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import AGENT_CLIENT_ID, Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError, StoreUnreachableError
 from lakewarden.agent.unrequested import guarded
-from lakewarden.agent.watching.instructions import Assignment
+from lakewarden.agent.watching.supervisor import Assignment
 from lakewarden.events import UndecodableRecords
 from lakewarden.handlers.group.readiness import AgentFacts, Limits, ReadinessCondition, conditions
 

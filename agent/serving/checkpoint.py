@@ -92,10 +92,11 @@ class Checkpoint:
     def parse(cls, offset: int, metadata: str) -> Checkpoint:
         """The checkpoint of a committed offset. What its metadata doesn't have, or has in another form, is left out."""
         fields = _parse(metadata)
+        decisions, term = fields.get("decisions"), fields.get("term")
         ledger_end, beginning, gaps = fields.get("ledger"), fields.get("ledger_beginning"), fields.get("gaps")
         return cls(
             offset,
-            decisions_position(metadata),
+            Position(decisions if isinstance(decisions, int) else 0, term if isinstance(term, str) else None),
             _record(fields.get("read")),
             _record(fields.get("published")),
             ledger_end if isinstance(ledger_end, int) else 0,
@@ -198,13 +199,6 @@ class Checkpoints:
         """Forget the checkpoints of partitions that this session does not own any more."""
         for number in numbers:
             self._committed.pop(number, None)
-
-
-def decisions_position(metadata: str) -> Position:
-    """The position in `decisions` that a checkpoint's metadata has, or the beginning if it has none."""
-    fields = _parse(metadata)
-    decisions, term = fields.get("decisions"), fields.get("term")
-    return Position(decisions if isinstance(decisions, int) else 0, term if isinstance(term, str) else None)
 
 
 def recorded_partitions(metadata: str) -> int | None:

@@ -9,7 +9,7 @@ import anyio
 import structlog
 
 from lakewarden.agent.serving.agent import Agent
-from lakewarden.agent.serving.full_collections import FullCollections
+from lakewarden.agent.serving.lasting import FullCollections
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.supervisor import keep_watching
 

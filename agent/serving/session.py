@@ -56,7 +56,7 @@ from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
-from lakewarden.agent.watching.instructions import Assignment
+from lakewarden.agent.watching.supervisor import Assignment
 from lakewarden.events.access import stop_client
 from lakewarden.handlers.group.readiness import AgentFacts
 

@@ -17,8 +17,8 @@ import structlog
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.settings import Settings, catalog_entry
-from lakewarden.agent.watching import instructions
 from lakewarden.agent.watching.foreground import publishing
+from lakewarden.agent.watching.supervisor import MAX_LINE_BYTES, Assignment, decode
 from lakewarden.agent.watching.watcher import Publish, Watcher
 from lakewarden.events import is_glob
 
@@ -29,11 +29,11 @@ MEMORY_BYTES = 768 * 1024 * 1024
 
 
 async def watch_assigned(
-    settings: Settings, assignments: AsyncIterable[instructions.Assignment], publish: Publish
+    settings: Settings, assignments: AsyncIterable[Assignment], publish: Publish
 ) -> None:
     """Watch the tables of the latest assignment, until there are no more assignments."""
     allows = settings.placement().allows
-    current = instructions.Assignment(1, frozenset())
+    current = Assignment(1, frozenset())
     for table in settings.watch:
         if not is_glob(table) and not catalog_entry(table) and not allows(table):
             log.warning(
@@ -51,19 +51,19 @@ async def watch_assigned(
 
 
 async def _run() -> None:
-    lines = asyncio.StreamReader(limit=instructions.MAX_LINE_BYTES)
+    lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer
     )
-    settings: Settings = instructions.decode(await lines.readline())
+    settings: Settings = decode(await lines.readline())
     configure_logging(settings.log_level)
     async with publishing(settings) as publish:
         await watch_assigned(settings, _assignments(lines), publish)
 
 
-async def _assignments(lines: asyncio.StreamReader) -> AsyncIterator[instructions.Assignment]:
+async def _assignments(lines: asyncio.StreamReader) -> AsyncIterator[Assignment]:
     async for line in lines:
-        yield instructions.decode(line)
+        yield decode(line)
 
 
 def limit_memory() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
-from lakewarden.agent.watching.numbered import NumberedFollower
+from lakewarden.agent.watching.follower import NumberedFollower
 from lakewarden.handlers.delta import log
 from lakewarden.handlers.observations import File, ObservedCommit
 

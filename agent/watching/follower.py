@@ -1,11 +1,25 @@
-"""What the watcher needs of each table format: one look at a table, and what is to be reported after it."""
+"""What the watcher needs of each table format: one look at a table, and what is to be reported after it.
 
-from collections.abc import Sequence
+A `NumberedFollower` follows a table whose commits are files with consecutive numbers: docs/decisions/0046-observed-commits.md.
+
+- An idle look is one request: a read of the commit after the last one, which is absent.
+- Every `RECHECK_SECONDS` one listing shows whether the log is still the one that it was.
+- The first look finds the newest commit, and reports nothing.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, final
 
+import structlog
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.handlers.hudi.watching import Observation
-from lakewarden.handlers.observations import ObservedCommit
+from lakewarden.handlers.observations import File, LogPosition, ObservedCommit, UnreadableCommit
+
+log = structlog.get_logger(__name__)
 
 RECHECK_SECONDS = 60.0
 """Between two looks whether a table is still the one that it was."""
@@ -42,3 +56,87 @@ class TableFollower(Protocol):
         ...
 
     async def look(self) -> Look: ...
+
+
+class NumberedFollower(ABC):
+    """Follows one table. A format says how its commits are named and read."""
+
+    format: str
+    """The prefix of the transactions that it reports."""
+
+    def __init__(self, uri: str, files: TableFiles) -> None:
+        self._uri, self._files = uri, files
+        self._position: LogPosition | None = None
+        self._listed_at = self._changed_at = float("-inf")
+
+    @abstractmethod
+    def _path(self, number: int) -> str:
+        """The file of a commit."""
+
+    @abstractmethod
+    async def _listed(self, since: int) -> Mapping[str, File]:
+        """The files of commits from this one on, and maybe others."""
+
+    @abstractmethod
+    def _newest(self, listed: Mapping[str, File]) -> int | None:
+        """The newest commit of a listing."""
+
+    @abstractmethod
+    async def _start(self) -> int:
+        """Find the newest commit, and what is needed to read later ones."""
+
+    @abstractmethod
+    async def _read(self, number: int, body: bytes) -> list[ObservedCommit]:
+        """What is to be reported of the commit. Raises `UnreadableCommit`, and changes nothing then."""
+
+    @property
+    @final
+    def began(self) -> bool:
+        return self._position is not None
+
+    @final
+    async def look(self) -> Look:
+        now = monotonic()
+        if self._position is not None and now - self._listed_at >= RECHECK_SECONDS:
+            await self._recheck(self._position, now)
+        if self._position is None:
+            number = await self._start()
+            self._position, self._listed_at = LogPosition(number), now
+            log.info("watch.table", table=self._uri, format=self.format, commit=number)
+            return Look(active=False)
+        found: list[ObservedCommit] = []
+        problems: list[tuple[str, str]] = []
+        for _ in range(MAX_COMMITS):
+            number = self._position.number + 1
+            path = self._path(number)
+            try:
+                body = await self._files.read(path)
+            except AbsentFileError:
+                return Look(now - self._changed_at < ACTIVE_SECONDS, found)
+            except UnreadableTableError:
+                if not found:
+                    raise
+                break  # what was read is reported first
+            try:
+                commits = await self._read(number, body)
+            except (UnreadableCommit, UnreadableTableError) as error:
+                self._position.stuck = True
+                problems.append((path, str(error)))
+                break
+            self._position.advance()
+            self._changed_at = now
+            found += commits
+        return Look(now - self._changed_at < ACTIVE_SECONDS, found, complete=False, problems=problems)
+
+    async def _recheck(self, known: LogPosition, now: float) -> None:
+        listed = await self._listed(known.number)
+        self._listed_at = now
+        own = listed.get(self._path(known.number))
+        lost = known.why_lost(
+            self._newest(listed),
+            identity=None if own is None else own.version,
+            has_next=self._path(known.number + 1) in listed,
+        )
+        if lost is not None:
+            log.warning("watch.position-lost", table=self._uri, why=lost)
+            self._position = None

@@ -25,8 +25,13 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.watching.catalogs import Catalog, CatalogAnswer, TableName
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
-from lakewarden.agent.watching.follower import ACTIVE_SECONDS, MAX_COMMITS, RECHECK_SECONDS, Look
-from lakewarden.agent.watching.numbered import NumberedFollower
+from lakewarden.agent.watching.follower import (
+    ACTIVE_SECONDS,
+    MAX_COMMITS,
+    RECHECK_SECONDS,
+    Look,
+    NumberedFollower,
+)
 from lakewarden.events import canonical_table
 from lakewarden.handlers.iceberg import metadata as iceberg
 from lakewarden.handlers.observations import File, ObservedCommit, UnreadableCommit

@@ -6,7 +6,7 @@ In an append table with deletion vectors, it also costs the snapshot before, and
 from collections.abc import Mapping
 
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
-from lakewarden.agent.watching.numbered import NumberedFollower
+from lakewarden.agent.watching.follower import NumberedFollower
 from lakewarden.handlers.observations import File, ObservedCommit, Place
 from lakewarden.handlers.paimon import snapshots
 

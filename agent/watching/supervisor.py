@@ -2,12 +2,17 @@
 
 The watcher starts with the agent's first assignment. When it fails, that is logged, and it starts again after a back-off. No
 failure of it reaches the agent.
+
+The agent writes to the watcher's stdin: the settings, then its assignment, again after each change. One line each.
 """
 
+import base64
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import IO
+from dataclasses import dataclass
+from typing import IO, Any
 
 import anyio
 import structlog
@@ -16,7 +21,7 @@ from anyio.abc import ByteSendStream
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching.instructions import Assignment, encode
+from lakewarden.events.access import partition_of
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +31,34 @@ RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 HEALTHY_SECONDS = 60.0
 ASSIGNMENT_SECONDS = 1.0
 """Between two looks whether the assignment has changed."""
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+"""Limit of the settings, which may name thousands of tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The partitions of `writers` that the consumer group has assigned to an agent. Its watcher watches their tables."""
+
+    partitions: int
+    """How many there are."""
+    own: frozenset[int]
+    """Those of the agent."""
+
+    def has(self, table: str) -> bool:
+        """Whether the table's events are in one of the agent's partitions."""
+        return partition_of(table, self.partitions) in self.own
+
+
+def encode(instruction: Settings | Assignment) -> bytes:
+    """A line. The settings have their secrets, so they go through a pipe, and not into the environment or a file."""
+    return base64.b64encode(pickle.dumps(instruction)) + b"\n"
+
+
+def decode(line: bytes) -> Any:
+    """What a line has: the settings as the agent has read and checked them, or an assignment."""
+    return pickle.loads(base64.b64decode(line))  # noqa: S301 - only the agent writes to the pipe
+
 
 Assigned = Callable[[], Assignment | None]
 """The agent's present assignment, or None between two assignments: the former one counts until then."""

@@ -3,7 +3,7 @@
 A step runs in the agent's event loop: while it runs, no other table is served and no heartbeat of the group is sent. Each
 figure is CPU time of this thread, because other programs on the machine would show in wall-clock time. `TITLES` names the
 steps; each figure is the worst step of its kind. Garbage collections are included, with the rules by which the agent keeps them
-short (`full_collections.py`).
+short (`lasting.py`).
 
 - Up to 2,000,000 markers a transaction, in events of 10,000. The worst of them includes the growth of a dictionary.
 - Two writers that share all places without a conflict (Paimon's rule), from their markers to their completions.
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lakewarden.agent.serving.full_collections import FullCollections
+from lakewarden.agent.serving.lasting import FullCollections
 from lakewarden.events import Marker
 from lakewarden.handlers.table.machine import Input, Replayed, Tick
 from lakewarden.handlers.table.memory import used_bytes

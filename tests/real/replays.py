@@ -14,7 +14,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent.kafka import BATCH_BYTES
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
-from lakewarden.agent.serving.checkpoint import decisions_position
+from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
@@ -48,7 +48,7 @@ class Log:
 
     def from_committed(self, offset: int, metadata: str, ledger_end: int, cut: int) -> dict[str, Any]:
         """Replay from a checkpoint, with the ledger up to `ledger_end`. Return the state at `cut`."""
-        decided = decisions_position(metadata)
+        decided = Checkpoint.parse(offset, metadata).decisions
         after = [record for record in self.decisions if record.offset >= decided.offset]
         relevant = [number for number, record in enumerate(after) if _cause_offset(record) < cut]
         known = [record for record in self.ledger if record.offset < ledger_end]

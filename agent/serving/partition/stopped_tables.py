@@ -26,11 +26,11 @@ from collections.abc import Container
 
 import structlog
 
-from lakewarden.agent.serving.partition.log_lines import effect_name, summary
 from lakewarden.agent.serving.partition.log_seen import Progress
 from lakewarden.agent.serving.partition.own_records import MAX_REASON, OwnRecords
 from lakewarden.events import Abort
-from lakewarden.handlers.table.machine import Input
+from lakewarden.handlers.table.effects import Effect
+from lakewarden.handlers.table.machine import EventRead, Input
 from lakewarden.handlers.table.replay import Subject, subject
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.stopping import NO_STEP, FailedStep, aborts_of_stop
@@ -58,7 +58,7 @@ class StoppedTables:
 
     def note(self, uri: str, step_input: Input) -> None:
         """Keep a step's input for the log line of a stop."""
-        self._recent.append(f"{uri} {summary(step_input)}")
+        self._recent.append(f"{uri} {_summary(step_input)}")
 
     def why(self, uri: str) -> str:
         reason = self.reasons[uri][: MAX_REASON // 2]
@@ -72,7 +72,7 @@ class StoppedTables:
             table=uri,
             reason=reason,
             open=[each.id for each in state.open()],
-            unpublished=[effect_name(each) for each in failed.undecided],
+            unpublished=[_effect_name(each) for each in failed.undecided],
             recent=[each for each in self._recent if each.startswith(f"{uri} ")],
             exc_info=error,
         )
@@ -86,3 +86,16 @@ class StoppedTables:
         for each in found:
             self._records.decision(uri.encode(), each)
         return found
+
+
+def _summary(step_input: Input) -> str:
+    """One input, for the log line of a stopped table."""
+    if isinstance(step_input, EventRead):
+        event = step_input.event
+        return f"{step_input.offset} {event.type} {event.transaction} of {event.writer}"
+    return f"{step_input.offset} {type(step_input).__name__}"
+
+
+def _effect_name(effect: Effect) -> str:
+    """One effect that is not published, for the log line of a stopped table."""
+    return f"{type(effect).__name__} {getattr(effect, 'transaction', '')}".strip()

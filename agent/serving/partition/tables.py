@@ -19,6 +19,7 @@ from typing import TypeVar
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import structlog
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
@@ -26,14 +27,22 @@ from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.memory_budget import MemoryBudget
-from lakewarden.agent.serving.partition.log_lines import log_effect
 from lakewarden.agent.serving.partition.log_seen import LogSeen, Progress
 from lakewarden.agent.serving.partition.own_records import OwnRecords
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.settings import Settings
-from lakewarden.events import LedgerEventUnion
+from lakewarden.events import (
+    Abort,
+    Admitted,
+    AlreadyCommitted,
+    CommitGranted,
+    ConflictDetected,
+    DecisionEventUnion,
+    GrantRenewed,
+    LedgerEventUnion,
+)
 from lakewarden.events.access import partition_of
-from lakewarden.handlers.table.effects import AcquireLock, Effect, ReleaseLock
+from lakewarden.handlers.table.effects import AcquireLock, Effect, ReleaseLock, Warn
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.ledger import Kind, Ledger, LedgerEntries
 from lakewarden.handlers.table.liveness import CaughtUp
@@ -52,6 +61,9 @@ from lakewarden.handlers.table.memory import Excess, largest_excess, used_bytes
 from lakewarden.handlers.table.replay import Subject
 from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS, TableState
 from lakewarden.handlers.table.stopping import NO_STEP, FailedStep, answered_before, failed_step
+from lakewarden.handlers.table.transactions import Phase
+
+log = structlog.get_logger()
 
 QUIET_SECONDS = LATE_COMPLETION_SECONDS
 """After so long without an event, a table is forgotten. Until then late events of ended transactions get their own answers."""
@@ -211,7 +223,7 @@ class Tables:
         for effect, record in zip(effects, records, strict=True):
             if record is not None:
                 self._records.put(record)
-            log_effect(state, effect)
+            _log_effect(state, effect)
         self._observer.on_step(state, step_input, effects)
         self.attempt(uri, partial(self._run_lock_effects, uri, effects))
         self.note_memory(uri)
@@ -332,3 +344,50 @@ class DeferredInputs:
 
 def _kind(input_: LockInput) -> str:
     return input_.failure if isinstance(input_, LockFailed) else type(input_).__name__
+
+
+def _log_effect(state: TableState, effect: Effect) -> None:
+    """Log what was decided, if operators may want to read it. `state`: that of its table, after the step."""
+    match effect:
+        case ConflictDetected():
+            log.info(
+                "conflict.detected",
+                table=state.uri,
+                victim=effect.victim_writer,
+                winner=effect.winner_writer,
+                kind=effect.kind,
+                overlaps=len(effect.conflicts),
+                victim_age_seconds=effect.victim_age_seconds,
+            )
+        case Warn(event=event, transaction=transaction, writer=writer, detail=detail):
+            log.warning(event, table=state.uri, transaction=transaction, writer=writer, detail=detail)
+        case Admitted() | Abort() | CommitGranted() | GrantRenewed() | AlreadyCommitted():
+            _log_decision(state, effect)
+        case _:
+            pass
+
+
+def _log_decision(state: TableState, decision: DecisionEventUnion) -> None:
+    fields = {"table": state.uri, "writer": decision.writer, "transaction": decision.transaction}
+    match decision:
+        case Admitted(reserved=reserved):
+            log.debug("transaction.admitted", **fields, reserved=len(reserved))
+        case Abort(reason=reason, retriable=retriable, detail=detail):
+            ended = state.closed.get(decision.transaction)
+            if ended is not None and ended.observed and ended.phase is Phase.ABORTED:
+                log.warning("observed.forgotten", **fields, reason=reason, detail=detail)
+            else:
+                log.info("transaction.aborted", **fields, reason=reason, retriable=retriable, detail=detail)
+        case CommitGranted(grant=grant, lease_seconds=lease_seconds):
+            log.info("commit.granted", **fields, grant=grant, lease_seconds=round(lease_seconds, 3))
+        case GrantRenewed():
+            log.debug("grant.renewed", **fields)
+        case AlreadyCommitted():
+            log.warning(
+                "batch.already-committed",
+                **fields,
+                batch_id=decision.batch_id,
+                committed_batch_id=decision.committed_batch_id,
+                committed_transaction=decision.committed_transaction,
+                detail="the writer skips this batch; lakewarden ledger show prints what the answer relies on",
+            )

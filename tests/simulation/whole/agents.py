@@ -30,7 +30,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from lakewarden.agent import clock, kafka
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving import agent as agent_module, session as session_module
-from lakewarden.agent.serving.checkpoint import decisions_position
+from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.partition import owner as owner_module, tables as tables_module
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.tables import Tables
@@ -513,9 +513,8 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
     rebuilt = PartitionOwner(*arguments, partitions=owner.partitions)
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
     known = owner.broker.group.committed.get(writers)
-    start, decided = (
-        (known.offset, decisions_position(known.metadata)) if known else (0, decisions_position(""))
-    )
+    checkpoint = Checkpoint.parse(known.offset, known.metadata) if known else Checkpoint.parse(0, "")
+    start, decided = checkpoint.offset, checkpoint.decisions
     ledger = TopicPartition(TOPICS.ledger, owner.number)
     decisions = without_unknown(logs[TopicPartition(TOPICS.decisions, owner.number)][decided.offset :])
     rebuilt.consume(_without_ignored(owner, logs[writers][start : owner.position]), 0.0)

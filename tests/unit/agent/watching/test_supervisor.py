@@ -22,8 +22,7 @@ from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import child, supervisor
-from lakewarden.agent.watching.instructions import Assignment, decode, encode
-from lakewarden.agent.watching.supervisor import keep_watching
+from lakewarden.agent.watching.supervisor import Assignment, decode, encode, keep_watching
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, CommitIntent
 from lakewarden.events.access import partition_of

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from lakewarden.agent.watching import numbered, watcher
+from lakewarden.agent.watching import follower, watcher
 from lakewarden.agent.watching.formats import format_of
 from lakewarden.events import CommitCompleted, CommitIntent
 from tests import recorded_iceberg
@@ -91,7 +91,7 @@ async def test_a_table_whose_files_do_not_say_what_is_committed_is_not_watched(
 
 async def test_a_gap_is_left_behind(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commit 3 is missing, as after a clean-up of the log while the watcher was suspended."""
-    monkeypatch.setattr(numbered, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(follower, "RECHECK_SECONDS", 0.05)
     lake.commit(0, 1, 2)
     with capture_logs() as logs:
         async with lake.followed():
@@ -121,7 +121,7 @@ async def test_a_damaged_commit_is_reported_in_the_log_until_it_can_be_read(lake
 async def test_a_table_that_vanishes_and_returns_is_watched_from_its_newest_version(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbered, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(follower, "RECHECK_SECONDS", 0.05)
     lake.commit(0, 1)
     with capture_logs() as logs:
         async with lake.followed():
@@ -218,7 +218,7 @@ async def test_a_snapshot_whose_manifests_are_gone_is_read_again_and_left_behind
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They expired before the watcher came to read them. It goes on when newer snapshots exist."""
-    monkeypatch.setattr(numbered, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(follower, "RECHECK_SECONDS", 0.05)
     files = metadata()
     for path, body in files.items():
         if path.startswith("schema/"):

@@ -205,7 +205,7 @@ def test_a_replay_finds_the_conflicts_among_many_pairs_without_one(monkeypatch: 
 
 
 def test_an_ended_transaction_is_freed_without_a_garbage_collection() -> None:
-    """A frozen cycle of references would stay in memory (`agent/serving/full_collections.py`)."""
+    """A frozen cycle of references would stay in memory (`agent/serving/lasting.py`)."""
     w = world().intent("freed").touch("freed", m("p/f"), m("p/*"), m("q/f", "delete"))
     w.intent("other").touch("other", m("r/f"))
     gc.collect()

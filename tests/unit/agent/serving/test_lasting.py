@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.agent.serving import full_collections
-from lakewarden.agent.serving.full_collections import FREEZES, GROWN_BYTES, FullCollections
-from lakewarden.agent.serving.lasting import Lasting
+from lakewarden.agent.serving import lasting
+from lakewarden.agent.serving.lasting import FREEZES, GROWN_BYTES, FullCollections, Lasting
 from lakewarden.agent.settings import Settings
 
 COLLECT_ALL = ["unfreeze", "collect", "freeze"]
@@ -35,7 +34,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     found = Recorder()
-    monkeypatch.setattr(full_collections, "gc", found)
+    monkeypatch.setattr(lasting, "gc", found)
     return found
 
 
@@ -72,18 +71,18 @@ def test_after_many_freezes_everything_is_collected(recorder: Recorder) -> None:
 
 
 def test_the_replayed_state_is_frozen_and_a_session_leaves_nothing(recorder: Recorder) -> None:
-    lasting = Lasting(Settings(tables=("s3://lake/*",)), FullCollections())
-    lasting.mark_ready()
+    kept = Lasting(Settings(tables=("s3://lake/*",)), FullCollections())
+    kept.mark_ready()
     assert recorder.taken() == ["collect young", "freeze"]
-    lasting.note_memory(GROWN_BYTES)
+    kept.note_memory(GROWN_BYTES)
     assert recorder.taken() == ["collect young", "freeze"]
-    lasting.collect_garbage()
+    kept.collect_garbage()
     assert recorder.taken() == COLLECT_ALL
 
 
 def test_an_agent_that_shares_its_process_freezes_nothing(recorder: Recorder) -> None:
-    lasting = Lasting(Settings(tables=("s3://lake/*",)))
-    lasting.mark_ready()
-    lasting.note_memory(4 * GROWN_BYTES)
-    lasting.collect_garbage()
+    kept = Lasting(Settings(tables=("s3://lake/*",)))
+    kept.mark_ready()
+    kept.note_memory(4 * GROWN_BYTES)
+    kept.collect_garbage()
     assert recorder.taken() == []
