@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `audit` | a lock was released, acquired or refused | hints for the keepers that wait for it (`handlers/lease/lock_queue.py`) |
 | `decisions` | `partition-taken` | a paused owner may resume; this agent was replaced; another one has its `group_instance_id` |
-| `ledger` | an entry of another agent | the owner records its own entry again: compaction keeps the last one only |
+| `ledger` | a record of another agent | the owner applies it, or records its own again (`handlers/table/ledger.py`) |
 
 An owner is *replaced* when another agent's `partition-taken` follows its own in the log. From there on its decisions don't count
 (`handlers/table/replay.py`), so the session ends, and the next one takes the partition over again.
@@ -112,8 +112,7 @@ class PeerListener:
         owner = self._owners.get(record.partition)
         if owner is None or owner.records.term.encode() in (record.value or b""):
             return  # nearly all records: this agent published them
-        entry = decoded(events.LEDGER_EVENT, record, self._undecodable)
-        if isinstance(entry, events.BatchCommitted | events.ConflictsLost):
+        if (entry := decoded(events.LEDGER_EVENT, record, self._undecodable)) is not None:
             owner.on_others_entry(entry, record.offset)
 
 

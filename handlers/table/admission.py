@@ -21,10 +21,10 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
 - **Ahead** of a queued transaction are those that compute, and those before it in the admission queue. Disjoint scopes run
   side by side. A silent transaction at the head blocks the queue until its heartbeats are missed (`liveness.py`).
 - **Queue order:** protected transactions, then larger priority, then earlier intent.
-- **Bounded wait:** a queued transaction is *overtaken* when one with a later intent, which has computed on its scope, ends. When
-  it was overtaken `max_losses` times it is protected, whatever its priority. Of the protected ones the earlier intent is first,
-  so queued ones that come later wait. Optimistic ones wait for no queue: only priority and losses hold them back. The count is a
-  fact of the log, so a replay finds the same.
+- **Bounded wait:** a queued transaction is *overtaken* when one with a later intent, which has computed on its scope, ends,
+  unless by `not-allowed`. When it was overtaken `max_losses` times it is protected, whatever its priority. Of the protected
+  ones the earlier intent is first, so queued ones that come later wait. Optimistic ones wait for no queue: only priority and
+  losses hold them back. The count is a fact of the log, so a replay finds the same.
 - **What is looked at again:** a blocked transaction is registered with one that it waits for, the youngest one. It is looked
   at again when that one ends or gets another phase, when the queue order changes, or when a batch of its writer turns out to
   be committed. A periodic check and the end of a replay look at all (`TableState.recheck`). So an event costs what it

@@ -220,7 +220,7 @@ def apply_decision(state: TableState, decision: events.DecisionEventUnion, now: 
 
 def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     """Remove a transaction and keep how it ended."""
-    note_end(state, transaction)
+    note_end(state, transaction, refused=closed.reason == "not-allowed")
     state.footprints.remove(transaction)
     state.remove(transaction)
     transaction.phase = closed.phase
@@ -230,10 +230,13 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     drop_old_evidence(state)
 
 
-def note_end(state: TableState, transaction: Transaction) -> None:
-    """Note the end of an open transaction, before its phase changes: whom it has overtaken, and that others may go on."""
+def note_end(state: TableState, transaction: Transaction, *, refused: bool = False) -> None:
+    """Note the end of an open transaction, before its phase changes: whom it has overtaken, and that others may go on.
+
+    `refused`: aborted with `not-allowed`. It has overtaken no other: a replay doesn't know what it touched (`memory.py`, rule 4).
+    """
     state.note_change(transaction.id)
-    if not state.in_phase[Phase.QUEUED] or transaction.phase not in ADMITTED:
+    if refused or not state.in_phase[Phase.QUEUED] or transaction.phase not in ADMITTED:
         return
 
     def overtakes(mine: Touch, theirs: Touch) -> bool:
@@ -394,12 +397,17 @@ def _apply_completion(
             if known is not None:
                 batch = replace(batch, generation=known.generation, edition=known.edition)
             if known is None or known.rank < batch.rank:
-                state.changed = True
-                state.ledger[writer] = batch
-                for each in state.of_writer.get(writer, ()):  # a queued one may repeat the batch
-                    state.note_change(each)
+                enter_batch(state, writer, batch)
                 state.unrecorded_batches.add(writer)
     drop_old_evidence(state)
+
+
+def enter_batch(state: TableState, writer: str, batch: CommittedBatch) -> None:
+    """Enter the writer's last committed batch."""
+    state.changed = True
+    state.ledger[writer] = batch
+    for each in state.of_writer.get(writer, ()):  # a queued one may repeat the batch
+        state.note_change(each)
 
 
 def _apply_observed_commit(

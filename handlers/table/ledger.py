@@ -7,7 +7,8 @@ the topic. An entry takes about 250 bytes, with names of 50 characters.
    count: a replaced agent published it. A `batch-committed` always counts. The entry with the latest correction
    by an operator wins; among equals, the one with the largest batch id (`CommittedBatch.rank`).
 2. Compaction keeps the last entry of a key, which may be one of a replaced agent. So the owner records an entry again when the
-   entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later.
+   entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later. A
+   replaced agent's `partition-taken` may come late, too. Then the owner publishes its own again, and all its losses.
 3. A writer without a `conflicts-lost` that counts has lost nothing.
 4. If Kafka has lost entries, a process that knew them records them again (docs/decisions/0050-a-lost-ledger.md).
 5. A correction names its offset in `writers`, and orders facts only as long as that topic exists. If `writers` is a new one, or

@@ -58,7 +58,14 @@ from lakewarden.handlers.table.detection import (
     sweep,
 )
 from lakewarden.handlers.table.effects import Effect, Warn
-from lakewarden.handlers.table.facts import ID_USED, apply_decision, apply_event, is_expected, why_ignored
+from lakewarden.handlers.table.facts import (
+    ID_USED,
+    apply_decision,
+    apply_event,
+    enter_batch,
+    is_expected,
+    why_ignored,
+)
 from lakewarden.handlers.table.grants import (
     LockFailure,
     extend_grant,
@@ -142,6 +149,15 @@ class OverBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryTaken:
+    """Another agent's ledger entry of this writer has been read, and applied by `take_entry`."""
+
+    now: float
+    offset: int
+    writer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Replayed:
     """The replay has ended. Everything that it left undecided is decided now."""
 
@@ -155,7 +171,7 @@ class Replayed:
 
 LockInput: TypeAlias = LockConfirmed | LockFailed | LockLocated
 """The inputs that concern the table's lock."""
-Input: TypeAlias = EventRead | Tick | LockInput | OverBudget | Replayed
+Input: TypeAlias = EventRead | Tick | LockInput | OverBudget | EntryTaken | Replayed
 
 
 def step(state: TableState, input_: Input, effects: list[Effect] | None = None) -> list[Effect]:
@@ -184,6 +200,8 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
             on_lock_located(context, location)
         case OverBudget(transaction=transaction, limit=limit):
             abort_over_budget(context, transaction, limit)
+        case EntryTaken(writer=writer):
+            abort_repeated_batches(context, writer)
         case Replayed(incomplete=missing, memory_limit=limit):
             if missing is not None:
                 _abort_after_incomplete_replay(context, missing)
@@ -253,16 +271,19 @@ def repeat_entry(state: TableState, kind: Kind, writer: str) -> None:
         state.unrecorded_batches.add(writer)
 
 
-def record_again(state: TableState, entry: events.LedgerEventUnion) -> None:
-    """Have the ledger's record of a writer repeated, after a replaced agent's `entry`. The entry itself changes nothing.
+def take_entry(state: TableState, entry: events.LedgerEventUnion) -> None:
+    """Apply what another agent has written into the ledger after this one read it. A step with `EntryTaken` must follow.
 
-    A larger batch than the known one is a completion that this agent has not read yet; it is recorded then.
+    A larger batch than the known one counts from here on, as in a replay: it was committed, and the ledger may have lost it until
+    now. Otherwise the entry changes nothing, and this agent's own is recorded once more.
     """
-    smaller = isinstance(entry, events.BatchCommitted) and (
-        (known := state.ledger.get(entry.writer)) is not None and batch_of(entry).rank < known.rank
-    )
-    if smaller or isinstance(entry, events.ConflictsLost):
-        repeat_entry(state, entry.type, entry.writer)
+    writer, known = entry.writer, state.ledger.get(entry.writer)
+    if isinstance(entry, events.ConflictsLost):
+        repeat_entry(state, entry.type, writer)
+    elif known is None or known.rank < batch_of(entry).rank:
+        enter_batch(state, writer, batch_of(entry))
+    elif batch_of(entry).rank < known.rank:
+        repeat_entry(state, entry.type, writer)
 
 
 def _abort_after_incomplete_replay(context: StepContext, missing: str) -> None:

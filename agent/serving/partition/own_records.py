@@ -70,6 +70,11 @@ class OwnRecords:
         self._put_decision(key, value, partial(self._seen.on_decision, value))
 
     def takeover(self, *, first: bool) -> None:
+        key, value = self.take_ledger_over(first=first)
+        self._put_decision(key, value, partial(self._first_taken if first else self._taken_again, value))
+
+    def take_ledger_over(self, *, first: bool = False) -> tuple[bytes, bytes]:
+        """Publish `partition-taken` in the ledger. Return its key and value."""
         table = events.partition_name(self.number)
         taken = events.PartitionTaken.model_construct(
             **events.UNSTAMPED, table=table, agent="", term="", instance=self._instance
@@ -77,7 +82,7 @@ class OwnRecords:
         key, value = table.encode(), events.encode(wire_events.stamped(taken, self.agent, self.term))
         in_ledger = partial(self._first_in_ledger if first else self._seen.on_ledger_entry, value)
         self._publisher.put(Outgoing(self._topics.ledger, key, value, self.number, on_offset=in_ledger))
-        self._put_decision(key, value, partial(self._first_taken if first else self._taken_again, value))
+        return key, value
 
     def _first_in_ledger(self, value: bytes, offset: int) -> None:
         self.takeovers.own_in_ledger = offset

@@ -159,17 +159,22 @@ class PartitionOwner:
         """Whether another agent took the partition over after this owner did. A paused owner is judged when it resumes."""
         return self.phase != "paused" and self._takeovers.replaced
 
-    def on_others_entry(self, entry: events.LedgerEventUnion, offset: int) -> None:
-        """Record in the ledger again what another agent's entry may have replaced there.
+    def on_others_entry(self, entry: events.LedgerRecord, offset: int) -> None:
+        """Apply another agent's ledger entry, and record again what it may have replaced there.
 
-        Entries before this owner's `partition-taken` are part of its replay.
+        Records before this owner's `partition-taken` are part of its replay. After a later one of another agent, the losses that
+        this owner records don't count. So it publishes its own again. If it is the one that was replaced, it reads that in
+        `decisions` soon, and the other has the last word.
         """
         if self.phase in ("released", "refused") or -1 < offset < self._takeovers.own_in_ledger:
             return
         if self.phase == "loading":
             self.replay.others_entries.append(entry)
-        else:
-            self.tables.record_again(entry)
+        elif not isinstance(entry, events.PartitionTaken):
+            self.tables.take_entry(entry)
+        elif self.phase != "paused" and not self.replaced:  # a paused one publishes it again when it resumes
+            self.records.take_ledger_over()
+            self.tables.repeat_losses()
 
     # -- replay ------------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class Replay:
         """Which decision to be replayed it can't decode, because a newer agent has published it."""
         self.backlog: list[ConsumerRecord] = []
         """Events that were consumed while the owner was loading."""
-        self.others_entries: list[events.LedgerEventUnion] = []
+        self.others_entries: list[events.LedgerRecord] = []
         """Entries of other agents that were read while the owner was loading."""
         self.until = 0
         """The end of `writers` when the decisions had been read. Before it, the owner decides nothing."""

@@ -47,15 +47,16 @@ from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.ledger import Kind, Ledger, LedgerEntries
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import (
+    EntryTaken,
     Input,
     LockFailed,
     LockInput,
     OverBudget,
     Tick,
-    record_again,
     repeat_entry,
     restore,
     step,
+    take_entry,
 )
 from lakewarden.handlers.table.memory import Excess, largest_excess, used_bytes
 from lakewarden.handlers.table.replay import Subject
@@ -170,13 +171,27 @@ class Tables:
         if isinstance(state, TableState):
             repeat_entry(state, kind, writer)
 
-    def record_again(self, entry: LedgerEventUnion) -> None:
-        """Record in the ledger again what another agent's entry may have replaced there."""
-        known = entry.table in self.states or entry.table in self.ledger.tables
-        state = self.find(entry.table, known=True) if known else None
+    def take_entry(self, entry: LedgerEventUnion) -> None:
+        """Apply another agent's ledger entry, and record again what it may have replaced there."""
+        if entry.table not in self.states:
+            self.ledger.add(entry)
+            if not self.ledger.to_repeat:
+                return  # it is in force, and the table needs no state for that
+            self.ledger.to_repeat.clear()
+        state = self.find(entry.table, known=True)
         if isinstance(state, TableState):
-            record_again(state, entry)
-            self.step(entry.table, Tick(monotonic(), self._progress.position - 1, None))
+            take_entry(state, entry)
+            self.step(entry.table, EntryTaken(monotonic(), self._progress.position - 1, entry.writer))
+
+    def repeat_losses(self) -> None:
+        """Record the losses of all writers again."""
+        for uri, entries in list(self.ledger.tables.items()):
+            known = self.states.get(uri)
+            losing = list(known.losses) if known is not None else [writer for writer, *_ in entries.losses()]
+            if losing and isinstance(state := self.find(uri, known=True), TableState):
+                for writer in losing:
+                    repeat_entry(state, "conflicts-lost", writer)
+                self.tick(uri, None)
 
     def note_event(self, uri: str, offset: int) -> None:
         self._last_events[uri] = offset, monotonic()

@@ -46,6 +46,7 @@ from lakewarden.events import (
     CommitIntent,
     CommitRequested,
     DecisionEventUnion,
+    LedgerRecord,
     LocksHandedOver,
     PartitionTaken,
     TransactionAbandoned,
@@ -284,6 +285,8 @@ class ObservedOwner(PartitionOwner):
         watcher repeats after the end of their transaction."""
         self._stale: set[int] = set()
         """Offsets of lost events that this owner has read."""
+        self._others_read = -1
+        """Offset of the last record of another agent in the ledger that this owner has read."""
         self._replayed_requests: dict[str, bool] = {}
         """By transaction of which it has read a request or an intent in its replay: whether it has read the intent."""
         self.all_owners: list[ObservedOwner] = []
@@ -472,14 +475,23 @@ class ObservedOwner(PartitionOwner):
                 "replay matches", f"a replay decides what the live owner did not: {decisions[0]!r}"
             )
 
+    def on_others_entry(self, entry: LedgerRecord, offset: int) -> None:
+        self._others_read = max(self._others_read, offset)
+        super().on_others_entry(entry, offset)
+
     def _is_settled(self) -> bool:
-        """Whether everything decided is in the log, and this owner still owns the partition."""
+        """Whether everything decided is in the log, all of the ledger is read, and this owner still owns the partition."""
         publisher = self._publisher
         if publisher._waiting or publisher._unacknowledged or self.tables.stopped.reasons:
             return False
+        own, term = self.takeover_in_ledger, self.records.term.encode()
+        entries = self.broker.logs[TopicPartition(TOPICS.ledger, self.number)]
+        others = (each.offset for each in entries if each.offset > own and term not in each.value)
+        if max(others, default=-1) > self._others_read:
+            return False
         decisions = self.broker.logs[TopicPartition(TOPICS.decisions, self.number)]
         takeovers = [each.value for each in decisions if b'"partition-taken"' in each.value]
-        return bool(takeovers) and self.records.term.encode() in takeovers[-1]
+        return bool(takeovers) and term in takeovers[-1]
 
 
 class _DecisionRecorder:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -117,6 +117,7 @@ class Channel:
         await consumer.start()
         consumer.assign([where])
         await consumer.seek_to_end(where)
+        self._note_term(self._process.kafka.broker.logs[where])
         self.spawn(self._read(consumer))
 
     def spawn(self, program: Any) -> None:
@@ -169,7 +170,10 @@ class Channel:
     async def _find_term(self, end: int) -> None:
         kafka, where = self._process.kafka, TopicPartition(TOPICS.decisions, self._job.partition)
         first = kafka.broker.beginnings[where]
-        for record in await kafka.call_until_answered(lambda: kafka.broker.logs[where][first:end]):
+        self._note_term(await kafka.call_until_answered(lambda: kafka.broker.logs[where][first:end]))
+
+    def _note_term(self, records: Iterable[Any]) -> None:
+        for record in records:
             decision = decode(DECISION_RECORD, record.value)
             if isinstance(decision, PartitionTaken):
                 self._term = decision.term

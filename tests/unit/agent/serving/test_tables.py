@@ -15,8 +15,10 @@ from lakewarden.events import (
     CommitIntent,
     ConflictsLost,
     Marker,
+    PartitionTaken,
     TransactionAbandoned,
     encode,
+    partition_name,
 )
 from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.replay import Position
@@ -118,6 +120,37 @@ async def test_forgotten_tables_do_not_count_for_max_tables(quiet: Scene) -> Non
     quiet.send(CommitIntent, "accepted", OTHER)
 
     assert list(quiet.owner.tables.states) == [OTHER]
+
+
+@pytest.mark.parametrize("uri", [TABLE, OTHER], ids=["a forgotten table", "a new one"])
+async def test_a_batch_that_another_agent_records_later_counts_without_a_state(
+    quiet: Scene, uri: str
+) -> None:
+    """The ledger was lost, and the agent that knew the batch recorded it after the take-over."""
+    entry = BatchCommitted(transaction="T8", batch_id=8, **COMMON | {"table": uri})
+
+    quiet.owner.on_others_entry(entry, 100)
+
+    assert quiet.owner.tables.states == {}
+    assert not [each for each in quiet.log.of(TOPICS.ledger) if b'"batch_id":8' in each.value]
+    quiet.send(CommitIntent, "again", uri, writer="w", batch_id=8)
+    assert len(quiet.published(AlreadyCommitted)) == 1
+
+
+async def test_after_a_late_take_over_in_the_ledger_the_owner_has_the_last_word(quiet: Scene) -> None:
+    """Otherwise its losses would not count for the next owner. Found by the simulation, seed 2007126."""
+    taken = PartitionTaken(
+        agent="replaced", term="old", **COMMON | {"table": partition_name(0), "writer": ""}
+    )
+
+    quiet.owner.on_others_entry(taken, 100)
+
+    last, losses = quiet.log.of(TOPICS.ledger)[-2:]
+    assert b'"partition-taken"' in last.value
+    assert b'"losses":2' in losses.value
+    quiet.owner.pause()
+    quiet.owner.on_others_entry(taken, 101)
+    assert quiet.log.of(TOPICS.ledger)[-1] == losses
 
 
 async def test_a_replaced_agents_entry_of_a_forgotten_table_is_recorded_over(quiet: Scene) -> None:

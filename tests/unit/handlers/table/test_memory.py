@@ -29,6 +29,12 @@ def without_index(w: World) -> World:
 
 STORIES = """
 
+one that is refused has overtaken no other
+    # A replay doesn't know what it touched. Found by the simulation, seed 2006741.
+    world max_losses=2
+    lock; intent A p/f; intent waits p/f q/f queued priority=-1; intent B q/f; over_budget B 64000000
+    → Abort reason=not-allowed, waits overtaken=0
+
 the abort names the setting and may be retried
     # The operator reads it in `explain`; the writer retries when others have ended.
     intent A; touch A p/1; over_budget A 64000000

@@ -12,7 +12,7 @@ from lakewarden.events import (
     LedgerEventUnion,
 )
 from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, Ledger, batch_of
-from lakewarden.handlers.table.machine import record_again, restore
+from lakewarden.handlers.table.machine import restore, take_entry
 from tests.unit.events.building import made
 from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import TABLE, World, world
@@ -174,7 +174,7 @@ def test_an_owner_repeats_its_entry_after_one_that_does_not_know_the_correction(
     """Compaction would keep the replaced agent's entry."""
     w = committed(900).correct("w", 5)
 
-    record_again(w.state, entry(901))
+    take_entry(w.state, entry(901))
 
     assert w.tick(0.0).one(BatchCommitted).batch_id == 5
 

@@ -22,14 +22,15 @@ from lakewarden.events import (
 from lakewarden.handlers.table.effects import AcquireLock, Effect, ReleaseLock
 from lakewarden.handlers.table.ledger import CommittedBatch, Ledger, LedgerEntries, losses_entry
 from lakewarden.handlers.table.machine import (
+    EntryTaken,
     EventRead,
     Replayed,
     Tick,
-    record_again,
     repeat_entry,
     replay_event,
     restore,
     step,
+    take_entry,
 )
 from lakewarden.handlers.table.replay import MAX_POSITIONS, CheckpointPositions, Position
 from lakewarden.handlers.table.state import MAX_CLOSED, TableSettings, TableState
@@ -234,8 +235,8 @@ def test_another_agents_entry_makes_the_owner_record_its_own_again() -> None:
     w.state.ledger["w"] = CommittedBatch(7, "T", None)
     restore_losses(w, "v", 2, (m("p/*"),))
 
-    record_again(w.state, _batch(6))
-    record_again(w.state, _losses(1, "old").model_copy(update={"writer": "v"}))
+    take_entry(w.state, _batch(6))
+    take_entry(w.state, _losses(1, "old").model_copy(update={"writer": "v"}))
 
     effects = step(w.state, Tick(w.now, w.offset, None))
     assert [each for each in effects if isinstance(each, BatchCommitted | ConflictsLost)] == [
@@ -244,15 +245,18 @@ def test_another_agents_entry_makes_the_owner_record_its_own_again() -> None:
     ]
 
 
-@pytest.mark.parametrize("batch_id", [7, 8])
-def test_a_batch_that_is_not_smaller_than_the_known_one_is_not_recorded_again(batch_id: int) -> None:
-    """A larger one is a completion that this agent has yet to read. Recording the smaller one would hide it."""
-    w = world()
-    w.state.ledger["w"] = CommittedBatch(7, "T", None)
+@pytest.mark.parametrize("known", [None, 6, 7])
+def test_another_agents_batch_that_is_not_smaller_counts_and_is_not_recorded_again(known: int | None) -> None:
+    """Found by the simulation, seed 2008084: the ledger was lost, and its former owner recorded it after this one read it."""
+    w = world().intent("A", batch_id=7)
+    if known is not None:
+        w.state.ledger["w-A"] = CommittedBatch(known, "T", None)
 
-    record_again(w.state, _batch(batch_id))
+    take_entry(w.state, _batch(7).model_copy(update={"writer": "w-A"}))
 
-    assert step(w.state, Tick(w.now, w.offset, None)) == []
+    assert w.apply(EntryTaken(w.now, w.offset, "w-A")).aborted == {"A": "superseded"}
+    assert w.state.ledger["w-A"].batch_id == 7
+    assert not [each for each in w.effects if isinstance(each, BatchCommitted)]
 
 
 def test_the_largest_batch_in_the_ledger_counts_whichever_agent_recorded_it() -> None:
