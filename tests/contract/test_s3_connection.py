@@ -109,33 +109,35 @@ def tls(authority: trustme.CA, name: str) -> ssl.SSLContext:
 
 
 @pytest.mark.usefixtures("keys")
-async def test_a_private_authority_is_trusted_if_aws_ca_bundle_names_it(
-    authority: trustme.CA, home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_named", "host", "reasons"),
+    [
+        pytest.param(True, "127.0.0.1", (), id="its authority is named"),
+        pytest.param(
+            False, "127.0.0.1", ("certificate is not trusted: ", "set AWS_CA_BUNDLE to"), id="unknown"
+        ),
+        pytest.param(True, "elsewhere.test", ("IP address mismatch",), id="of another host"),
+    ],
+)
+async def test_a_certificate_is_trusted_by_the_authority_in_aws_ca_bundle(
+    authority: trustme.CA,
+    *,
+    is_named: bool,
+    host: str,
+    reasons: tuple[str, ...],
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "authority.pem"))
-    outcome, server = await written(tls=tls(authority, "127.0.0.1"))
+    if is_named:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "authority.pem"))
+    outcome, server = await written(tls=tls(authority, host))
 
     assert server.endpoint.startswith("https://")
-    assert outcome == Won(ETAG)
-
-
-@pytest.mark.usefixtures("keys")
-async def test_an_untrusted_certificate_is_refused_with_what_to_set(authority: trustme.CA) -> None:
-    outcome, server = await written(tls=tls(authority, "127.0.0.1"))
-
-    require_refusal(outcome, "certificate is not trusted: ", "set AWS_CA_BUNDLE to its PEM file")
-    assert server.received == []
-
-
-@pytest.mark.usefixtures("keys")
-async def test_a_certificate_for_another_host_is_refused(
-    authority: trustme.CA, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "authority.pem"))
-    outcome, server = await written(tls=tls(authority, "elsewhere.test"))
-
-    require_refusal(outcome, "IP address mismatch")
-    assert server.received == []
+    if reasons:
+        require_refusal(outcome, *reasons)
+        assert server.received == []
+    else:
+        assert outcome == Won(ETAG)
 
 
 @pytest.mark.usefixtures("keys")
@@ -280,28 +282,22 @@ async def test_an_invalid_endpoint_url_is_refused(keys: None) -> None:
 # -- credentials -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("keys")
-async def test_credentials_are_taken_from_the_environment() -> None:
-    outcome, server = await written()
-
-    assert outcome == Won(ETAG)
-    assert credential(server).startswith("key-of-the-environment/")
-
-
-@pytest.mark.parametrize("named", ["by default", "AWS_PROFILE"])
-async def test_credentials_are_taken_from_a_profile(
-    named: str, home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["default", "other", "the-environment"])
+async def test_credentials_are_taken_from_the_environment_or_a_profile(
+    place: str, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    name = "default" if named == "by default" else "other"
-    (home / "credentials").write_text(
-        f"[{name}]\naws_access_key_id = key-of-{name}\naws_secret_access_key = secret\n"
-    )
-    if named == "AWS_PROFILE":
-        monkeypatch.setenv("AWS_PROFILE", "other")
+    if place == "the-environment":
+        request.getfixturevalue("keys")
+    else:
+        (home / "credentials").write_text(
+            f"[{place}]\naws_access_key_id = key-of-{place}\naws_secret_access_key = secret\n"
+        )
+        if place == "other":
+            monkeypatch.setenv("AWS_PROFILE", place)
     outcome, server = await written()
 
     assert outcome == Won(ETAG)
-    assert credential(server).startswith(f"key-of-{name}/")
+    assert credential(server).startswith(f"key-of-{place}/")
 
 
 GIVEN = Reply(
@@ -469,27 +465,20 @@ async def test_no_reason_contains_a_secret(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("keys")
-@pytest.mark.parametrize("place", ["AWS_DEFAULT_REGION", "AWS_REGION", "the profile"])
+@pytest.mark.parametrize("place", ["AWS_DEFAULT_REGION", "AWS_REGION", "the profile", "nowhere"])
 async def test_a_region_of_the_standard_chain_is_used(
     place: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An endpoint needs none: most other stores have no regions, and accept the one that clients send by default."""
     if place == "the profile":
         (home / "config").write_text("[default]\nregion = eu-west-1\n")
-    else:
+    elif place != "nowhere":
         monkeypatch.setenv(place, "eu-west-1")
     outcome, server = await written()
 
     assert outcome == Won(ETAG)
-    assert credential(server).endswith("/eu-west-1/s3/aws4_request")
-
-
-@pytest.mark.usefixtures("keys")
-async def test_an_endpoint_needs_no_region() -> None:
-    """Most other stores have no regions, and accept the one that clients send by default."""
-    outcome, server = await written()
-
-    assert outcome == Won(ETAG)
-    assert credential(server).endswith("/us-east-1/s3/aws4_request")
+    region = "us-east-1" if place == "nowhere" else "eu-west-1"
+    assert credential(server).endswith(f"/{region}/s3/aws4_request")
 
 
 @pytest.mark.usefixtures("keys")

@@ -227,16 +227,10 @@ def test_kafka_settings_can_be_loaded_from_the_agents_file(tmp_path: Path) -> No
     assert KafkaSettings.load(config).bootstrap_servers == "there:1"
 
 
-def test_table_globs_and_lock_roots_become_canonical() -> None:
-    settings = Settings.load(tables=("/data/*", "s3a://b/w/*", "s3://b//t/"), lock_root="/var/locks/")
-
-    assert settings.tables == ("file:///data/*", "s3://b/w/*", "s3://b/t")
-    assert settings.lock_root == "file:///var/locks"
-
-
 @pytest.mark.parametrize(
     "root, canonical",
     [
+        ("/var/locks/", "file:///var/locks"),
         ("gs://bucket/locks", "gs://bucket/locks"),
         ("az://container/", "az://container"),
         ("s3a://bucket/locks", "s3://bucket/locks"),
@@ -244,16 +238,21 @@ def test_table_globs_and_lock_roots_become_canonical() -> None:
     ],
 )
 def test_a_lock_root_may_be_in_any_cloud_with_hadoops_schemes_too(root: str, canonical: str) -> None:
-    settings = Settings.load(lock_root=root, tables="abfss://c@account.dfs.core.windows.net/*")
-
-    assert settings.lock_root == canonical
-    assert settings.tables == ("abfs://c@account.dfs.core.windows.net/*",)
+    assert Settings.load(lock_root=root).lock_root == canonical
 
 
-def test_tables_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKEWARDEN_TABLES", "s3://a/*, s3://b/*")
+def test_tables_in_the_environment_are_separated_by_commas_and_become_canonical(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = "/data/*, s3a://b/w/*,s3://b//t/, abfss://c@account.dfs.core.windows.net/*"
+    monkeypatch.setenv("LAKEWARDEN_TABLES", given)
 
-    assert Settings.load().tables == ("s3://a/*", "s3://b/*")
+    assert Settings.load().tables == (
+        "file:///data/*",
+        "s3://b/w/*",
+        "s3://b/t",
+        "abfs://c@account.dfs.core.windows.net/*",
+    )
 
 
 def test_a_password_is_not_part_of_the_repr() -> None:

@@ -113,6 +113,20 @@ async def keeping(store: ConditionalStore, name: str = "t", **options: Any) -> A
         tasks.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def requesting(
+    objects: dict[str, bytes] | None = None,
+    faults: Any = None,
+    seconds: float = REQUEST_SECONDS,
+    **options: Any,
+) -> AsyncIterator[Keeper]:
+    """A keeper that has requested its lock, in a store with these objects and faults."""
+    store = MemoryStore(request_timeout_seconds=seconds, objects=objects, faults=faults)
+    async with store, keeping(store, **options) as keeper:
+        keeper.lock.acquire(None)
+        yield keeper
+
+
 def _keeper(
     opened: Callable[[], Any],
     name: str,
@@ -151,9 +165,7 @@ def _record(objects: dict[str, bytes], name: str = "t") -> LockRecord:
 
 async def test_a_lock_is_acquired_renewed_and_released() -> None:
     objects: dict[str, bytes] = {}
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
-    async with store, keeping(store) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting(objects) as keeper:
         await keeper.wait_for(lease.Confirmed, 3)
         assert not _record(objects).expired
         keeper.lock.release()
@@ -171,9 +183,7 @@ async def test_a_lock_is_acquired_renewed_and_released() -> None:
 async def test_a_hanging_store_does_not_delay_the_end_of_the_lease() -> None:
     """The assertion is about a moment, so it needs virtual time: a busy machine may delay a real task by more than `margin`."""
     faults = HangingFaults()
-    store = MemoryStore(request_timeout_seconds=1_000, faults=faults)
-    async with store, keeping(store) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting(faults=faults, seconds=1_000) as keeper:
         _, confirmed = await keeper.wait_for(lease.Confirmed)
         faults.hangs = True
         at, ended = await keeper.wait_for(lease.LeaseEnded)
@@ -185,9 +195,7 @@ async def test_a_hanging_store_does_not_delay_the_end_of_the_lease() -> None:
 
 async def test_a_store_that_answers_again_is_used_again() -> None:
     faults = HangingFaults()
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, faults=faults)
-    async with store, keeping(store) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting(faults=faults) as keeper:
         await keeper.wait_for(lease.Confirmed)
         faults.hangs = True
         await keeper.wait_for(lease.LeaseEnded)
@@ -199,9 +207,7 @@ async def test_a_store_that_answers_again_is_used_again() -> None:
 
 async def test_a_confirmation_after_the_release_was_requested_may_not_be_relied_upon() -> None:
     """With `per-commit` the lock is released and requested again between two grants, while a renewal may be outstanding."""
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
-    async with store, keeping(store) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting() as keeper:
         await keeper.wait_for(lease.Confirmed)
         enqueue = keeper.lock._enqueue
 
@@ -225,12 +231,11 @@ async def test_a_confirmation_after_the_release_was_requested_may_not_be_relied_
 
 async def test_a_slow_store_of_one_table_delays_no_other() -> None:
     slow_faults, objects = HangingFaults(), dict[str, bytes]()
-    slow = MemoryStore(request_timeout_seconds=1_000, faults=slow_faults)
-    quick = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
-    async with slow, quick, keeping(slow, "slow") as blocked, keeping(quick, "quick") as other:
-        slow_faults.hangs = True
-        blocked.lock.acquire(None)
-        other.lock.acquire(None)
+    slow_faults.hangs = True
+    async with (
+        requesting(faults=slow_faults, seconds=1_000, name="slow") as blocked,
+        requesting(objects, name="quick") as other,
+    ):
         await other.wait_for(lease.Confirmed, 3)
         other.lock.release()
         await other.lock.wait_released()
@@ -263,12 +268,10 @@ async def test_a_keeper_notices_a_suspension_of_the_machine_soon_after_its_end(s
     """After a closed laptop is opened, timers are late by the length of the suspension."""
     suspended = SuspendedClock()
     watch = SleepWatch(suspended.monotonic) if shared else None
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
-    async with store, anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
         if watch is not None:
             tasks.start_soon(watch.run)
-        async with keeping(store, settings=LONG_LEASE, clock=suspended.moment, watch=watch) as keeper:
-            keeper.lock.acquire(None)
+        async with requesting(settings=LONG_LEASE, clock=suspended.moment, watch=watch) as keeper:
             await keeper.wait_for(lease.Confirmed)
             suspended.suspended, woke = 3_600.0, anyio.current_time()
             at, _ = await keeper.wait_for(lease.LeaseEnded)
@@ -282,11 +285,9 @@ async def test_one_sleep_watch_checks_the_clock_for_all_keepers() -> None:
     """A thousand keepers that each checked it every second used half as much processor time as their renewals."""
     shared, own = SuspendedClock(), SuspendedClock()
     watch = SleepWatch(shared.monotonic)
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
-    async with store, anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch.run)
-        async with keeping(store, settings=LONG_LEASE, clock=own.moment, watch=watch) as keeper:
-            keeper.lock.acquire(None)
+        async with requesting(settings=LONG_LEASE, clock=own.moment, watch=watch) as keeper:
             await keeper.wait_for(lease.Confirmed)
             await anyio.sleep(SLEEP_CHECK_SECONDS)
             own_before, shared_before = own.readings, shared.readings
@@ -300,9 +301,7 @@ async def test_one_sleep_watch_checks_the_clock_for_all_keepers() -> None:
 async def test_a_keeper_that_has_ended_is_not_watched_any_more() -> None:
     """Otherwise an agent would keep every keeper that it ever had."""
     watch = SleepWatch()
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
-    async with store, keeping(store, watch=watch) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting(watch=watch) as keeper:
         await keeper.wait_for(lease.Confirmed)
         assert list(watch.keepers) == [keeper.lock]
 
@@ -311,14 +310,11 @@ async def test_a_keeper_that_has_ended_is_not_watched_any_more() -> None:
 
 async def test_a_cancelled_keeper_leaves_a_lease_that_expires() -> None:
     objects: dict[str, bytes] = {}
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
-    async with store, keeping(store) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting(objects) as keeper:
         await keeper.wait_for(lease.Confirmed)
         keeper.scope.cancel()
         left = _record(objects)
-        async with keeping(store) as successor:
-            successor.lock.acquire(None)
+        async with requesting(objects) as successor:
             _, refused = await successor.wait_for(lease.LockDenied)
             at, confirmed = await successor.wait_for(lease.Confirmed)
 
@@ -330,9 +326,7 @@ async def test_a_cancelled_keeper_leaves_a_lease_that_expires() -> None:
 
 async def test_the_end_of_a_lease_names_the_new_holder() -> None:
     objects: dict[str, bytes] = {}
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
-    async with store, keeping(store) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting(objects) as keeper:
         await keeper.wait_for(lease.Confirmed)
         objects["memory://locks/t.json"] = render(
             LockRecord(expired=False, valid_until=WALL_MS + 10**9, owner="x")
@@ -344,9 +338,7 @@ async def test_the_end_of_a_lease_names_the_new_holder() -> None:
 
 async def test_a_request_that_is_withdrawn_before_the_acquisition_leaves_no_live_lock() -> None:
     objects: dict[str, bytes] = {}
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
-    async with store, keeping(store) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting(objects) as keeper:
         keeper.lock.release()
         await keeper.lock.wait_released()
 
@@ -568,11 +560,7 @@ async def test_a_keeper_that_is_cancelled_at_any_request_leaves_a_lease_that_exp
             if objects:
                 ends = _record(objects).valid_until
                 assert ends <= clock().wall_ms + round(LEASE.validity * 1000) + 1
-            async with (
-                MemoryStore(request_timeout_seconds=1, objects=objects) as healthy,
-                keeping(healthy) as successor,
-            ):
-                successor.lock.acquire(None)
+            async with requesting(objects, seconds=1) as successor:
                 _, confirmed = await successor.wait_for(lease.Confirmed)
                 assert confirmed.what == "acquired"
     assert cut_offs >= 12, "requests that were cancelled"
@@ -589,9 +577,7 @@ async def test_a_request_that_its_client_cancelled_has_an_unknown_outcome(count:
         raise asyncio.CancelledError
 
     cancelling = AtRequest(count, acted, cancelled)
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, faults=cancelling)
-    async with store, keeping(store) as keeper:
-        keeper.lock.acquire(None)
+    async with requesting(faults=cancelling) as keeper:
         await keeper.wait_for(lease.Confirmed, 2)
         keeper.lock.release()
         await keeper.wait_for(lease.Released)

@@ -15,7 +15,6 @@ from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.takeover import Start
 from lakewarden.events import (
     Abort,
-    Admitted,
     BatchCommitted,
     CommitGranted,
     CommitIntent,
@@ -176,17 +175,6 @@ def _ledger(*entries: LedgerRecord) -> list[Any]:
     return [
         consumed(encode(each), offset, topic=TOPICS.ledger, key=TABLE) for offset, each in enumerate(entries)
     ]
-
-
-def test_the_owner_of_the_tables_partition_admits_it() -> None:
-    log = Log()
-    owner = _owner(log, PLACE)
-    owner.load(0, 0, Position(0, None), [], [])
-
-    owner.consume([_intent(PLACE)], 0.0)
-
-    assert log.published(DeadLetter) == []
-    assert [type(each) for each in log.published(DecisionEvent)] == [Admitted]
 
 
 @pytest.mark.parametrize("replayed", [False, True], ids=["live", "replayed"])

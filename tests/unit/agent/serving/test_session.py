@@ -141,8 +141,7 @@ def record(number: int, offset: int) -> ConsumerRecord:
 
 async def test_records_that_were_fetched_before_a_rebalance_do_not_reach_the_next_owner() -> None:
     """It would start with them, and skip the events before them."""
-    stores: Any = None
-    session: Any = KafkaSession(Lasting(SETTINGS), stores)
+    session = a_session()
     first, former, following = Owner(0), Owner(1), Owner(1, "loading")
     session._owners = {0: first, 1: former}
 

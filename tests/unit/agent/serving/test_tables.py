@@ -49,6 +49,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Scene:
     )
     ledger = [consumed(encode(entry), number, key=TABLE) for number, entry in enumerate(entries)]
     made.owner.load(0, 0, Position(0, None), [], ledger)
+    assert made.owner.tables.states == {}, (
+        "a take-over with a million entries must not cost a state per table"
+    )
     monkeypatch.setattr(clock, "time", SetClock(made.time))
     return made
 
@@ -74,11 +77,6 @@ async def test_a_quiet_table_is_forgotten_and_its_ledger_is_not(quiet: Scene) ->
     state = quiet.owner.tables.states[TABLE]
     assert state.ledger == {"w": CommittedBatch(7, "T7", None)}
     assert (state.losses, state.lost_on) == ({"w": 2}, {"w": PLACES})
-
-
-async def test_a_table_that_only_the_ledger_has_needs_no_state(quiet: Scene) -> None:
-    """A take-over with a million entries must not cost a state per table."""
-    assert quiet.owner.tables.states == {}
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from lakewarden.agent.stores.classify import (
     Answer,
     RequestCondition,
     Row,
-    classify_read,
     classify_write,
     row_of,
 )
 from lakewarden.agent.stores.port import MAX_WHY_CHARACTERS
-from lakewarden.handlers.lease.conditional import Found, IfAbsent, IfMatch, Lost, Refused, Unknown, Won
+from lakewarden.handlers.lease.conditional import IfAbsent, IfMatch, Lost, Refused, Unknown, Won
 
 BEFORE = '"0cc175b9c0f1b6a831c399e269772661"'
 ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
@@ -56,11 +55,6 @@ def test_a_write_that_may_have_been_applied_is_never_refused() -> None:
     for status in (*range(300), *range(500, 501), *range(502, 1000), 408, 409):
         for condition in (ABSENT, MATCH):
             assert not isinstance(classify_write(Answer(status, version=ETAG), condition), Refused), status
-
-
-def test_won_and_found_contain_the_unchanged_etag() -> None:
-    assert classify_write(Answer(200, version=ETAG), ABSENT) == Won(ETAG)
-    assert classify_read(Answer(200, version=ETAG, body=b"x")) == Found(b"x", ETAG)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.answer)

@@ -120,16 +120,3 @@ async def test_the_same_bytes_have_the_same_version_as_on_s3() -> None:
 
         assert third == first
         assert isinstance(await store.write(URI, b"C", IfMatch(second.version)), Lost)
-
-
-async def test_two_stores_with_the_same_objects_share_them() -> None:
-    objects: dict[str, bytes] = {}
-    async with client(objects=objects) as one, client(objects=objects) as two:
-        assert isinstance(await one.write(URI, b"x", IfAbsent()), Won)
-        assert isinstance(await two.write(URI, b"y", IfAbsent()), Lost)
-
-
-async def test_the_store_accepts_any_scheme() -> None:
-    async with client() as store:
-        assert isinstance(await store.write("s3a://bucket/t%20x.json", b"x", IfAbsent()), Won)
-        assert isinstance(await store.read("s3://bucket/t x.json"), Found)

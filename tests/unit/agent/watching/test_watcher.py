@@ -78,25 +78,6 @@ async def test_a_write_is_reported_from_its_request_to_its_commit(table: Table) 
     assert {each.partition for each in completed.markers} == {"p=d0", "p=d1"}
 
 
-async def test_two_watchers_publish_events_with_the_same_ids(table: Table) -> None:
-    """The agent takes the second report for a repeated delivery."""
-    table.create()
-    other = Table(table.root)
-    async with table.watched(table.uri) as one, other.watched(other.uri) as two:
-        await first_round(one, table.uri)
-        await first_round(two, table.uri)
-        table.add(f"timeline/{TIME}.commit.requested")
-        await table.published.until(CommitIntent)
-        await other.published.until(CommitIntent)
-        table.add(f"timeline/{DONE}", recorded("cow-v9", DONE))
-        await table.published.until(CommitCompleted)
-        await other.published.until(CommitCompleted)
-
-    ids = [{each.event_id: each.type for each in found.published} for found in (table, other)]
-    assert ids[0] == ids[1]
-    assert len(ids[0]) == 2
-
-
 async def test_a_table_that_is_not_there_yet_is_watched_when_it_appears(table: Table) -> None:
     with capture_logs() as logs:
         async with table.watched(table.uri) as watcher:
@@ -149,20 +130,12 @@ async def test_an_unknown_table_version_is_logged_once_with_what_is_known(table:
     assert line["why"] == "table version 10 is unknown; known are 6, 8, 9"
 
 
-async def test_tables_below_a_glob_are_found(table: Table) -> None:
-    table.create()
-    (table.root.parent / "no-table").mkdir()
-    async with table.watched(f"file://{table.root.parent}/*") as watcher:
-        await first_round(watcher, table.uri)
-
-        assert set(watcher.tables) == {table.uri}
-
-
 async def test_a_folder_that_can_not_be_listed_hides_no_other_table_of_its_glob(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watcher may lack the right to one folder. It logs this once, and finds a table there when it may list it."""
     table.create()
+    (table.root.parent / "no-table").mkdir()
     secret = Table(table.root.with_name("a-secret")).create()
     readable = False
     folders = TableFiles.folders
