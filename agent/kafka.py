@@ -301,21 +301,15 @@ async def ensure_topics(
     return counts[topics.writers]
 
 
-async def create_topics(
-    admin: AIOKafkaAdminClient,
-    topics: Topics,
-    present: Collection[str],
-    partitions: int,
-    replication: int,
-    *,
-    validate_only: bool = False,
+async def validate_topics(
+    admin: AIOKafkaAdminClient, topics: Topics, present: Collection[str], partitions: int, replication: int
 ) -> list[Any]:
-    """Create the topics that aren't `present`. Return Kafka's answer for each: name, error code (0: success), text.
+    """Kafka's answer to the creation of each topic that isn't `present`: name, error code (0: success), text. It creates none.
 
-    `replication` -1: the brokers' default. `validate_only`: Kafka answers whether it would, and creates none.
+    `replication` -1: the brokers' default.
     """
     wanted = await _missing_topics(admin, topics, present, partitions, replication)
-    return await _create(admin, wanted, validate_only=validate_only)
+    return await _create(admin, wanted, validate_only=True)
 
 
 async def _missing_topics(

@@ -244,7 +244,11 @@ class Stores:
                 if failed is not None and failed is not failed_before:
                     raise type(failed)(str(failed))
                 if root not in self._open:
-                    self._open[root] = await self._open_recording(root)
+                    try:
+                        self._open[root] = await self._open_probed(root)
+                    except StoreProbeError as error:
+                        self._failed[root] = error
+                        raise
         return self._open[root]
 
     async def read(self, uri: str) -> ReadOutcome:
@@ -266,13 +270,6 @@ class Stores:
                 store = self._store(root)
                 self._readers[root] = await self._stack.enter_async_context(store)
         return self._readers[root]
-
-    async def _open_recording(self, root: str) -> ConditionalStore:
-        try:
-            return await self._open_probed(root)
-        except StoreProbeError as error:
-            self._failed[root] = error
-            raise
 
     async def _open_probed(self, root: str) -> ConditionalStore:
         if root.startswith("file://"):

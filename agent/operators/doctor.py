@@ -21,7 +21,7 @@ from aiokafka.errors import (
 
 from lakewarden.agent.clock import wall_ms
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import admin_client, create_topics, start_client
+from lakewarden.agent.kafka import admin_client, start_client, validate_topics
 from lakewarden.agent.locks.commands import locate
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.log import with_coordinator
@@ -146,8 +146,8 @@ async def _check_missing(
 ) -> list[Finding]:
     """Whether an agent with this user may create the topics that are missing: Kafka validates it, and creates none."""
     present = {each.name for each in settings.topics.settings() if each.name not in missing}
-    answers = await create_topics(
-        admin, settings.topics, present, settings.partitions, settings.replication, validate_only=True
+    answers = await validate_topics(
+        admin, settings.topics, present, settings.partitions, settings.replication
     )
     found: list[Finding] = []
     for name, code, *text in answers:

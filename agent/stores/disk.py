@@ -112,9 +112,7 @@ def read(path: ObjectPath) -> ReadOutcome:
             return _read_in(folder, path) or Absent()
     except FileNotFoundError:
         return Absent()
-    except _RefusedError as error:
-        return Refused(str(error), unusable=error.unusable)
-    except OSError as error:
+    except (_RefusedError, OSError) as error:
         return _failure(error)
 
 
@@ -135,9 +133,7 @@ def swap(path: ObjectPath, body: bytes, condition: Condition) -> WriteOutcome | 
             if isinstance(condition, IfMatch)
             else Unknown("a folder of the object was removed during the write")
         )
-    except _RefusedError as error:
-        return Refused(str(error), unusable=error.unusable)
-    except OSError as error:
+    except (_RefusedError, OSError) as error:
         return _failure(error)
 
 
@@ -153,9 +149,7 @@ def remove(path: ObjectPath) -> Refused | Unknown | Busy | None:
             os.fsync(folder)
     except FileNotFoundError:
         return None
-    except _RefusedError as error:
-        return Refused(str(error), unusable=error.unusable)
-    except OSError as error:
+    except (_RefusedError, OSError) as error:
         return _failure(error)
     return None
 
@@ -299,7 +293,9 @@ def _mtime_ns(current: Found | None) -> int:
     return 0 if current is None else int(current.version.partition("-")[0])
 
 
-def _failure(error: OSError) -> Refused | Unknown:
+def _failure(error: _RefusedError | OSError) -> Refused | Unknown:
+    if isinstance(error, _RefusedError):
+        return Refused(str(error), unusable=error.unusable)
     if error.errno in _PERMANENT_ERRNOS:
         return Refused(f"the local disk refused the operation: {error}")
     return Unknown(f"the local disk failed: {error}")

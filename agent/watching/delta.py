@@ -24,7 +24,7 @@ class DeltaFollower(NumberedFollower):
         return log.commit_path(number)
 
     async def _listed(self, since: int) -> Mapping[str, File]:
-        return await self._files.since(log.LOG_FOLDER, log.before(since))
+        return await self._files.below(log.LOG_FOLDER, log.before(since))
 
     def _newest(self, listed: Mapping[str, File]) -> int | None:
         return log.newest_version(listed)

@@ -62,16 +62,12 @@ class TableFiles:
 
         return self._files(await self._request(listed))
 
-    async def below(self, path: str) -> dict[str, File]:
-        return await self._below(path, None)
+    async def below(self, path: str, after: str | None = None) -> dict[str, File]:
+        """The files below a folder. `after`: those whose paths follow it, in alphabetical order."""
 
-    async def since(self, path: str, after: str) -> dict[str, File]:
-        """The files below a folder whose paths follow `after`, in alphabetical order."""
-        return await self._below(path, self._root + after)
-
-    async def _below(self, path: str, offset: str | None) -> dict[str, File]:
         async def listed() -> list[Any]:
             found: list[Any] = []
+            offset = None if after is None else self._root + after
             pages = obstore.list(self._store, self._root + path.rstrip("/"), offset=offset, chunk_size=1_000)
             async for page in pages:
                 found += page
@@ -155,10 +151,7 @@ class Buckets:
             "abfs": settings.azure_endpoint,
         }
         endpoint = endpoints.get(scheme)
-        options: ClientConfig = {
-            "allow_http": endpoint is not None and endpoint.startswith("http://"),
-            "timeout": timedelta(seconds=TIMEOUT_SECONDS),
-        }
+        options = _options(endpoint)
         match scheme:
             case "file":
                 return LocalStore()
@@ -220,11 +213,14 @@ def _vended_s3(bucket: str, access: Mapping[str, str], settings: Settings) -> S3
         **({"session_token": access["s3.session-token"]} if "s3.session-token" in access else {}),
         **({"endpoint": endpoint} if endpoint else {}),
     }
-    options: ClientConfig = {
+    return S3Store(bucket, config=config, client_options=_options(endpoint), retry_config={"max_retries": 0})
+
+
+def _options(endpoint: str | None) -> ClientConfig:
+    return {
         "allow_http": endpoint is not None and endpoint.startswith("http://"),
         "timeout": timedelta(seconds=TIMEOUT_SECONDS),
     }
-    return S3Store(bucket, config=config, client_options=options, retry_config={"max_retries": 0})
 
 
 def _why(error: BaseException) -> str:

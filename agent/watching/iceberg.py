@@ -105,7 +105,7 @@ class CatalogFollower:
         answer = await self._catalog.load(self._name, self._answer)
         if answer is self._answer:
             return Look(now - self._changed_at < ACTIVE_SECONDS)
-        metadata = await self._metadata(answer)
+        metadata = await metadata_in(answer, self._buckets)
         self._locate(metadata, answer.access)
         assert self.uri is not None
         if not self._is_own(self.uri):
@@ -115,7 +115,8 @@ class CatalogFollower:
             return Look(active=False)
         snapshots, is_whole = metadata.since(self._newest)
         if not is_whole and not answer.is_whole:
-            metadata = await self._metadata(await self._catalog.load(self._name, None, whole=True))
+            answered = await self._catalog.load(self._name, None, whole=True)
+            metadata = await metadata_in(answered, self._buckets)
             snapshots, is_whole = metadata.since(self._newest)
         if not is_whole:
             self._report_cut()
@@ -123,9 +124,6 @@ class CatalogFollower:
 
     def _forget(self) -> None:
         self.began, self._answer, self._newest, self._stuck = False, None, None, None
-
-    async def _metadata(self, answer: CatalogAnswer) -> iceberg.TableMetadata:
-        return await metadata_in(answer, self._buckets)
 
     def _locate(self, metadata: iceberg.TableMetadata, access: Mapping[str, str]) -> None:
         files = files_of(metadata.location, self._buckets, access)

@@ -1,7 +1,5 @@
 """The answers of Google and Azure, and stores that connect to a test server instead."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Fixtures for the clouds and their buckets."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.contract.clouds import AZURE, GOOGLE, SECRET, Cloud, RealBucket

@@ -1,7 +1,5 @@
 """Connections to Google and Azure that break or hang: the outcome is unknown, and the request is never resent."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The tests compare whole requests, because the emulators don't accept everything 
 fake-gcs-server doesn't know `x-goog-if-generation-match` (see `tests/servers/gcs.py`).
 """
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 
 import obstore

@@ -1,7 +1,5 @@
 """Properties of the local store alone: paths, versions, file locks, and crashes during a write."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

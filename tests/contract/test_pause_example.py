@@ -1,7 +1,5 @@
 """`docs/examples/pause.py` prints the transcripts that docs/pause.md shows."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The probe recognises a store that ignores conditions, with four requests at most."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

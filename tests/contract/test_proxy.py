@@ -1,7 +1,5 @@
 """Each fault of the proxy has the effect that its name promises, on the client and on the store."""
 
-from __future__ import annotations
-
 import pytest
 
 from lakewarden.agent.stores.s3 import S3Options, S3Store

@@ -3,8 +3,6 @@
 The outcomes are repeated here, so that an accidental change of a row fails a test.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Final, NamedTuple

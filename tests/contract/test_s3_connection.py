@@ -4,8 +4,6 @@ A missing or wrong setting is *refused*, and the reason says what to set. A tran
 a handshake) is *unknown*. In both cases nothing is sent, and no restart is needed after the cause was removed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import ssl

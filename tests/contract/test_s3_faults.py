@@ -4,8 +4,6 @@ Each request must reach the server **once**. botocore and aiohttp resend by defa
 its own first attempt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections import Counter

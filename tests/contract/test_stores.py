@@ -5,8 +5,6 @@ writes of the XML API, which obstore uses. `tests/servers/gcs.py` translates bet
 compares the bytes that obstore sends to Google.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import anyio

@@ -1,7 +1,5 @@
 """Several processes that write one object, on the local disk and on servers for S3, Google and Azure (see `test_stores.py`)."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -203,12 +203,12 @@ class PartitionOwner:
         if replay.newer is not None:
             self._refuse_partition(replay.newer, _REFUSED)
             return
-        self.seen.compare(checkpoint, gaps, replay.decided, end, ledger_beginning)
+        self.seen.compare(checkpoint, gaps, replay.published.all(), end, ledger_beginning)
         self._safe = self.seen.checkpoint(start, decisions_position)
         if self.seen.writers_replaced:
             self.tables.ledger.drop_offsets()
         self.tables.repeat_entries()
-        if replay.term not in (None, self.records.term):
+        if replay.published.term not in (None, self.records.term):
             takeovers.others = max(takeovers.others, takeovers.own + 1)
         replay.start(end)
         self._progress.phase = "replaying"
@@ -273,7 +273,9 @@ class PartitionOwner:
             return
         self.tables.note_event(event.table, record.offset)
         if isinstance(event, events.CommitIntent):
-            self._positions.on_intent(record.offset, self.replay.next_position() or self._decisions_end())
+            self._positions.on_intent(
+                record.offset, self.replay.published.next_position() or self._decisions_end()
+            )
         if self.phase == "replaying":
             self.replay.apply_event(state, event, record.offset)
             return

@@ -57,7 +57,8 @@ class Replay:
         self.aborted: set[Subject] = set()
         """Transactions of which the log has an abort, until the end of the replay."""
         self._without_footprint: dict[Subject, int] = {}
-        self._published = PublishedDecisions(Position(0, None), ())
+        self.published = PublishedDecisions(Position(0, None), ())
+        """The decisions that are not applied yet."""
         self._progress = progress
         self._tables = tables
         self._records = records
@@ -66,10 +67,10 @@ class Replay:
 
     def read_decisions(self, start: Position, records: Iterable[ConsumerRecord]) -> None:
         """Read the next decisions. `start`: the position of the first of all."""
-        if self._published.start != start:
-            self._published = PublishedDecisions(start, ())
+        if self.published.start != start:
+            self.published = PublishedDecisions(start, ())
         for offset, decision in decisions_in(records, self._undecodable, self._on_newer_decision):
-            self._published.add(offset, decision)
+            self.published.add(offset, decision)
 
     def _on_newer_decision(self, reason: str) -> None:
         self.newer = self.newer or reason
@@ -78,23 +79,12 @@ class Replay:
         for entry in decoded_all(events.LEDGER_EVENT, records, self._undecodable):
             self._tables.ledger.add(entry)
 
-    @property
-    def term(self) -> str | None:
-        return self._published.term
-
-    @property
-    def decided(self) -> list[events.DecisionEventUnion]:
-        return self._published.all()
-
-    def next_position(self) -> Position | None:
-        """The position in `decisions` of the first one that is not applied yet, or None if all are."""
-        return self._published.next_position()
-
     def start(self, until: int) -> None:
         """Decisions and ledger have been read. Apply what follows up to `until`."""
         self.until = until
-        self.aborted = {subject(each) for each in self.decided if isinstance(each, events.Abort)}
-        self._without_footprint = without_footprint(self.decided)
+        decided = self.published.all()
+        self.aborted = {subject(each) for each in decided if isinstance(each, events.Abort)}
+        self._without_footprint = without_footprint(decided)
 
     def apply_event(self, state: TableState, event: events.WriterEventUnion, offset: int) -> None:
         """Apply an event to its table, without deciding on it."""
@@ -108,7 +98,7 @@ class Replay:
 
     def apply_decisions(self, up_to: int | None) -> None:
         """Apply the decisions whose cause is at most at this offset in `writers`; all that are left if it is None."""
-        for decision in self._published.pop_due(up_to):
+        for decision in self.published.pop_due(up_to):
             state = self._tables.states.get(decision.table)
             if state is not None and decision.table not in self._tables.stopped:
                 apply = partial(replay_decision, state, decision, monotonic())
@@ -117,11 +107,11 @@ class Replay:
 
     def finish(self) -> None:
         """The owner is live at the end of the log, and has applied all decisions: decide what they leave outstanding."""
-        replayed = len(self._published)
+        replayed = len(self.published)
         tables, missing = self._tables, self._seen.missing
         if missing is None:  # otherwise a grant of a former owner may be what the log lacks
-            tables.locks.former_terms = self._published.terms_before(self._records.term)
-        self._published = PublishedDecisions(Position(0, None), ())
+            tables.locks.former_terms = self.published.terms_before(self._records.term)
+        self.published = PublishedDecisions(Position(0, None), ())
         with tables.memory.held():
             self._stop_failed()
             self.aborted.clear()

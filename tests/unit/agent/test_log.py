@@ -1,7 +1,5 @@
 """Reading a topic up to its end, whose end Kafka may lose meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The settings: defaults, sources, and the errors of invalid values."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of existing topics that weaken a promise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The cache of Kafka's jars is complete or absent, even if the download fails or is interrupted."""
 
-from __future__ import annotations
-
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The choice of Java, and the errors without one. Fake `java` programs print what real ones do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

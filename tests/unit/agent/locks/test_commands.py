@@ -1,7 +1,5 @@
 """The manual release of a lock, over a store that loses answers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

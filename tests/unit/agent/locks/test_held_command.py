@@ -1,7 +1,5 @@
 """The start of a command under a lock. tests/real/locks/test_lock_hold.py tests the rest with real locks."""
 
-from __future__ import annotations
-
 import os
 import signal
 

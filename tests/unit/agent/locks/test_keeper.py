@@ -1,7 +1,5 @@
 """The keeper over a store with faults, on asyncio in real time and on trio in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """The locks of a partition's tables: where they are, a store that refuses or hangs, and their release."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The back-off between sessions grows until a session was healthy for a minute."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Whatever the decoder accepts can be answered: no input at a limit raises, stops a table, or makes a record too large."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

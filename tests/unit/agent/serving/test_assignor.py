@@ -1,7 +1,5 @@
 """The assignor between aiokafka's coordinator and the rules of the assignment."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from typing import Any
 

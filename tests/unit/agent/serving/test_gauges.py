@@ -1,7 +1,5 @@
 """What a scrape finds in the owners of partitions."""
 
-from __future__ import annotations
-
 import pytest
 
 from lakewarden.agent.clock import monotonic

@@ -1,7 +1,5 @@
 """What lives long is frozen, so that full garbage collections stay short."""
 
-from __future__ import annotations
-
 import pytest
 
 from lakewarden.agent.serving import lasting

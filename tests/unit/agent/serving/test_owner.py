@@ -1,7 +1,5 @@
 """The owner of a partition: what it refuses, which writers and grants it judges and when, and its pause in a rebalance."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

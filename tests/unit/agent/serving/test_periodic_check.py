@@ -1,7 +1,5 @@
 """The periodic check with a simulated clock and a simulated Kafka."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest.mock import AsyncMock, MagicMock, call

@@ -3,8 +3,6 @@
 The clock is a variable: each part takes as long as it is allowed to.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

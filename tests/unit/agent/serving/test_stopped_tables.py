@@ -1,7 +1,5 @@
 """An unexpected error in one table stops that table. The agent and the other tables continue."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any

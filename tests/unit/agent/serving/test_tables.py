@@ -1,7 +1,5 @@
 """A table without events is forgotten; what the ledger has of it is found again when it is used."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

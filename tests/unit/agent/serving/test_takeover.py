@@ -1,7 +1,5 @@
 """One partition of an agent in memory: Kafka, which tests cut, truncate and create again, and the agents that take it over."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Properties of the whole table; `tests/contract/test_s3_answers.py` tests each row against a server."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The in-memory store: faults before and after the store acts, on a virtual clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

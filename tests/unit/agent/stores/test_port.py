@@ -1,7 +1,5 @@
 """Many simultaneous requests to a store that serves one at a time, on a virtual clock: none times out."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from typing import Any
 

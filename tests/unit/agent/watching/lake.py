@@ -1,7 +1,5 @@
 """Tables on a local disk, and the events that a watcher publishes of them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Iceberg tables of a catalog: what a watcher asks a REST server, what it makes of the answers, and what it says of failures."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import struct

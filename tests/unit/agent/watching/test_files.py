@@ -1,7 +1,5 @@
 """The watcher uses the same region of S3 as the locks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How a watcher publishes while Kafka refuses, or while its client has ended: it sends the same events with a new client."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What a look at a Hudi table lists."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

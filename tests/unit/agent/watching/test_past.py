@@ -1,7 +1,5 @@
 """What `lakewarden assess` reads of tables on a disk, with files that the formats wrote."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The events of an observation."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

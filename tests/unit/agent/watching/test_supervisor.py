@@ -1,7 +1,5 @@
 """The agent's watcher as a child process: its start, its instructions, its failures and its end."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import AsyncIterator, Iterable

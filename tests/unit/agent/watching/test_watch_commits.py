@@ -1,7 +1,5 @@
 """The watcher of tables that show commits only, on a local disk with files that the formats wrote."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 
