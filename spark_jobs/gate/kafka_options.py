@@ -4,6 +4,7 @@ What else aiokafka's clients accept is decided by the gate (`acks`, offsets, gro
 """
 
 import dataclasses
+import inspect
 import ssl
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -39,43 +40,6 @@ _INSTEAD = {
     "sasl_kerberos_service_name": "Kerberos isn't supported (docs/security.md)",
     "sasl_kerberos_domain_name": "Kerberos isn't supported (docs/security.md)",
 }
-_OF_THE_GATE = frozenset(
-    [
-        "acks",
-        "enable_idempotence",
-        "linger_ms",
-        "max_batch_size",
-        "max_request_size",
-        "transactional_id",
-        "transaction_timeout_ms",
-        "partitioner",
-        "key_serializer",
-        "value_serializer",
-        "key_deserializer",
-        "value_deserializer",
-        "group_id",
-        "group_instance_id",
-        "enable_auto_commit",
-        "auto_offset_reset",
-        "auto_commit_interval_ms",
-        "isolation_level",
-        "max_poll_records",
-        "max_poll_interval_ms",
-        "session_timeout_ms",
-        "heartbeat_interval_ms",
-        "rebalance_timeout_ms",
-        "consumer_timeout_ms",
-        "partition_assignment_strategy",
-        "fetch_max_wait_ms",
-        "fetch_max_bytes",
-        "fetch_min_bytes",
-        "max_partition_fetch_bytes",
-        "check_crcs",
-        "exclude_internal_topics",
-        "loop",
-        "api_version",
-    ]
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,9 +106,11 @@ def _check_objects(objects: Mapping[str, Any], compression: object) -> None:
 
 
 def _why_refused(name: str) -> str:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
     if name in _INSTEAD:
         return f"can't be set: {_INSTEAD[name]}"
-    if name in _OF_THE_GATE:
+    if any(name in inspect.signature(client).parameters for client in (AIOKafkaProducer, AIOKafkaConsumer)):
         return "can't be set: the gate's guarantees depend on its own value"
     near = get_close_matches(name, _KNOWN, n=1)
     return "is unknown" + (f"; did you mean {near[0]}?" if near else "; docs/writers.md lists the options")
