@@ -236,7 +236,7 @@ class JavaTable:
         environment = paimon.table.CatalogEnvironment(
             identifier,
             None,
-            FencedCatalogLoader(catalog),
+            catalog,
             None,
             None,
             None,
@@ -258,23 +258,8 @@ class JavaTable:
             committer.close()
 
 
-class FencedCatalogLoader:
-    """Java's `CatalogLoader` of one catalog."""
-
-    def __init__(self, catalog: FencedCatalog) -> None:
-        self._catalog = catalog
-
-    def load(self) -> FencedCatalog:
-        return self._catalog
-
-    class Java:
-        """Read by py4j."""
-
-        implements = ("org.apache.paimon.catalog.CatalogLoader",)
-
-
 class FencedCatalog:
-    """Java's `Catalog` for one commit: it publishes by `FencedCommit`."""
+    """Java's `Catalog` for one commit, and its `CatalogLoader`: it publishes by `FencedCommit`."""
 
     def __init__(self, jvm: Any, table: Any, fenced: FencedCommit, labels: dict[str, str]) -> None:
         self._jvm = jvm
@@ -300,6 +285,9 @@ class FencedCatalog:
         raise RuntimeError(f"other commits took the id of the snapshot {MAX_TRIES} times")
 
     # what Java calls
+
+    def load(self) -> FencedCatalog:
+        return self
 
     def commitSnapshot(self, identifier: Any, uuid: Any, snapshot: Any, statistics: Any) -> bool:  # noqa: ARG002
         """Publish a snapshot. Return whether it is in the table. If not, Java removes the manifests that it merged for it."""
@@ -337,7 +325,7 @@ class FencedCatalog:
     class Java:
         """Read by py4j."""
 
-        implements = ("org.apache.paimon.catalog.Catalog",)
+        implements = ("org.apache.paimon.catalog.Catalog", "org.apache.paimon.catalog.CatalogLoader")
 
 
 def _with_java_fields(snapshot: Any) -> bytes:
