@@ -10,7 +10,7 @@ The rooms, each of which imports only those below it:
 
 - `jobs/`: programs: conflicts to Parquet, the demo's writer.
 - `commit_gate.py`: `CommitGate`, the public gate.
-- `streaming/`: a transaction for each micro-batch, cancelling its Spark jobs, stopping a query.
+- `streaming/`: a transaction for each micro-batch, and cancelling its Spark jobs.
 - `sinks/`: the contract for table formats, `DeltaSink`, `HudiSink`, `IcebergSink` and `PaimonSink`.
 - `gate/`: the writer's side of the protocol. `gate/gate.py` is the place to start reading.
 

@@ -17,14 +17,13 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-from lakewarden.events import DEFAULT_PREFIX, canonical_table
+from lakewarden.events import canonical_table
 from lakewarden.spark_jobs.commit_gate import CommitGate
-from lakewarden.spark_jobs.jobs.options import add_kafka_options, add_master, log_warnings_to_stderr, setting
-from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.jobs.options import add_kafka, add_master, log_warnings_to_stderr, setting
+from lakewarden.spark_jobs.jobs.spark_session import reason, spark_session
 from lakewarden.spark_jobs.sinks.java import gateway_of, java_exception, java_text
 from lakewarden.spark_jobs.sinks.paimon.compaction import PaimonCompactor, Stopped
 from lakewarden.spark_jobs.sinks.paimon.java_table import packages
-from lakewarden.spark_jobs.streaming.stopping import reason
 
 
 def run(compactor: PaimonCompactor, stop: threading.Event, *, once: bool, every: float) -> int:
@@ -101,7 +100,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lakewarden.spark_jobs.jobs.compact", description=__doc__.split("\n", maxsplit=1)[0]
     )
-    parser.add_argument("--bootstrap-servers", required=True, help="Kafka, host:port[,host:port…]")
     parser.add_argument(
         "--table", required=True, type=_table, help="URI or absolute path of the Paimon table"
     )
@@ -130,8 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         type=setting,
         help="an option of the table's store, as PaimonSink has it in catalog_options; repeatable",
     )
-    parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
-    add_kafka_options(parser, "what CommitGate takes as `kafka`")
+    add_kafka(parser, "what CommitGate takes as `kafka`")
     add_master(parser)
     return parser
 

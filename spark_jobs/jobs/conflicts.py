@@ -32,13 +32,13 @@ from pydantic import AwareDatetime, BaseModel
 from lakewarden.events import DEFAULT_PREFIX, PROTOCOL, ConflictDetected, Topics
 from lakewarden.spark_jobs.jobs.options import (
     add_format,
-    add_kafka_options,
+    add_kafka,
     add_master,
     log_warnings_to_stderr,
     session_for,
 )
+from lakewarden.spark_jobs.jobs.spark_session import run_until_stopped
 from lakewarden.spark_jobs.jobs.table_formats import Format, start_writing
-from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -200,13 +200,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lakewarden.spark_jobs.conflicts_job", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--bootstrap-servers", required=True, help="Kafka, host:port[,host:port…]")
     parser.add_argument("--output", required=True, help="folder or URI, or the name of an Iceberg table")
     add_format(parser, "--format")
     parser.add_argument("--checkpoint", required=True, help="folder or URI of Spark's checkpoint")
     parser.add_argument("--once", action="store_true", help="read the records that exist now, then exit")
-    parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
-    add_kafka_options(parser, "settings of Spark's Kafka source without their prefix `kafka.`")
+    add_kafka(parser, "settings of Spark's Kafka source without their prefix `kafka.`")
     add_master(parser)
     return parser
 

@@ -42,7 +42,7 @@ from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
 from lakewarden.spark_jobs.gate.observer import GateEvent, Step
 from lakewarden.spark_jobs.jobs.options import log_warnings_to_stderr
-from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.jobs.spark_session import run_until_stopped, spark_session
 from lakewarden.spark_jobs.jobs.table_formats import session_settings
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.delta.sink import DeltaSink
@@ -50,7 +50,6 @@ from lakewarden.spark_jobs.sinks.hudi.sink import HudiSink
 from lakewarden.spark_jobs.sinks.iceberg.sink import IcebergSink
 from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
 from lakewarden.spark_jobs.sinks.releases import DELTA, HUDI, ICEBERG, TableFormat
-from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.events import DEFAULT_PREFIX
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
 from lakewarden.spark_jobs.jobs.table_formats import FORMATS, Format, session_settings
 from lakewarden.spark_jobs.sinks import releases
@@ -74,8 +75,10 @@ def setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_kafka_options(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the option of Kafka's client settings. `what`: whose names they have."""
+def add_kafka(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the options of the connection to Kafka. `what`: whose names the client's settings have."""
+    parser.add_argument("--bootstrap-servers", required=True, help="Kafka, host:port[,host:port…]")
+    parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
     parser.add_argument(
         "--kafka-options",
         type=json_object,

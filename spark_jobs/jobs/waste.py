@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lakewarden.spark_jobs.jobs.options import add_format, add_master, log_warnings_to_stderr, session_for
+from lakewarden.spark_jobs.jobs.spark_session import reason
 from lakewarden.spark_jobs.jobs.table_formats import Format, read, replace_days
-from lakewarden.spark_jobs.streaming.stopping import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

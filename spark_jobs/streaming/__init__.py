@@ -1,1 +1,1 @@
-"""Micro-batches as transactions, cancelling their Spark jobs, and stopping a query."""
+"""Micro-batches as transactions, and cancelling their Spark jobs."""

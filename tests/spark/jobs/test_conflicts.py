@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession, functions as f
 
 from lakewarden.events import ConflictDetected, ConflictEntry, encode
 from lakewarden.spark_jobs.jobs.conflicts import conflicts, missing_right, struct_of
-from lakewarden.spark_jobs.streaming.stopping import reason
+from lakewarden.spark_jobs.jobs.spark_session import reason
 from tests.kafka_fixture import KafkaServer, administering
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.spark_jobs.jobs.options import add_kafka_options, setting
+from lakewarden.spark_jobs.jobs.options import add_kafka, setting
 
 SECRET = "planted-hunter2"
 
 
 def kafka_options(text: str) -> dict[str, object]:
     parser = argparse.ArgumentParser(prog="job")
-    add_kafka_options(parser, "settings")
-    found: dict[str, object] = parser.parse_args(["--kafka-options", text]).kafka_options
+    add_kafka(parser, "settings")
+    found: dict[str, object] = parser.parse_args(
+        ["--bootstrap-servers", "b:1", "--kafka-options", text]
+    ).kafka_options
     return found
 
 
