@@ -33,7 +33,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
+from lakewarden.events import Marker, Operation
 from lakewarden.handlers.partition_spelling import (
     HIVE_NULL,
     PAIMON_NULL,
@@ -47,7 +47,7 @@ from lakewarden.handlers.partition_spelling import (
     moment,
     number_text,
 )
-from lakewarden.spark_jobs.gate.scope import BatchScope
+from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -154,10 +154,7 @@ class PartitionPaths:
             partitions = [tuple(row) for row in rows]
         if len(partitions) > MAX_PARTITIONS:
             return None
-        paths = dict.fromkeys(self.path(partition) for partition in partitions)
-        return BatchScope(
-            tuple(Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge") for path in paths)
-        )
+        return BatchScope(as_markers(dict.fromkeys(map(self.path, partitions))))
 
     def _component(self, name: str, value: Any) -> str:
         spelling = self._spelling

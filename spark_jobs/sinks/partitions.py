@@ -9,7 +9,7 @@ shuffle. How many they are is known after the job that persists them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -18,7 +18,6 @@ from itertools import chain, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from lakewarden.events import ALL_FILE_GROUPS, Marker
 from lakewarden.handlers.partition_spelling import moment
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
@@ -281,10 +280,3 @@ def _repeats(
     )
     counted = identified.groupBy(*named, *others).agg(f.count("*").alias("rows"))
     return counted.groupBy(*named).agg(f.max("rows").alias("most")).where("most IS NOT NULL")
-
-
-def merge_markers(paths: Iterable[str]) -> tuple[Marker, ...]:
-    """Return the markers of a statement that rewrites these partitions."""
-    return tuple(
-        Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge") for path in dict.fromkeys(paths)
-    )

@@ -166,15 +166,6 @@ HUDI: Final = TableFormat(
 FORMATS: Final = {"delta": DELTA, "iceberg": ICEBERG, "hudi": HUDI}
 
 
-@dataclass(frozen=True, slots=True)
-class FormatVersion:
-    """A release of a table format in a Spark session."""
-
-    version: str
-    unhooked: str | None
-    """Why its commit can't be put under the grant alone, or None if it can."""
-
-
 def minor(version: str) -> str:
     """Return the minor release: `4.0` of 4.0.5."""
     return ".".join(version.split(".")[:2])

@@ -1,18 +1,30 @@
 """What `DeltaSink` and `IcebergSink` share: their options, their scope, and the batch in the names and types of the table.
 
-The format's own Spark statement writes the batch, in one of three modes, and only its commit is under the grant.
+The format's own Spark statement writes the batch, in one of three modes, and only its commit is under the grant. Where the hook
+into the commit can't be used, the whole statement is (`run_under_grant`). The format's own conflict check decides whether it
+commits, as without the gate. What is lost:
+
+| with the hook | under one grant |
+| --- | --- |
+| statements compute side by side, and only commits wait | the statements of all partitions wait for one another |
+| the lease is checked right before the commit | a driver that was paused beyond its lease commits if the format's check lets it |
+| what was staged and refused is removed | it stays until the format's own clean-up |
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakewarden.events import ConflictRule
+from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
+from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.gate.scope import as_markers
+from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.assignment import naming_values
 from lakewarden.spark_jobs.sinks.contract import Sink
-from lakewarden.spark_jobs.sinks.merge import unused
+from lakewarden.spark_jobs.sinks.java import java_text
 from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     Field,
@@ -20,13 +32,18 @@ from lakewarden.spark_jobs.sinks.partitions import (
     PartitionScope,
     content_of,
     is_persisted,
-    merge_markers,
 )
-from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_comparable
+from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_comparable, unused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+COST = (
+    "each statement has the grant from its start to its end, so writers of this table wait for one another's whole "
+    "statements, also in other partitions"
+)
+"""For the warning of a sink."""
 
 
 class Layout(Protocol):
@@ -89,7 +106,7 @@ class SparkSink(Sink, Generic[L]):
         rows, stored = self._with_stored(self._rows(batch, layout, upsert), layout, upsert)
         with naming_values(batch, layout.columns, self.table):
             content = self._content(rows, layout, upsert, stored, persisted=is_persisted(batch))
-        markers = merge_markers(layout.paths_of(content.partitions))
+        markers = as_markers(dict.fromkeys(layout.paths_of(content.partitions)))
         return PartitionScope(markers, content, layout.fields, upsert.keys, batch)
 
     @abstractmethod
@@ -128,3 +145,32 @@ class SparkSink(Sink, Generic[L]):
         self, rows: DataFrame, layout: L, upsert: Upsert, stored: Mapping[str, str], *, persisted: bool
     ) -> BatchContent:
         return content_of(rows, layout.fields, upsert.keys, self.table, persisted=persisted, stored=stored)
+
+
+def run_under_grant(
+    txn: Transaction,
+    statement: Callable[[], object],
+    committed: CommitLookup,
+    is_conflict: Callable[[Exception], bool],
+) -> None:
+    """Request the grant and execute the statement. `is_conflict` returns whether the format's check refused the commit."""
+
+    def version() -> str | None:
+        return None if txn.batch_id is None else committed(txn.writer, txn.batch_id)
+
+    txn.check()
+    with txn.commit() as grant:
+        grant.check()
+        try:
+            statement()
+        except Exception as error:
+            # A commit whose answer was lost can look like a conflict with itself.
+            if txn.batch_id is None or not is_conflict(error) or version() is not None:
+                raise
+            raise BaseChanged(
+                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}; nothing was "
+                f"published; the batch must be computed again; table={txn.table} writer={txn.writer} transaction={txn.id}"
+            ) from error
+        grant.version = version()
+        if txn.batch_id is not None and grant.version is None:
+            raise RuntimeError("the statement succeeded, and the table doesn't show its batch")

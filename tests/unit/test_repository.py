@@ -111,7 +111,7 @@ AGAINST_THE_DESIGN = [
     ),
     (
         "spark_jobs/gate",
-        "from lakewarden.spark_jobs.sinks import merge",
+        "from lakewarden.spark_jobs.sinks import upsert",
         "Floors of spark_jobs",
     ),
     ("spark_jobs/gate", "import pyspark", "The gate needs no Spark"),

@@ -22,6 +22,10 @@ How the statement ended decides the outcome, in this order:
    makes Delta find its own commit.
 4. Delta reports a conflict: nothing was published, `BaseChanged`.
 5. Otherwise the outcome is unknown.
+
+The interface is internal to Delta. A release may change its methods, or when it calls them. So it is compared with what the sink
+implements (`require_release`). A method that the sink lacks would fail in the middle of a commit. Without the observer the whole
+statement is granted (`sinks/spark_sink.py`).
 """
 
 from __future__ import annotations
@@ -37,21 +41,29 @@ from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, Unsupporte
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog
-from lakewarden.spark_jobs.sinks.delta.release import OBSERVER
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
     elements,
     gateway_of,
     is_instance,
     java_causes,
+    java_class,
     java_text,
     java_type,
+    threads_are_pinned,
 )
+from lakewarden.spark_jobs.sinks.releases import DELTA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lakewarden.spark_jobs.gate.transaction import Transaction
+
+OBSERVER = "org.apache.spark.sql.delta.TransactionExecutionObserver"
+
+_STATIC = 8
+"""A bit of `java.lang.reflect.Modifier`. Scala adds static methods, those of the companion object."""
+
 
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 """Text that Delta writes into the session's commits. The sink names its transaction there, unless the user has set it."""
@@ -314,3 +326,30 @@ def transaction_label(txn: Transaction) -> str:
 def is_conflict(error: Exception) -> bool:
     """Return whether Delta's conflict check raised this."""
     return any(is_instance(java, CONFLICT) for java in java_causes(error))
+
+
+def require_release(spark: SparkSession, *, untried: bool) -> str | None:
+    """Return why the commit can't be put under the grant alone, or None if it can.
+
+    Raise `UnsupportedSpark` if Delta is missing from the session, or its release is unknown and not `untried`.
+    """
+    try:
+        version = str(java_class(spark, "io.delta.package$").getField("MODULE$").get(None).VERSION())
+    except Exception as error:
+        raise DELTA.missing(spark.version) from error
+    DELTA.require(version, spark.version, untried=untried)
+    differing = DELTA.differing(_methods(spark))
+    if differing:
+        return f"Delta Lake {version} has another {OBSERVER}: {', '.join(differing)} differ"
+    if not threads_are_pinned():
+        return "PySpark doesn't pin its threads: PYSPARK_PIN_THREAD is not true"
+    return None
+
+
+def _methods(spark: SparkSession) -> set[str]:
+    """Return the names of the observer's methods, or none if the release has no observer."""
+    try:
+        methods = java_class(spark, OBSERVER).getMethods()
+    except Exception:  # noqa: BLE001 - py4j raises what Java throws for a missing class
+        return set()
+    return {str(method.getName()) for method in methods if not method.getModifiers() & _STATIC}

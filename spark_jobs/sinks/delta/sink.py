@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.scope import as_markers
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT, NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import (
@@ -29,19 +30,17 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
     USER_METADATA,
     CommitObserver,
     is_conflict,
+    require_release,
     transaction_label,
 )
-from lakewarden.spark_jobs.sinks.delta.release import require_release
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
     computed_once,
     known_content,
-    merge_markers,
     quoted,
 )
-from lakewarden.spark_jobs.sinks.releases import FormatVersion
-from lakewarden.spark_jobs.sinks.spark_sink import SparkSink
+from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.sinks.upsert import (
     Upsert,
@@ -49,7 +48,6 @@ from lakewarden.spark_jobs.sinks.upsert import (
     inexact_keys,
     require_columns,
 )
-from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +79,8 @@ class DeltaSink(SparkSink[Metadata]):
     def _find(self, table: str) -> None:
         self._location = table if is_location(table) else location_of(table)
         self._uri = canonical_table(self._location)
-        self._release: FormatVersion | None = None
+        self._unhooked: str | None = None
+        """Why whole statements are granted, if they are."""
         self._fence: Fence | None = None
         self._warned_of_gap = False
         self._last_batches = LastBatches()
@@ -110,13 +109,10 @@ class DeltaSink(SparkSink[Metadata]):
         return find_batch(table.history(writer), batch_id, f"table={self.table} writer={writer}")
 
     def _open(self, spark: SparkSession) -> TableLog:
-        if self._release is None:
-            self._release = require_release(spark, untried=self._untried_release)
-            if self._release.unhooked is not None:
-                log.warning(
-                    "delta.whole-statements", table=self.table, reason=self._release.unhooked, cost=COST
-                )
         if self._fence is None:
+            self._unhooked = require_release(spark, untried=self._untried_release)
+            if self._unhooked is not None:
+                log.warning("delta.whole-statements", table=self.table, reason=self._unhooked, cost=COST)
             self._fence = Fence(spark, self._location)
         with self._fence.selected():
             table = TableLog(spark, self._location)
@@ -137,11 +133,6 @@ class DeltaSink(SparkSink[Metadata]):
     def _by_path(self) -> str:
         """The table's name in SQL. Unlike `DataFrameWriter.save`, writes by a name convert types, from Delta 4.3 on."""
         return f"delta.{quoted(self._location)}"
-
-    @property
-    def _hooked(self) -> bool:
-        assert self._release is not None, "the table is opened first"
-        return self._release.unhooked is None
 
     def _supported(self, spark: SparkSession, table: TableLog) -> Metadata:
         """Return the table's metadata.
@@ -216,7 +207,7 @@ class DeltaSink(SparkSink[Metadata]):
         def append(identity: Identity) -> None:
             _with_sources(batch, metadata.columns).writeTo(self._by_path).options(**identity).append()
 
-        if self._hooked:
+        if self._unhooked is None:
             self._execute(append, txn, table, batch.sparkSession, touch_files)
             return
         with computed_once(batch, batch):
@@ -244,7 +235,7 @@ class DeltaSink(SparkSink[Metadata]):
             content = content or self._content(rows, metadata, upsert, stored, persisted=True)
             if not content.partitions:
                 return
-            txn.touch_all(merge_markers(metadata.paths_of(content.partitions)))
+            txn.touch_all(as_markers(dict.fromkeys(metadata.paths_of(content.partitions))))
             if self._mode == "overwrite":
                 self._execute(overwrite, txn, table, rows.sparkSession)
                 return
@@ -272,7 +263,7 @@ class DeltaSink(SparkSink[Metadata]):
         prepared: Callable[[Iterator[dict[str, Any]]], object] = lambda _: None,
     ) -> None:
         """Execute a statement with its commit under the grant, or the whole of it where there is no hook."""
-        if not self._hooked:
+        if self._unhooked is not None:
             self._warn_of_gap(table.java)
             run_under_grant(txn, lambda: statement(_identity(txn)), self.committed, is_conflict)
         else:

@@ -21,7 +21,7 @@ _ONE_PROCESS = "org.apache.hudi.client.transaction.lock.InProcessLockProvider"
 FILE_LOCK_MINUTES = "5"
 """After this time another writer takes over the lock file of a driver that was killed. Hudi's default is never."""
 
-_PROVIDER = "hoodie.write.lock.provider"
+PROVIDER = "hoodie.write.lock.provider"
 _CALLBACKS = "hoodie.client.init.callback.classes"
 _OPERATION = "hoodie.datasource.write.operation"
 HIVE_STYLE = "hoodie.datasource.write.hive_style_partitioning"
@@ -98,15 +98,15 @@ def table_options(
             raise ValueError(
                 f"{key}={given[key]} is not supported: {why}; leave it out, or set {value}; table={name}"
             )
-    if given.get(_PROVIDER) == _ONE_PROCESS:
+    if given.get(PROVIDER) == _ONE_PROCESS:
         raise ValueError(
-            f"{_PROVIDER}={_ONE_PROCESS} excludes only the writers of one process; leave it out, or set the provider that "
+            f"{PROVIDER}={_ONE_PROCESS} excludes only the writers of one process; leave it out, or set the provider that "
             f"the table's other writers use; table={name}"
         )
     own = {
         "hoodie.table.name": name,
         _OPERATION: operation,
-        _PROVIDER: FILE_LOCK if local else STORAGE_LOCK,
+        PROVIDER: FILE_LOCK if local else STORAGE_LOCK,
         "hoodie.write.lock.filesystem.expire": FILE_LOCK_MINUTES,
     }
     if keys:
@@ -125,9 +125,9 @@ def transaction_options(options: Mapping[str, str], transaction: str, entry: str
     callbacks = [each for each in (options.get(_CALLBACKS, ""), CLIENTS) if each]
     return {
         **options,
-        _PROVIDER: LOCK_PROVIDER,
+        PROVIDER: LOCK_PROVIDER,
         _CALLBACKS: ",".join(callbacks),
-        "hoodie.lakewarden.lock.provider": options[_PROVIDER],
+        "hoodie.lakewarden.lock.provider": options[PROVIDER],
         "hoodie.lakewarden.transaction": transaction,
         HUDI_LABEL: entry,
     }
@@ -143,8 +143,3 @@ def sql_settings(options: Mapping[str, str]) -> dict[str, str]:
         _EXTRA_PREFIX: SQL_EXTRA_METADATA.removesuffix("lakewarden"),
         SQL_EXTRA_METADATA: entry,
     }
-
-
-def provider_of(options: Mapping[str, str]) -> str:
-    """Return the user's own lock provider."""
-    return options[_PROVIDER]

@@ -1,4 +1,4 @@
-"""The two Java classes that Hudi calls, and how they come into the driver's JVM.
+"""The driver's JVM: the two Java classes that Hudi calls, how they come into it, and rollbacks by Hudi's own write client.
 
 | class | Hudi's interface | what it does |
 | --- | --- | --- |
@@ -14,6 +14,8 @@ those are used.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,11 @@ NEIGHBOUR = f"{PACKAGE}.LockManager"
 
 ENTRY = "org.apache.hudi.DataSourceUtils"
 """A class of every release."""
+
+META_CLIENT = "org.apache.hudi.common.table.HoodieTableMetaClient"
+
+PAYLOAD = "org.apache.hudi.common.model.OverwriteWithLatestAvroPayload"
+"""A client needs one, although a rollback merges no rows."""
 
 SOURCES = Path(__file__).parent / "java"
 CLASSES = Path(__file__).parent / "classes"
@@ -89,3 +96,40 @@ def release_of(spark: SparkSession) -> str:
 def is_before_1(release: str) -> bool:
     """Whether the release writes tables of version 6."""
     return release.startswith("0.")
+
+
+class HudiClient:
+    """Rolls back instants of one table. Each call makes a client of its own, which ends with the call."""
+
+    def __init__(self, spark: SparkSession, path: str, options: Mapping[str, str], *, before_1: bool) -> None:
+        """`options`: of the sink. `path`: of the table, as Spark has it. `before_1`: whether Hudi is older than 1.0."""
+        self._spark = spark
+        self._before_1 = before_1
+        self._java_context = spark.sparkContext._jsc  # noqa: SLF001
+        self._path = path
+        settings = {key: value for key, value in options.items() if key.startswith("hoodie.")}
+        self._settings = {"hoodie.datasource.write.payload.class": PAYLOAD} | settings
+
+    def roll_back(self, instant: str) -> bool:
+        """Remove an instant and its files. False: Hudi did nothing."""
+        with self._client() as client:
+            return bool(client.rollback(instant))
+
+    def roll_back_dead(self) -> None:
+        """Roll back the writes whose heartbeat is too old, as Hudi's cleaning does after a commit."""
+        with self._client() as client:
+            if self._before_1:
+                client.rollbackFailedWrites()
+                return
+            table = java.java_type(self._spark, META_CLIENT).builder()
+            storage = client.getEngineContext().getStorageConf()
+            client.rollbackFailedWrites(table.setConf(storage).setBasePath(self._path).build())
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        utils, name = java.java_type(self._spark, ENTRY), self._settings["hoodie.table.name"]
+        client = utils.createHoodieClient(self._java_context, "", self._path, name, self._settings)
+        try:
+            yield client
+        finally:
+            client.close()

@@ -24,9 +24,9 @@ from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import (
     HIVE_STYLE,
     ORDERING,
+    PROVIDER,
     STORAGE_LOCK,
     HudiOperation,
-    provider_of,
     sql_settings,
     table_options,
 )
@@ -183,7 +183,7 @@ class HudiSink(Sink):
 
     @property
     def _shares_the_lock(self) -> bool:
-        return provider_of(self._options) == STORAGE_LOCK
+        return self._options[PROVIDER] == STORAGE_LOCK
 
     def _partition_paths(self, batch: DataFrame) -> PartitionPaths | None:
         properties = self._files.properties() or self._options

@@ -49,10 +49,9 @@ from lakewarden.handlers.hudi.timeline import taken_for_committed
 from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateError, UnsupportedSpark
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import transaction_options
-from lakewarden.spark_jobs.sinks.hudi.provider import Provider, is_before_1
+from lakewarden.spark_jobs.sinks.hudi.provider import HudiClient, Provider, is_before_1
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -2,7 +2,7 @@
 
 Iceberg's `SparkTableCache` and a catalog of our own let a Spark statement write to any `Table` object. Iceberg made the cache for
 its own rewrite actions, so a release may lack it, or use it in another way. Without it the whole statement is granted
-(`sinks/whole_statement.py`).
+(`sinks/spark_sink.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
 from lakewarden.spark_jobs.sinks import java
-from lakewarden.spark_jobs.sinks.releases import ICEBERG, FormatVersion
+from lakewarden.spark_jobs.sinks.releases import ICEBERG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,10 +35,11 @@ VERSION = 1
 _EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
-def require_release(spark: SparkSession, *, untried: bool) -> FormatVersion:
-    """Return the session's release of Iceberg. Raise `UnsupportedSpark` if it is missing, or unknown and not `untried`.
+def require_release(spark: SparkSession, *, untried: bool) -> str | None:
+    """Return why no statement can be staged, or None if it can.
 
-    It also raises it if neither staged statements nor whole ones would be labelled.
+    Raise `UnsupportedSpark` if Iceberg is missing from the session, or its release is unknown and not `untried`, or if neither
+    staged statements nor whole ones would be labelled.
     """
     try:
         version = str(java.call_static(spark, "org.apache.iceberg.IcebergBuild", "version"))
@@ -51,11 +52,10 @@ def require_release(spark: SparkSession, *, untried: bool) -> FormatVersion:
             f"{unhooked}, and PySpark doesn't pin its threads: Iceberg labels the commit of a whole statement by its thread, and "
             "the sink finds a committed batch by its label; start the job without PYSPARK_PIN_THREAD, or with true"
         )
-    return FormatVersion(version, unhooked)
+    return unhooked
 
 
 def _obstacle(spark: SparkSession, version: str) -> str | None:
-    """Return why no statement can be staged, or None if it can."""
     missing = ICEBERG.differing([name for name in ICEBERG.hooks if _has_class(spark, name)])
     if missing:
         return f"Iceberg {version} has no {' and no '.join(missing)}"

@@ -19,6 +19,7 @@ from lakewarden.events import Marker, canonical_table
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import BaseChanged, UnsupportedSpark
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.scope import as_markers
 from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import (
     BatchWrite,
@@ -45,16 +46,14 @@ from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
     computed_once,
     known_content,
-    merge_markers,
     quoted,
 )
-from lakewarden.spark_jobs.sinks.spark_sink import SparkSink
+from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.upsert import (
     Upsert,
     inexact_keys,
     require_columns,
 )
-from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,18 +79,18 @@ class IcebergSink(SparkSink[OpenTable]):
     def _find(self, table: str) -> None:
         self._name = table
         self._spark = _session()
-        self._release = require_release(self._spark, untried=self._untried_release)
+        self._unhooked = require_release(self._spark, untried=self._untried_release)
         self._last_opened = open_table(self._spark, table)
         self._uri = canonical_table(str(self._last_opened.java.location()))
         self._last_alike: object = None
-        if self._release.unhooked is not None:
+        if self._unhooked is not None:
             if is_instance(self._last_opened.java.operations(), REST):
                 raise UnsupportedSpark(
-                    f"{self._release.unhooked}, so Iceberg itself would commit each statement; where a REST catalog answers 409 "
+                    f"{self._unhooked}, so Iceberg itself would commit each statement; where a REST catalog answers 409 "
                     "to a request that it has carried out, Iceberg commits the rows again or removes their files; "
                     f"use a release of Iceberg that was tried; table={self._uri}"
                 )
-            log.warning("iceberg.whole-statements", table=self._uri, reason=self._release.unhooked, cost=COST)
+            log.warning("iceberg.whole-statements", table=self._uri, reason=self._unhooked, cost=COST)
         self._told_of_history = self._mode == "append"
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
@@ -117,7 +116,7 @@ class IcebergSink(SparkSink[OpenTable]):
             batch_write = BatchWrite(
                 rows, table, content.partitions, self._mode, upsert, _properties(txn), stored, inexact
             )
-            if self._release.unhooked is None:
+            if self._unhooked is None:
                 self._commit_staged(batch_write, txn)
             else:
                 run_under_grant(txn, lambda: self._commit_whole(batch_write), self.committed, is_conflict)
@@ -225,7 +224,7 @@ class IcebergSink(SparkSink[OpenTable]):
         paths = table.paths_of(partitions)
         if self._mode == "append":
             return tuple(Marker(partition=path, file_group=NEW_FILES, operation="create") for path in paths)
-        return merge_markers(paths)
+        return as_markers(dict.fromkeys(paths))
 
 
 def _session() -> SparkSession:

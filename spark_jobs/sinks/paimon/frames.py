@@ -12,7 +12,6 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.sinks.assignment import assigned, folding
-from lakewarden.spark_jobs.sinks.merge import comparable
 from lakewarden.spark_jobs.sinks.paimon import stage
 from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     FILE,
@@ -32,6 +31,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
 )
 from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS
 from lakewarden.spark_jobs.sinks.partitions import quoted
+from lakewarden.spark_jobs.sinks.upsert import comparable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -1,4 +1,4 @@
-"""What runs in the executors for a table with a primary key and fixed buckets. `handlers/paimon/primary_key.py` has the rules.
+"""Tables with a primary key: their rows in the executors, their numbers. `handlers/paimon/primary_key.py` has the rules.
 
 - *Groups.* A first step names the bucket of each row, `month=1/day=1/bucket-0`, by pypaimon's own hash. All rows of a bucket then
   go to one task, in their order, so one task numbers all rows of a key.
@@ -6,17 +6,28 @@
   with the transaction's own number, which also saves a scan of all manifests in each task.
 - *Deletes.* pypaimon 2.1.0 writes 0 as the number of deletes of each file. Then readers and compactions take a file that
   overlaps no other for one without deletes, and show the deleted rows. `number_rows` sets the right number.
+- *Dynamic buckets* (rule 7). All rows of a partition are in one task, in their order. pypaimon's writer looks each key up in the
+  index of the snapshot that the driver read, gives new keys a bucket, and writes one index file for each bucket that got some.
+- *Greater numbers* (rules 4 and 5). The driver looks whether the table has numbers that the transaction's aren't greater than.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from lakewarden.handlers.paimon.primary_key import SEQUENCE_BITS, first_sequence_number
+from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.sinks.paimon.table import (
     TableAddress,
     arrow_schema,
+    latest_snapshot_id,
     partition_path,
     require_python_values,
 )
+
+if TYPE_CHECKING:
+    from lakewarden.spark_jobs.sinks.paimon.stage import Staging
 
 GROUP: Final = "_lakewarden_group"
 """Column: partition path and bucket of a row."""
@@ -127,3 +138,101 @@ class _Everywhere(dict[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:  # noqa: ARG002 - dict's
         return self._value
+
+
+def partition_writer(write: Any, table: Any, allowed: Collection[str] | None) -> Callable[[Any], None]:
+    """Return a function that writes rows of the `allowed` partition paths, of any if it is None."""
+
+    def write_rows(rows: Any) -> None:
+        if allowed is not None:
+            unknown = _paths_of(rows, table).difference(allowed)
+            if unknown:
+                raise RuntimeError(
+                    f"the batch has rows for partitions {sorted(unknown)[:3]}, which it didn't have when its partitions were "
+                    f"listed: the query is not deterministic; write it from stable data; table={table.table_path}"
+                )
+        write.write_arrow_batch(rows)
+
+    return write_rows
+
+
+def _paths_of(rows: Any, table: Any) -> set[str]:
+    import pyarrow as pa
+
+    keys = list(table.partition_keys)
+    if not keys:
+        return {""}
+    distinct = pa.Table.from_batches([rows]).group_by(keys).aggregate([])
+    return {partition_path(table, tuple(row[key] for key in keys)) for row in distinct.to_pylist()}
+
+
+def name_index_files(write: Any, prefix: str) -> None:
+    """Let the names of the index files begin with `prefix`, by which those of cancelled tasks are found."""
+    maintainer = write.row_key_extractor._index_maintainer  # noqa: SLF001 - pypaimon has no other place; its version is pinned
+    maintainer.table = _NamedIndexFiles(maintainer.table, prefix)
+
+
+class _NamedIndexFiles:
+    """A table, or its path factory, whose new index files have a prefix."""
+
+    def __init__(self, wrapped: Any, prefix: str) -> None:
+        self._wrapped = wrapped
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def path_factory(self) -> Any:
+        return _NamedIndexFiles(self._wrapped.path_factory(), self._prefix)
+
+    def new_bucket_index_path(self, partition: Any, bucket: int, file_name: str) -> Any:
+        return self._wrapped.new_bucket_index_path(partition, bucket, f"{self._prefix}{file_name}")
+
+
+def require_free_numbers(table: Any) -> None:
+    """Raise `ValueError` if a file has a sequence number that the next transaction would give to its rows."""
+    splits = (
+        table.new_read_builder().new_scan().plan_for_write().splits() if latest_snapshot_id(table) else []
+    )
+    used = max((file.max_sequence_number for split in splits for file in split.files), default=-1)
+    newest = latest_snapshot_id(table)  # after the files: other transactions may have committed since
+    if used >= first_sequence_number(newest):
+        raise ValueError(
+            f"the table has rows with sequence number {used}, more than its {newest} snapshots allow, as in a cloned "
+            f"table: new rows would count as older ones; rewrite the table (INSERT OVERWRITE by Java Paimon numbers all "
+            f"rows from 0); table={table.table_path}"
+        )
+
+
+def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
+    """Raise `BaseChanged` if a newer file of the batch's buckets or partitions has a number that isn't smaller.
+
+    Return the newest snapshot's id. Snapshots up to `checked`, and up to the one by which the rows are numbered, aren't read.
+    """
+    from pypaimon.manifest.manifest_file_manager import ManifestFileManager
+    from pypaimon.manifest.manifest_list_manager import ManifestListManager
+
+    assert staging.first_sequence is not None
+    manager, lists, files = table.snapshot_manager(), ManifestListManager(table), ManifestFileManager(table)
+    newest = latest_snapshot_id(table)
+    for number in range(max(checked, staging.first_sequence >> SEQUENCE_BITS) + 1, newest + 1):
+        snapshot = manager.get_snapshot_by_id(number)
+        where = f"table={table.table_path} writer={staging.user} snapshot={number}"
+        if snapshot is None:
+            raise BaseChanged(
+                f"a snapshot expired that was committed while this batch was computed, so its files are unknown; nothing was "
+                f"published; the batch must be computed again; {where}"
+            )
+        for manifest in lists.read_delta(snapshot):
+            for entry in files.read(manifest.file_name):
+                path = partition_path(table, tuple(entry.partition.values))
+                group = group_name(path, entry.bucket)
+                own = group in staging.groups or path in (staging.allowed_partitions or ())
+                if own and entry.file.max_sequence_number >= staging.first_sequence:
+                    raise BaseChanged(
+                        f"commit user {snapshot.commit_user!r} has written {group} with sequence numbers that aren't smaller "
+                        f"than those of this batch: its publish arrived late; nothing was published; the batch must be computed "
+                        f"again; {where}",
+                        lost_to=f"commit user {snapshot.commit_user}",
+                    )
+    return newest

@@ -6,7 +6,7 @@ Executors publish markers and stage files. The driver commits all of them in one
 - *Publish.* The store refuses a snapshot whose id is taken, however late the put arrives (docs/decisions/0041). Before a batch
   the sink looks whether a writer without such a put has replaced its last snapshot, and commits a lost batch again.
 - *Upsert.* The sink publishes its markers as soon as it knows the partitions. Only then it lists their files (the *base*),
-  finds those that have keys of the batch (`matched_files.py`), merges the batch into them (`merge.py`), and replaces exactly
+  finds those that have keys of the batch (`matched_files.py`), merges the batch into them (`upsert.py`), and replaces exactly
   these files, all partitions in one snapshot. So the agent knows of every commit to the base by another gate user. A commit
   that bypasses the gate is found by comparing the base: before the grant is requested, under it, and before each put.
 - *Primary key.* The sink reads the newest snapshot, publishes the markers of the batch's buckets, and numbers the rows by the
@@ -36,7 +36,6 @@ from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import folding, naming_values
 from lakewarden.spark_jobs.sinks.contract import Sink
-from lakewarden.spark_jobs.sinks.merge import latest, merge
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     NothingPublished,
     PublishedSnapshot,
@@ -58,8 +57,11 @@ from lakewarden.spark_jobs.sinks.paimon.frames import (
     with_groups,
 )
 from lakewarden.spark_jobs.sinks.paimon.history import committed_version
-from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP
-from lakewarden.spark_jobs.sinks.paimon.sequences import require_free_numbers, require_greater_numbers
+from lakewarden.spark_jobs.sinks.paimon.primary_key import (
+    GROUP,
+    require_free_numbers,
+    require_greater_numbers,
+)
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import snapshot_store
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging
 from lakewarden.spark_jobs.sinks.paimon.table import (
@@ -82,6 +84,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     upsert_rule,
 )
 from lakewarden.spark_jobs.sinks.partitions import quoted
+from lakewarden.spark_jobs.sinks.upsert import latest, merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,8 +12,13 @@ from typing import Any, TypeAlias
 
 from lakewarden.events import Marker
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from lakewarden.spark_jobs.sinks.paimon.dynamic_buckets import name_index_files, partition_writer
-from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, group_writer, number_rows
+from lakewarden.spark_jobs.sinks.paimon.primary_key import (
+    GROUP,
+    group_writer,
+    name_index_files,
+    number_rows,
+    partition_writer,
+)
 from lakewarden.spark_jobs.sinks.paimon.table import (
     TableAddress,
     arrow_schema,

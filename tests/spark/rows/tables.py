@@ -34,7 +34,7 @@ from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, PaimonSink, 
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT
 from lakewarden.spark_jobs.sinks.iceberg.table import VOID
 from lakewarden.spark_jobs.sinks.java import elements, java_type
-from lakewarden.spark_jobs.sinks.merge import has_order
+from lakewarden.spark_jobs.sinks.upsert import has_order
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
 from tests.spark.rows.values import Rows, counted, difference, file_rows
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, DeltaSink, GateError, UnsupportedSpark
-from lakewarden.spark_jobs.sinks.delta import release
+from lakewarden.spark_jobs.sinks.delta import observer
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
 from lakewarden.spark_jobs.sinks.releases import DELTA
 from lakewarden.spark_jobs.sinks.upsert import Mode
@@ -470,7 +470,7 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
             ValueError, match=r"are kept by a catalog .*write it without the gate; table=.*managed"
         ):
             ask(DeltaSink(str(managed)))
-    monkeypatch.setattr(release, "DELTA", replace(DELTA, artifacts={"4.0": ("a:b:3.9.0",)}))
+    monkeypatch.setattr(observer, "DELTA", replace(DELTA, artifacts={"4.0": ("a:b:3.9.0",)}))
     with pytest.raises(UnsupportedSpark, match=r"Delta Lake \d\.\d\.\d on Spark \d\.\d\.\d is not accepted"):
         DeltaSink(str(tmp_path / "delta")).committed("w", 0)
     assert DeltaSink(str(tmp_path / "delta"), untried_release=True).committed("w", 0) is None
@@ -490,7 +490,7 @@ def test_without_the_observer_the_whole_statement_is_granted_with_a_warning(
     mode: Any,
 ) -> None:
     known = DELTA.hooks - {"beginPostCommit"}
-    monkeypatch.setattr(release, "DELTA", replace(DELTA, hooks=known))
+    monkeypatch.setattr(observer, "DELTA", replace(DELTA, hooks=known))
     case = DeltaCase("delta-append", tmp_path / "delta")
     sink = DeltaSink(str(tmp_path / "delta"), mode=mode, keys=["flight"] if mode == "upsert" else [])
     written: list[set[Path]] = []

@@ -21,9 +21,9 @@ from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, Write
 from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.spark_jobs import GateError, HudiSink, Transaction, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.hudi import provider
-from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import ORDERING
+from lakewarden.spark_jobs.sinks.hudi.provider import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from lakewarden.spark_jobs.sinks.releases import HUDI
 from tests.spark.fake_agent import grant_everything, granted

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyspark.sql import SparkSession, functions
 
-from lakewarden.spark_jobs.sinks.merge import latest, merge
+from lakewarden.spark_jobs.sinks.upsert import latest, merge
 
 pytestmark = [pytest.mark.real]
 

@@ -12,7 +12,7 @@ import pytest
 from lakewarden.handlers.paimon.primary_key import first_sequence_number
 from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.sinks.paimon.commit import remove_staged, sweep
-from lakewarden.spark_jobs.sinks.paimon.sequences import require_greater_numbers
+from lakewarden.spark_jobs.sinks.paimon.primary_key import require_greater_numbers
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
 from lakewarden.spark_jobs.sinks.paimon.table import (
     TableAddress,

@@ -17,8 +17,12 @@ from lakewarden.handlers.paimon.primary_key import first_sequence_number
 from lakewarden.spark_jobs import PaimonSink
 from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.sinks.paimon import sink as paimon_sink
-from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, grouping_function
-from lakewarden.spark_jobs.sinks.paimon.sequences import require_free_numbers, require_greater_numbers
+from lakewarden.spark_jobs.sinks.paimon.primary_key import (
+    GROUP,
+    grouping_function,
+    require_free_numbers,
+    require_greater_numbers,
+)
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
 from lakewarden.spark_jobs.sinks.paimon.table import (
     TableAddress,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lakewarden.spark_jobs import BaseChanged
-from lakewarden.spark_jobs.sinks.whole_statement import run_under_grant
+from lakewarden.spark_jobs.sinks.spark_sink import run_under_grant
 
 
 class Table:

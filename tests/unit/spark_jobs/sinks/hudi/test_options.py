@@ -9,9 +9,9 @@ import pytest
 
 from lakewarden.spark_jobs.sinks.hudi.options import (
     FILE_LOCK,
+    PROVIDER,
     SQL_EXTRA_METADATA,
     STORAGE_LOCK,
-    provider_of,
     sql_settings,
     table_options,
     transaction_options,
@@ -64,9 +64,9 @@ def test_options_that_agree_with_the_gate_are_accepted_in_any_case() -> None:
 
 
 def test_the_lock_is_in_the_storage_or_in_a_file_or_where_the_user_has_it() -> None:
-    assert provider_of(options(local=False)) == STORAGE_LOCK
-    assert provider_of(options()) == FILE_LOCK == FILE
-    assert provider_of(options({"hoodie.write.lock.provider": ZOOKEEPER})) == ZOOKEEPER
+    assert options(local=False)[PROVIDER] == STORAGE_LOCK
+    assert options()[PROVIDER] == FILE_LOCK == FILE
+    assert options({PROVIDER: ZOOKEEPER})[PROVIDER] == ZOOKEEPER
 
 
 def test_the_users_provider_and_callbacks_stay_beside_the_gates() -> None:
