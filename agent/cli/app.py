@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import structlog
@@ -19,7 +18,7 @@ from aiokafka.errors import KafkaError
 
 from lakewarden.agent.cli import options, overview
 from lakewarden.agent.cli.demo import demo_command
-from lakewarden.agent.cli.dev import run_dev
+from lakewarden.agent.cli.dev import dev_command
 from lakewarden.agent.cli.lock import lock_app
 from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
 from lakewarden.agent.cli.overview import doctor_command, web_command
@@ -51,6 +50,7 @@ app = typer.Typer(
 )
 for _command, _help in (
     (demo_command, "Run two Spark queries that collide on one table."),
+    (dev_command, "Run Kafka and the agent on this machine, for development."),
     (abort_command, "End an open transaction, for example one that hangs."),
     (doctor_command, "Check Kafka, rights, topics, clocks, stores and tables from here."),
     (overview.status_command, "Print what is wrong, and each table's lock and open transactions."),
@@ -65,16 +65,6 @@ app.add_typer(
     ledger_app, name="ledger", short_help="Print or correct the last committed batch of each writer."
 )
 app.add_typer(lock_app, name="lock", short_help="Inspect, hold, release or audit a table's lock.")
-
-
-Tables = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tables",
-        metavar="TABLE_GLOB",
-        help="URI or glob of tables to serve; repeatable. The agent touches no other table.  [env: LAKEWARDEN_TABLES]",
-    ),
-]
 
 
 def _print_version(flag: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value
@@ -104,7 +94,7 @@ def _root(
 @app.command(short_help="Run the agent.")
 def agent(
     bootstrap_servers: options.BootstrapServers = None,
-    tables: Tables = None,
+    tables: options.Tables = None,
     lock_root: options.LockRoot = None,
     s3_endpoint: options.S3Endpoint = None,
     config: options.Config = None,
@@ -123,71 +113,6 @@ def agent(
     )
     configure_logging(settings.log_level)
     options.run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
-
-
-@app.command(short_help="Run Kafka and the agent on this machine, for development.")
-def dev(
-    *,
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            file_okay=False,
-            help="Folder for tables, Kafka's data and locks; created if missing.",
-        ),
-    ],
-    kafka_port: Annotated[
-        int,
-        typer.Option(
-            "--kafka-port",
-            min=0,
-            max=65535,
-            metavar="P",
-            help="Port of the embedded Kafka; default: that of the last start, or any free port.",
-        ),
-    ] = 0,
-    web_port: Annotated[
-        int,
-        typer.Option(
-            "--web-port", min=0, max=65535, metavar="P", help="Port of the page; default: as for Kafka."
-        ),
-    ] = 0,
-    tables: Tables = None,
-    lock_root: Annotated[
-        str | None,
-        typer.Option(
-            "--lock-root",
-            metavar="URI",
-            help="Folder for lock objects; default: DIR/.lakewarden.  [env: LAKEWARDEN_LOCK_ROOT]",
-        ),
-    ] = None,
-    s3_endpoint: options.S3Endpoint = None,
-    output: options.OutputFormat = "text",
-) -> None:
-    """Run Kafka, the agent and the page on this machine, for development, until SIGTERM or Ctrl-C.
-
-    The command needs a JDK 17 or newer, but no Docker. It downloads Kafka the first time. The agent serves the tables below
-    DIR. When Kafka and the agent are ready, the command prints the addresses on stdout, with --output json as one line.
-    Warnings go to stderr; with `lakewarden --verbose dev`, --output json or LAKEWARDEN_LOG_LEVEL, what the agent does, too.
-    """
-    # The real settings need Kafka's address; these only configure the logs.
-    settings = Settings.load(tables=("file:///dev/*",))
-    quiet = (
-        output == "text"
-        and "LAKEWARDEN_VERBOSE" not in os.environ
-        and "log_level" not in settings.model_fields_set
-    )
-    configure_logging("warning" if quiet else settings.log_level, stream=sys.stderr)
-    run_dev(
-        data.resolve(),
-        kafka_port=kafka_port,
-        web_port=web_port,
-        tables=tuple(tables or ()),
-        lock_root=lock_root,
-        s3_endpoint=s3_endpoint,
-        output=output,
-    )
 
 
 @app.command(short_help="Report writers that don't use the gate.")

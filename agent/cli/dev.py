@@ -12,11 +12,15 @@ import shlex
 import socket
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from lakewarden.agent.cli.options import Output, run
+import typer
+
+from lakewarden.agent.cli import options
 from lakewarden.agent.cli.output import print_json, print_line, print_lines
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, JarsUnavailable, JdkMissing, KafkaStartError
 from lakewarden.agent.errors import AgentError
+from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import Settings
 
@@ -24,20 +28,57 @@ HIDDEN = ".lakewarden"
 PORTS = "ports.json"
 
 
-def run_dev(
-    data: Path,
+def dev_command(
     *,
-    kafka_port: int,
-    web_port: int,
-    tables: tuple[str, ...],
-    lock_root: str | None,
-    s3_endpoint: str | None,
-    output: Output,
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            file_okay=False,
+            help="Folder for tables, Kafka's data and locks; created if missing.",
+        ),
+    ],
+    kafka_port: Annotated[
+        int,
+        typer.Option(
+            "--kafka-port",
+            min=0,
+            max=65535,
+            metavar="P",
+            help="Port of the embedded Kafka; default: that of the last start, or any free port.",
+        ),
+    ] = 0,
+    web_port: Annotated[
+        int,
+        typer.Option(
+            "--web-port", min=0, max=65535, metavar="P", help="Port of the page; default: as for Kafka."
+        ),
+    ] = 0,
+    tables: options.Tables = None,
+    lock_root: Annotated[
+        str | None,
+        typer.Option(
+            "--lock-root",
+            metavar="URI",
+            help="Folder for lock objects; default: DIR/.lakewarden.  [env: LAKEWARDEN_LOCK_ROOT]",
+        ),
+    ] = None,
+    s3_endpoint: options.S3Endpoint = None,
+    output: options.OutputFormat = "text",
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `data` is an absolute path without symbolic links."""
+    """Run Kafka, the agent and the page on this machine, for development, until SIGTERM or Ctrl-C.
+
+    The command needs a JDK 17 or newer, but no Docker. It downloads Kafka the first time. The agent serves the tables below
+    DIR. When Kafka and the agent are ready, the command prints the addresses on stdout, with --output json as one line.
+    Warnings go to stderr; with `lakewarden --verbose dev`, --output json or LAKEWARDEN_LOG_LEVEL, what the agent does, too.
+    """
+    # The real settings need Kafka's address; these report what is wrong before anything is started, and configure the logs.
+    checked = Settings.load(tables=tuple(tables or ()), lock_root=lock_root, s3_endpoint=s3_endpoint)
+    verbose = "LAKEWARDEN_VERBOSE" in os.environ or "log_level" in checked.model_fields_set
+    configure_logging(checked.log_level if verbose or output == "json" else "warning", stream=sys.stderr)
+    data = data.resolve()
     hidden = data / HIDDEN
-    # Report wrong settings before anything is started.
-    checked = Settings.load(tables=tables, lock_root=lock_root, s3_endpoint=s3_endpoint)
     _create_folder(hidden)
     ports = _last_ports(hidden / PORTS)
     kafka = EmbeddedKafka(
@@ -59,13 +100,13 @@ def run_dev(
                 host, port = settings.http_address or (None, 0)
                 settings = settings.model_copy(update={"http_listen": f"{host}:{_free(port)}"})
             web_port = web_port or _if_free(ports.get("page"))
-            run(lambda: _serve(settings, web_port, data, checked.tables, output))
+            options.run(lambda: _serve(settings, web_port, data, checked.tables, output))
     except (JdkMissing, KafkaStartError, JarsUnavailable) as error:
         raise AgentError(str(error)) from error
 
 
 async def _serve(
-    settings: Settings, web_port: int, data: Path, others: tuple[str, ...], output: Output
+    settings: Settings, web_port: int, data: Path, others: tuple[str, ...], output: options.Output
 ) -> None:
     # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
     from lakewarden.agent.web.server import running_page

@@ -35,6 +35,14 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="TOML file with settings.  [env: LAKEWARDEN_CONFIG]"),
 ]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tables",
+        metavar="TABLE_GLOB",
+        help="URI or glob of tables to serve; repeatable. The agent touches no other table.  [env: LAKEWARDEN_TABLES]",
+    ),
+]
 LockRoot = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import typer
 
 from lakewarden.agent.name_text import visible, visible_cell
-from lakewarden.agent.operators.conditions import Command
+from lakewarden.agent.operators.status_text import Command
 
 Rows: TypeAlias = Sequence[Sequence[str]]
 """A table: the names of its columns, then its lines."""

@@ -15,10 +15,10 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.agents import agent_lines, agents
 from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
-from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.operators.losses import loss_lines, losses
 from lakewarden.agent.operators.refused import refused, refused_lines
+from lakewarden.agent.operators.status import status
 from lakewarden.agent.operators.status_text import status_summary, status_tree
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import counted

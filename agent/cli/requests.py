@@ -13,10 +13,8 @@ import typer
 from lakewarden.agent.cli import options
 from lakewarden.agent.cli.output import print_json, print_line, print_message, print_table
 from lakewarden.agent.name_text import typed
-from lakewarden.agent.operators.at_rest import ledger_at_rest
-from lakewarden.agent.operators.ledger import LedgerLine, ledger
-from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct
-from lakewarden.agent.operators.restore import read_backup, restore
+from lakewarden.agent.operators.ledger import LedgerLine, ledger, ledger_at_rest
+from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct, read_backup, restore
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import canonical_table
 

@@ -2,110 +2,69 @@
 
 from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
-from datetime import datetime
-
-from aiokafka import TopicPartition
+from dataclasses import dataclass, replace
 
 from lakewarden.agent.log import Log
 from lakewarden.agent.operators.cluster_facts import group_facts
 from lakewarden.agent.serving.checkpoint import Checkpoint
+from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.events import LEDGER_EVENT, PartitionTaken, decode
+from lakewarden.events import LEDGER_EVENT, PartitionTaken
+from lakewarden.handlers.setup.agents import Member
 
 _TAKEN = b'"type":"partition-taken"'
 
 
 @dataclass(frozen=True, slots=True)
-class MemberView:
-    """A member of the agents' consumer group. The field names are the JSON of `lakewarden agents`."""
-
-    agent: str | None
-    """Its id. None: the group is rebalancing, or the agent is of an earlier release."""
-    version: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class PartitionView:
-    """One Kafka partition of `writers`. The field names are JSON, too."""
+    """One Kafka partition of `writers`. The field names are the JSON of `lakewarden agents`."""
 
     partition: int
-    agent: str | None
+    agent: str | None = None
     """The agent that took it over last. None: no agent has ever."""
-    running: bool | None
+    running: bool | None = None
     """Whether that agent is in the group now. None: not known."""
-    term: str | None
-    taken: str | None
+    term: str | None = None
+    taken: str | None = None
     """When it took the partition over, by its clock."""
-    unread: int | None
+    unread: int | None = None
     """Records after the last one that the agent's checkpoint says it has read. None: there is no checkpoint."""
-    replay: int | None
+    replay: int | None = None
     """Records that the next take-over has to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsView:
-    """What `lakewarden agents` prints."""
+    """What `lakewarden agents` prints. The field names are JSON, too."""
 
     group: str
-    members: tuple[MemberView, ...]
+    members: tuple[Member, ...]
     partitions: tuple[PartitionView, ...]
 
 
 async def agents(settings: KafkaSettings) -> AgentsView:
     """The members of the group, and the partitions with their owners."""
     async with Log(settings) as log:
-        topics = log.topics
-        numbers = [each.partition for each in await log.partitions(topics.writers)]
-        facts = await group_facts(await log.admin(), settings.group)
+        partitions = await log.partitions(log.topics.writers)
+        members = (await group_facts(await log.admin(), settings.group)).members
         taken = await _take_overs(log)
         committed = await log.committed()
-        ends = await log.ends([TopicPartition(topics.writers, number) for number in numbers])
-    members = tuple(MemberView(each.agent, each.version) for each in facts.members)
-    checkpoints = {
-        each.partition: Checkpoint.parse(at.offset, at.metadata)
-        for each, at in committed.items()
-        if each.topic == topics.writers and at.offset >= 0
-    }
-    return AgentsView(
-        settings.group,
-        members,
-        tuple(
-            _partition(
-                number,
-                taken.get(number),
-                checkpoints.get(number),
-                ends[TopicPartition(topics.writers, number)],
-                members,
-            )
-            for number in numbers
-        ),
-    )
-
-
-def _partition(
-    number: int,
-    taken: PartitionTaken | None,
-    checkpoint: Checkpoint | None,
-    end: int,
-    members: tuple[MemberView, ...],
-) -> PartitionView:
+        ends = await log.ends(partitions)
     named = {each.agent for each in members}
-    running = None if taken is None or None in named else taken.agent in named
-    read = None if checkpoint is None or checkpoint.read is None else checkpoint.read.offset
-    return PartitionView(
-        number,
-        None if taken is None else taken.agent,
-        running,
-        None if taken is None else taken.term,
-        None if taken is None else _time(taken.at),
-        None if read is None else max(0, end - read - 1),
-        None if checkpoint is None else max(0, end - checkpoint.offset),
-    )
-
-
-def _time(at: datetime) -> str:
-    return at.isoformat(timespec="milliseconds")
+    views = []
+    for each in partitions:
+        view, last = PartitionView(each.partition), taken.get(each.partition)
+        if last is not None:
+            running = None if None in named else last.agent in named
+            at = last.at.isoformat(timespec="milliseconds")
+            view = replace(view, agent=last.agent, running=running, term=last.term, taken=at)
+        if each in committed and committed[each].offset >= 0:
+            checkpoint = Checkpoint.parse(committed[each].offset, committed[each].metadata)
+            view = replace(view, replay=max(0, ends[each] - checkpoint.offset))
+            if checkpoint.read is not None:
+                view = replace(view, unread=max(0, ends[each] - checkpoint.read.offset - 1))
+        views.append(view)
+    return AgentsView(settings.group, members, tuple(views))
 
 
 async def _take_overs(log: Log) -> dict[int, PartitionTaken]:
@@ -114,11 +73,10 @@ async def _take_overs(log: Log) -> dict[int, PartitionTaken]:
     found: dict[int, PartitionTaken] = {}
     async with aclosing(log.batches(dict.fromkeys(partitions))) as batches:
         async for partition, records in batches:
-            for record in records:
-                if _TAKEN in (record.value or b""):
-                    event = decode(LEDGER_EVENT, record.value)
-                    if isinstance(event, PartitionTaken):
-                        found[partition.partition] = event
+            taken = (each for each in records if _TAKEN in (each.value or b""))
+            for event in decoded_all(LEDGER_EVENT, taken):
+                if isinstance(event, PartitionTaken):
+                    found[partition.partition] = event
     return found
 
 

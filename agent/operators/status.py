@@ -1,7 +1,7 @@
-"""`lakewarden conflicts`, and the parts of `lakewarden status`: read from Kafka alone, so they work while no agent runs.
+"""`lakewarden status`, and the events of `lakewarden conflicts`: read from Kafka alone, so they work while no agent runs.
 
-`status` (`conditions.py`) replays the log (`log_replay.py`), and reads the lock from the audit topic. It shows what the log
-contains: decisions that an agent has made and not published yet are missing.
+`status` replays the log (`log_replay.py`), and reads the lock from the audit topic. It shows what the log contains: decisions
+that an agent has made and not published yet are missing. `handlers/explain/condition.py` has the rules of conditions.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
 uses as its table: what the next take-over will find, and what former ones found in the last seven days. The same for a partition
@@ -11,21 +11,27 @@ that an agent refuses, because this version doesn't know a decision (`serving/pa
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import chain, islice
+from typing import Any, cast
 
+from aiokafka.errors import GroupAuthorizationFailedError
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
-from lakewarden.agent.clock import utc_now
+from lakewarden.agent.clock import moment, utc_now
 from lakewarden.agent.log import Log
-from lakewarden.agent.operators.log_replay import LogReplay
+from lakewarden.agent.operators.cluster_facts import group_facts
+from lakewarden.agent.operators.log_replay import LogReplay, replay_log
+from lakewarden.agent.operators.timelines import read_timelines
 from lakewarden.agent.serving.log_records import decoded_all
-from lakewarden.agent.serving.takeover import Start
+from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.agent.time_text import utc_time
-from lakewarden.handlers.explain.condition import Condition
+from lakewarden.agent.time_text import timestamp, utc_time
+from lakewarden.events.access import partition_of
+from lakewarden.handlers.explain.condition import Condition, Denied, Facts, Open, Recent, condition
 from lakewarden.handlers.explain.waits import Wait, waits
+from lakewarden.handlers.setup.agents import Member
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Phase, Transaction
@@ -129,6 +135,116 @@ class TableView:
     """The last one that the log has of the last hours."""
     pace_seconds: float | None = None
     """The usual interval between two commits."""
+
+
+async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
+    """The tables of which the log has an open transaction, a recent lock step (`AUDIT_WINDOW`) or an end, or the given table.
+
+    The worst come first. Before them, the partitions whose log is incomplete, with a given table the one of that table.
+    """
+    async with Log(settings) as log:
+        replay = await replay_log(log)
+        await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
+        locks = await last_lock_steps(log)
+        ledgers = await find_ledger_gaps(log, replay.starts)
+        members = await group_members(log, settings.group)
+        recent = (await read_timelines(log)).recent
+    refusals: dict[str, str] = {}
+    for decisions in replay.decisions.values():
+        refusals |= refused_tables(decisions)
+    uris = (
+        {uri for uri, state in replay.tables.items() if state.open()}
+        | set(locks)
+        | set(refusals)
+        | set(recent)
+    )
+    of_table = None
+    if table is not None:
+        uris = {table}
+        of_table = partition_of(table, len(replay.starts))
+    troubles = partition_views(
+        replay.starts,
+        replay.refused,
+        {number: each.gap for number, each in ledgers.items() if each.gap is not None},
+    )
+    agents, now = None if members is None else bool(members), moment().wall_ms / 1000
+    found = [
+        with_condition(
+            table_view(uri, replay, locks.get(uri), refusals.get(uri)),
+            now,
+            agents=agents,
+            recent=recent.get(uri),
+        )
+        for uri in sorted(uris)
+    ]
+    return [view for number, view in troubles.items() if of_table in (None, number)] + sorted(found, key=rank)
+
+
+def rank(view: TableView) -> tuple[int, float]:
+    """The order of tables: partitions in trouble, then the worst tables."""
+    return (-1, 0.0) if view.condition is None else view.condition.rank
+
+
+async def group_members(log: Log, group: str) -> tuple[Member, ...] | None:
+    """The agents in the group. None: this user may not see them."""
+    try:
+        return (await group_facts(await log.admin(), group)).members
+    except GroupAuthorizationFailedError:
+        return None
+
+
+def with_condition(
+    view: TableView,
+    now: float,
+    *,
+    agents: bool | None,
+    recent: Recent | None,
+    waits_known: bool = True,
+) -> TableView:
+    """The table with its condition, its last commit and its pace. `now`: seconds since the epoch."""
+    if view.table.startswith(events.partition_name(0)[:-1]):
+        return view
+    lock = view.lock
+    denied = None
+    if lock is not None and lock.last_step == "lock-refused":
+        denied = Denied(lock.lock, lock.waiting, lock.owner or None, lock.detail)
+    found = condition(
+        Facts(
+            view.table,
+            now,
+            agents,
+            view.refused,
+            denied,
+            tuple(_open(each, now) for each in view.transactions),
+            waits_known,
+            recent,
+        )
+    )
+    last = None if recent is None else recent.last_commit
+    pace = None if recent is None else recent.pace
+    return replace(
+        view,
+        condition=found,
+        last_commit=None if last is None else timestamp(last * 1000),
+        pace_seconds=None if pace is None else round(pace, 1),
+    )
+
+
+def _open(view: TransactionView, now: float) -> Open:
+    since = view.granted or view.waiting_since or view.since
+    try:
+        seconds = max(0.0, now - datetime.fromisoformat(since).timestamp())
+    except (ValueError, OverflowError):
+        seconds = None  # before the log's beginning, or a time that a client has made up
+    return Open(
+        view.transaction,
+        view.writer,
+        cast("Any", view.phase),
+        seconds,
+        tuple(each.transaction for each in view.blockers),
+        withdrawn=view.revoked is not None,
+        runs_at=view.runs_at,
+    )
 
 
 def partition_views(

@@ -1,14 +1,15 @@
-"""What `lakewarden status` prints: first what is wrong, then each table, the worst first."""
+"""What `lakewarden status` prints: first what is wrong, then each table, the worst first, with complete commands."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 
 from lakewarden.agent.clock import moment
-from lakewarden.agent.operators.conditions import command
 from lakewarden.agent.operators.status import AUDIT_WINDOW, LockHolder, TableView, TransactionView
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import counted
+from lakewarden.events import DEFAULT_PREFIX
 from lakewarden.handlers.explain.condition import age, shown_name, writer_name
 from lakewarden.handlers.lease.machine import HELD
 
@@ -17,8 +18,9 @@ _LONG = re.compile(r":[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|(?<![/\w])[0
 """The query id of a writer's name, and the id of a transaction. A table may have such a segment."""
 SHORT_ID = 8
 """Digits of an id. Every command accepts the beginning of an id."""
-
-
+_OF_LOCKS = ("lock", "doctor")
+"""Commands that read the stores of the locks, and not only Kafka."""
+_OF_STORES = (*_OF_LOCKS, "watch")
 MOST_TRANSACTIONS = 20
 """Transactions of one table that are printed, unless all are requested."""
 
@@ -127,3 +129,58 @@ def _ago(time: str) -> str:
         return age(moment().wall_ms / 1000 - datetime.fromisoformat(time).timestamp())
     except (ValueError, OverflowError):
         return time
+
+
+class Command(str):
+    """A command to copy. As text it is one line."""
+
+    __slots__ = ("words",)
+    words: tuple[str, ...]
+    """Quoted for a shell, each option with its value."""
+
+    def folded(self, width: int) -> list[str]:
+        """Lines that a shell reads as the same command. One that has to be longer has a single word."""
+        lines = [""]
+        for word in self.words:
+            longer = f"{lines[-1]} {word}" if lines[-1] else word
+            if len(longer) + len(" \\") <= width or not lines[-1]:
+                lines[-1] = longer
+            else:
+                lines.append(f"  {word}")
+        return [*(f"{each} \\" for each in lines[:-1]), lines[-1]]
+
+
+def command(settings: KafkaSettings, *words: str) -> Command:
+    """A command to copy, complete and quoted for a shell: it finds the same Kafka, topics and locks in a shell without settings.
+
+    Credentials are not in it. Control characters are shown, never executed by pasting.
+    """
+    prefix = settings.topic_prefix
+    names = [] if prefix == DEFAULT_PREFIX else [f"LAKEWARDEN_TOPIC_PREFIX={_quoted(prefix)}"]
+    options: list[str] = []
+    if words[0] != "lock":
+        options += ["--bootstrap-servers", settings.bootstrap_servers]
+    if words[0] in _OF_STORES and isinstance(settings, Settings):
+        placed = "--lock" in words or words[0] == "watch" or words[:2] == ("lock", "probe")
+        if settings.lock_root is not None and not placed:
+            options += ["--lock-root", settings.lock_root]
+        if settings.s3_endpoint is not None:
+            options += ["--s3-endpoint", settings.s3_endpoint]
+    parts: list[str] = []
+    for word in (*names, *map(_quoted, ("lakewarden", *words, *options))):
+        if parts and parts[-1].startswith("--") and " " not in parts[-1]:
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    found = Command(" ".join(parts))
+    found.words = tuple(parts)
+    return found
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = "".join(
+        each if each.isprintable() else f"\\U{ord(each):08x}" for each in word.replace("\\", "\\\\")
+    )
+    return "$'" + escaped.replace("'", "\\'") + "'"

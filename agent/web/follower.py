@@ -1,14 +1,17 @@
-"""Follows the log, and keeps `LiveStatus` up to date.
+"""Follows the log: for what is now (`Follower`, which keeps `LiveStatus` up to date), and for what is past (`History`).
 
-A round reads new records of all topics; if there are writers' events among them, it then reads `decisions` up to the end that
-Kafka names after them. So each event is applied after every decision that its writer knew.
+A round of the follower reads new records of all topics; if there are writers' events among them, it then reads `decisions` up to
+the end that Kafka names after them. So each event is applied after every decision that its writer knew. Its replay starts again
+after a take-over, after an error, and every `FRESH_SECONDS`. Until it is done the former state is shown.
 
-The replay starts again after a take-over, after an error, and every `FRESH_SECONDS`. Until it is done the former state is shown.
+The history has conflicts, timelines and refused events, from `HOURS` ago on. After an error it is read again from there.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import chain
+from typing import ClassVar
 
 import anyio
 import structlog
@@ -16,14 +19,16 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.clock import monotonic, utc_now
+from lakewarden.agent.clock import moment, monotonic, utc_now
 from lakewarden.agent.errors import AgentError, LogCutError, TaskEndedError
 from lakewarden.agent.kafka import denied_to_command, ended_tasks
 from lakewarden.agent.log import Log
-from lakewarden.agent.operators.conditions import group_members
 from lakewarden.agent.operators.live_status import LiveStatus
 from lakewarden.agent.operators.log_replay import replay_log
-from lakewarden.agent.operators.status import AUDIT_WINDOW
+from lakewarden.agent.operators.losses import HOUR_MS, Losses
+from lakewarden.agent.operators.refused import MAX_REFUSED, RefusedEvent, last_spans, refused_event
+from lakewarden.agent.operators.status import AUDIT_WINDOW, group_members
+from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AUDIT_EVENT
@@ -45,6 +50,10 @@ SILENT_SECONDS = 15.0
 """Limit for the brokers to name the ends of the topics."""
 ASK_SECONDS = 5.0
 """Between two such questions: who is in the agents' group, and while no record arrives, whether the broker is there."""
+HOURS = 6
+"""Hours of conflicts and timelines that the page keeps, by full hours."""
+MAX_RECORDS = 2_000
+"""Records of the past that are folded before other tasks run, about 50 ms."""
 
 
 class Changes:
@@ -64,22 +73,17 @@ class Changes:
             await self._next.wait()
 
 
-class Follower:
-    """The state of all tables, as far as Kafka has it."""
+class _Reader:
+    """Reads the log until cancelled, and after an error again."""
 
-    def __init__(self, settings: Settings, changes: Changes) -> None:
+    WAITING: ClassVar[str]
+    """The event that is logged when it can't."""
+
+    def __init__(self, settings: Settings, changes: Changes, problem: str | None) -> None:
         self._settings = settings
         self._changes = changes
-        self.status: LiveStatus | None = None
-        """None until the first replay is done."""
-        self.problem: str | None = "the log is being read"
-        """Why the state is not current, if it is not."""
-        self.current_at: datetime | None = None
-        """When the state was known to be current last, by this machine's clock."""
-        self.members: tuple[Member, ...] | None = None
-        """The agents in the group. None: not known."""
-        self.ready = anyio.Event()
-        """Set when the first replay is done."""
+        self.problem = problem
+        """Why what is shown is not current, if it is not."""
 
     async def run(self) -> None:
         while True:
@@ -90,10 +94,30 @@ class Follower:
             else:
                 continue
             if problem != self.problem:
-                logger.info("web.waiting", problem=problem)
+                logger.info(self.WAITING, problem=problem)
                 self.problem = problem
                 self._changes.announce()
             await anyio.sleep(RETRY_SECONDS)
+
+    async def _follow(self) -> None:
+        raise NotImplementedError
+
+
+class Follower(_Reader):
+    """The state of all tables, as far as Kafka has it."""
+
+    WAITING = "web.waiting"
+
+    def __init__(self, settings: Settings, changes: Changes) -> None:
+        super().__init__(settings, changes, "the log is being read")
+        self.status: LiveStatus | None = None
+        """None until the first replay is done."""
+        self.current_at: datetime | None = None
+        """When the state was known to be current last, by this machine's clock."""
+        self.members: tuple[Member, ...] | None = None
+        """The agents in the group. None: not known."""
+        self.ready = anyio.Event()
+        """Set when the first replay is done."""
 
     async def _follow(self) -> None:
         async with Log(self._settings, follows=True) as log:
@@ -103,11 +127,8 @@ class Follower:
             status = LiveStatus(replay, log.topics.writers)
             audit = await log.partitions(log.topics.audit)
             since_ms = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
-            recent = await log.offsets_at(audit, since_ms)
-            consumer = await log.seek({**positions, **dict.fromkeys(audit), **recent})
-            for partition in audit:
-                if partition not in recent:
-                    await consumer.seek_to_end(partition)
+            recent = await log.ends(audit) | await log.offsets_at(audit, since_ms)
+            consumer = await log.seek(positions | recent)
             self._add_locks(status, chain(*(await _read_to(consumer, audit)).values()))
             self.status = status
             self.members = await group_members(log, self._settings.group)
@@ -165,6 +186,60 @@ class Follower:
     def _add_locks(status: LiveStatus, records: Iterable[ConsumerRecord]) -> None:
         for step in decoded_all(AUDIT_EVENT, records):
             status.add_lock_step(step)
+
+
+class History(_Reader):
+    """What happened in the last hours."""
+
+    WAITING = "web.history-waiting"
+
+    def __init__(self, settings: Settings, changes: Changes) -> None:
+        super().__init__(settings, changes, None)
+        self.losses = Losses(HOURS)
+        self.timelines = Timelines()
+        self.refused: deque[RefusedEvent] = deque(maxlen=MAX_REFUSED)
+        self.complete = False
+        """Whether everything of the last hours was read."""
+
+    async def _follow(self) -> None:
+        topics = self._settings.topics
+        since_ms = (moment().wall_ms // HOUR_MS - HOURS + 1) * HOUR_MS
+        async with Log(self._settings, follows=True) as log:
+            timed = await log.partitions(topics.conflicts, topics.decisions, topics.writers)
+            starts = await log.ends(timed) | await log.offsets_at(timed, since_ms) | await last_spans(log)
+            ends = await log.ends(starts)
+            consumer = await log.seek(starts)
+            self.losses = Losses(HOURS)
+            self.timelines = Timelines(self.losses.add_bypassed)
+            self.refused.clear()
+            self.complete = False
+            while True:
+                found = await consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_RECORDS)
+                for partition, records in found.items():
+                    self._add(partition, records)
+                if not found:
+                    _require_tasks(consumer)
+                    if self.complete:
+                        continue
+                positions = {each: await consumer.position(each) for each in ends}
+                self.complete = all(positions[each] >= end for each, end in ends.items())
+                self.problem = None
+                self._changes.announce()
+                if self.complete:
+                    self.timelines.drop_before(moment().wall_ms / 1000 - HOURS * 3600)
+                    await anyio.sleep(PAUSE_SECONDS)
+
+    def _add(self, partition: TopicPartition, records: list[ConsumerRecord]) -> None:
+        topics = self._settings.topics
+        for record in records:
+            if partition.topic == topics.writers:
+                self.timelines.add_event(record)
+            elif partition.topic == topics.decisions:
+                self.timelines.add_decision(record)
+            elif partition.topic == topics.conflicts:
+                self.losses.add(record)
+            elif (found := refused_event(record)) is not None:
+                self.refused.append(found)
 
 
 def explained(error: Exception, settings: Settings) -> str:

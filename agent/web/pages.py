@@ -10,9 +10,8 @@ from markupsafe import Markup
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.name_text import visible
-from lakewarden.agent.operators.conditions import command
 from lakewarden.agent.operators.status import LockHolder
-from lakewarden.agent.operators.status_text import short_id
+from lakewarden.agent.operators.status_text import command, short_id
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last, timestamp
 from lakewarden.agent.web.views import Health, View

@@ -17,8 +17,7 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.explain import NotInLogError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
-from lakewarden.agent.web.follower import Changes, Follower, explained
-from lakewarden.agent.web.history import History
+from lakewarden.agent.web.follower import Changes, Follower, History, explained
 from lakewarden.agent.web.pages import Pages
 from lakewarden.agent.web.views import BadRequestError, Sources, View
 

@@ -9,14 +9,13 @@ from lakewarden.agent.attempts.trace import AttemptOutcome
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
-from lakewarden.agent.operators.conditions import command, rank, with_condition
 from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain, explanation_fields
 from lakewarden.agent.operators.explain_text import final_outcome, phase_text, story
-from lakewarden.agent.operators.status import TableView, TransactionView
+from lakewarden.agent.operators.status import TableView, TransactionView, rank, with_condition
+from lakewarden.agent.operators.status_text import command
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last
-from lakewarden.agent.web.follower import Follower
-from lakewarden.agent.web.history import HOURS, History
+from lakewarden.agent.web.follower import HOURS, Follower, History
 from lakewarden.events import canonical_table
 from lakewarden.handlers.explain.condition import writer_name
 from lakewarden.handlers.writers_log import short_table

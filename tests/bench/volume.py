@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from contextlib import aclosing
 
 from lakewarden.agent.kafka import ensure_topics, producer, start_client
-from lakewarden.agent.operators.requests import Requester
-from lakewarden.agent.operators.restore import BackupLine, restore
+from lakewarden.agent.operators.requests import BackupLine, Requester, restore
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import BatchCommitted, WriterEventUnion, encode, ledger_key
 from lakewarden.events.access import partition_of, stop_client

@@ -12,8 +12,7 @@ from aiokafka.admin import NewPartitions
 
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import producer, start_client
-from lakewarden.agent.operators.at_rest import ledger_at_rest
-from lakewarden.agent.operators.ledger import ledger
+from lakewarden.agent.operators.ledger import ledger, ledger_at_rest
 from lakewarden.events import (
     Abort,
     AlreadyCommitted,

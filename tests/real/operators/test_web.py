@@ -11,11 +11,11 @@ import aiohttp
 import anyio
 import pytest
 
-from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.operators.explain import explain, explanation_fields
 from lakewarden.agent.operators.losses import losses
 from lakewarden.agent.operators.refused import refused
-from lakewarden.agent.web.history import HOURS
+from lakewarden.agent.operators.status import status
+from lakewarden.agent.web.follower import HOURS
 from lakewarden.agent.web.server import running_page
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer

@@ -13,7 +13,7 @@ import pytest
 from anyio import to_thread
 
 from lakewarden.agent.kafka import ended_tasks, producer, reader, start_client
-from lakewarden.agent.operators.conditions import status
+from lakewarden.agent.operators.status import status
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.commit_gate import CommitGate

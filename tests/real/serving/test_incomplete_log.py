@@ -11,8 +11,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from lakewarden.agent.kafka import ensure_topics
-from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.operators.requests import Requester, correct
+from lakewarden.agent.operators.status import status
 from lakewarden.events import Abort, AlreadyCommitted, CommitGranted, partition_name
 from tests.real.writers import World, Writer
 from tests.waiting import PATIENCE_SECONDS

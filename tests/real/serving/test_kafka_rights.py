@@ -26,8 +26,7 @@ from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.watching.foreground import publishing
-from lakewarden.agent.web.follower import Changes, Follower
-from lakewarden.agent.web.history import History
+from lakewarden.agent.web.follower import Changes, Follower, History
 from lakewarden.agent.web.views import Sources
 from lakewarden.events import (
     BatchCommitted,

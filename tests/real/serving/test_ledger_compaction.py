@@ -15,8 +15,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata
 
-from lakewarden.agent.operators.conditions import status
 from lakewarden.agent.operators.ledger import ledger
+from lakewarden.agent.operators.status import status
 from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
 from lakewarden.events import AlreadyCommitted
 from tests.kafka_fixture import committed_offsets, read_to_end

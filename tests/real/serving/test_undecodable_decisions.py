@@ -10,7 +10,7 @@ import pytest
 from aiokafka import TopicPartition
 from structlog.testing import capture_logs
 
-from lakewarden.agent.operators.conditions import status
+from lakewarden.agent.operators.status import status
 from lakewarden.events import CommitGranted, canonical_table, partition_name
 from lakewarden.events.access import partition_of
 from lakewarden.spark_jobs import CommitGate

@@ -13,7 +13,7 @@ import anyio
 import pytest
 import pytest_asyncio
 
-from lakewarden.agent.operators.conditions import status
+from lakewarden.agent.operators.status import status
 from lakewarden.events import (
     Abort,
     Admitted,

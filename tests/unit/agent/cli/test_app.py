@@ -29,7 +29,7 @@ from lakewarden.agent.cli.output import print_line, print_table, print_tree
 from lakewarden.agent.cli.requests import _batch_id, _requester
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.name_text import typed, visible, visible_cell
-from lakewarden.agent.operators.restore import read_backup
+from lakewarden.agent.operators.requests import read_backup
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import timestamp
 from lakewarden.agent.variables import ENV_PREFIX

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.operators import restore as restoring
+from lakewarden.agent.operators import requests as restoring
 from lakewarden.agent.operators.ledger import LedgerLine
-from lakewarden.agent.operators.requests import Requester
-from lakewarden.agent.operators.restore import BackupLine, read_backup, restore
+from lakewarden.agent.operators.requests import BackupLine, Requester, read_backup, restore
 from lakewarden.agent.settings import KafkaSettings
 
 LARGE = 2**60 + 1

@@ -20,14 +20,20 @@ from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import SuspendedError
 from lakewarden.agent.locks.commands import AuditResult
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.agent.operators.agents import AgentsView, MemberView, PartitionView, agent_lines
-from lakewarden.agent.operators.conditions import command, with_condition
+from lakewarden.agent.operators.agents import AgentsView, PartitionView, agent_lines
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.agent.operators.ledger import LedgerLine
 from lakewarden.agent.operators.losses import Losses, loss_lines
 from lakewarden.agent.operators.refused import RefusedEvent, refused_lines
-from lakewarden.agent.operators.status import BlockerView, LockHolder, TableView, TransactionView, lock_holder
-from lakewarden.agent.operators.status_text import lock_text, status_summary, status_tree
+from lakewarden.agent.operators.status import (
+    BlockerView,
+    LockHolder,
+    TableView,
+    TransactionView,
+    lock_holder,
+    with_condition,
+)
+from lakewarden.agent.operators.status_text import command, lock_text, status_summary, status_tree
 from lakewarden.agent.serving.http_endpoint import readiness_text
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
@@ -46,6 +52,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.explain.lock_audit import Drifts, check
 from lakewarden.handlers.group.readiness import OwnedPartition, conditions
+from lakewarden.handlers.setup.agents import Member
 from tests.printed import as_shown
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
@@ -258,7 +265,7 @@ def test_the_pages_show_what_the_commands_print(capsys: pytest.CaptureFixture[st
         for number in range(8)
     )
     gone = replace(owned[0], running=False, term="5d11f6a0", taken="2026-11-26T02:41:07.318+00:00")
-    running = AgentsView("lakewarden-agents", (MemberView("agent-a", "0.1.0"),), owned)
+    running = AgentsView("lakewarden-agents", (Member("agent-a", "0.1.0"),), owned)
     shown(COMMANDS, "lakewarden agents", agent_lines(running))
     shown(RUNBOOKS, "lakewarden agents", agent_lines(replace(running, members=(), partitions=(gone,))))
 

@@ -7,20 +7,21 @@ from datetime import UTC, datetime
 
 import pytest
 
-from lakewarden.agent.operators.agents import AgentsView, MemberView, PartitionView
+from lakewarden.agent.operators.agents import AgentsView, PartitionView
 from lakewarden.agent.operators.status import LockHolder, TableView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
 from lakewarden.agent.web.follower import Changes, Follower
 from lakewarden.agent.web.pages import Pages
 from lakewarden.agent.web.views import Sources, View
+from lakewarden.handlers.setup.agents import Member
 from tests.unit.agent.web.test_server import State, history, table
 
 AT = "2026-11-22T17:00:00.000+00:00"
 REFUSED = LockHolder(
     held=False, lock="l", agent="a", owner="o", valid_until=AT, last_step="lock-refused", detail="why"
 )
-UNKNOWN = PartitionView(0, None, None, None, None, None, None)
+UNKNOWN = PartitionView(0)
 GONE = PartitionView(1, "gone-agent", running=False, term="t", taken=AT, unread=1, replay=2)
 CANDIDATE = {
     "transaction": "one-of-two",
@@ -52,7 +53,7 @@ def rendered(view: View) -> str:
             "nothing is granted",
         ),
         (
-            View("agents", "t", "c", asdict(AgentsView("g", (MemberView(None, None),), (GONE,))), live=False),
+            View("agents", "t", "c", asdict(AgentsView("g", (Member(None, None),), (GONE,))), live=False),
             "not in the group now",
         ),
     ],

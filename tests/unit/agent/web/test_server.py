@@ -27,8 +27,7 @@ from lakewarden.agent.operators.status import BlockerView, LockHolder, TableView
 from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import server, views
-from lakewarden.agent.web.follower import Changes, Follower
-from lakewarden.agent.web.history import History
+from lakewarden.agent.web.follower import Changes, Follower, History
 from lakewarden.agent.web.server import Server
 from lakewarden.agent.web.views import Sources
 from lakewarden.events import (
