@@ -86,11 +86,8 @@ class Attempt:
         if self.at("lapse") is not None and self.at("abandoned") is None:
             return AttemptOutcome.UNKNOWN
         if (abort := self.first("abort")) is not None:
-            return (
-                AttemptOutcome.CONFLICT
-                if abort.detail.get("reason", "conflict") == "conflict"
-                else AttemptOutcome.ABORTED
-            )
+            conflict = abort.detail.get("reason", "conflict") == "conflict"
+            return AttemptOutcome.CONFLICT if conflict else AttemptOutcome.ABORTED
         if self.at("failed") is not None:
             return AttemptOutcome.FAILED
         if (abandoned := self.first("abandoned")) is None:
@@ -102,6 +99,19 @@ class Attempt:
         )
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """Its names and its end, as JSON."""
+        return {
+            "transaction": self.transaction,
+            "batch_id": self.batch_id,
+            "outcome": self.outcome.value,
+            "started": self.started,
+            "ended": self.ended,
+            "lost_to": self.lost_to,
+            "bypassed_by": self.bypassed_by,
+        }
+
+    @property
     def aborted_at(self) -> float | None:
         """The time of the abort, if a conflict ended the attempt."""
         return self.at("abort") if self.outcome is AttemptOutcome.CONFLICT else None
@@ -110,9 +120,7 @@ class Attempt:
     def lost_to(self) -> list[str]:
         """The writers to which it lost a conflict."""
         abort = self.first("abort")
-        return (
-            list(abort.detail.get("others", ())) if abort is not None and self.aborted_at is not None else []
-        )
+        return [] if abort is None or self.aborted_at is None else list(abort.detail.get("others", ()))
 
     @property
     def bypassed_by(self) -> str | None:
@@ -129,29 +137,18 @@ class Attempt:
 
 WAITING = "#d5dae0"
 COMMITTING = "#1b5e3b"
-FAILED = "#6d28d9"
 COMPUTING = {
-    AttemptOutcome.COMMITTED: "#3fa66b",
-    AttemptOutcome.CONFLICT: "#e0524d",
-    AttemptOutcome.BYPASSED: "#b0357a",
-    AttemptOutcome.EMPTY: "#b8a9d9",
-    AttemptOutcome.ABORTED: "#e8963e",
-    AttemptOutcome.UNKNOWN: "#c9a800",
-    AttemptOutcome.FAILED: FAILED,
-    AttemptOutcome.SKIPPED: "#b8a9d9",
-    AttemptOutcome.RUNNING: "#5b8def",
+    AttemptOutcome.COMMITTED: ("#3fa66b", "computing, then committed"),
+    AttemptOutcome.CONFLICT: ("#e0524d", "computing, then aborted by a conflict"),
+    AttemptOutcome.BYPASSED: ("#b0357a", "computing, then lost to a writer without the gate"),
+    AttemptOutcome.EMPTY: ("#b8a9d9", "empty: nothing to write"),
+    AttemptOutcome.ABORTED: ("#e8963e", "computing, then aborted otherwise"),
+    AttemptOutcome.UNKNOWN: ("#c9a800", "computing, then granted without a report"),
+    AttemptOutcome.FAILED: ("#6d28d9", "computing, then failed"),
+    AttemptOutcome.SKIPPED: ("#b8a9d9", "skipped: already committed"),
+    AttemptOutcome.RUNNING: ("#5b8def", "still running"),
 }
-NAMES = {
-    AttemptOutcome.COMMITTED: "computing, then committed",
-    AttemptOutcome.CONFLICT: "computing, then aborted by a conflict",
-    AttemptOutcome.BYPASSED: "computing, then lost to a writer without the gate",
-    AttemptOutcome.EMPTY: "empty: nothing to write",
-    AttemptOutcome.ABORTED: "computing, then aborted otherwise",
-    AttemptOutcome.UNKNOWN: "computing, then granted without a report",
-    AttemptOutcome.FAILED: "computing, then failed",
-    AttemptOutcome.SKIPPED: "skipped: already committed",
-    AttemptOutcome.RUNNING: "still running",
-}
+"""The colour and the label of a computation, by its end."""
 
 WAITING_LABEL = "waiting for admission or grant"
 _STYLE = "text{font:13px DejaVu Sans,Verdana,sans-serif;fill:#1f2933}.pale{fill:#7b8794}.white{fill:#fff;text-anchor:middle}"
@@ -177,7 +174,7 @@ def segments(attempt: Attempt, last: float) -> Iterator[Segment]:
     if admitted > attempt.started:
         yield Segment(attempt.started, admitted, WAITING, WAITING_LABEL)
     if computed > admitted:
-        yield Segment(admitted, computed, COMPUTING[attempt.outcome], NAMES[attempt.outcome])
+        yield Segment(admitted, computed, *COMPUTING[attempt.outcome])
     if requested is not None and (ungranted := min(end, granted or end)) > requested:
         colour, label = WAITING, WAITING_LABEL
         if granted is None and attempt.outcome is AttemptOutcome.COMMITTED:
@@ -219,15 +216,8 @@ def _ticks(begin: float, end: float) -> list[float]:
 
 
 def _bar(attempt: Attempt, begin: float, end: float) -> dict[str, Any]:
-    return {
-        "transaction": attempt.transaction,
-        "batch_id": attempt.batch_id,
-        "outcome": attempt.outcome.value,
-        "started": attempt.started,
-        "ended": attempt.ended,
+    return attempt.fields | {
         "aborted_at": attempt.aborted_at,
-        "lost_to": attempt.lost_to,
-        "bypassed_by": attempt.bypassed_by,
         "made_by": attempt.made_by,
         "segments": [
             {"begin": max(each.begin, begin), "end": each.end, "label": each.label, "colour": each.colour}

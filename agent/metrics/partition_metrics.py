@@ -217,25 +217,19 @@ class PartitionMetrics:
 
     def on_lock_event(self, event: events.AuditEventUnion, renew_seconds: float) -> None:
         """Count a step of a lock. `renew_seconds`: the usual interval of this lock's renewals."""
-        metrics, lock = self._metrics, event.lock
+        metrics, lock, step = self._metrics, event.lock, event.type.removeprefix("lock-")
         self.denied.pop(event.table, None)
         match event:
             case events.LockAcquired():
-                step = "acquired"
                 self._renewed[lock] = event.valid_until
                 metrics.lock_wait.observe(event.duration_ms / 1000)
             case events.LockRenewed():
-                step = "renewed"
                 # Each lease has the same length, so the ends are as far apart as the writes that made them.
                 since = event.valid_until - self._renewed.get(lock, event.valid_until)
                 self._renewed[lock] = event.valid_until
                 if since > LATE_RENEWALS * renew_seconds * 1000:
                     metrics.late_renewals.inc()
-            case events.LockReleased():
-                step = "released"
-                self._renewed.pop(lock, None)
-            case events.LockLost():
-                step = "lost"
+            case events.LockReleased() | events.LockLost():
                 self._renewed.pop(lock, None)
             case events.LockRefused(waiting=waiting):
                 self.denied[event.table] = Denied(lock, waiting, event.holder, event.detail)

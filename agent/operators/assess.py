@@ -13,9 +13,9 @@ from lakewarden.agent.name_text import visible
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.assessment import Assessment, TableHistory, duration, overlaps_of
 
-_COMMITTED = COMPUTING[AttemptOutcome.COMMITTED], "computing, then committed"
-_CONTENDED = COMPUTING[AttemptOutcome.ABORTED], "the same, in another commit's way"
-_LOST = COMPUTING[AttemptOutcome.CONFLICT], "wasted: rolled back, or files without a commit"
+_COMMITTED = COMPUTING[AttemptOutcome.COMMITTED]
+_CONTENDED = COMPUTING[AttemptOutcome.ABORTED][0], "the same, in another commit's way"
+_LOST = COMPUTING[AttemptOutcome.CONFLICT][0], "wasted: rolled back, or files without a commit"
 _WIDTH, _LEFT, _TOP, _ROW = 1500.0, 260.0, 62.0, 26.0
 _MAX_ROWS = 30
 _MAX_BARS = 20_000

@@ -10,7 +10,7 @@ from typing import assert_never
 from lakewarden import events
 from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.operators.status_text import short_names
-from lakewarden.agent.time_text import counted, few, utc_time
+from lakewarden.agent.time_text import counted, few, timestamp
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.condition import made_by
 from lakewarden.handlers.explain.timeline import (
@@ -57,12 +57,13 @@ def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
     transaction = explanation.transaction
     batch = "" if transaction.batch_id is None else f", batch {transaction.batch_id}"
     touched = counted(explanation.markers, "file group")
+    repeated = counted(explanation.repeated, "event")
     yield f"transaction  {transaction.id}"
     yield f"writer       {transaction.writer}{batch}"
     yield f"table        {explanation.table}"
-    yield f"outcome      {final_outcome(explanation, verbose=verbose)}"
+    yield f"outcome      {_final_outcome(explanation)}"
     beats = _heartbeats(explanation.heartbeats, verbose=verbose)
-    yield f"touched      {touched}{beats}{_repeated(explanation.repeated)}"
+    yield f"touched      {touched}{beats}{f'; {repeated} delivered again, without effect' if explanation.repeated else ''}"
     yield ""
     rows = story(explanation, verbose=verbose)
     places = max((len(place) for place, _, _ in rows), default=0)
@@ -78,14 +79,11 @@ def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
 
 def story(explanation: Explanation, *, verbose: bool = False) -> list[tuple[str, str, str]]:
     """The steps: where the record is, when it was, and what happened. Of many, the first and the last."""
-    shown: Callable[[str], str] = str if verbose else _short_text
+    this = explanation.transaction.id
+    texts = (_text(step, this, verbose=verbose) for step in explanation.steps)
     rows = [
-        (
-            _place(step),
-            _time(explanation, step),
-            shown(_text(step, explanation.transaction.id, verbose=verbose)),
-        )
-        for step in explanation.steps
+        (_place(step), _time(explanation, step), text if verbose else _short_text(text))
+        for step, text in zip(explanation.steps, texts, strict=True)
     ]
     if not verbose and (left_out := len(rows) - MOST_STEPS) > 0:
         more = ("", "", f"… {counted(left_out, 'more step')}: --verbose prints them")
@@ -99,22 +97,20 @@ def candidate_lines(candidates: list[Candidate]) -> Iterator[str]:
     width = max(len(each.transaction) for each in shown)
     for each in shown:
         batch = "" if each.batch_id is None else f", batch {each.batch_id}"
-        at = timestamp(each.at.timestamp() * 1000)
+        at = _utc(each.at.timestamp() * 1000)
         yield f"{each.transaction:<{width}}  {at}  writer {each.writer}{batch}, table {each.table}"
 
 
-def timestamp(epoch_ms: float) -> str:
-    """UTC, to the millisecond."""
-    return utc_time(epoch_ms).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+def _utc(epoch_ms: float) -> str:
+    return timestamp(epoch_ms).replace("T", " ")
 
 
 # -- before and after the steps ----------------------------------------------------------------------------------------
 
 
-def final_outcome(explanation: Explanation, *, verbose: bool = False) -> str:
+def final_outcome(explanation: Explanation) -> str:
     """How the transaction ended, in one line."""
-    found = _final_outcome(explanation)
-    return found if verbose else _short_text(found)
+    return _short_text(_final_outcome(explanation))
 
 
 def _final_outcome(explanation: Explanation) -> str:
@@ -140,26 +136,18 @@ def _heartbeats(heartbeats: timeline.Heartbeats, *, verbose: bool) -> str:
     return sent + gap
 
 
-def _repeated(repeated: int) -> str:
-    return f"; {counted(repeated, 'event')} delivered again, without effect" if repeated else ""
-
-
 def _place(step: Step) -> str:
     first, last = step.first.offset, step.record.offset
     return f"{step.record.topic}:{first}" + (f"-{last}" if first != last else "")
 
 
 def _time(explanation: Explanation, step: Step) -> str:
-    opened = next((each for each in explanation.steps if _opens(explanation, each)), step)
+    this = explanation.transaction.id
+    intents = (each for each in explanation.steps if isinstance(each.event, events.CommitIntent))
+    opened = next((each for each in intents if each.event.transaction == this), step)
     if opened is step:
-        return timestamp(step.first.recorded_ms)
+        return _utc(step.first.recorded_ms)
     return f"{(step.first.recorded_ms - opened.first.recorded_ms) / 1000:+.3f} s"
-
-
-def _opens(explanation: Explanation, step: Step) -> bool:
-    return (
-        isinstance(step.event, events.CommitIntent) and step.event.transaction == explanation.transaction.id
-    )
 
 
 def _others(explanation: Explanation) -> Iterator[str]:
@@ -207,7 +195,9 @@ def _event_text(step: Step, this: str, *, verbose: bool) -> str:  # noqa: C901, 
         case events.MarkerCreated():
             markers, count = counted(because.markers or 0, "marker"), counted(step.times, "event")
             some_new = "" if because.new == because.markers else f", {because.new} of them new"
-            return f"{markers} in {count}{some_new}: {_partitions(because.partitions)}"
+            return (
+                f"{markers} in {count}{some_new}: {_few([_partition(each) for each in because.partitions])}"
+            )
         case events.CommitRequested(markers=markers):
             last = f", with {counted(len(markers), 'last marker')}" if markers else ""
             return f"requests its grant{last}"
@@ -226,7 +216,7 @@ def _event_text(step: Step, this: str, *, verbose: bool) -> str:  # noqa: C901, 
             freed_by = because.freed_by
             waited = _seconds(because.waited_ms or 0)
             after = "" if freed_by is None else f" after {waited} in the queue: {_ended(freed_by)}"
-            reserved = _few([_partition(each.partition) for each in event.reserved], len(event.reserved))
+            reserved = _few([_partition(each.partition) for each in event.reserved])
             kept = f"; reserved for it, because its writer is protected: {reserved}" if reserved else ""
             place = "" if turn is None else f", turn {turn}"
             return f"admitted by agent {agent}{place}{after}{kept}"
@@ -269,9 +259,7 @@ def _version(version: str | None) -> str:
 
 
 def _intent(event: events.CommitIntent, because: Because, *, verbose: bool) -> str:
-    scope = (
-        f", scope {_few([_marker(each) for each in event.scope], len(event.scope))}" if event.scope else ""
-    )
+    scope = f", scope {_few([_marker(each) for each in event.scope])}" if event.scope else ""
     lock = f", lock {event.lock}" if event.lock else ""
     reason = f" ({' '.join(event.admission_reason.split())})" if event.admission_reason else ""
     before = (
@@ -347,13 +335,12 @@ def _aborted(event: events.Abort, because: Because, *, verbose: bool) -> str:
     reasons = "; and ".join(_lost_conflict(None, event, each, because) for each in lost[:MOST_NAMED])
     more = len(lost) - MOST_NAMED
     others = f"; and {counted(more, 'more winner')}" if more > 0 else ""
-    return f"{head}: {reasons}{others}{_detected(because) if verbose else ''}"
-
-
-def _detected(because: Because) -> str:
-    after, age = because.detected_after_ms, because.victim_age_seconds
-    detected = "" if after is None else f"; detected {after:.1f} ms after the agent read the marker"
-    return detected if age is None else f"{detected}, {age:.1f} s after it read the intent"
+    after, age, detected = because.detected_after_ms, because.victim_age_seconds, ""
+    if verbose and after is not None:
+        detected = f"; detected {after:.1f} ms after the agent read the marker"
+    if verbose and age is not None:
+        detected += f", {age:.1f} s after it read the intent"
+    return f"{head}: {reasons}{others}{detected}"
 
 
 def _lost_conflict(
@@ -362,7 +349,7 @@ def _lost_conflict(
     """`victim` is None if it is the explained transaction itself."""
     victim_name = "it" if victim is None else victim.writer
     entries = [each for each in abort.conflicts if each.other_transaction == lost.winner.id]
-    places = _few([_entry(each) for each in entries[:MOST_NAMED]], len(entries))
+    places = _few([f"{_marker(each)} ({each.operation}/{each.other_operation})" for each in entries])
     found = because.cause or f"a check of the log up to writers:{abort.cause_offset}"
     return f"{_evidence(lost, found, victim_name, places)}; {_rule(lost, victim_name)}"
 
@@ -422,7 +409,7 @@ def _encounter(met: timeline.Encounter, *, own: bool) -> str:
 def _lock(event: events.LockAcquired | events.LockLost | events.LockRefused, count: int) -> str:
     detail = f": {event.detail}" if event.detail else ""
     times = "" if count == 1 else f", {count} times"
-    until = timestamp(event.valid_until)
+    until = _utc(event.valid_until)
     holder = _short(event.holder) if event.holder else None
     match event:
         case events.LockAcquired(agent=agent, adopted=former):
@@ -448,20 +435,17 @@ def _ended(blocker: timeline.RelatedTransaction) -> str:
 
 
 def _blockers(blockers: tuple[timeline.Blocker, ...]) -> str:
-    return _few([_blocker(each) for each in blockers], len(blockers))
-
-
-def _blocker(blocker: timeline.Blocker) -> str:
-    name = _name(blocker.transaction)
-    places = _few([_marker(each) for each in blocker.shared], len(blocker.shared))
-    on = f" on {places}" if blocker.shared else ""
-    return f"{name}, {WAIT_TEXTS[blocker.reason]}{on}"
+    found = []
+    for each in blockers:
+        on = f" on {_few([_marker(one) for one in each.shared])}" if each.shared else ""
+        found.append(f"{_name(each.transaction)}, {WAIT_TEXTS[each.reason]}{on}")
+    return _few(found)
 
 
 def _outcome(outcome: Outcome) -> str:
     """How a transaction ended, or its phase; with the place in the log that says so."""
     at = f" at {outcome.record.topic}:{outcome.record.offset}" if outcome.record else ""
-    version = "" if outcome.version is None else f" as version {outcome.version}"
+    version = _version(outcome.version)
     if outcome.reason == "already-committed" and outcome.phase is not None:
         return f"nothing to do{at}: its batch was already committed{version}"
     maker = "" if outcome.made_by is None else f", made by {outcome.made_by}"
@@ -507,23 +491,13 @@ def _partition(partition: str) -> str:
     return partition or "(unpartitioned)"
 
 
-def _partitions(partitions: tuple[str, ...]) -> str:
-    return _few([_partition(each) for each in partitions], len(partitions))
+def _marker(marker: events.Marker | events.ConflictEntry) -> str:
+    return f"{_partition(marker.partition)} {marker.file_group}"
 
 
-def _file_group(partition: str, file_group: str) -> str:
-    return f"{_partition(partition)} {file_group}"
-
-
-def _marker(marker: events.Marker) -> str:
-    return _file_group(marker.partition, marker.file_group)
-
-
-def _entry(entry: events.ConflictEntry) -> str:
-    return f"{_file_group(entry.partition, entry.file_group)} ({entry.operation}/{entry.other_operation})"
-
-
-def _few(names: list[str], count: int) -> str:
+def _few(names: list[str], count: int | None = None) -> str:
+    """The first names, and how many more there are. `count`: of all, if `names` has only some of them."""
+    count = len(names) if count is None else count
     shown = ", ".join(names[:MOST_NAMED])
     return shown if count <= MOST_NAMED else f"{shown} and {count - MOST_NAMED} more"
 

@@ -15,9 +15,10 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent.clock import moment
 from lakewarden.agent.log import Log
 from lakewarden.agent.operators.timelines import read_timelines
+from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.agent.time_text import last
-from lakewarden.events import CONFLICT_EVENT, ConflictDetected, Undecodable, decode
+from lakewarden.agent.time_text import counted, last
+from lakewarden.events import CONFLICT_EVENT
 from lakewarden.handlers.explain.condition import UNKNOWN_WINNER, lane, writer_name
 
 HOUR_MS = 3_600_000
@@ -52,10 +53,10 @@ class Losses:
         self._last_victims: dict[str, str] = {}
         """By table. The conflicts of one victim follow each other."""
 
-    def add(self, record: ConsumerRecord) -> ConflictDetected | None:
-        event = decode(CONFLICT_EVENT, record.value)
-        if isinstance(event, Undecodable):
-            return None
+    def add(self, record: ConsumerRecord) -> None:
+        event = decoded(CONFLICT_EVENT, record)
+        if event is None:
+            return
         hour = record.timestamp // HOUR_MS
         seconds = (
             0.0 if self._last_victims.pop(event.table, None) == event.victim else event.victim_age_seconds
@@ -67,7 +68,6 @@ class Losses:
         partitions = list(dict.fromkeys(each.partition for each in event.conflicts))
         for each in partitions:
             self._count(self._partitions, hour, (event.table, each, ""), seconds / len(partitions))
-        return event
 
     def add_bypassed(self, at_ms: int, table: str, writer: str, seconds: float) -> None:
         """Add a transaction that its writer abandoned: under the grant, it found a commit without the gate."""
@@ -135,7 +135,7 @@ def loss_lines(report: dict[str, Any]) -> Iterator[str]:
     if not report["conflicts"]:
         yield f"no conflict in {last(report['hours'], 'hour')}"
         return
-    conflicts = "1 conflict" if report["conflicts"] == 1 else f"{report['conflicts']} conflicts"
+    conflicts = counted(report["conflicts"], "conflict")
     yield f"{conflicts} in {last(report['hours'], 'hour')}, {report['seconds']:.1f} s of compute wasted"
     for title, name in (("table", "tables"), ("partition", "partitions"), ("pair of writers", "pairs")):
         yield ""

@@ -12,6 +12,7 @@ unless the operator says so.
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +31,7 @@ from lakewarden.agent.log import Log
 from lakewarden.agent.operators.explain import not_found, search_log
 from lakewarden.agent.operators.ledger import LedgerLine, ledger, line_of
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
-from lakewarden.agent.serving.log_records import decoded_decisions
+from lakewarden.agent.serving.log_records import decoded_all, decoded_decisions
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events.access import stop_client
 from lakewarden.events.base import Integer, Name
@@ -119,16 +120,8 @@ async def abort(
                     replay.replay(number, events, decoded_decisions(Position(0, None), ()))
                     ended = _outcome(state, transaction.id)
                     if ended is not None:
-                        outcome, reason, detail = ended
                         return AbortOutcome(
-                            transaction.id,
-                            transaction.writer,
-                            state.uri,
-                            batch_id,
-                            phase.value,
-                            outcome,
-                            reason,
-                            detail,
+                            transaction.id, transaction.writer, state.uri, batch_id, phase.value, *ended
                         )
                     if transaction.id in replay.revoked and not withdrawn:
                         withdrawn = True
@@ -156,9 +149,7 @@ async def correct(
     lowered = before is not None and before.batch_id is not None and stated < before.batch_id
     edition = fresh_id()[:EDITION_CHARACTERS] if lowered else None
     async with aclosing(correct_all(settings, [(uri, writer, batch_id, edition)], requester)) as recorded:
-        async for after in recorded:
-            return before, after
-    raise AssertionError("each correction is recorded, or an error is raised")
+        return before, await anext(recorded)
 
 
 async def correct_all(
@@ -182,29 +173,20 @@ async def correct_all(
         )
         for uri, writer, batch_id, edition in stated
     ]
-    async with Log(settings) as log, aclosing(_corrected(log, requests, requester)) as recorded:
-        async for line in recorded:
-            yield line
-
-
-async def _corrected(
-    log: Log, requests: Sequence[wire.LedgerCorrected], requester: Requester
-) -> AsyncGenerator[LedgerLine]:
-    """Publish the corrections, and yield what the ledger records."""
-    settings = log.settings
-    spans = await log.ends(await log.partitions(log.topics.ledger))
-    offsets = await _publish(settings, requests, None)
-    missing = {each.event_id: (each, offset) for each, offset in zip(requests, offsets, strict=True)}
-    async with aclosing(log.follow(spans)) as batches:
-        while missing:
-            with anyio.move_on_after(requester.timeout_seconds) as waiting:
-                batch = await anext(batches)
-                while not (found := _recorded(batch, missing)):
+    async with Log(settings) as log:
+        spans = await log.ends(await log.partitions(log.topics.ledger))
+        offsets = await _publish(settings, requests, None)
+        missing = {each.event_id: (each, offset) for each, offset in zip(requests, offsets, strict=True)}
+        async with aclosing(log.follow(spans)) as batches:
+            while missing:
+                with anyio.move_on_after(requester.timeout_seconds) as waiting:
                     batch = await anext(batches)
-            if waiting.cancelled_caught:
-                break
-            for line in found:
-                yield line
+                    while not (found := _recorded(batch, missing)):
+                        batch = await anext(batches)
+                if waiting.cancelled_caught:
+                    break
+                for line in found:
+                    yield line
     for each, offset in missing.values():
         raise AgentError(
             f"writer {each.writer}, table {each.table}: no agent recorded the correction within "
@@ -216,12 +198,11 @@ async def _corrected(
 def _recorded(
     batch: Mapping[TopicPartition, list[ConsumerRecord]], missing: dict[str, tuple[wire.LedgerCorrected, int]]
 ) -> list[LedgerLine]:
-    found = []
-    for record in (each for records in batch.values() for each in records):
-        entry = wire.decode(wire.LEDGER_EVENT, record.value)
-        if isinstance(entry, wire.BatchCommitted) and missing.pop(entry.correction or "", None) is not None:
-            found.append(line_of(entry))
-    return found
+    return [
+        line_of(entry)
+        for entry in decoded_all(wire.LEDGER_EVENT, chain(*batch.values()))
+        if isinstance(entry, wire.BatchCommitted) and missing.pop(entry.correction or "", None) is not None
+    ]
 
 
 def _open_transaction(

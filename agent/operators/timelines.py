@@ -18,6 +18,7 @@ from lakewarden import events
 from lakewarden.agent.attempts.trace import Attempt, AttemptStep, drawing
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
+from lakewarden.agent.serving.log_records import decoded
 from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, Recent, lane, made_by
 from lakewarden.handlers.writers_log import without_gate
 
@@ -69,9 +70,8 @@ class Timelines:
                         record, event, UNKNOWN_WINNER if winner is None else f"{UNKNOWN_WINNER} ({winner})"
                     )
                     if self._on_bypassed is not None:
-                        seconds = (
-                            record.timestamp / 1000 - self._tables[event.table][event.transaction].started
-                        )
+                        began = self._tables[event.table][event.transaction].started
+                        seconds = record.timestamp / 1000 - began
                         self._on_bypassed(record.timestamp, event.table, event.writer, seconds)
             case _:
                 pass
@@ -126,17 +126,8 @@ class Timelines:
             attempt.batch_id = batch_id
         new = attempt.first(what) is None
         if new:
-            step = AttemptStep(
-                record.timestamp / 1000,
-                what,
-                event.table,
-                event.writer,
-                event.transaction,
-                batch_id,
-                0,
-                detail,
-            )
-            attempt.steps.append(step)
+            at, names = record.timestamp / 1000, (event.table, event.writer, event.transaction)
+            attempt.steps.append(AttemptStep(at, what, *names, batch_id, 0, detail))
             attempt.steps.sort(key=lambda each: each.at)
         return new
 
@@ -179,17 +170,7 @@ class Timelines:
     def find(self, writer: str, batch_id: int | None, table: str | None) -> list[dict[str, Any]]:
         """The last transactions of the writers whose names contain `writer`, the latest first."""
         found = [
-            {
-                "table": uri,
-                "transaction": each.transaction,
-                "writer": each.writer,
-                "batch_id": each.batch_id,
-                "outcome": each.outcome.value,
-                "started": each.started,
-                "ended": each.ended,
-                "lost_to": each.lost_to,
-                "bypassed_by": each.bypassed_by,
-            }
+            {"table": uri, "writer": each.writer, **each.fields}
             for uri, attempts in self._tables.items()
             if table is None or uri == table
             for each in attempts.values()
@@ -223,8 +204,5 @@ def _bypassing(writer: str, maker: str | None) -> str:
 
 
 def _decoded(kind: Any, record: ConsumerRecord) -> Any:
-    value = record.value or b""
-    if any(each in value for each in _SKIPPED):
-        return None
-    event = events.decode(kind, value)
-    return None if isinstance(event, events.Undecodable) else event
+    skipped = any(each in (record.value or b"") for each in _SKIPPED)
+    return None if skipped else decoded(kind, record)

@@ -25,14 +25,14 @@ LOST = TableCheck(10, 3, 0, 0)
     [
         (
             committed("d0", "departures", 0, 10),
-            [(0, 10, COMPUTING[AttemptOutcome.COMMITTED]), (10, 10.5, WAITING), (10.5, 11, COMMITTING)],
+            [(0, 10, COMPUTING[AttemptOutcome.COMMITTED][0]), (10, 10.5, WAITING), (10.5, 11, COMMITTING)],
         ),
-        (lost("a0", 0, 2, 3), [(0, 3, COMPUTING[AttemptOutcome.CONFLICT])]),
+        (lost("a0", 0, 2, 3), [(0, 3, COMPUTING[AttemptOutcome.CONFLICT][0])]),
         (
             [step(0, "intent", "d", "w"), step(4, "requested", "d", "w"), step(5, "completed", "d", "w")],
-            [(0, 4, COMPUTING[AttemptOutcome.COMMITTED]), (4, 5, COMMITTING)],
+            [(0, 4, COMPUTING[AttemptOutcome.COMMITTED][0]), (4, 5, COMMITTING)],
         ),
-        ([step(0, "intent", "d", "w")], [(0, 20, COMPUTING[AttemptOutcome.RUNNING])]),
+        ([step(0, "intent", "d", "w")], [(0, 20, COMPUTING[AttemptOutcome.RUNNING][0])]),
     ],
     ids=[
         "committed",
@@ -59,7 +59,7 @@ def test_each_time_line_shows_its_own_contest() -> None:
     for each in drawn.iter("{http://www.w3.org/2000/svg}rect"):
         if each.get("height") == "50.0":
             found[float(each.get("x", 0)) > 780].add(each.get("fill"))
-    green, red = COMPUTING[AttemptOutcome.COMMITTED], COMPUTING[AttemptOutcome.CONFLICT]
+    green, red = COMPUTING[AttemptOutcome.COMMITTED][0], COMPUTING[AttemptOutcome.CONFLICT][0]
     assert found == {False: {green, WAITING, COMMITTING, red}, True: {green, WAITING, COMMITTING}}
     texts = {each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {title([optimistic, auto]), caption(optimistic), caption(auto), "departures", "10 s", "0"} <= texts

@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.attempts.trace import COMPUTING, NAMES, AttemptOutcome
+from lakewarden.agent.attempts.trace import COMPUTING, AttemptOutcome
 from lakewarden.agent.errors import KafkaUnreachableError
 from lakewarden.agent.operators import explain as explain_module
 from lakewarden.agent.operators.explain import Search
@@ -331,8 +331,9 @@ async def test_the_timeline_of_a_table_has_a_bar_for_each_transaction_in_the_dem
     [bar] = row["attempts"]
     assert (row["writer"], bar["transaction"], bar["outcome"]) == ("w", "Bw", "aborted by conflict")
     assert bar["lost_to"] == ["winner w"]
-    assert [each["label"] for each in bar["segments"]] == [NAMES[AttemptOutcome.CONFLICT]]
-    assert f'fill="{COMPUTING[AttemptOutcome.CONFLICT]}"' in page
+    colour, label = COMPUTING[AttemptOutcome.CONFLICT]
+    assert [each["label"] for each in bar["segments"]] == [label]
+    assert f'fill="{colour}"' in page
 
 
 async def test_a_page_that_is_not_current_says_since_when_and_why() -> None:
