@@ -122,7 +122,6 @@ async def _serve(
                 print_json({**ready, "web": address})
             else:
                 print_lines(_introduction(data, settings, address, others))
-                sys.stdout.flush()
 
         await serve_until_signal(settings, on_ready, log_to=sys.stderr)
 

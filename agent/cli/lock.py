@@ -147,7 +147,7 @@ def hold_command(
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
     argv = ["/bin/sh", "-c", shell] if shell is not None else command or []
     locate = partial(lock_commands.locate, settings, table, lock, hudi=hudi)
-    held = HoldOptions(locate, seconds, wait, argv, print_message, _print_if_verbose if argv else _print_line)
+    held = HoldOptions(locate, seconds, wait, argv, print_message, _print_if_verbose if argv else print_line)
     raise typer.Exit(_run(lambda: hold(settings, held)))
 
 
@@ -248,11 +248,6 @@ def _lock_folder(uri: str) -> str:
         raise ValueError(
             f"not a bucket or folder: {uri!r}; write s3://bucket[/prefix] or an absolute local path"
         ) from None
-
-
-def _print_line(line: str) -> None:
-    print_line(line)
-    sys.stdout.flush()
 
 
 def _print_if_verbose(line: str) -> None:

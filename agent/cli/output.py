@@ -34,7 +34,6 @@ def print_message(message: str) -> None:
 def print_json(value: Any) -> None:
     """Print JSON on one line. It is ASCII."""
     typer.echo(json.dumps(value))
-    sys.stdout.flush()
 
 
 def print_table(rows: Rows) -> None:

@@ -133,13 +133,10 @@ class LiveStatus:
         while len(self._idle) > MAX_IDLE:
             oldest = next(iter(self._idle))
             del self._idle[oldest], replay.tables[oldest]
-        if len(replay.opened) > self._clean_up_at:
+        if len(replay.seen) > self._clean_up_at:
             kept = {each.id for state in replay.tables.values() for each in state.open()}
-            for times in (replay.opened, replay.requested, replay.granted, replay.revoked, replay.runs_at):
-                for name in [each for each in times if each not in kept]:
-                    del times[name]
-            for uri in [each for each in replay.partition if each not in replay.tables]:
-                del replay.partition[uri]
+            replay.seen = {name: each for name, each in replay.seen.items() if name in kept}
+            replay.partition = {uri: each for uri, each in replay.partition.items() if uri in replay.tables}
             self._clean_up_at = 2 * len(kept) + _LATE_NAMES
 
     def limit_memory(self, limit_bytes: int) -> None:

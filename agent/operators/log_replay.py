@@ -21,22 +21,30 @@ from lakewarden.handlers.table.transactions import Phase
 
 
 @dataclass(slots=True)
+class Seen:
+    """What the log says of a transaction besides its state."""
+
+    opened: datetime | None = None
+    """By its writer's clock, as the next one."""
+    requested: datetime | None = None
+    """When it first requested its grant."""
+    granted: datetime | None = None
+    """By the agent's clock."""
+    runs_at: str | None = None
+    """Where its writer runs, as its intent says."""
+    revoked: str | None = None
+    """Why its grant was withdrawn. Its lease still runs."""
+
+
+@dataclass(slots=True)
 class LogReplay:
     """The state of every table that the log has events of, since the last checkpoint."""
 
     starts: dict[int, Start]
     """Where the replay of each Kafka partition started, and what its log lacks."""
     tables: dict[str, TableState] = field(default_factory=dict)
-    opened: dict[str, datetime] = field(default_factory=dict)
-    """When each transaction was opened, by its writer's clock."""
-    requested: dict[str, datetime] = field(default_factory=dict)
-    """When each transaction first requested its grant, by its writer's clock."""
-    granted: dict[str, datetime] = field(default_factory=dict)
-    """When each transaction was granted, by the agent's clock."""
-    runs_at: dict[str, str] = field(default_factory=dict)
-    """Where the writer of each transaction runs, as its intent says."""
-    revoked: dict[str, str] = field(default_factory=dict)
-    """Why the grant of a transaction was withdrawn. Its lease still runs."""
+    seen: dict[str, Seen] = field(default_factory=dict)
+    """By transaction."""
     partition: dict[str, int] = field(default_factory=dict)
     """The Kafka partition of each table."""
     next_offsets: dict[TopicPartition, int | None] = field(default_factory=dict)
@@ -73,22 +81,22 @@ class LogReplay:
         event = wire.decode(wire.WRITER_EVENT, record.value, key=record.key or b"")
         if isinstance(event, wire.LedgerCorrected):
             self.corrections.append(event)
-        if isinstance(event, wire.Undecodable) or self._partition_of(event.table) != number:
+        if isinstance(event, wire.Undecodable):
+            return None
+        if event.table not in self.partition:
+            self.partition[event.table] = partition_of(event.table, len(self.starts))
+        if self.partition[event.table] != number:
             return None
         if isinstance(event, wire.CommitIntent | wire.CommitRequested):
-            self.opened.setdefault(event.transaction, event.at)
-        if isinstance(event, wire.CommitIntent) and (where := runs_at(event)):
-            self.runs_at.setdefault(event.transaction, where)
-        if isinstance(event, wire.CommitRequested):
-            self.requested.setdefault(event.transaction, event.at)
+            seen = self.seen.setdefault(event.transaction, Seen())
+            seen.opened = seen.opened or event.at
+            if isinstance(event, wire.CommitIntent):
+                seen.runs_at = seen.runs_at or runs_at(event)
+            else:
+                seen.requested = seen.requested or event.at
         state = self.tables.setdefault(event.table, TableState(event.table, TableSettings()))
         replay_event(state, event, record.offset, monotonic())
         return event.table
-
-    def _partition_of(self, table: str) -> int:
-        if table not in self.partition:
-            self.partition[table] = partition_of(table, len(self.starts))
-        return self.partition[table]
 
     def apply(self, decision: wire.DecisionEventUnion) -> None:
         state = self.tables.get(decision.table)
@@ -96,11 +104,11 @@ class LogReplay:
             return
         kept = state.transactions.get(decision.transaction)
         if isinstance(decision, wire.Abort) and kept is not None and kept.phase is Phase.GRANTED:
-            self.revoked.setdefault(
-                decision.transaction, ": ".join(filter(None, (decision.reason, decision.detail)))
-            )
+            seen = self.seen.setdefault(decision.transaction, Seen())
+            seen.revoked = seen.revoked or ": ".join(filter(None, (decision.reason, decision.detail)))
         if isinstance(decision, wire.CommitGranted):
-            self.granted.setdefault(decision.transaction, decision.at)
+            seen = self.seen.setdefault(decision.transaction, Seen())
+            seen.granted = seen.granted or decision.at
         replay_decision(state, decision, monotonic())
 
 

@@ -106,7 +106,7 @@ async def abort(
             for each in (TopicPartition(topics.writers, number), TopicPartition(topics.decisions, number))
         }
         term = decoded_decisions(Position(0, None), replay.decisions[number]).term
-        withdrawn = transaction.id in replay.revoked
+        withdrawn = _withdrawn(replay, transaction.id)
         with anyio.move_on_after(requester.timeout_seconds):
             async with aclosing(log.follow(spans)) as batches:
                 async for batch in batches:
@@ -123,7 +123,7 @@ async def abort(
                         return AbortOutcome(
                             transaction.id, transaction.writer, state.uri, batch_id, phase.value, *ended
                         )
-                    if transaction.id in replay.revoked and not withdrawn:
+                    if _withdrawn(replay, transaction.id) and not withdrawn:
                         withdrawn = True
                         report(
                             "its grant is withdrawn; its writer may be publishing, so the outcome follows with its report or the "
@@ -133,6 +133,10 @@ async def abort(
             f"{name}: no outcome within {requester.timeout_seconds:g} s (--timeout); the request is in the log, and the agent "
             f"that serves the table answers it; see lakewarden explain {transaction.id}"
         )
+
+
+def _withdrawn(replay: LogReplay, transaction: str) -> bool:
+    return transaction in replay.seen and replay.seen[transaction].revoked is not None
 
 
 async def correct(

@@ -22,7 +22,7 @@ from lakewarden import events
 from lakewarden.agent.clock import moment, utc_now
 from lakewarden.agent.log import Log
 from lakewarden.agent.operators.cluster_facts import group_facts
-from lakewarden.agent.operators.log_replay import LogReplay, replay_log
+from lakewarden.agent.operators.log_replay import LogReplay, Seen, replay_log
 from lakewarden.agent.operators.timelines import read_timelines
 from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
@@ -152,21 +152,13 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     refusals: dict[str, str] = {}
     for decisions in replay.decisions.values():
         refusals |= refused_tables(decisions)
-    uris = (
-        {uri for uri, state in replay.tables.items() if state.open()}
-        | set(locks)
-        | set(refusals)
-        | set(recent)
-    )
-    of_table = None
-    if table is not None:
-        uris = {table}
-        of_table = partition_of(table, len(replay.starts))
-    troubles = partition_views(
-        replay.starts,
-        replay.refused,
-        {number: each.gap for number, each in ledgers.items() if each.gap is not None},
-    )
+    if table is None:
+        of_table, opened = None, {uri for uri, state in replay.tables.items() if state.open()}
+        uris = opened | locks.keys() | refusals.keys() | recent.keys()
+    else:
+        of_table, uris = partition_of(table, len(replay.starts)), {table}
+    gaps = {number: each.gap for number, each in ledgers.items() if each.gap is not None}
+    troubles = partition_views(replay.starts, replay.refused, gaps)
     agents, now = None if members is None else bool(members), moment().wall_ms / 1000
     found = [
         with_condition(
@@ -208,23 +200,13 @@ def with_condition(
     denied = None
     if lock is not None and lock.last_step == "lock-refused":
         denied = Denied(lock.lock, lock.waiting, lock.owner or None, lock.detail)
-    found = condition(
-        Facts(
-            view.table,
-            now,
-            agents,
-            view.refused,
-            denied,
-            tuple(_open(each, now) for each in view.transactions),
-            waits_known,
-            recent,
-        )
-    )
+    opened = tuple(_open(each, now) for each in view.transactions)
+    facts = Facts(view.table, now, agents, view.refused, denied, opened, waits_known, recent)
     last = None if recent is None else recent.last_commit
     pace = None if recent is None else recent.pace
     return replace(
         view,
-        condition=found,
+        condition=condition(facts),
         last_commit=None if last is None else timestamp(last * 1000),
         pace_seconds=None if pace is None else round(pace, 1),
     )
@@ -326,23 +308,23 @@ async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[e
 
 
 def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> TransactionView:
-    at, granted = replay.opened.get(transaction.id), replay.granted.get(transaction.id)
+    seen = replay.seen.get(transaction.id, Seen())
     found = tuple(islice(waits(state, transaction), MAX_BLOCKERS))
-    since = {Phase.QUEUED: at, Phase.WAITING: replay.requested.get(transaction.id)}.get(transaction.phase)
+    since = {Phase.QUEUED: seen.opened, Phase.WAITING: seen.requested}.get(transaction.phase)
     return TransactionView(
         transaction.id,
         transaction.writer,
         transaction.batch_id,
         transaction.phase.value,
-        at.isoformat(timespec="milliseconds") if at else "before the log's beginning",
+        seen.opened.isoformat(timespec="milliseconds") if seen.opened else "before the log's beginning",
         _waiting_on(state, transaction, found),
         len(transaction.footprint),
         transaction.markers,
-        granted.isoformat(timespec="milliseconds") if granted else None,
-        replay.revoked.get(transaction.id),
+        seen.granted.isoformat(timespec="milliseconds") if seen.granted else None,
+        seen.revoked,
         since.isoformat(timespec="milliseconds") if since else None,
         tuple(_blocker(each) for each in found),
-        replay.runs_at.get(transaction.id),
+        seen.runs_at,
     )
 
 

@@ -69,7 +69,7 @@ def status_tree(
         branches.append(f"lock: {lock_text(view.lock)}")
     if view.last_commit is not None:
         pace = "" if view.pace_seconds is None else f"; usually one every {age(view.pace_seconds)}"
-        branches.append(f"last commit: {_ago(view.last_commit)} ago{pace}")
+        branches.append(f"last commit: {ago(view.last_commit)} ago{pace}")
     elif verbose:
         branches.append("last commit: none in the last hours")
     if view.transactions:
@@ -95,7 +95,7 @@ def _transactions(found: Sequence[TransactionView], *, verbose: bool) -> list[tu
             each.writer if verbose else shown_name(each.writer),
             "" if each.batch_id is None else str(each.batch_id),
             each.phase if each.revoked is None else f"{each.phase}, withdrawn",
-            _ago(each.granted or each.waiting_since or each.since),
+            ago(each.granted or each.waiting_since or each.since),
             (each.waiting_on or "") if verbose else short_names(each.waiting_on or ""),
             each.transaction if verbose else short_id(each.transaction),
             *(
@@ -124,7 +124,8 @@ def lock_text(lock: LockHolder | None) -> str:
     return f"{lock.last_step.removeprefix('lock-')}{lock.note}"
 
 
-def _ago(time: str) -> str:
+def ago(time: str) -> str:
+    """How long ago an ISO time was."""
     try:
         return age(moment().wall_ms / 1000 - datetime.fromisoformat(time).timestamp())
     except (ValueError, OverflowError):

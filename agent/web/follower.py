@@ -116,8 +116,6 @@ class Follower(_Reader):
         """When the state was known to be current last, by this machine's clock."""
         self.members: tuple[Member, ...] | None = None
         """The agents in the group. None: not known."""
-        self.ready = anyio.Event()
-        """Set when the first replay is done."""
 
     async def _follow(self) -> None:
         async with Log(self._settings, follows=True) as log:
@@ -132,7 +130,6 @@ class Follower(_Reader):
             self._add_locks(status, chain(*(await _read_to(consumer, audit)).values()))
             self.status = status
             self.members = await group_members(log, self._settings.group)
-            self.ready.set()
             await self._rounds(log, consumer, list(positions), status)
 
     async def _rounds(

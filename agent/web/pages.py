@@ -8,13 +8,12 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lakewarden.agent.clock import moment
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.operators.status import LockHolder
-from lakewarden.agent.operators.status_text import command, short_id
+from lakewarden.agent.operators.status_text import ago, command, short_id
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last, timestamp
-from lakewarden.agent.web.views import Health, View
+from lakewarden.agent.web.views import View
 from lakewarden.handlers.explain.condition import age, shown_name
 from lakewarden.handlers.writers_log import short_table
 
@@ -28,6 +27,8 @@ MENU = (
     ("/refused", "Refused"),
     ("/agents", "Agents"),
 )
+AROUND = {"health": None, "path": "", "json_path": "", "problem": None, "as_of": None, "version": ""}
+"""What is around every view: tiles, addresses, why it may not be current, and of when it is."""
 
 
 class Pages:
@@ -70,32 +71,14 @@ class Pages:
         text = urlencode(found)
         return f"{self.base_path}{path}{'?' if text and '?' not in path else ''}{text}"
 
-    def render(
-        self,
-        view: View,
-        *,
-        health: Health | None = None,
-        path: str,
-        json_path: str,
-        problem: str | None,
-        as_of: datetime | None,
-        version: str,
-    ) -> str:
-        """A view as a page. `health`: its tiles. `problem`: why it may not be current."""
-        return self._environment.get_template(f"{view.name}.html").render(
-            view=view,
-            health=health,
-            data=view.data,
-            path=path,
-            json_path=json_path,
-            problem=problem,
-            as_of=None if as_of is None else as_of.isoformat(timespec="seconds"),
-            version=version,
-        )
+    def render(self, view: View, **around: Any) -> str:
+        """A view as a page. `around`: what `AROUND` has, as far as it is known."""
+        template = self._environment.get_template(f"{view.name}.html")
+        return template.render(AROUND | around, view=view, data=view.data)
 
     def error(self, status: int, message: str) -> str:
-        view = View("error", "Not found" if status == 404 else "Error", "", {"message": message}, live=False)
-        return self.render(view, path="", json_path="", problem=None, as_of=None, version="")
+        title = "Not found" if status == 404 else "Error"
+        return self.render(View("error", title, "", {"message": message}, live=False))
 
 
 def _shown(value: Any) -> Any:
@@ -114,14 +97,6 @@ def seconds_clock(seconds: float) -> str:
         return datetime.fromtimestamp(seconds, tz=UTC).strftime("%H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return ""  # a producer chooses the time of its record
-
-
-def ago(text: str | None) -> str:
-    """How long ago an ISO time was."""
-    try:
-        return age(moment().wall_ms / 1000 - datetime.fromisoformat(text or "").timestamp())
-    except (ValueError, OverflowError):
-        return text or ""
 
 
 def clock(text: str | None) -> str:

@@ -183,21 +183,18 @@ class Server:
     async def _page(self, request: web.Request) -> web.Response:
         path = self._path(request)
         view = await self._views[path](request)
+        problem, at = self._sources.problem, self._follower.current_at
+        query = f"?{request.query_string}" if request.query_string else ""
         text = self._pages.render(
             view,
             health=views.health(self._sources),
             path=path,
-            json_path=self._json_path(request),
-            problem=self._sources.problem,
-            as_of=self._follower.current_at,
-            version=_version(view.data, self._sources.problem),
+            json_path=f"{self._settings.web_base_path}{'/tables' if path == '/' else path}.json{query}",
+            problem=problem,
+            as_of=None if at is None else at.isoformat(timespec="seconds"),
+            version=_version(view.data, problem),
         )
         return web.Response(text=text, content_type="text/html")
-
-    def _json_path(self, request: web.Request) -> str:
-        path = self._path(request)
-        query = f"?{request.query_string}" if request.query_string else ""
-        return f"{self._settings.web_base_path}{'/tables' if path == '/' else path}.json{query}"
 
     async def _json(self, request: web.Request) -> web.Response:
         view = await self._views[self._path(request)](request)
@@ -281,10 +278,12 @@ def _ageless(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def serving(sources: Sources, changes: Changes) -> AsyncGenerator[str]:
-    """Serve the views. Yields the address to open."""
-    settings, server = sources.settings, Server(sources, changes)
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.5)
+async def running_page(settings: Settings) -> AsyncGenerator[str]:
+    """Follow the log and serve the page. Yields its address, as soon as it answers."""
+    changes = Changes()
+    sources = Sources(settings, Follower(settings, changes), History(settings, changes))
+    application = Server(sources, changes).application()
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
         host, port = settings.web_address
@@ -298,21 +297,13 @@ async def serving(sources: Sources, changes: Changes) -> AsyncGenerator[str]:
             ) from error
         bound = runner.addresses[0]
         name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        yield f"http://{'127.0.0.1' if host is None else name}:{bound[1]}{settings.web_base_path}/"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sources.follower.run)
+            tasks.start_soon(sources.history.run)
+            yield f"http://{'127.0.0.1' if host is None else name}:{bound[1]}{settings.web_base_path}/"
+            tasks.cancel_scope.cancel()
     finally:
         await runner.cleanup()
-
-
-@asynccontextmanager
-async def running_page(settings: Settings) -> AsyncGenerator[str]:
-    """Follow the log and serve the page. Yields its address, as soon as it answers."""
-    changes = Changes()
-    sources = Sources(settings, Follower(settings, changes), History(settings, changes))
-    async with serving(sources, changes) as address, anyio.create_task_group() as tasks:
-        tasks.start_soon(sources.follower.run)
-        tasks.start_soon(sources.history.run)
-        yield address
-        tasks.cancel_scope.cancel()
 
 
 async def web_until_signal(settings: Settings, on_ready: Callable[[str], object]) -> None:

@@ -9,7 +9,7 @@ from lakewarden.agent.attempts.trace import AttemptOutcome
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
-from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain, explanation_fields
+from lakewarden.agent.operators.explain import AmbiguousError, explain, explanation_fields
 from lakewarden.agent.operators.explain_text import final_outcome, phase_text, story
 from lakewarden.agent.operators.status import TableView, TransactionView, rank, with_condition
 from lakewarden.agent.operators.status_text import command
@@ -73,27 +73,16 @@ class Sources:
         return self.follower.problem or self.history.problem
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The tiles of every page."""
-
-    agents: int | None
-    kafka: bool
-    tables: int
-    bad: int
-    waiting: int
-
-
-def health(sources: Sources) -> Health:
-    """What holds of the whole installation."""
+def health(sources: Sources) -> dict[str, int | None]:
+    """What holds of the whole installation: the tiles of every page."""
     members, known = sources.follower.members, _known(sources)
-    return Health(
-        None if members is None else len(members),
-        sources.follower.problem is None,
-        len(known),
-        sum(each.condition is None or each.condition.name != "ok" for each in known),
-        sum(_waiting(each) for each in known),
-    )
+    return {
+        "agents": None if members is None else len(members),
+        "kafka": sources.follower.problem is None,
+        "tables": len(known),
+        "bad": sum(each.condition is None or each.condition.name != "ok" for each in known),
+        "waiting": sum(_waiting(each) for each in known),
+    }
 
 
 # -- tables, locks, waits ----------------------------------------------------------------------------------------------
@@ -228,15 +217,10 @@ def table(sources: Sources, query: Mapping[str, str]) -> View:
 
 def losses(sources: Sources, query: Mapping[str, str]) -> View:
     """What conflicts have cost in the last hours."""
-    uri = _table_of(query)
-    hours = HOURS
-    words = ["losses", "--hours", str(hours), *(["--table", uri] if uri else [])]
-    data = {
-        **sources.history.losses.report(uri),
-        "table": uri,
-        "history_complete": sources.history.complete,
-    }
-    return _view(sources, "losses", f"Lost to conflicts in {last(hours, 'hour')}", data, *words)
+    uri, past = _table_of(query), sources.history
+    words = ["losses", "--hours", str(HOURS), *(["--table", uri] if uri else [])]
+    data = {**past.losses.report(uri), "table": uri, "history_complete": past.complete}
+    return _view(sources, "losses", f"Lost to conflicts in {last(HOURS, 'hour')}", data, *words)
 
 
 def refused(sources: Sources, query: Mapping[str, str]) -> View:
@@ -301,7 +285,10 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
     except AmbiguousError as several:
         data: dict[str, Any] = {
             "problem": str(several),
-            "candidates": [_candidate(each) for each in several.candidates[-ROWS:]],
+            "candidates": [
+                asdict(each) | {"at": each.at.isoformat(timespec="milliseconds")}
+                for each in several.candidates[-ROWS:]
+            ],
         }
         return _view(sources, "transaction", "One transaction", data, *words, live=False)
     outcome, related = final_outcome(found), list(_related(found.transaction.id, found))
@@ -319,10 +306,6 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
     who, batch = writer_name(found.transaction.writer), found.transaction.batch_id
     title = " · ".join([who, *([] if batch is None else [f"batch {batch}"]), outcome])
     return _view(sources, "transaction", title, data, *words, live=False)
-
-
-def _candidate(each: Candidate) -> dict[str, Any]:
-    return {**asdict(each), "at": each.at.isoformat(timespec="milliseconds")}
 
 
 def _related(this: str, found: Any) -> Iterator[dict[str, Any]]:

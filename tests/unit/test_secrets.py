@@ -45,7 +45,6 @@ SUSPECT = re.compile(r"password$|secret$|credential|^kafka$|^objects$|^options$|
 HARMLESS = {
     "lakewarden.agent.stores.cloud._Cloud.credentials",  # the names of variables, for an error's advice
     "lakewarden.agent.stores.s3.S3Options.kms_key",  # the id of a key, which isn't the key
-    "lakewarden.agent.web.views.Health.kafka",  # whether it answers
     "lakewarden.handlers.paimon.primary_key.PrimaryKeyTable.primary_key",  # names of columns
     "lakewarden.handlers.paimon.snapshots.TableLayout.has_primary_key",
     "lakewarden.spark_jobs.sinks.releases.Spark.kafka",  # a version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 
 import pytest
 
@@ -35,9 +34,7 @@ CANDIDATE = {
 
 def rendered(view: View) -> str:
     """The page of a view."""
-    return Pages(Settings(web_base_path="/base")).render(
-        view, path="/", json_path="/json", problem=None, as_of=datetime.now(UTC), version="v"
-    )
+    return Pages(Settings(web_base_path="/base")).render(view, as_of=AT)
 
 
 @pytest.mark.parametrize(
