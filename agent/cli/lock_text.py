@@ -1,7 +1,7 @@
 """What `lakewarden lock` prints, as text and as JSON. `docs/lock.md` describes the JSON fields; their names never change."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from lakewarden.agent.locks.commands import AuditResult, LockContents, ReleaseResult
@@ -24,12 +24,20 @@ MOST_LINES = 20
 
 def view_fields(view: LockContents) -> dict[str, Any]:
     """The lock as one JSON object."""
-    found = asdict(view)
-    del found["validity_seconds"]
-    written_ms = found.pop("written_ms")
-    return found | {
+    return {
+        "table": view.table,
+        "lock": view.lock,
+        "shared_with_hudi": view.shared_with_hudi,
+        "state": view.state,
+        "owner": view.owner,
         "valid_until": None if view.valid_until_ms is None else timestamp(view.valid_until_ms),
-        "written_about": None if written_ms is None else timestamp(written_ms),
+        "valid_until_ms": view.valid_until_ms,
+        "seconds_left": view.seconds_left,
+        "written_about": None if view.written_ms is None else timestamp(view.written_ms),
+        "drift_seconds": view.drift_seconds,
+        "extra": view.extra,
+        "why": view.why,
+        "version": view.version,
     }
 
 
