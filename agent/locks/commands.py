@@ -11,7 +11,7 @@ command that writes opens the store as the agent does, and probes it first.
 
 import json
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import anyio
@@ -249,7 +249,9 @@ async def release_in(store: ConditionalStore, uri: str, owner: str) -> ReleaseRe
             return done
         live = _require_owner(uri, record, owner)
         assert isinstance(found, conditional.Found)
-        written = await store.write(uri, render(_expired(live)), conditional.IfMatch(found.version))
+        written = await store.write(
+            uri, render(replace(live, expired=True)), conditional.IfMatch(found.version)
+        )
         match written:
             case conditional.Won():
                 return _release_result(live, None)
@@ -263,10 +265,6 @@ async def release_in(store: ConditionalStore, uri: str, owner: str) -> ReleaseRe
     raise AgentError(
         f"whether {uri} was released is not known after {RELEASE_TRIES} tries: {why}; check with lakewarden lock show"
     )
-
-
-def _expired(record: LockRecord) -> LockRecord:
-    return LockRecord(expired=True, valid_until=record.valid_until, owner=record.owner)
 
 
 def _took_effect(sent: LockRecord, found: LockRecord | Malformed | None) -> ReleaseResult | None:

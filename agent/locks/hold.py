@@ -111,8 +111,8 @@ class HoldOptions:
 
 async def hold(settings: Settings, options: HoldOptions) -> int:
     """Hold the lock. Return the exit status."""
-    if options.command:
-        require_program(options.command)
+    if options.command and shutil.which(options.command[0]) is None:
+        raise CommandMissing(f"no such program: {options.command[0]}; the lock was not acquired")
     deadline = monotonic() + options.wait
     lock = await _located(options, deadline)
     if lock is None:
@@ -399,12 +399,6 @@ class HeldCommand:
         """Report the command's exit status (128 + signal if a signal ended it) once the command itself has ended."""
         code = await self._process.wait()
         report(code if code >= 0 else 128 - code)
-
-
-def require_program(argv: Sequence[str]) -> None:
-    """Raise `CommandMissing` if the program does not exist."""
-    if shutil.which(argv[0]) is None:
-        raise CommandMissing(f"no such program: {argv[0]}; the lock was not acquired")
 
 
 async def start(argv: Sequence[str], environment: Mapping[str, str]) -> HeldCommand:

@@ -57,8 +57,7 @@ LOOK_AGAIN_SECONDS = 60.0
 class TableLocks:
     """The locks of one partition. `step_table` passes an input to a table, `last_offset` returns the last consumed offset.
 
-    `on_event` gets each audit event, and the interval of the lock's renewals. `cluster`: the id of the Kafka cluster, if it has
-    one. `term`: the one of this ownership of the partition.
+    `on_event` gets each audit event, and the interval of the lock's renewals. `term`: the one of this ownership of the partition.
     """
 
     def __init__(

@@ -96,9 +96,6 @@ class OwnRecords:
         self.takeovers.again = max(self.takeovers.again, offset)
         self._seen.on_decision(value, offset)
 
-    def dead_letter(self, record: ConsumerRecord, reason: str) -> None:
-        self._publisher.put(self._dead_letter(record, reason))
-
     def refusal(self, record: ConsumerRecord, bad: events.Undecodable, why: str) -> events.Abort:
         """Publish the `abort(not-allowed)` of a transaction of which the owner refuses a record, and return it."""
         assert bad.table is not None
@@ -125,7 +122,7 @@ class OwnRecords:
         Raises `RecordTooLargeError`.
         """
         if isinstance(effect, Warn):
-            return None if read is None else self._dead_letter(read, f"{effect.event}: {effect.detail}")
+            return None if read is None else self.dead_letter(read, f"{effect.event}: {effect.detail}")
         if not isinstance(
             effect,
             events.DecisionEvent | events.ConflictDetected | events.BatchCommitted | events.ConflictsLost,
@@ -159,7 +156,7 @@ class OwnRecords:
         acknowledged = partial(self._seen.on_ledger_entry, value)
         return Outgoing(self._topics.ledger, key, value, self.number, acknowledged, too_large)
 
-    def _dead_letter(self, record: ConsumerRecord, reason: str) -> Outgoing:
+    def dead_letter(self, record: ConsumerRecord, reason: str) -> Outgoing:
         letter = events.DeadLetter(
             reason=reason[:MAX_REASON],
             topic=record.topic,

@@ -51,7 +51,7 @@ class RefusedEvents:
             table=bad.table,
             reason=reason,
         )
-        self._records.dead_letter(record, reason)
+        self._records.put(self._records.dead_letter(record, reason))
         if bad.transaction is None or bad.table is None:
             return
         subject = bad.table, bad.transaction, bad.writer or ""

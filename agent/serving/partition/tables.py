@@ -91,10 +91,7 @@ class Tables:
         partitions: int,
         cluster: str | None,
     ) -> None:
-        """`observer`: counts what is decided. `partitions`: their number in `writers`, by which each table has its place.
-
-        `cluster`: the id of the Kafka cluster, if it has one.
-        """
+        """`observer`: counts what is decided. The others are those of the owner."""
         self.number = records.number
         self._partitions = partitions
         self.states: dict[str, TableState] = {}

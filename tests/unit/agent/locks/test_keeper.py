@@ -155,6 +155,14 @@ def _keeper(
     return Keeper(lock, scope, events, relied, changed)
 
 
+@asynccontextmanager
+async def stores_of(*tables: str) -> AsyncIterator[tuple[Stores, Any]]:
+    """The stores of these tables' locks, and tasks that end with them."""
+    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        yield Stores(Settings.load(tables=tables), stack), tasks
+        tasks.cancel_scope.cancel()
+
+
 def _record(objects: dict[str, bytes], name: str = "t") -> LockRecord:
     record = parse(objects[f"memory://locks/{name}.json"])
     assert isinstance(record, LockRecord)
@@ -348,13 +356,10 @@ async def test_a_store_that_can_not_be_opened_denies_the_lock_and_the_keeper_con
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    settings = Settings.load(tables=(f"file://{tmp_path}/file/*",))
-    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        stores = Stores(settings, stack)
+    async with stores_of(f"file://{tmp_path}/file/*") as (stores, tasks):
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/file/t/lock.json"), "t", tasks)
         keeper.lock.acquire(None)
         _, denied = await keeper.wait_for(lease.LockDenied)
-        tasks.cancel_scope.cancel()
 
     assert denied.kind == "refused"
     assert "can't be created" in denied.why
@@ -372,14 +377,11 @@ async def test_a_store_that_is_slow_to_open_delays_no_other_store(
             await anyio.sleep_forever()
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
-    allow = (f"file://{tmp_path}/slow/*", f"file://{tmp_path}/quick/*")
-    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        stores = Stores(Settings.load(tables=allow), stack)
+    async with stores_of(f"file://{tmp_path}/slow/*", f"file://{tmp_path}/quick/*") as (stores, tasks):
         tasks.start_soon(stores.for_lock, f"file://{tmp_path}/slow/t/lock.json")
         await hanging.wait()
         with anyio.fail_after(30):
             await stores.for_lock(f"file://{tmp_path}/quick/t/lock.json")
-        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -402,8 +404,7 @@ async def test_all_callers_that_wait_for_a_probe_get_its_error(
         answers.append(str(raised.value))
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
-    async with AsyncExitStack() as stack:
-        stores = Stores(Settings.load(tables=(f"file://{tmp_path}/*",)), stack)
+    async with stores_of(f"file://{tmp_path}/*") as (stores, _):
         async with anyio.create_task_group() as tasks:
             for number in range(10):
                 tasks.start_soon(open_for, stores, number)
@@ -432,12 +433,10 @@ async def test_a_store_that_was_unreachable_is_probed_again(
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
     monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
-    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        stores = Stores(Settings.load(tables=(f"file://{tmp_path}/*",)), stack)
+    async with stores_of(f"file://{tmp_path}/*") as (stores, tasks):
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/t/lock.json"), "t", tasks)
         keeper.lock.acquire(None)
         await keeper.wait_for(lease.Confirmed)
-        tasks.cancel_scope.cancel()
 
     assert len(probed) == 2
     assert not [event for _, event in keeper.events if isinstance(event, lease.LockDenied)]
@@ -459,8 +458,7 @@ async def test_a_store_that_ignores_conditions_fails_the_probe_and_is_closed(
         return store
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
-    async with AsyncExitStack() as stack:
-        stores = Stores(Settings.load(tables=("s3://b/*",)), stack)
+    async with stores_of("s3://b/*") as (stores, _):
         for _ in range(2):
             with pytest.raises(StoreProbeError, match="ignores the condition"):
                 await stores.for_lock("s3://b/locks/t.json")

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -128,6 +128,8 @@ class Scene:
     owner: PartitionOwner
     log: Log
     now: float | None = 1_000.0
+    events: list[ConsumerRecord] = field(default_factory=list)
+    """What was sent."""
 
     def time(self) -> float:
         return clock.monotonic() if self.now is None else self.now
@@ -145,6 +147,7 @@ class Scene:
             "at": datetime.now(UTC),
         }
         record = consumed(encode(kind(**{**values, **fields})), offset, topic="writers", key=table)
+        self.events.append(record)
         self.owner.consume([record], self.time())
 
     def published(self, kind: type[E]) -> list[E]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
-
 import structlog
-from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.serving.memory_budget import MemoryBudget
-from lakewarden.events import Abort, CommitIntent, Marker, MarkerCreated, WriterEventUnion, encode
+from lakewarden.events import Abort, CommitIntent, Marker, MarkerCreated
 from lakewarden.handlers.table.memory import used_bytes
 from lakewarden.handlers.table.replay import Position
 from tests.unit.agent.serving.owner_in_memory import (
@@ -17,7 +13,7 @@ from tests.unit.agent.serving.owner_in_memory import (
     TABLE as ORDERS,
     TOPICS,
     Log,
-    consumed,
+    Scene,
     offline_owner,
 )
 
@@ -47,46 +43,39 @@ class Agent:
 
     def __init__(self, limit: int = LIMIT, log: Agent | None = None) -> None:
         self.memory = PeakBudget(limit)
-        self.events: dict[int, list[ConsumerRecord]] = {0: [], 1: []} if log is None else log.events
         self.log = Log()
         self.log.records += [] if log is None else log.log.records
         already = len(self.aborts())
-        self.owners = [
-            offline_owner(self.log, number=number, memory=self.memory, partitions=len(PARTITION))
+        self.scenes: list[Scene] = [
+            Scene(
+                offline_owner(self.log, number=number, memory=self.memory, partitions=len(PARTITION)),
+                self.log,
+                now=0.0,
+                events=[] if log is None else log.scenes[number].events,
+            )
             for number in (0, 1)
         ]
-        for number, owner in enumerate(self.owners):
+        self.owners = [each.owner for each in self.scenes]
+        for number, scene in enumerate(self.scenes):
             decisions = self.log.of(TOPICS.decisions, number)
-            owner.load(0, len(self.events[number]), Position(0, None), decisions, ())
-        for number, owner in reversed(list(enumerate(self.owners))):  # not in the order in which it was live
-            owner.consume(self.events[number], 0.0)
-            owner.finish_replay(len(self.events[number]))
+            scene.owner.load(0, len(scene.events), Position(0, None), decisions, ())
+        for scene in reversed(self.scenes):  # not in the order in which it was live
+            scene.owner.consume(scene.events, 0.0)
+            scene.owner.finish_replay(len(scene.events))
         self.decided = self.aborts()[already:]
 
     def send(self, table: str, transaction: str, markers: int = 0) -> None:
         """Publish an intent, or an event with so many markers."""
-        partition = PARTITION[table]
-        offset = len(self.events[partition])
-        common: dict[str, Any] = {
-            "event_id": f"e{offset}",
-            "table": table,
-            "transaction": transaction,
-            "writer": transaction,
-            "at": datetime.now(UTC),
-        }
-        event: WriterEventUnion
-        if markers:
-            start = offset * 10_000
-            places = tuple(
-                Marker(partition=transaction, file_group=str(start + number), operation="merge")
-                for number in range(markers)
-            )
-            event = MarkerCreated(markers=places, **common)
-        else:
-            event = CommitIntent(**common)
-        record = consumed(encode(event), offset, topic="writers", partition=partition, key=table)
-        self.events[partition].append(record)
-        self.owners[partition].consume([record], 0.0)
+        scene = self.scenes[PARTITION[table]]
+        if not markers:
+            scene.send(CommitIntent, transaction, table)
+            return
+        start = len(scene.events) * 10_000
+        places = tuple(
+            Marker(partition=transaction, file_group=str(start + number), operation="merge")
+            for number in range(markers)
+        )
+        scene.send(MarkerCreated, transaction, table, markers=places)
 
     def aborts(self) -> list[str]:
         """The aborted transactions, in the order of the decisions."""
