@@ -33,7 +33,7 @@ from lakewarden.agent.errors import (
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics, access
-from lakewarden.handlers.setup.topics import AGENT_RIGHTS, unequal_counts
+from lakewarden.handlers.setup import AGENT_RIGHTS, unequal_counts
 
 BATCH_BYTES = 262_144
 """Bytes of one batch of the producer. A larger record has a batch of its own: a refusal of the batch concerns it alone."""

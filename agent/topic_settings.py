@@ -1,4 +1,4 @@
-"""Reads the settings of the topics in Kafka, and logs those that weaken a promise (`handlers/setup/topics.py`).
+"""Reads the settings of the topics in Kafka, and logs those that weaken a promise (`handlers/setup.py`).
 
 The agent changes nothing on a topic that exists: Kafka's protocol would replace the topic's other settings, too.
 """
@@ -12,7 +12,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, for_code
 
 from lakewarden.events import Topics
-from lakewarden.handlers.setup.topics import differences
+from lakewarden.handlers.setup import differences
 
 log = structlog.get_logger()
 

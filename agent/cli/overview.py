@@ -24,7 +24,7 @@ from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import counted
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import assess
-from lakewarden.handlers.setup.findings import Finding, has_problem
+from lakewarden.handlers.setup import Finding, has_problem
 
 MOST_TABLES = 20
 """Tables that `status` prints, the worst, unless all are requested."""

@@ -11,8 +11,7 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Schema, String
 
 from lakewarden.agent.serving.assignor import member_of
-from lakewarden.handlers.setup.agents import Member
-from lakewarden.handlers.setup.topics import TopicFacts
+from lakewarden.handlers.setup import Member, TopicFacts
 
 _OPERATIONS = {3: "read", 4: "write", 5: "create", 8: "describe", 10: "describe-configs", 11: "alter-configs"}
 """Kafka's codes of operations; the answer's bit of the same number says whether the user may."""

@@ -1,7 +1,7 @@
 """`lakewarden doctor`: checks from where it runs what an agent with these settings needs.
 
-It writes and deletes the probe of each store, as an agent does at its start, and changes nothing else. `handlers/setup/` has the
-rules of the findings, the same that an agent uses. A check that fails becomes a finding; the others go on.
+It writes and deletes the probe of each store, as an agent does at its start, and changes nothing else. `handlers/setup.py` has
+the rules of the findings, the same that an agent uses. A check that fails becomes a finding; the others go on.
 """
 
 import re
@@ -31,13 +31,16 @@ from lakewarden.agent.stores import LocationError, StoreProbeError
 from lakewarden.agent.topic_settings import config_values
 from lakewarden.events.access import stop_client
 from lakewarden.events.access.batches import readable_codecs
-from lakewarden.handlers.setup.agents import judge_agents
-from lakewarden.handlers.setup.clocks import judge_store_clock
-from lakewarden.handlers.setup.findings import Check, Finding, Result, failed
-from lakewarden.handlers.setup.topics import (
+from lakewarden.handlers.setup import (
     GROUP_RIGHTS,
+    Check,
+    Finding,
+    Result,
     TopicFacts,
+    failed,
     hidden_topic,
+    judge_agents,
+    judge_store_clock,
     judge_topics,
     missing_rights,
 )

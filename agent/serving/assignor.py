@@ -26,7 +26,7 @@ from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
 from lakewarden.handlers.group.ownership import Claim, assign
-from lakewarden.handlers.setup.agents import Member
+from lakewarden.handlers.setup import Member
 
 VERSION = 0
 

@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.locations import DEFAULT_REGION, s3_region, scheme_of
-from lakewarden.handlers.setup.clocks import ClockReading
+from lakewarden.handlers.setup import ClockReading
 
 _GOOGLE: Final = "https://storage.googleapis.com"
 _HEADER_RESOLUTION_MS: Final = 2000

@@ -20,10 +20,16 @@ from lakewarden.agent.watching.iceberg import files_of, manifests_read, metadata
 from lakewarden.agent.watching.paimon import changes_read
 from lakewarden.handlers.assessment import DataFile, Leftover, LostTry, PastCommit, TableHistory
 from lakewarden.handlers.delta import log as delta
-from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.properties import HudiTable, read_properties
-from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, PROPERTIES, Instant, instants, seconds_of
+from lakewarden.handlers.hudi.timeline import (
+    HEARTBEAT_FOLDER,
+    PROPERTIES,
+    Instant,
+    UnreadableHudi,
+    instants,
+    seconds_of,
+)
 from lakewarden.handlers.hudi.watching import past_commit, rolled_back
 from lakewarden.handlers.iceberg import metadata as iceberg
 from lakewarden.handlers.observations import File, UnreadableCommit

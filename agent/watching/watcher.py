@@ -44,7 +44,7 @@ from lakewarden.agent.watching.follower import Look, Seen, TableFollower
 from lakewarden.agent.watching.formats import follow, format_of
 from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.events import WriterEventUnion, is_glob, require_canonical
-from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.handlers.hudi.watching import Alive, Completed, Ended, Opened, Touched
 from lakewarden.handlers.observations import ObservedCommit, UnreadableCommit
 

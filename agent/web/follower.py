@@ -32,7 +32,7 @@ from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AUDIT_EVENT
-from lakewarden.handlers.setup.agents import Member
+from lakewarden.handlers.setup import Member
 
 logger = structlog.get_logger()
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from lakewarden.events import Marker, Operation
-from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 
 _MARKERS_FILE = re.compile(r"MARKERS[0-9]{1,6}")
 _BASE_FILE = re.compile(r"(?P<group>[^_]+)_[0-9]+-[0-9]+-[0-9]+_[0-9]+\.\w+")

@@ -29,8 +29,8 @@ import fastavro
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
 from lakewarden.handlers.avro_blocks import uncompressed
-from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.markers import each_once, marker_of_file, touched
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 
 _AVRO = b"Obj\x01"
 _BLOCK = b"#HUDI#"

@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lakewarden.handlers.hudi.errors import UnreadableHudi
-from lakewarden.handlers.hudi.timeline import META_FOLDER, Layout
+from lakewarden.handlers.hudi.timeline import META_FOLDER, Layout, UnreadableHudi
 
 KNOWN_VERSIONS: Mapping[int, Layout] = {6: 1, 8: 2, 9: 2}
 """The layout of each table version that this package has been tried with."""

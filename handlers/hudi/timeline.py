@@ -45,6 +45,10 @@ _FIELDS = ((0, 4), (4, 2), (6, 2), (8, 2), (10, 2), (12, 2), (14, 3))
 _ORDER: dict[State, int] = {"requested": 0, "inflight": 1, "completed": 2}
 
 
+class UnreadableHudi(ValueError):
+    """A name or a file isn't what Hudi writes, or it is of a release that this package doesn't know. The text says which."""
+
+
 @dataclass(frozen=True, slots=True)
 class TimelineFile:
     """One file of the timeline."""

@@ -34,7 +34,6 @@ from typing import Any, TypeAlias
 from lakewarden.events import ConflictRule, Marker
 from lakewarden.handlers.assessment import PastCommit
 from lakewarden.handlers.commit_label import HUDI_LABEL
-from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.markers import (
     each_once,
     is_direct_marker,
@@ -50,6 +49,7 @@ from lakewarden.handlers.hudi.timeline import (
     PROPERTIES,
     Instant,
     TimelineFile,
+    UnreadableHudi,
     instants,
 )
 from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker, of_hudi

@@ -14,7 +14,6 @@ from typing import Any
 
 from lakewarden.events import Marker, canonical_table
 from lakewarden.handlers.commit_label import HUDI_LABEL
-from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.markers import (
     is_direct_marker,
     is_markers_file,
@@ -29,6 +28,7 @@ from lakewarden.handlers.hudi.timeline import (
     PROPERTIES,
     Instant,
     Layout,
+    UnreadableHudi,
     instants,
 )
 from lakewarden.handlers.maker import of_hudi

@@ -44,8 +44,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker
-from lakewarden.handlers.hudi.errors import UnreadableHudi
-from lakewarden.handlers.hudi.timeline import taken_for_committed
+from lakewarden.handlers.hudi.timeline import UnreadableHudi, taken_for_committed
 from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateError, UnsupportedSpark
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger

@@ -22,7 +22,7 @@ from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.operators.doctor import _check_codecs, diagnose
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events.access.batches import readable_codecs
-from lakewarden.handlers.setup.findings import Finding
+from lakewarden.handlers.setup import Finding
 from tests.kafka_fixture import KafkaServer
 from tests.printed import as_shown
 from tests.processes import environment

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
-from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.spark_jobs import GateError, HudiSink, Transaction, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles

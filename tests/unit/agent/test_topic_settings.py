@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import Topics
-from lakewarden.handlers.setup.topics import RISKS, differences
+from lakewarden.handlers.setup import RISKS, differences
 
 TOPICS = Topics()
 BY_NAME = {each.name: each for each in TOPICS.settings(replicas=3)}

@@ -16,8 +16,8 @@ import pytest
 
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.avro_blocks import MAX_BYTES, MAX_RECORDS, _sized, _varint
-from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.metadata import read_metadata as read_hudi
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.handlers.iceberg.metadata import read_metadata
 from lakewarden.handlers.observations import UnreadableCommit
 

@@ -8,7 +8,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
 from lakewarden.agent.serving.assignor import StickyAssignor, member_of
-from lakewarden.handlers.setup.agents import Member
+from lakewarden.handlers.setup import Member
 
 TOPIC = "lakewarden.writers"
 

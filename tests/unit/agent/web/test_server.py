@@ -37,7 +37,7 @@ from lakewarden.events import (
     DeadLetter,
     encode,
 )
-from lakewarden.handlers.setup.agents import Member
+from lakewarden.handlers.setup import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
 

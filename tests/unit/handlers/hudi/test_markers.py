@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lakewarden.events import Marker
-from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.markers import (
     is_direct_marker,
     is_markers_file,
     parse_marker,
     read_markers_file,
 )
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from tests.recorded_hudi import recorded
 
 GROUP = "56e599eb-7a94-416f-9fb2-7c2b302af75a-0"

@@ -9,8 +9,8 @@ import fastavro
 import pytest
 from hypothesis import given, strategies as st
 
-from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.metadata import InstantMetadata, archived_commits, read_metadata
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from tests.recorded_hudi import recorded
 
 FIRST, SECOND = "a1079540-5309-48af-8815-49d4dc51cc56-0", "3a5185c7-b28a-4e0c-aaeb-b156e59295e7-0"

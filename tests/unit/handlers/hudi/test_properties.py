@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.properties import HudiTable, parse_properties, read_properties
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from tests.recorded_hudi import recorded
 
 

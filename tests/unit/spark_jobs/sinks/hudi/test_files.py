@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakewarden.events import Marker
-from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 
 PROPERTIES = "hoodie.table.name=trips\nhoodie.table.version=9\nhoodie.timeline.layout.version=2\n"

@@ -1,15 +1,68 @@
-"""The topics in Kafka: their settings, their numbers of partitions, and the rights of an agent on them.
+"""Whether Kafka, the stores and the clocks are set up as the agent needs them. `lakewarden doctor` prints one line per finding.
 
-A promise rests on each setting that the agent creates topics with (`events/topics.py`). A topic that exists keeps its own
-settings: an operator may have reasons. So a setting that weakens a promise is a warning.
+ok          as the agent needs it
+warning     the agent runs, and a promise is weaker, or an operator should look
+problem     the agent can't run, or a promise doesn't hold
+unchecked   a check that this user, or a failure before it, doesn't allow; it says nothing about the set-up
+
+- **Topics.** A promise rests on each setting that the agent creates topics with (`events/topics.py`). A topic that exists keeps
+  its own settings: an operator may have reasons. So a setting that weakens a promise is a warning.
+- **Clocks.** Contenders for a lock compare its end with their own clocks, which may differ by `drift_seconds`. They can't compare
+  their clocks with one another, but each can with the store that has the lock. So a difference to the store's clock beyond the
+  drift is a problem: a contender may consider the lease ended while its holder relies on it. With `strict_takeover`, no lease
+  depends on clocks. A server's time is known only within limits: it was read at some moment between request and answer, and a
+  `Date` header is up to two seconds old. The difference counts that is certain.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from lakewarden.events.topics import REPLICAS_FOR_INSYNC, Topics, TopicSettings
-from lakewarden.handlers.setup.findings import Finding
+
+_OUTSIDE_OF_PARENTHESES = re.compile(r"; (?![^()]*\))")
+
+Result: TypeAlias = Literal["ok", "warning", "problem", "unchecked"]
+Check: TypeAlias = Literal[
+    "codecs",
+    "kafka",
+    "topic",
+    "partitions",
+    "group",
+    "agents",
+    "store",
+    "store-clock",
+    "table",
+    "lock",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. The field names are the JSON of `lakewarden doctor`."""
+
+    check: Check
+    result: Result
+    about: str
+    """The topic, the store, the table or the servers that were checked."""
+    found: str
+    next: str | None = None
+    """What to do. None if there is nothing to do."""
+
+
+def failed(check: Check, about: str, message: str) -> Finding:
+    """A problem from an error's message, which has the form `what happened; what to do`."""
+    found, *do = _OUTSIDE_OF_PARENTHESES.split(message, maxsplit=1)
+    return Finding(check, "problem", about, found, do[0] if do else None)
+
+
+def has_problem(findings: Iterable[Finding]) -> bool:
+    """Whether one of the findings is a problem."""
+    return any(each.result == "problem" for each in findings)
+
+
+# -- topics in Kafka: settings, partitions, and the rights of an agent -------------------------------------------------
 
 UNLIMITED: Final = -1
 AT_LEAST: Final = frozenset({"retention.ms", "retention.bytes", "min.insync.replicas", "max.message.bytes"})
@@ -203,3 +256,79 @@ def missing_rights(
 
 def _replicas(count: int) -> str:
     return f"{count} replica{'' if count == 1 else 's'}"
+
+
+# -- the agents of the consumer group, as its members' metadata names them ---------------------------------------------
+
+MAX_NAMED = 5
+"""Agents that a line names. All are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of the group. An agent of an earlier release names neither its id nor its version."""
+
+    agent: str | None
+    version: str | None
+
+
+def judge_agents(group: str, members: Sequence[Member], *, started: bool) -> Finding:
+    """The finding about the agents that run now: none, of one version, or of several. `started`: there was one before."""
+    if not members:
+        nothing = "no agent is in the group: nothing is granted"
+        return Finding("agents", "problem" if started else "warning", group, nothing, "start an agent")
+    versions = sorted({each.version or "an earlier release" for each in members})
+    count = f"{len(members)} agent{'' if len(members) == 1 else 's'}"
+    named = sorted(each.agent for each in members if each.agent is not None)
+    who = f" ({', '.join(named[:MAX_NAMED])}{', …' if len(named) > MAX_NAMED else ''})" if named else ""
+    if len(versions) > 1:
+        return Finding(
+            "agents",
+            "warning",
+            group,
+            f"{count} of different versions: {', '.join(versions)}{who}",
+            "finish the upgrade; docs/run.md says in which order",
+        )
+    return Finding("agents", "ok", group, f"{count} of version {versions[0]}{who}")
+
+
+# -- this machine's clock against a server's ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """A server's time, and this machine's before the request and after the answer. All in Unix milliseconds."""
+
+    before: int
+    after: int
+    server: int
+    resolution: int = 1
+    """The server's time is at least `server`, and less than this much later."""
+
+    @property
+    def ahead_ms(self) -> int:
+        """By how much this clock is certainly ahead; negative: behind; 0: the clocks may agree."""
+        least = self.before - (self.server + self.resolution)
+        most = self.after - self.server
+        if least > 0:
+            return least
+        return min(most, 0)
+
+
+def judge_store_clock(store: str, reading: ClockReading, *, drift_seconds: float, strict: bool) -> Finding:
+    """The finding about the clock of a store that has locks."""
+    ahead = reading.ahead_ms
+    if abs(ahead) <= drift_seconds * 1000:
+        no_more = f"no difference of more than {drift_seconds:g} s to this machine's clock"
+        return Finding("store-clock", "ok", store, no_more)
+    return Finding(
+        "store-clock",
+        "warning" if strict else "problem",
+        store,
+        f"this machine's clock is {_how_far(ahead)} the store's, and drift_seconds is {drift_seconds:g}",
+        "synchronise the clocks (NTP), or set drift_seconds to more than the clocks differ",
+    )
+
+
+def _how_far(ahead_ms: int) -> str:
+    return f"at least {abs(ahead_ms) / 1000:.1f} s {'ahead of' if ahead_ms > 0 else 'behind'}"

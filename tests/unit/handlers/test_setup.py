@@ -7,10 +7,19 @@ from dataclasses import replace
 import pytest
 
 from lakewarden.events import Topics
-from lakewarden.handlers.setup.agents import Member, judge_agents
-from lakewarden.handlers.setup.clocks import ClockReading, judge_store_clock
-from lakewarden.handlers.setup.findings import Finding, failed, has_problem
-from lakewarden.handlers.setup.topics import AGENT_RIGHTS, TopicFacts, judge_topics, missing_rights
+from lakewarden.handlers.setup import (
+    AGENT_RIGHTS,
+    ClockReading,
+    Finding,
+    Member,
+    TopicFacts,
+    failed,
+    has_problem,
+    judge_agents,
+    judge_store_clock,
+    judge_topics,
+    missing_rights,
+)
 
 TOPICS = Topics()
 NOW = 1_800_000_000_000
