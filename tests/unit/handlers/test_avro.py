@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import zlib
 from typing import Any
 
 import cramjam
-import fastavro
 import pytest
 
 from lakewarden.handlers.avro import read_avro
@@ -20,15 +18,10 @@ from lakewarden.handlers.hudi.metadata import read_metadata as read_hudi
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.handlers.iceberg.metadata import read_metadata
 from lakewarden.handlers.observations import UnreadableCommit
+from tests.unit.handlers.avro_files import avro_file
 
 SCHEMA = {"type": "record", "name": "entry", "fields": [{"name": "path", "type": "string"}]}
 EMPTY = {"type": "record", "name": "entry", "fields": []}
-
-
-def a_file(codec: str, records: list[dict[str, Any]], schema: dict[str, Any] = SCHEMA) -> bytes:
-    out = io.BytesIO()
-    fastavro.writer(out, schema, records, codec=codec, sync_interval=1_000)
-    return out.getvalue()
 
 
 def a_block(codec: str, count: int, block: bytes, schema: dict[str, Any] = SCHEMA) -> bytes:
@@ -53,7 +46,7 @@ def a_block(codec: str, count: int, block: bytes, schema: dict[str, Any] = SCHEM
 def test_each_codec_of_the_formats_is_read(codec: str) -> None:
     records = [{"path": f"p/{number}" * 20} for number in range(500)]
 
-    assert read_avro(a_file(codec, records)) == records
+    assert read_avro(avro_file(*records, codec=codec, sync_interval=1_000)) == records
 
 
 def deflated(size: int) -> bytes:

@@ -36,10 +36,6 @@ def facts(*, replicas: int = 3, partitions: int = 12) -> dict[str, TopicFacts]:
     }
 
 
-def found(findings: list[Finding]) -> set[tuple[str, str, str]]:
-    return {(each.check, each.result, each.about) for each in findings}
-
-
 def test_topics_as_an_agent_creates_them_are_ok_one_line_each() -> None:
     findings = judge_topics(TOPICS, facts())
 
@@ -61,6 +57,66 @@ def test_a_missing_right_of_an_agent_is_a_problem_that_names_it(topic: str) -> N
         assert right in problem.next
 
 
+@pytest.mark.parametrize(
+    ("topic", "changed", "expected"),
+    [
+        (
+            "ledger",
+            {"values": {**facts()["lakewarden.ledger"].values, "min.insync.replicas": "1"}},
+            Finding(
+                "topic",
+                "warning",
+                "lakewarden.ledger",
+                "min.insync.replicas=1: a failover of a broker may lose a grant or a commit that Kafka has acknowledged",
+                "set min.insync.replicas=2 (kafka-configs.sh --alter)",
+            ),
+        ),
+        (
+            "audit",
+            {"values": None},
+            Finding(
+                "topic",
+                "warning",
+                "lakewarden.audit",
+                "12 partitions, may read and write; its settings can't be checked",
+                "grant describe-configs on the topic",
+            ),
+        ),
+        (
+            "ledger",
+            {"replicas": (3,) * 13},
+            Finding(
+                "partitions",
+                "problem",
+                "lakewarden",
+                "the topics must have the same number of partitions: lakewarden.writers has 12, lakewarden.decisions has 12, "
+                "lakewarden.ledger has 13",
+                "add partitions to the smaller ones",
+            ),
+        ),
+        (
+            "writers",
+            {"leaderless": (3, 7)},
+            Finding(
+                "topic",
+                "problem",
+                "lakewarden.writers",
+                "no leader for partition 3, 7",
+                "start the brokers that have its replicas",
+            ),
+        ),
+    ],
+    ids=["a weaker setting", "settings that may not be described", "unequal partitions", "no leader"],
+)
+def test_what_is_wrong_with_a_topic_is_one_finding(
+    topic: str, changed: dict[str, object], expected: Finding
+) -> None:
+    known, name = facts(), f"{TOPICS.prefix}.{topic}"
+    known[name] = replace(known[name], **changed)  # type: ignore[arg-type]
+
+    assert [each for each in judge_topics(TOPICS, known) if each.result != "ok"] == [expected]
+
+
 def test_an_agent_that_watches_also_needs_write_on_writers() -> None:
     known, name = facts(), TOPICS.writers
     known[name] = replace(known[name], operations=ALL - {"write"})
@@ -70,50 +126,11 @@ def test_an_agent_that_watches_also_needs_write_on_writers() -> None:
     assert (problem.about, problem.found) == (name, "Kafka denies this user write")
 
 
-def test_a_setting_that_weakens_a_promise_is_a_warning_with_the_value_to_set() -> None:
-    known = facts()
-    ledger = known[TOPICS.ledger]
-    known[TOPICS.ledger] = replace(ledger, values={**(ledger.values or {}), "min.insync.replicas": "1"})
-
-    [warning] = [each for each in judge_topics(TOPICS, known) if each.result != "ok"]
-
-    assert (warning.result, warning.about) == ("warning", TOPICS.ledger)
-    assert warning.found.startswith("min.insync.replicas=1: a failover of a broker may lose")
-    assert warning.next == "set min.insync.replicas=2 (kafka-configs.sh --alter)"
-
-
-def test_settings_that_this_user_may_not_describe_are_a_warning() -> None:
-    known = facts()
-    known[TOPICS.audit] = replace(known[TOPICS.audit], values=None)
-
-    assert ("topic", "warning", TOPICS.audit) in found(judge_topics(TOPICS, known))
-
-
-def test_different_numbers_of_partitions_are_a_problem() -> None:
-    known = facts()
-    known[TOPICS.ledger] = replace(known[TOPICS.ledger], replicas=(3,) * 13)
-
-    [problem] = [each for each in judge_topics(TOPICS, known) if each.result == "problem"]
-
-    assert problem.check == "partitions"
-    assert f"{TOPICS.ledger} has 13" in problem.found
-    assert problem.next == "add partitions to the smaller ones"
-
-
 def test_fewer_replicas_than_survive_a_lost_broker_are_a_warning() -> None:
     [warning] = [each for each in judge_topics(TOPICS, facts(replicas=1)) if each.result != "ok"]
 
     assert (warning.check, warning.result) == ("partitions", "warning")
     assert warning.found.startswith("1 replica: a broker that is lost")
-
-
-def test_a_partition_without_a_leader_is_a_problem() -> None:
-    known = facts()
-    known[TOPICS.writers] = replace(known[TOPICS.writers], leaderless=(3, 7))
-
-    [problem] = [each for each in judge_topics(TOPICS, known) if each.result == "problem"]
-
-    assert problem.found == "no leader for partition 3, 7"
 
 
 def test_brokers_that_are_too_old_to_name_rights_leave_them_unjudged() -> None:

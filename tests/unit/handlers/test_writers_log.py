@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from lakewarden.events import (
@@ -24,6 +23,7 @@ from lakewarden.handlers.writers_log import (
     writers_before,
     writers_granted_before,
 )
+from tests.unit.events.building import E, made
 
 TABLE = "file:///lake/t"
 
@@ -32,46 +32,37 @@ def marker(partition: str, group: str = "*") -> Marker:
     return Marker(partition=partition, file_group=group, operation="merge")
 
 
-def header(writer: str, table: str = TABLE) -> dict[str, Any]:
-    header.number += 1  # type: ignore[attr-defined]
-    return {
-        "event_id": f"e{header.number}",  # type: ignore[attr-defined]
-        "table": table,
-        "transaction": f"t-{writer}",
-        "writer": writer,
-        "at": datetime(2026, 11, 22, tzinfo=UTC),
-    }
-
-
-header.number = 0  # type: ignore[attr-defined]
+def of(kind: type[E], writer: str, table: str = TABLE, **fields: Any) -> E:
+    """An event of the writer's only transaction."""
+    return made(kind, transaction=f"t-{writer}", writer=writer, table=table, **fields)
 
 
 def intent(writer: str, *scope: Marker, table: str = TABLE) -> CommitIntent:
-    return CommitIntent(**header(writer, table), admission="queued", scope=scope, heartbeat_seconds=5.0)
+    return of(CommitIntent, writer, table, admission="queued", scope=scope)
 
 
-def ordered(writer: str, *, priority: int = 0, **more: Any) -> CommitIntent:
-    return CommitIntent(**header(writer), conflict_rule="ordered", priority=priority, **more)
+def ordered(writer: str, **more: Any) -> CommitIntent:
+    return of(CommitIntent, writer, conflict_rule="ordered", **more)
 
 
 def requested(writer: str, *markers: Marker) -> CommitRequested:
-    return CommitRequested(**header(writer), seq=1, markers=markers)
+    return of(CommitRequested, writer, seq=1, markers=markers)
 
 
 def touch(writer: str, *markers: Marker) -> MarkerCreated:
-    return MarkerCreated(**header(writer), markers=markers)
+    return of(MarkerCreated, writer, markers=markers)
 
 
 def completed(writer: str) -> CommitCompleted:
-    return CommitCompleted(**header(writer), grant="g", version="1")
+    return of(CommitCompleted, writer, grant="g", version="1")
 
 
 def abandoned(writer: str) -> TransactionAbandoned:
-    return TransactionAbandoned(**header(writer), reason="r")
+    return of(TransactionAbandoned, writer, reason="r")
 
 
 def heartbeat(writer: str) -> WriterHeartbeat:
-    return WriterHeartbeat(**header(writer), seq=1)
+    return of(WriterHeartbeat, writer, seq=1)
 
 
 def log_of(*ahead: WriterEventUnion, ends: WriterEventUnion) -> list[WriterEventUnion]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from lakewarden.agent import wire_events
@@ -11,7 +12,7 @@ from lakewarden.events import (
     ConflictDetected,
     DecisionRecord,
 )
-from lakewarden.handlers.explain.timeline import Explanation, RecordRef, Step, TransactionRef
+from lakewarden.handlers.explain.timeline import Blocker, Explanation, RecordRef, Step, TransactionRef
 from lakewarden.handlers.explain.transaction import Explainer
 from tests.unit.handlers.table.world import TABLE, World
 
@@ -80,6 +81,10 @@ class Explained:
             for each in explanation.attempts
         )
 
+        waits = (_blockers(each.because.waits_for) for each in explanation.steps if each.because.waits_for)
+        self.waits = " | ".join(waits)
+        self.open_waits = _blockers(explanation.waits_for)
+
     @property
     def lost(self) -> Any:
         """The only conflict of the only abort."""
@@ -91,6 +96,10 @@ class Explained:
         if len(found) == 1:
             return found[0]
         return getattr(self.explanation, name)
+
+
+def _blockers(found: Iterable[Blocker]) -> str:
+    return ", ".join(f"{each.transaction.id} {each.reason}" for each in found)
 
 
 def explain(w: World, transaction: str) -> Explained:

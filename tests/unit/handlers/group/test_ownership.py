@@ -7,32 +7,18 @@ import pytest
 from lakewarden.handlers.group.ownership import TakeOvers, may_resume
 
 
-def test_an_owner_resumes_if_nobody_else_took_its_partition() -> None:
-    """Another agent joined the group, and this partition stayed."""
-    assert may_resume(TakeOvers(own=10, again=30, others=7), read_until=31) == "yes"
-
-
-def test_an_owner_is_replaced_if_another_agent_took_its_partition_meanwhile() -> None:
-    """This agent missed a generation: it was silent for too long, and has joined again."""
-    assert may_resume(TakeOvers(own=10, again=30, others=20), read_until=31) == "no"
-
-
-def test_a_take_over_after_the_owners_record_replaces_it_too() -> None:
-    """The partition has moved in the next round already."""
-    assert may_resume(TakeOvers(own=10, again=30, others=31), read_until=32) == "no"
-
-
 @pytest.mark.parametrize(
-    "known",
+    ("again", "others", "read_until", "answer"),
     [
-        TakeOvers(own=10, again=-1, others=-1),
-        TakeOvers(own=10, again=30, others=-1),
+        pytest.param(30, 7, 31, "yes", id="another agent joined the group, and this partition stayed"),
+        pytest.param(30, 20, 31, "no", id="this agent missed a generation"),
+        pytest.param(30, 31, 32, "no", id="the partition has moved in the next round already"),
+        pytest.param(-1, 11, 12, "no", id="another take-over was read"),
+        pytest.param(-1, -1, 30, "unknown yet", id="its own record was not sent"),
+        pytest.param(30, -1, 30, "unknown yet", id="another take-over may lie directly before its own"),
     ],
 )
-def test_nothing_is_known_before_the_owners_own_record_was_read(known: TakeOvers) -> None:
-    """Another agent's take-over may lie directly before it."""
-    assert may_resume(known, read_until=30) == "unknown yet"
-
-
-def test_a_take_over_that_was_read_replaces_the_owner_at_once() -> None:
-    assert may_resume(TakeOvers(own=10, again=-1, others=11), read_until=12) == "no"
+def test_an_owner_resumes_if_nobody_else_took_its_partition(
+    again: int, others: int, read_until: int, answer: str
+) -> None:
+    assert may_resume(TakeOvers(own=10, again=again, others=others), read_until) == answer

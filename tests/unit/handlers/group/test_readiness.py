@@ -23,6 +23,8 @@ READY = AgentFacts(
     queued_at=999.5,
     checked_at=999.0,
 )
+NO_OWNER = "no agent of the group owns 3 partitions: 0, 1, 2; the topic may have been deleted"
+TEN_LOADING = ", ".join(f"{each} (loading)" for each in range(10))
 
 
 def failing(facts: AgentFacts) -> dict[str, str]:
@@ -66,51 +68,42 @@ def test_an_agent_is_ready_if_every_condition_holds() -> None:
             {"checked_at": 980.0},
             {"checked": "the last periodic check ended 20.0 s ago, which is more than 13 s"},
         ),
+        (
+            {"assigned": False, "problem": "no broker answers at kafka:9092"},
+            {
+                "assigned": "the agent has no session with Kafka: no broker answers at kafka:9092",
+                "live": "no partition is assigned, so the agent decides nothing",
+                "caught-up": "no partition is assigned, so the agent reads nothing",
+            },
+        ),
         ({"checked_at": None}, {"checked": "there was no periodic check in this session yet"}),
+        # There are more agents than partitions: a spare one takes over when another agent ends.
+        ({"partitions": (), "queued_at": None}, {}),
+        # The topic was deleted: the group's round has assigned nothing to anyone, and each agent looked like a spare one.
+        ({"partitions": (), "unowned": (0, 1, 2)}, {"assigned": NO_OWNER}),
+        ({"unowned": (0, 1, 2)}, {"assigned": NO_OWNER}),
+        # A rebalance.
+        (
+            {"assigned": False},
+            {
+                "assigned": "the consumer group has not assigned partitions to this agent yet",
+                "live": "no partition is assigned, so the agent decides nothing",
+                "caught-up": "no partition is assigned, so the agent reads nothing",
+            },
+        ),
+        (
+            {"partitions": tuple(OwnedPartition(each, "loading", 0, 999.0) for each in range(12))},
+            {"live": f"the agent doesn't decide in 12 partitions: {TEN_LOADING} and 2 more"},
+        ),
     ],
 )
 def test_a_condition_that_does_not_hold_says_which_partition_or_time_it_is(
     change: dict[str, object], expected: dict[str, str]
 ) -> None:
-    assert failing(replace(READY, **change)) == expected  # type: ignore[arg-type]
+    facts = replace(READY, **change)  # type: ignore[arg-type]
 
-
-def test_an_agent_without_a_session_names_the_reason() -> None:
-    facts = AgentFacts(now=1000.0, problem="no broker answers at kafka:9092")
-
-    assert not is_ready(conditions(facts, LIMITS))
-    assert failing(facts)["assigned"] == (
-        "the agent has no session with Kafka: no broker answers at kafka:9092"
-    )
-
-
-def test_a_spare_agent_without_a_partition_is_ready() -> None:
-    """There are more agents than partitions: it takes one over when another agent ends."""
-    facts = replace(READY, partitions=(), queued_at=None)
-
-    assert is_ready(conditions(facts, LIMITS))
-
-
-@pytest.mark.parametrize("partitions", [(), READY.partitions], ids=["spare", "owner"])
-def test_no_agent_is_ready_while_a_partition_has_no_owner(partitions: tuple[OwnedPartition, ...]) -> None:
-    """The topic was deleted: the group's round has assigned nothing to anyone, and each agent looked like a spare one."""
-    facts = replace(READY, partitions=partitions, unowned=(0, 1, 2))
-
-    assert failing(facts) == {
-        "assigned": "no agent of the group owns 3 partitions: 0, 1, 2; the topic may have been deleted"
-    }
-
-
-def test_a_rebalance_makes_the_agent_unready_until_its_partitions_are_assigned_again() -> None:
-    facts = replace(READY, assigned=False, partitions=(OwnedPartition(0, "paused", 0, 999.0),))
-
-    assert set(failing(facts)) == {"assigned", "live", "caught-up"}
-
-
-def test_many_partitions_are_counted_and_ten_of_them_named() -> None:
-    facts = replace(READY, partitions=tuple(OwnedPartition(each, "loading", 0, 999.0) for each in range(12)))
-
-    assert failing(facts)["live"].endswith("8 (loading), 9 (loading) and 2 more")
+    assert failing(facts) == expected
+    assert is_ready(conditions(facts, LIMITS)) is (expected == {})
 
 
 def test_an_owner_that_follows_a_busy_log_at_a_distance_is_behind_by_that_distance_only() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-from typing import Any
 
 import fastavro
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given, strategies as st
 from lakewarden.handlers.hudi.metadata import InstantMetadata, archived_commits, read_metadata
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from tests.recorded_hudi import recorded
+from tests.unit.handlers.avro_files import avro_file, schema_of
 
 FIRST, SECOND = "a1079540-5309-48af-8815-49d4dc51cc56-0", "3a5185c7-b28a-4e0c-aaeb-b156e59295e7-0"
 
@@ -103,7 +103,7 @@ def test_the_metadata_of_table_version_6_is_json() -> None:
 
 
 def test_a_commit_without_files_touches_nothing() -> None:
-    body = _avro({"partitionToWriteStats": None, "extraMetadata": {"a": "b", "c": None}})
+    body = avro_file({"partitionToWriteStats": None, "extraMetadata": {"a": "b", "c": None}})
 
     assert read_metadata(body) == InstantMetadata(None, (), {"a": "b"})
 
@@ -163,27 +163,18 @@ def test_the_archive_of_layout_1_is_read_as_far_as_its_blocks_are_whole(length: 
 
 def _archive_block(entries: list[tuple[str, str]]) -> bytes:
     """A block of Hudi's log, with Avro records of archived instants, as far as it matters here."""
-    commit = {
-        "type": "record",
-        "name": "C",
-        "fields": [{"name": "extraMetadata", "type": {"type": "map", "values": "string"}}],
-    }
-    fields: list[dict[str, Any]] = [
-        {"name": name, "type": "string"} for name in ("commitTime", "actionState")
-    ]
-    fields += [
-        {"name": "hoodieCommitMetadata", "type": ["null", commit]},
-        {"name": "hoodieReplaceCommitMetadata", "type": ["null", "C"]},
-    ]
-    schema = {"type": "record", "name": "HoodieArchivedMetaEntry", "fields": fields}
-    content = struct.pack(">ii", 3, len(entries))
-    for time, state in entries:
-        record = {
+    records = [
+        {
             "commitTime": time,
             "actionState": state,
             "hoodieCommitMetadata": {"extraMetadata": {"_lakewarden": time}},
             "hoodieReplaceCommitMetadata": None,
         }
+        for time, state in entries
+    ]
+    schema = schema_of(records, "HoodieArchivedMetaEntry")
+    content = struct.pack(">ii", 3, len(records))
+    for record in records:
         body = io.BytesIO()
         fastavro.schemaless_writer(body, schema, record)
         content += struct.pack(">i", len(body.getvalue())) + body.getvalue()
@@ -195,18 +186,3 @@ def _archive_block(entries: list[tuple[str, str]]) -> bytes:
 
 def _touched(metadata: InstantMetadata) -> list[tuple[str, str, str]]:
     return [(each.partition, each.file_group, each.operation) for each in metadata.touched]
-
-
-def _avro(record: dict[str, Any]) -> bytes:
-    """The record in Hudi's schema of a commit's metadata, as far as it matters here."""
-    schema = {
-        "type": "record",
-        "name": "HoodieCommitMetadata",
-        "fields": [
-            {"name": "partitionToWriteStats", "type": ["null", {"type": "map", "values": "string"}]},
-            {"name": "extraMetadata", "type": {"type": "map", "values": ["null", "string"]}},
-        ],
-    }
-    body = io.BytesIO()
-    fastavro.writer(body, schema, [record])
-    return body.getvalue()

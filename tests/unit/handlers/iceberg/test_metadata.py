@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import fastavro
 import pytest
 
 from lakewarden.events import Operation
@@ -27,6 +25,7 @@ from lakewarden.handlers.iceberg.metadata import (
 )
 from lakewarden.handlers.observations import UnreadableCommit
 from tests.recorded_iceberg import recorded
+from tests.unit.handlers.avro_files import avro_file
 
 MONDAY = "at_day=2026-11-23/later_hour=2026-11-23-05/region=a+b%2Fc/id_bucket={}"
 NULL = "at_day=1969-12-31/later_hour=null/region=null/id_bucket={}"
@@ -89,33 +88,6 @@ def test_an_append_refutes_nothing_under_snapshot_isolation() -> None:
 
 def test_a_delete_file_refutes_rewrites_of_its_partition_and_an_existing_file_none() -> None:
     """An equality delete of a streaming writer names no data file."""
-    schema = {
-        "type": "record",
-        "name": "entry",
-        "fields": [
-            {"name": "status", "type": "int"},
-            {"name": "snapshot_id", "type": ["null", "long"]},
-            {
-                "name": "data_file",
-                "type": {
-                    "type": "record",
-                    "name": "file",
-                    "fields": [
-                        {"name": "content", "type": "int"},
-                        {"name": "file_path", "type": "string"},
-                        {
-                            "name": "partition",
-                            "type": {
-                                "type": "record",
-                                "name": "values",
-                                "fields": [{"name": "m", "type": ["null", "int"]}],
-                            },
-                        },
-                    ],
-                },
-            },
-        ],
-    }
     entries = [
         {
             "status": status,
@@ -128,13 +100,11 @@ def test_a_delete_file_refutes_rewrites_of_its_partition_and_an_existing_file_no
         }
         for status, content, name, month in ((1, 2, "deletes", 10), (1, 0, "rows", 10), (0, 0, "old", -1))
     ]
-    body = io.BytesIO()
-    fastavro.writer(body, schema, entries)
     metadata = TableMetadata(
         (), {0: (SpecField("m", "month"),)}, appends_invalidate=True, location="s3://b/t"
     )
 
-    found = foreign_snapshot(SNAPSHOTS[0], [(0, body.getvalue())], metadata)
+    found = foreign_snapshot(SNAPSHOTS[0], [(0, avro_file(*entries))], metadata)
 
     assert found is not None
     assert [(each.partition, each.file_group, each.operation) for each in found.markers] == [

@@ -1,96 +1,68 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from lakewarden.events import AuditEventUnion, LockAcquired, LockRefused, LockReleased
 from lakewarden.handlers.lease.lock_queue import MAX_CONTENDERS, Contender, LockQueue
+from tests.unit.events.building import TABLE, made
 
-TABLE = "s3://lake/t"
-A, B, C = (Contender(agent, TABLE) for agent in "abc")
-
-
-def event(kind: type[AuditEventUnion], contender: Contender, **more: object) -> AuditEventUnion:
-    common = {
-        "event_id": "e",
-        "table": contender.table,
-        "at": datetime(2026, 11, 21, tzinfo=UTC),
-        "agent": contender.agent,
-        "lock": "s3://lake/locks/t.json",
-        "owner": "",
-        "valid_until": 0,
-        "requests": 1,
-        "duration_ms": 1.0,
-    }
-    return kind.model_validate(common | more)
+OTHER_TABLE = "s3://lake/u"
 
 
-def refused(contender: Contender) -> AuditEventUnion:
-    return event(LockRefused, contender, waiting=True)
+def event(text: str) -> AuditEventUnion:
+    """What happened to the lock for one contender: `a waits`, `a gives up`, `a acquired`; `a/u`: for another table."""
+    name, what = text.split(" ", 1)
+    agent, _, other = name.partition("/")
+    common = {"table": OTHER_TABLE if other else TABLE, "agent": agent, "lock": "l", "valid_until": 0}
+    match what:
+        case "acquired":
+            return made(LockAcquired, **common)
+        case "released":
+            return made(LockReleased, **common)
+        case _:
+            return made(LockRefused, **common, waiting=what == "waits")
 
 
-def acquired(contender: Contender) -> AuditEventUnion:
-    return event(LockAcquired, contender)
-
-
-def released(contender: Contender) -> AuditEventUnion:
-    return event(LockReleased, contender)
-
-
-def queue_after(*events: AuditEventUnion) -> LockQueue:
+def queue_after(history: str) -> LockQueue:
     queue = LockQueue()
-    for each in events:
-        queue = queue.apply(each)
+    for each in filter(None, history.split("; ")):
+        queue = queue.apply(event(each))
     return queue
 
 
-def test_contenders_queue_in_the_order_of_their_first_refusals() -> None:
-    queue = queue_after(refused(A), refused(B), refused(C))
-
-    assert [queue.ahead_of(each) for each in (A, B, C)] == [0, 1, 2]
+def named(queue: LockQueue) -> str:
+    return " ".join(each.agent + "/u" * (each.table == OTHER_TABLE) for each in queue.waiting)
 
 
-def test_a_second_refusal_keeps_the_position() -> None:
-    """A contender that polls is refused again and again."""
-    assert queue_after(refused(A), refused(B), refused(A), refused(B)).waiting == (A, B)
-
-
-def test_an_acquisition_removes_the_contender_and_all_before_it() -> None:
-    """They had their turn: their agents are dead, or don't consume the audit topic."""
-    assert queue_after(refused(A), refused(B), refused(C), acquired(B)).waiting == (C,)
-
-
-def test_an_acquisition_by_an_agent_outside_the_queue_moves_no_contender() -> None:
-    """That agent did not know the queue."""
-    assert queue_after(refused(A), acquired(C)).waiting == (A,)
+@pytest.mark.parametrize(
+    ("history", "waiting"),
+    [
+        ("a waits; b waits; c waits", "a b c"),
+        ("a waits; b waits; a waits; b waits", "a b"),  # a contender that polls is refused again and again
+        # Those before it had their turn: their agents are dead, or don't consume the audit topic.
+        ("a waits; b waits; c waits; b acquired", "c"),
+        ("a waits; c acquired", "a"),  # that agent did not know the queue
+        ("a gives up", ""),  # such a contender would delay the others for nothing
+        ("a waits; a/u waits", "a a/u"),  # two tables may name one lock object
+    ],
+)
+def test_who_waits_and_in_which_order(history: str, waiting: str) -> None:
+    assert named(queue_after(history)) == waiting
 
 
 def test_all_other_contenders_are_ahead_of_a_new_one() -> None:
     """Its own entry may be left from before."""
-    queue = queue_after(refused(A), refused(B))
+    queue = queue_after("a waits; b waits")
 
-    assert (queue.others_waiting(A), queue.others_waiting(C)) == (1, 2)
-
-
-def test_a_permanent_refusal_does_not_queue() -> None:
-    """Such a contender would delay the others for nothing."""
-    assert queue_after(event(LockRefused, A, waiting=False)).waiting == ()
-
-
-def test_an_agent_queues_once_for_each_table() -> None:
-    """Two tables may name one lock object."""
-    other = Contender("a", "s3://lake/u")
-
-    assert queue_after(refused(A), refused(other)).waiting == (A, other)
+    assert [queue.ahead_of(Contender(each, TABLE)) for each in "abc"] == [0, 1, 2]
+    assert [queue.others_waiting(Contender(each, TABLE)) for each in "ac"] == [1, 2]
 
 
 def test_the_length_of_the_queue_is_limited() -> None:
     """Events come from the network."""
-    many = (refused(Contender(f"agent-{number}", TABLE)) for number in range(MAX_CONTENDERS + 10))
-    queue = queue_after(*many)
+    queue = queue_after("; ".join(f"agent-{number} waits" for number in range(MAX_CONTENDERS + 10)))
 
     assert len(queue.waiting) == MAX_CONTENDERS
     assert queue.ahead_of(Contender("agent-9999", TABLE)) == MAX_CONTENDERS
@@ -98,22 +70,23 @@ def test_the_length_of_the_queue_is_limited() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([refused, acquired, released]), st.sampled_from([A, B, C])), max_size=40
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["waits", "acquired", "released"])), max_size=40
     )
 )
 def test_no_contender_is_queued_twice_and_only_acquisitions_remove_contenders(
-    history: list[tuple[Callable[[Contender], AuditEventUnion], Contender]],
+    history: list[tuple[str, str]],
 ) -> None:
     """Any history of three agents."""
     queue = LockQueue()
-    for make_event, contender in history:
-        before = queue
-        queue = queue.apply(make_event(contender))
+    for agent, what in history:
+        before, contender = queue, Contender(agent, TABLE)
+        queue = queue.apply(event(f"{agent} {what}"))
         assert len(set(queue.waiting)) == len(queue.waiting)
-        if make_event is refused:
-            assert contender in queue.waiting
-            assert queue.waiting[: len(before.waiting)] == before.waiting
-        if make_event is acquired:
-            assert contender not in queue.waiting
-        if make_event is released:
-            assert queue.waiting == before.waiting
+        match what:
+            case "waits":
+                assert contender in queue.waiting
+                assert queue.waiting[: len(before.waiting)] == before.waiting
+            case "acquired":
+                assert contender not in queue.waiting
+            case _:
+                assert queue.waiting == before.waiting

@@ -323,15 +323,6 @@ def test_one_refused_renewal_costs_one_more_request(status: int, code: str) -> N
     assert keeper.one(Confirmed).what == "renewed"
 
 
-# Adopting the live lease of an owner under which a grant runs, and the quiet period after it.
-
-
-# Events of other agents are hints: they shorten waits, and change nothing else.
-
-
-SLOT, POLL = SETTINGS.queue_slot_seconds, SETTINGS.poll_seconds
-
-
 def test_repeated_acquisitions_delay_the_next_read_by_one_poll_interval_at_most() -> None:
     """The review's script: an acquisition was published every four seconds, and the lock was not read for an hour."""
     keeper = Keeper().acquire().reads(record := foreign(left=4.0), "f1")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-import fastavro
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 from pypaimon.schema.data_types import DataField, DataTypeParser
@@ -30,6 +28,7 @@ from lakewarden.handlers.paimon.snapshots import (
 )
 from lakewarden.handlers.partition_spelling import date_of, is_blank_in_java
 from tests.recorded_paimon import metadata
+from tests.unit.handlers.avro_files import avro_file
 
 NO_KEYS = TableLayout(PartitionSpelling(()), has_primary_key=False)
 MONDAY, LONG = "day=20780/region=a b%2Fc", "day=20780/region=a region with a long name"
@@ -89,37 +88,14 @@ def test_deleted_rows_touch_their_files_only() -> None:
 
 def test_a_vector_without_a_number_of_rows_is_compared_by_its_place() -> None:
     """Older releases of Paimon didn't write the number."""
-    body = io.BytesIO()
     vector = {"f0": "data-1.parquet", "f1": 1, "f2": 30}
-    entry = {"_INDEX_TYPE": "DELETION_VECTORS", "_PARTITION": row(), "_FILE_NAME": "index-1"}
-    hashes = {
-        "_INDEX_TYPE": "HASH",
-        "_PARTITION": row(),
-        "_FILE_NAME": "index-2",
-        "_DELETIONS_VECTORS_RANGES": None,
-    }
-    ranges = {
-        "name": "range",
-        "type": "record",
-        "fields": [
-            {"name": "f0", "type": "string"},
-            {"name": "f1", "type": "int"},
-            {"name": "f2", "type": "int"},
-        ],
-    }
-    schema = {
-        "name": "entry",
-        "type": "record",
-        "fields": [
-            {"name": "_INDEX_TYPE", "type": "string"},
-            {"name": "_PARTITION", "type": "bytes"},
-            {"name": "_FILE_NAME", "type": "string"},
-            {"name": "_DELETIONS_VECTORS_RANGES", "type": ["null", {"type": "array", "items": ranges}]},
-        ],
-    }
-    fastavro.writer(body, schema, [entry | {"_DELETIONS_VECTORS_RANGES": [vector]}, hashes])
+    entry = {"_PARTITION": row(), "_INDEX_TYPE": "DELETION_VECTORS", "_FILE_NAME": "index-1"}
+    hashes = {"_PARTITION": row(), "_INDEX_TYPE": "HASH", "_FILE_NAME": "index-2"}
+    body = avro_file(
+        entry | {"_DELETIONS_VECTORS_RANGES": [vector]}, hashes | {"_DELETIONS_VECTORS_RANGES": None}
+    )
 
-    found = deletion_vectors(body.getvalue(), NO_KEYS)
+    found = deletion_vectors(body, NO_KEYS)
 
     place = ("", "data-1.parquet")
     assert found == {place: ("index-1", 1)}

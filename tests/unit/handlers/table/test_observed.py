@@ -197,21 +197,6 @@ def test_conflicts_with_observed_transactions(story: Story) -> None:
     story.play()
 
 
-# -- conflicts
-
-
-# -- no answer, no grant, no lock
-
-
-# -- its commit
-
-
-# -- the gate's own instants
-
-
-# -- silence, limits, memory
-
-
 def test_at_the_memory_budget_the_largest_observed_transaction_is_forgotten() -> None:
     w = observe(world().intent("A")).touch(HUDI, *(m(f"p/{n}") for n in range(9)))
     excess = largest_transaction(w.state)
@@ -222,9 +207,6 @@ def test_at_the_memory_budget_the_largest_observed_transaction_is_forgotten() ->
 
     assert (w.one(Abort).detail or "").startswith(FORGOTTEN)
     assert w.touch("A", m("p/1")).aborted == {}
-
-
-# -- restart
 
 
 # -- any order of events

@@ -224,6 +224,3 @@ def test_a_correction_that_the_log_still_has_is_applied_again_by_the_replay() ->
         w.replay(each)
 
     assert w.state.ledger["w"] == replace(live.state.ledger["w"], generation=1)
-
-
-# -- a jump of the batch id ----------------------------------------------------------------------------------------------

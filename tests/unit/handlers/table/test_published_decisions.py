@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 from lakewarden.events import (
     Admitted,
     DecisionRecord,
@@ -54,29 +56,27 @@ def test_decisions_keep_the_order_of_their_own_topic() -> None:
     assert due_transactions(decisions(admitted("a", 9), admitted("b", 2)), 5) == []
 
 
-def test_decisions_of_a_replaced_agent_do_not_count() -> None:
-    """The agent was suspended, resumed, and published what it had queued."""
-    published = decisions(
-        partition_taken("one"),
-        admitted("a", 1, "one"),
-        partition_taken("two"),
-        admitted("b", 2, "one"),
-        admitted("c", 3, "two"),
-    )
+@pytest.mark.parametrize(
+    ("records", "term", "due"),
+    [
+        # The agent was suspended, resumed, and published what it had queued.
+        (("taken one", "a one", "taken two", "b one", "c two"), None, ["a", "c"]),
+        # The term was committed with the position.
+        (("a sleeper", "b one"), "one", ["b"]),
+        # The beginning of the log, or a log written before terms existed.
+        (("a", "b one"), None, ["a", "b"]),
+    ],
+    ids=["of a replaced agent", "of another term than the checkpoint's", "no term is known"],
+)
+def test_only_decisions_of_the_term_in_force_count(
+    records: tuple[str, ...], term: str | None, due: list[str]
+) -> None:
+    made_of = [
+        partition_taken(rest) if name == "taken" else admitted(name, 1, rest or None)
+        for name, _, rest in (each.partition(" ") for each in records)
+    ]
 
-    assert due_transactions(published, None) == ["a", "c"]
-
-
-def test_the_term_of_the_checkpoint_is_in_force_from_the_start() -> None:
-    """It was committed with the position."""
-    published = decisions(admitted("a", 1, "sleeper"), admitted("b", 2, "one"), term="one")
-
-    assert due_transactions(published, None) == ["b"]
-
-
-def test_without_a_known_term_all_decisions_count() -> None:
-    """The beginning of the log, or a log written before terms existed."""
-    assert due_transactions(decisions(admitted("a", 1), admitted("b", 2, "one")), None) == ["a", "b"]
+    assert due_transactions(decisions(*made_of, term=term), None) == due
 
 
 def test_the_next_position_has_the_offset_and_term_of_the_next_decision() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,6 @@ from lakewarden.events import (
     Admitted,
     BatchCommitted,
     CommitGranted,
-    CommitIntent,
     CommitRequested,
     ConflictsLost,
     LedgerRecord,
@@ -19,12 +19,10 @@ from lakewarden.events import (
     PartitionTaken,
     partition_name,
 )
-from lakewarden.handlers.table.effects import AcquireLock, Effect, ReleaseLock
+from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock
 from lakewarden.handlers.table.ledger import CommittedBatch, Ledger, LedgerEntries, losses_entry
 from lakewarden.handlers.table.machine import (
     EntryTaken,
-    EventRead,
-    Replayed,
     Tick,
     repeat_entry,
     replay_event,
@@ -33,7 +31,7 @@ from lakewarden.handlers.table.machine import (
     take_entry,
 )
 from lakewarden.handlers.table.replay import MAX_POSITIONS, CheckpointPositions, Position
-from lakewarden.handlers.table.state import MAX_CLOSED, TableSettings, TableState
+from lakewarden.handlers.table.state import MAX_CLOSED
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.events.building import made
 from tests.unit.handlers.table.stories import Story, stories
@@ -351,8 +349,23 @@ def test_the_positions_of_a_checkpoint_that_does_not_move_are_bounded_and_stay_v
 
 # After a replay, the agent decides the intents that a crash left unanswered as if it had read them one by one.
 
-TABLE = "file:///tables/t"
-MAX_OPEN = 3
+
+def crashed(live: World, **settings: Any) -> World:
+    """A new agent, perhaps with other settings, has replayed the events. The other one has published no answer to them."""
+    w = world(**settings)
+    for each in live.log:
+        if isinstance(each, tuple):
+            w.replay(each)
+            w.offset = each[1]
+    return w.replayed()
+
+
+def aborts(w: World) -> dict[str, str]:
+    return {each.transaction: each.reason for each in w.log if isinstance(each, Abort)}
+
+
+def opened(w: World) -> set[str]:
+    return {each.id for each in w.state.open()}
 
 
 @pytest.mark.parametrize(
@@ -361,57 +374,52 @@ MAX_OPEN = 3
 )
 def test_the_answers_are_those_of_an_agent_that_did_not_crash(writers: str) -> None:
     """The agent died with a backlog. `max_open` and restarted writers are judged in the order of the log."""
-    live, replayed = _state(), _state()
-    expected: list[Effect] = []
-    for offset, intent in enumerate(_intents(writers)):
-        expected += step(live, EventRead(intent, offset, 0.0, 0.0))
-        replay_event(replayed, intent, offset, 0.0)
+    live = world(max_open=3)
+    for number, writer in enumerate(writers):
+        live.intent(f"t{number}", writer=writer)
 
-    effects = step(replayed, Replayed(0.0, len(writers) - 1))
+    replayed = crashed(live, max_open=3)
 
-    for reason in ("not-allowed", "superseded"):
-        assert _aborted(effects, reason) == _aborted(expected, reason)
-    assert _open(replayed) == _open(live)
-    assert len(_open(replayed)) <= MAX_OPEN
+    assert aborts(replayed) == aborts(live)
+    assert opened(replayed) == opened(live)
+    assert len(opened(live)) <= 3
 
 
 def test_transactions_admitted_before_the_crash_stay_open_with_a_smaller_max_open() -> None:
     """The operator restarts the agent with another configuration."""
-    state = _state(max_open=4)
-    intents = _intents("abcdef")
-    for offset, intent in enumerate(intents[:4]):
-        step(state, EventRead(intent, offset, 0.0, 0.0))
-    state.settings = TableSettings(max_open=2)  # another configuration
-    for offset, intent in enumerate(intents[4:], 4):
-        replay_event(state, intent, offset, 0.0)
+    live = world(max_open=4)
+    for number in range(4):
+        live.intent(f"t{number}")
+    admitted = [each for each in live.log if isinstance(each, Admitted)]
+    for number in range(4, 6):
+        live.intent(f"t{number}")
+    w = world(max_open=2)
+    for each in live.log:
+        if isinstance(each, tuple) or each in admitted:
+            w.replay(each)
 
-    effects = step(state, Replayed(0.0, 5))
+    w.replayed()
 
-    assert _aborted(effects, "not-allowed") == {"t4", "t5"}
-    assert {each.phase for each in state.open()} == {Phase.ACTIVE}
+    assert w.aborted == {"t4": "not-allowed", "t5": "not-allowed"}
+    assert {each.phase for each in w.state.open()} == {Phase.ACTIVE}
 
 
 @pytest.mark.parametrize("priorities", [(0, 1), (1, 0), (1, 1), (0, 0), (1, 0, 1, 0)])
 def test_a_priority_above_the_limit_is_refused_and_supersedes_nothing(priorities: tuple[int, ...]) -> None:
     """Any client may name a priority. Above `max_priority` it would win every conflict."""
-    live, replayed = _state(), _state()
-    expected: list[Effect] = []
-    for offset, (intent, priority) in enumerate(
-        zip(_intents("a" * len(priorities)), priorities, strict=True)
-    ):
-        prior = intent.model_copy(update={"priority": priority})
-        expected += step(live, EventRead(prior, offset, 0.0, 0.0))
-        replay_event(replayed, prior, offset, 0.0)
+    live = world(max_priority=0)
+    for number, priority in enumerate(priorities):
+        live.intent(f"t{number}", writer="a", priority=priority)
 
-    effects = step(replayed, Replayed(0.0, len(priorities) - 1))
+    replayed = crashed(live, max_priority=0)
 
     over = {f"t{number}" for number, priority in enumerate(priorities) if priority == 1}
-    assert _aborted(effects, "not-allowed") == _aborted(expected, "not-allowed") == over
-    refused = [each for each in expected if isinstance(each, Abort) and each.transaction in over]
-    assert all("max_priority" in (each.detail or "") and not each.retriable for each in refused)
-    assert _open(replayed) == _open(live)
-    allowed = [f"t{number}" for number, priority in enumerate(priorities) if priority == 0]
-    assert _open(live) == set(allowed[-1:])
+    for w in (live, replayed):
+        refused = [each for each in w.log if isinstance(each, Abort) and each.reason == "not-allowed"]
+        assert {each.transaction for each in refused} == over
+        assert all("max_priority" in (each.detail or "") and not each.retriable for each in refused)
+        allowed = [f"t{number}" for number, priority in enumerate(priorities) if priority == 0]
+        assert opened(w) == set(allowed[-1:])
 
 
 def test_a_repeated_request_of_the_last_committed_transaction_needs_no_answer() -> None:
@@ -433,24 +441,3 @@ def test_the_unknown_requests_of_a_replay_are_bounded() -> None:
         replay_event(flood.state, event, number, 0.0)
 
     assert len(flood.replayed().aborted) == MAX_CLOSED
-
-
-def _state(max_open: int = MAX_OPEN) -> TableState:
-    return TableState(TABLE, TableSettings(max_open=max_open))
-
-
-def _intents(writers: str) -> list[CommitIntent]:
-    return [
-        CommitIntent(
-            event_id=f"e{number}", table=TABLE, transaction=f"t{number}", writer=writer, at=datetime.now(UTC)
-        )
-        for number, writer in enumerate(writers)
-    ]
-
-
-def _aborted(effects: list[Effect], reason: str) -> set[str]:
-    return {each.transaction for each in effects if isinstance(each, Abort) and each.reason == reason}
-
-
-def _open(state: TableState) -> set[str]:
-    return {each.id for each in state.open()}

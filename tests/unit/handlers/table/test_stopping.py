@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 from lakewarden.events import Abort, CommitGranted, CommitIntent
 from lakewarden.handlers.table.ledger import losses_entry
 from lakewarden.handlers.table.machine import EventRead
@@ -49,27 +51,24 @@ def test_a_granted_transaction_may_be_publishing_and_an_open_one_is_not() -> Non
     assert open_in_log(granted_and_open()) == {"A": MAY_BE_PUBLISHING, "B": COMPUTES}
 
 
-def test_a_transaction_that_the_failed_step_has_closed_is_open_in_the_log() -> None:
-    """The state has its verdict already, and the log doesn't."""
-    w = granted_and_open()
-
-    found = open_in_log(w, FailedStep([abort("C"), losses_entry(TABLE, "w-C", 1)]))
-
-    assert found["C"] == COMPUTES
+GRANT = decided(CommitGranted, "A", grant="g", lease_seconds=20.0, seq=1)
 
 
-def test_a_grant_of_the_failed_step_is_in_no_log() -> None:
-    w = granted_and_open()
-    grant = decided(CommitGranted, "A", grant="g", lease_seconds=20.0, seq=1)
-
-    assert open_in_log(w, FailedStep([grant]))["A"] == COMPUTES
-
-
-def test_the_intent_that_the_failed_step_was_reading_is_open_in_the_log() -> None:
-    w = granted_and_open()
-
-    assert open_in_log(w, FailedStep((), intent("D")))["D"] == COMPUTES
-    assert "C" not in open_in_log(w, FailedStep((), intent("C")))
+@pytest.mark.parametrize(
+    ("failed", "transaction", "expected"),
+    [
+        pytest.param(
+            FailedStep([abort("C"), losses_entry(TABLE, "w-C", 1)]), "C", COMPUTES, id="a verdict in no log"
+        ),
+        pytest.param(FailedStep([GRANT]), "A", COMPUTES, id="a grant in no log"),
+        pytest.param(FailedStep((), intent("D")), "D", COMPUTES, id="an intent that was being read"),
+        pytest.param(FailedStep((), intent("C")), "C", None, id="an intent whose transaction has ended"),
+    ],
+)
+def test_what_the_failed_step_decided_or_read_is_not_in_the_log(
+    failed: FailedStep, transaction: str, expected: tuple[str, bool] | None
+) -> None:
+    assert open_in_log(granted_and_open(), failed).get(transaction) == expected
 
 
 def test_an_answer_that_repeats_one_in_the_log_is_no_reason_for_another_abort() -> None:
