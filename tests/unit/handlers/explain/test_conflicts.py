@@ -10,11 +10,10 @@ import pytest
 from lakewarden.handlers.explain.evidence import victim_rule
 from lakewarden.handlers.table.conflicts import loser_of
 from lakewarden.handlers.table.transactions import Phase
-from tests.unit.handlers.explain.explained import explain, explanation_of
+from tests.unit.handlers.explain.explained import explain
 from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.test_conflicts import VICTIMS, a_transaction
 from tests.unit.handlers.table.test_observed import land, observe
-from tests.unit.handlers.table.world import m, world
 
 STORIES = """
 an abort names both events the place and the victim rule
@@ -47,6 +46,13 @@ the first events of both sides are found for any names
     | touch A /f; touch A /f; touch A /*; intent B; touch B /f
     | touch A a_b/c%2F; touch A a_b/c%2F; touch A a_b/*; intent B; touch B a_b/c%2F
     intent A; touch A q/z; PLACES; explain B → lost.victim_event.record.offset=6, lost.winner_event.record.offset=2
+
+two appends under deleted file overlap without a conflict
+    # The explanation contains the overlap, and that the rule allows it.
+    where SIDES is explain B → marker_created.because.overlaps.0.other.id=A | explain A → effects.-1.because.overlaps.0.other.id=B
+    intent A deleted-file; touch A p/f:append; intent B deleted-file; touch B p/f:append
+    SIDES, effects.-1.record.offset=3, effects.-1.event.transaction=B, effects.-1.because.overlaps.0.conflict=False
+    → effects.-1.because.overlaps.0.rule=deleted-file
 
 a transaction that landed before is no overlap
     # Its commit is part of the base version. It is evidence only for an older transaction.
@@ -95,24 +101,6 @@ def test_the_victim_rule_is_the_one_that_decided(
     }[rule]
     assert loser_of(lost, won, losses, 3) is lost
     assert loser_of(lost, turned, fewer, 3) is not lost
-
-
-def test_two_appends_under_deleted_file_overlap_without_a_conflict() -> None:
-    """The explanation contains the overlap, and that the rule allows it."""
-    rule = {"conflict_rule": "deleted-file"}
-    w = (
-        world()
-        .intent("A", **rule)
-        .touch("A", m("p/f", "append"))
-        .intent("B", **rule)
-        .touch("B", m("p/f", "append"))
-    )
-
-    for this, event in (("B", 3), ("A", 3)):
-        [step] = [each for each in explanation_of(w, this).steps if each.because.overlaps]
-        [met] = step.because.overlaps
-        assert (step.record.offset, step.event.transaction) == (event, "B")
-        assert (met.other.id, met.conflict, met.rule) == ("AB".replace(this, ""), False, "deleted-file")
 
 
 def test_protection_comes_before_priority() -> None:

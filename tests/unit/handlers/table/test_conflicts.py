@@ -201,25 +201,3 @@ def test_append_only_writers_never_conflict_in_any_order_of_commits(
         assert (w.granted, w.aborted) == ([name], {})
         w.complete(name, version=str(number))
         assert w.aborted == {}
-
-
-def test_an_append_does_not_conflict_with_appends_committed_since_it_began() -> None:
-    """Ten snapshots were committed while a slow append computed. Its snapshot id is outdated, its files are not."""
-    w = writers("slow")
-    for number in range(10):
-        w.intent(f"fast-{number}", conflict_rule=RULE).touch(f"fast-{number}", m("p/bucket-0", "append"))
-        w.commits(f"fast-{number}")
-        assert w.aborted == {}
-
-    w.touch("slow", m("p/bucket-0", "append"))
-
-    assert w.aborted == {}
-    assert w.request("slow").granted == ["slow"]
-
-
-def test_a_partition_overwrite_conflicts_with_deletes_and_not_with_appends() -> None:
-    """`*` covers every file of the partition, also under this rule."""
-    w = writers("overwrite", "compaction", "append").touch("overwrite", m("p/*", "delete"))
-
-    assert w.touch("append", m("p/new", "append")).aborted == {}
-    assert w.touch("compaction", m("p/old", "delete")).aborted == {"compaction": "conflict"}

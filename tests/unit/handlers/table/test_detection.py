@@ -13,6 +13,18 @@ transactions on disjoint file groups do not conflict
     # The usual case: two writers in different partitions.
     intent A; intent B; touch A p/f q/g; touch B p/g q/f → nothing
 
+under deleted file an append does not conflict with appends committed since it began
+    # Snapshots were committed while a slow append computed. Its snapshot id is outdated, its files are not.
+    intent slow deleted-file; lock; intent A deleted-file; touch A p/b:append; commits A
+    intent B deleted-file; touch B p/b:append; commits B → no abort
+    touch slow p/b:append → no abort
+    request slow → granted slow
+
+under deleted file a partition overwrite conflicts with deletes and not with appends
+    intent overwrite deleted-file; intent compaction deleted-file; intent append deleted-file; touch overwrite p/*:delete
+    touch append p/new:append → no abort
+    touch compaction p/old:delete → aborted compaction conflict
+
 a commit before the intent does not conflict
     # B began after A had landed, so A's commit is in the base that B reads.
     intent A; intent keeps-A-as-evidence; lock; touch A p/f; commits A; intent B; touch B p/f → no abort
