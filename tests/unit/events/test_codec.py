@@ -81,21 +81,6 @@ def test_partition_and_file_group_are_preserved_exactly(partition: str, file_gro
     assert found.markers == (marker,)
 
 
-def test_an_unknown_field_is_ignored_when_read() -> None:
-    """An older agent reads the event of a newer writer."""
-    assert decode(WRITER_EVENT, changed(an_intent(), colour="red")) == an_intent()
-
-
-def test_an_unknown_field_inside_a_marker_is_ignored_when_read() -> None:
-    """A newer writer adds a size to its markers."""
-    found = decode(
-        WRITER_EVENT, changed(MarkerCreated(**COMMON, markers=()), markers=[MARKER | {"bytes": 7}])
-    )
-
-    assert isinstance(found, MarkerCreated)
-    assert found.markers == (Marker(partition="", file_group="f", operation="merge"),)
-
-
 def test_building_an_event_with_an_unknown_field_raises() -> None:
     """A misspelled field in our own code must fail before it is published."""
     with pytest.raises(ValidationError, match="extra"):

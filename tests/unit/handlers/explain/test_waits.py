@@ -45,6 +45,9 @@ an ordered transaction has those with earlier turns as blockers
     world
     intent A p/f ordered; intent B p/f ordered; lock; request B; request A; complete A; complete B; explain B
     → waits="A earlier turn", text~", turn 1", text~"whose turn is earlier and which has not ended on p"
+    world
+    intent A ordered; intent B ordered; intent C ordered; lock; touch A p/b; touch B p/b; touch C p/b; request C; request B
+    explain C → open_waits="B earlier turn, A earlier turn"
 """
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -7,31 +9,31 @@ from lakewarden.handlers.hudi.properties import HudiTable, parse_properties, rea
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from tests.recorded_hudi import recorded
 
-
-def test_the_properties_of_hudi_1_2_name_version_9_and_the_timeline_of_layout_2() -> None:
-    table = read_properties(recorded("cow-v9", "hoodie.properties"))
-
-    assert table == HudiTable(9, 2, ".hoodie/timeline/", ".hoodie/timeline/history/", "COPY_ON_WRITE")
+LINE = ".hoodie/timeline/"
+VERSION_9 = HudiTable(9, 2, LINE, f"{LINE}history/", "COPY_ON_WRITE")
 
 
-def test_the_properties_of_hudi_0_15_name_version_6_and_the_timeline_of_layout_1() -> None:
-    table = read_properties(recorded("cow-v6", "hoodie.properties"))
-
-    assert table == HudiTable(6, 1, ".hoodie/", ".hoodie/archived/", "COPY_ON_WRITE")
-
-
-def test_version_8_has_layout_2() -> None:
-    body = b"hoodie.table.version=8\nhoodie.timeline.layout.version=2\nhoodie.table.type=MERGE_ON_READ\n"
-
-    assert read_properties(body) == HudiTable(
-        8, 2, ".hoodie/timeline/", ".hoodie/timeline/history/", "MERGE_ON_READ"
-    )
-
-
-def test_the_timeline_may_have_another_folder() -> None:
-    body = b"hoodie.table.version=9\nhoodie.timeline.path=line\n"
-
-    assert read_properties(body).timeline == ".hoodie/line/"
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (recorded("cow-v9", "hoodie.properties"), VERSION_9),
+        (
+            recorded("cow-v6", "hoodie.properties"),
+            HudiTable(6, 1, ".hoodie/", ".hoodie/archived/", "COPY_ON_WRITE"),
+        ),
+        (
+            b"hoodie.table.version=8\nhoodie.timeline.layout.version=2\nhoodie.table.type=MERGE_ON_READ\n",
+            replace(VERSION_9, version=8, kind="MERGE_ON_READ"),
+        ),
+        (
+            b"hoodie.table.version=9\nhoodie.timeline.path=line\n",
+            replace(VERSION_9, timeline=".hoodie/line/", archive=".hoodie/line/history/"),
+        ),
+    ],
+    ids=["of Hudi 1.2", "of Hudi 0.15", "version 8", "another folder of the timeline"],
+)
+def test_the_properties_name_version_layout_and_folders(body: bytes, expected: HudiTable) -> None:
+    assert read_properties(body) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -21,24 +23,20 @@ C = "20261122135634351"
 @pytest.mark.parametrize(
     ("name", "layout", "expected"),
     [
-        (f"{T}.commit.requested", 2, TimelineFile(f"{T}.commit.requested", T, "commit", "requested")),
-        (f"{T}.inflight", 2, TimelineFile(f"{T}.inflight", T, "commit", "inflight")),
-        (
-            f"{T}.deltacommit.inflight",
-            1,
-            TimelineFile(f"{T}.deltacommit.inflight", T, "deltacommit", "inflight"),
-        ),
-        (f"{T}_{C}.commit", 2, TimelineFile(f"{T}_{C}.commit", T, "commit", "completed", C)),
-        (f"{T}.deltacommit", 1, TimelineFile(f"{T}.deltacommit", T, "deltacommit", "completed")),
+        (f"{T}.commit.requested", 2, (T, "commit", "requested", None)),
+        (f"{T}.inflight", 2, (T, "commit", "inflight", None)),
+        (f"{T}.deltacommit.inflight", 1, (T, "deltacommit", "inflight", None)),
+        (f"{T}_{C}.commit", 2, (T, "commit", "completed", C)),
+        (f"{T}.deltacommit", 1, (T, "deltacommit", "completed", None)),
         # A table that was upgraded from layout 1 keeps the names of its older instants.
-        (f"{T}.commit", 2, TimelineFile(f"{T}.commit", T, "commit", "completed")),
-        ("20210101120000.commit", 1, TimelineFile("20210101120000.commit", "20210101120000", "commit", "completed")),
+        (f"{T}.commit", 2, (T, "commit", "completed", None)),
+        ("20210101120000.commit", 1, ("20210101120000", "commit", "completed", None)),
         # An action that a later release adds is kept, so that a reader can say that it doesn't know it.
-        (f"{T}.refreshcommit.requested", 2, TimelineFile(f"{T}.refreshcommit.requested", T, "refreshcommit", "requested")),
+        (f"{T}.refreshcommit.requested", 2, (T, "refreshcommit", "requested", None)),
     ],
-)  # fmt: skip
-def test_a_timeline_file_is_known_by_its_name(name: str, layout: Layout, expected: TimelineFile) -> None:
-    assert parse_name(name, layout) == expected
+)
+def test_a_timeline_file_is_known_by_its_name(name: str, layout: Layout, expected: tuple[Any, ...]) -> None:
+    assert parse_name(name, layout) == TimelineFile(name, *expected)
 
 
 @pytest.mark.parametrize(

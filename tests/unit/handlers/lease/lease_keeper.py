@@ -7,7 +7,7 @@
 | `acquire adopt=old ahead=2`, `release`, `timer` | these inputs; the timer is due |
 | `state renewing`, `strict`, `owner_of_partition` | begins so: a state of `STATES`; the owner of a term `b` after `a` |
 | `reads WHAT v7 left=20 after=0.01` | `absent`, `text`, an error, `another` (holds it), `released` (by another) |
-| | `old` (any owner), `ours` (our last write, `back=1`: the one before), `ours-released` |
+| | `lapsed` (an hour ago), `old` (any owner), `ours` (our last write, `back=1`: the one before), `ours-released` |
 | `writes WHAT v8 after=4` | `won`, `lost`, or an error: `unknown`, `throttled`, `refused`, `unusable` |
 | `until LeaseEnded WHAT`, `for 60 WHAT` | answers each request so, until this effect, state or denial, or for so many seconds |
 | | (`read-only`: a free lock, refused writes) |
@@ -220,6 +220,8 @@ def _reads(
             return k.reads(Found(b"text", version), after=after)
         case "another":
             record = foreign(left)
+        case "lapsed":
+            record = foreign(-3600.0, at=k)
         case "released":
             record = foreign(left, expired=True)
         case "ours" | "ours-released":

@@ -7,23 +7,16 @@ from itertools import pairwise
 
 import pytest
 
-from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.handlers.lease.conditional import (
-    IfMatch,
     Unknown,
-    Won,
 )
 from lakewarden.handlers.lease.machine import (
-    Confirmed,
-    LockDenied,
     deadline,
-    lease_of,
 )
 from tests.unit.handlers.lease.lease_keeper import (
     SETTINGS,
     Keeper,
     foreign,
-    renewing,
     stories,
 )
 from tests.unit.stories import Story
@@ -293,34 +286,6 @@ def test_continued_unknown_answers_back_off() -> None:
     assert waits == sorted(waits)
     assert waits[0] < 0.1
     assert waits[-1] <= SETTINGS.renew_interval
-
-
-# A store that refuses requests: a doubt at first, reported when it lasts, final only where no retry can help.
-
-ANSWERS = [
-    (400, "ExpiredToken"),
-    (403, "RequestTimeTooSkewed"),
-    (403, "InvalidAccessKeyId"),
-    (403, "AccessDenied"),
-    (307, "TemporaryRedirect"),
-    (401, "Unauthorized"),
-    (403, ""),
-]
-
-
-@pytest.mark.parametrize("status, code", ANSWERS)
-def test_one_refused_renewal_costs_one_more_request(status: int, code: str) -> None:
-    """A session token expires for a second while 27 s of the lease are left. The next renewal is confirmed."""
-    answer = Answer(status, code)
-    keeper = renewing()
-    before = keeper.written
-
-    keeper.writes(classify_write(answer, IfMatch("v1")))
-    assert lease_of(keeper.state) is not None
-    assert keeper.one(LockDenied).kind == "refused"
-
-    keeper.timer().reads(classify_read(answer)).timer().reads(replace(before), "v1").writes(Won("v2"))
-    assert keeper.one(Confirmed).what == "renewed"
 
 
 def test_repeated_acquisitions_delay_the_next_read_by_one_poll_interval_at_most() -> None:

@@ -106,16 +106,6 @@ def test_a_local_table_has_no_default_lock_object_without_a_lock_root() -> None:
     assert "--lock-root" in found.why
 
 
-def test_the_hash_is_that_of_the_whole_uri() -> None:
-    """`a-b` and `a/b` have the same cleaned path, and are two tables."""
-    places = {
-        Placement(("*",)).location(table, hudi=False)
-        for table in ("s3://lake/a-b", "s3://lake/a/b", "s3://lake/a b")
-    }
-
-    assert len(places) == 3
-
-
 def test_a_hudi_tables_own_lock_is_shared_with_its_java_writers() -> None:
     assert Placement(()).location(TABLE, hudi=True) == LockLocation(OWN, shared=True)
 

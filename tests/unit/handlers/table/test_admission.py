@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from lakewarden.events import Abort, Admitted, ConflictsLost
-from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.table.state import MAX_LOST_ON, MAX_LOST_ON_CHARACTERS
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.stories import Story, stories
-from tests.unit.handlers.table.world import World, m, world
+from tests.unit.handlers.table.world import m, world
 
 STORIES = """
 a queued intent without overlap is admitted at once
@@ -390,20 +389,6 @@ def test_an_event_that_changes_nothing_for_others_costs_the_same_however_many_ar
 
 # The rule `ordered`: upserts of one bucket wait for their turn instead of aborting each other (docs/decisions/0045).
 
-BUCKET = m("p/bucket-0")
-
-
-def upserts(*names: str, heartbeat: float = 5.0, **settings: object) -> World:
-    """Return a world in which these writers have open `ordered` transactions on one bucket and the agent holds the lock."""
-    w = world(**settings)
-    for name in names:
-        w.intent(name, conflict_rule="ordered", heartbeat_seconds=heartbeat)
-    w.lock()
-    for name in names:
-        w.touch(name, BUCKET)
-        assert w.aborted == {}
-    return w
-
 
 @pytest.mark.parametrize("policy", ["first-intent", "first-committer"])
 @pytest.mark.parametrize("early", [True, False])
@@ -411,7 +396,12 @@ def upserts(*names: str, heartbeat: float = 5.0, **settings: object) -> World:
 def test_whatever_the_order_of_the_requests_the_grants_come_in_the_order_of_the_admissions(
     order: tuple[str, ...], policy: str, early: bool
 ) -> None:
-    w = upserts(*"ABC", policy=policy, early_detection=early)
+    w = world(policy=policy, early_detection=early)
+    for name in "ABC":
+        w.intent(name, conflict_rule="ordered")
+    w.lock()
+    for name in "ABC":
+        w.touch(name, m("p/bucket-0"))
     granted = []
     for name in order:
         granted += w.request(name).granted
@@ -420,13 +410,3 @@ def test_whatever_the_order_of_the_requests_the_grants_come_in_the_order_of_the_
 
     assert granted == ["A", "B", "C"]
     assert not [each for each in w.log if isinstance(each, Abort)]
-
-
-def test_a_waiting_transaction_names_those_with_earlier_turns() -> None:
-    w = upserts("A", "B", "C").request("C").request("B")
-
-    found = [
-        (each.other.id, each.reason, [(one.partition, one.file_group) for one in each.overlaps])
-        for each in waits(w.state, w.state.transactions["C"])
-    ]
-    assert found == [(name, "earlier turn", [("p", "bucket-0")]) for name in "BA"]
