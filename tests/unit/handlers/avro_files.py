@@ -20,17 +20,15 @@ def avro_file(*records: dict[str, Any], **more: Any) -> bytes:
 def schema_of(values: list[Any], name: str = "entry") -> Any:
     """The schema of these values: of dictionaries a record."""
     some = [each for each in values if each is not None]
-    match some:
-        case []:
-            return "null"
-        case [{**first}, *_]:
-            fields = [
-                {"name": key, "type": schema_of([each[key] for each in some], f"{name}_{key}")}
-                for key in first
-            ]
-            found: Any = {"type": "record", "name": name, "fields": fields}
-        case [[*_], *_]:
-            found = {"type": "array", "items": schema_of([one for each in some for one in each], name)}
-        case [first, *_]:
-            found = NAMES[type(first)]
+    if not some:
+        return "null"
+    if isinstance(some[0], dict):
+        fields = [
+            {"name": key, "type": schema_of([each[key] for each in some], f"{name}_{key}")} for key in some[0]
+        ]
+        found: Any = {"type": "record", "name": name, "fields": fields}
+    elif isinstance(some[0], list):
+        found = {"type": "array", "items": schema_of([one for each in some for one in each], name)}
+    else:
+        found = NAMES[type(some[0])]
     return found if len(some) == len(values) else ["null", found]

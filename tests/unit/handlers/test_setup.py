@@ -62,7 +62,7 @@ def test_a_missing_right_of_an_agent_is_a_problem_that_names_it(topic: str) -> N
     [
         (
             "ledger",
-            {"values": {**facts()["lakewarden.ledger"].values, "min.insync.replicas": "1"}},
+            {"values": {"min.insync.replicas": "1"}},
             Finding(
                 "topic",
                 "warning",
