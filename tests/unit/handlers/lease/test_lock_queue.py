@@ -12,7 +12,7 @@ OTHER_TABLE = "s3://lake/u"
 
 
 def event(text: str) -> AuditEventUnion:
-    """What happened to the lock for one contender: `a waits`, `a gives up`, `a acquired`; `a/u`: for another table."""
+    """What happened to the lock for one contender: `a waits`, `a refused`, `a acquired`; `a/u`: for another table."""
     name, what = text.split(" ", 1)
     agent, _, other = name.partition("/")
     common = {"table": OTHER_TABLE if other else TABLE, "agent": agent, "lock": "l", "valid_until": 0}
@@ -44,7 +44,7 @@ def named(queue: LockQueue) -> str:
         # Those before it had their turn: their agents are dead, or don't consume the audit topic.
         ("a waits; b waits; c waits; b acquired", "c"),
         ("a waits; c acquired", "a"),  # that agent did not know the queue
-        ("a gives up", ""),  # such a contender would delay the others for nothing
+        ("a refused", ""),  # such a contender would delay the others for nothing
         ("a waits; a/u waits", "a a/u"),  # two tables may name one lock object
     ],
 )
