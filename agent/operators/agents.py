@@ -10,7 +10,7 @@ from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import LEDGER_EVENT, PartitionTaken
-from lakewarden.handlers.setup.agents import Member
+from lakewarden.handlers.setup import Member
 
 _TAKEN = b'"type":"partition-taken"'
 

@@ -31,7 +31,7 @@ from lakewarden.agent.time_text import timestamp, utc_time
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.explain.condition import Condition, Denied, Facts, Open, Recent, condition
 from lakewarden.handlers.explain.waits import Wait, waits
-from lakewarden.handlers.setup.agents import Member
+from lakewarden.handlers.setup import Member
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Phase, Transaction

@@ -52,7 +52,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.explain.lock_audit import Drifts, check
 from lakewarden.handlers.group.readiness import OwnedPartition, conditions
-from lakewarden.handlers.setup.agents import Member
+from lakewarden.handlers.setup import Member
 from tests.printed import as_shown
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made

@@ -13,7 +13,7 @@ from lakewarden.agent.web import views
 from lakewarden.agent.web.follower import Changes, Follower
 from lakewarden.agent.web.pages import Pages
 from lakewarden.agent.web.views import Sources, View
-from lakewarden.handlers.setup.agents import Member
+from lakewarden.handlers.setup import Member
 from tests.unit.agent.web.test_server import State, history, table
 
 AT = "2026-11-22T17:00:00.000+00:00"
