@@ -41,32 +41,22 @@ def history(*commits: PastCommit, form: str = "delta", **more: Any) -> TableHist
 
 
 NOTHING = frozenset[str]()
-BASE = commit(1, 10)
+BASE, TIMED = commit(1, 10), commit(1, 10, began=0)
 
 
-@pytest.mark.parametrize(
-    ("later", "overlaps", "in_the_way"),
-    [
-        (commit(2, 30, base=0), 1, 2),
-        (commit(2, 30, base=1), 0, 0),
-        (commit(2, 30, base=0, began=20), 1, 2),
-        (commit(2, 30, began=5), 1, 2),
-        (commit(2, 30, began=10), 0, 0),
-        (commit(2, 30), 0, 0),
-        (commit(2, 30, "q", base=0), 1, 0),
-        (commit(2, 30, base=0, rewritten=NOTHING), 1, 2),
-    ],
-    ids=[
-        "did not see it",
-        "has read it",
-        "a base version counts more than a time",
-        "began before it ended",
-        "began when it ended",
-        "nothing is known of its begin",
-        "another partition",
-        "one of the two rewrites",
-    ],
-)  # fmt: skip
+OVERLAPS: dict[str, Any] = {
+    "did not see it": (commit(2, 30, base=0), 1, 2),
+    "has read it": (commit(2, 30, base=1), 0, 0),
+    "a base version counts more than a time": (commit(2, 30, base=0, began=20), 1, 2),
+    "began before it ended": (commit(2, 30, began=5), 1, 2),
+    "began when it ended": (commit(2, 30, began=10), 0, 0),
+    "nothing is known of its begin": (commit(2, 30), 0, 0),
+    "another partition": (commit(2, 30, "q", base=0), 1, 0),
+    "one of the two rewrites": (commit(2, 30, base=0, rewritten=NOTHING), 1, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("later", "overlaps", "in_the_way"), OVERLAPS.values(), ids=OVERLAPS)
 def test_what_overlaps_and_what_is_in_the_way(later: PastCommit, overlaps: int, in_the_way: int) -> None:
     found = overlaps_of([BASE, later])
 
@@ -87,54 +77,36 @@ def test_the_comparisons_of_one_commit_are_bounded() -> None:
     assert sum(each.overlaps for each in overlaps_of(commits).pairs.values()) < MAX_BACK * len(commits)
 
 
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [
-        (history(BASE), 0.0),
-        (history(commit(1, 10, began=0)), 0.0),
-        (history(commit(1, 10, began=0), leftovers=[Leftover("p", 50, 12)]), 5.0),
-        (history(commit(1, 10, began=0), commit(2, 40, "q", began=0), leftovers=[Leftover("q", 50, 12)]), 20.0),
-        (history(commit(1, 10, began=0), leftovers=[Leftover("p", 50, 9)]), 0.0),
-        (history(commit(1, 10, began=0), leftovers=[Leftover("p", 50, LATER - GRACE_SECONDS + 1)]), 0.0),
-        (history(BASE, leftovers=[Leftover("p", 50, 12)]), None),
-        (history(commit(1, 10, began=0, size=0), leftovers=[Leftover("p", 50, 12)]), None),
-        (history(commit(1, 10, began=0), leftovers=None), None),
-        (history(commit(1, 10, began=0), form="iceberg"), None),
-        (history(commit(1, 10, began=0), form="iceberg", leftovers=[Leftover("p", 50, 12)]), 5.0),
-        (history(commit(1, 10, began=0), form="hudi", lost=[LostTry("2", 12, frozenset("p"))]), 10.0),
-        (history(commit(1, 10, began=0), form="hudi", lost=[LostTry("2", 12, frozenset("p"), 15)]), 3.0),
-        (history(commit(1, 10, began=0), form="hudi", lost=[LostTry("2", 12, frozenset("z"))]), 10.0),
-        (history(BASE, form="hudi", lost=[LostTry("2", 12, frozenset("p"))]), None),
-        (
-            history(
-                commit(1, 10, began=9, rewritten=frozenset()),
-                commit(2, 20, began=10),
-                commit(3, 40, began=10),
-                form="hudi",
-                lost=[LostTry("2", 12, frozenset("p")), LostTry("3", 12, frozenset())],
-            ),
-            40.0,
+LOST_SECONDS: dict[str, Any] = {
+    "no duration, nothing lost": (history(BASE), 0.0),
+    "nothing lost": (history(TIMED), 0.0),
+    "half of a commit's bytes": (history(TIMED, leftovers=[Leftover("p", 50, 12)]), 5.0),
+    "by the commits of its partition": (history(TIMED, commit(2, 40, "q", began=0), leftovers=[Leftover("q", 50, 12)]), 20.0),
+    "older than the history": (history(TIMED, leftovers=[Leftover("p", 50, 9)]), 0.0),
+    "may still be committed": (history(TIMED, leftovers=[Leftover("p", 50, LATER - GRACE_SECONDS + 1)]), 0.0),
+    "no duration to go by": (history(BASE, leftovers=[Leftover("p", 50, 12)]), None),
+    "no bytes to go by": (history(commit(1, 10, began=0, size=0), leftovers=[Leftover("p", 50, 12)]), None),
+    "other files look the same": (history(TIMED, leftovers=None), None),
+    "Iceberg deletes what was aborted": (history(TIMED, form="iceberg"), None),
+    "what Iceberg left": (history(TIMED, form="iceberg", leftovers=[Leftover("p", 50, 12)]), 5.0),
+    "rolled back: as long as usual": (history(TIMED, form="hudi", lost=[LostTry("2", 12, frozenset("p"))]), 10.0),
+    "rolled back before that": (history(TIMED, form="hudi", lost=[LostTry("2", 12, frozenset("p"), 15)]), 3.0),
+    "another partition: as long as any": (history(TIMED, form="hudi", lost=[LostTry("2", 12, frozenset("z"))]), 10.0),
+    "rolled back, no duration to go by": (history(BASE, form="hudi", lost=[LostTry("2", 12, frozenset("p"))]), None),
+    "rolled back: as long as those that replaced files": (
+        history(
+            commit(1, 10, began=9, rewritten=NOTHING),
+            commit(2, 20, began=10),
+            commit(3, 40, began=10),
+            form="hudi",
+            lost=[LostTry("2", 12, frozenset("p")), LostTry("3", 12, NOTHING)],
         ),
-    ],
-    ids=[
-        "no duration, nothing lost",
-        "nothing lost",
-        "half of a commit's bytes",
-        "by the commits of its partition",
-        "older than the history",
-        "may still be committed",
-        "no duration to go by",
-        "no bytes to go by",
-        "other files look the same",
-        "Iceberg deletes what was aborted",
-        "what Iceberg left",
-        "rolled back: as long as usual",
-        "rolled back before that",
-        "another partition: as long as any",
-        "rolled back, no duration to go by",
-        "rolled back: as long as those that replaced files",
-    ],
-)  # fmt: skip
+        40.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "seconds"), LOST_SECONDS.values(), ids=LOST_SECONDS)
 def test_what_was_computed_in_vain(given: TableHistory, seconds: float | None) -> None:
     found = assess(given)
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lakewarden.handlers.observations import LogPosition, observed_commit
 
+LOST: dict[str, Any] = {
+    "idle": (5, "a", False, None),
+    "only a checkpoint": (5, None, False, None),
+    "new ones": (7, "a", True, None),
+    "replaced": (5, "other", False, "another one than before"),
+    "vanished": (None, None, False, "is gone"),
+    "a shorter log": (4, None, False, "is gone"),
+    "a gap": (7, "a", False, "6 is missing, and 7 exists"),
+}
 
-@pytest.mark.parametrize(
-    ("newest", "identity", "has_next", "why"),
-    [
-        (5, "a", False, None),
-        (5, None, False, None),
-        (7, "a", True, None),
-        (5, "other", False, "another one than before"),
-        (None, None, False, "is gone"),
-        (4, None, False, "is gone"),
-        (7, "a", False, "6 is missing, and 7 exists"),
-    ],
-    ids=["idle", "only a checkpoint", "new ones", "replaced", "vanished", "a shorter log", "a gap"],
-)
+
+@pytest.mark.parametrize(("newest", "identity", "has_next", "why"), LOST.values(), ids=LOST)
 def test_a_position_is_lost_by_a_gap_or_another_table(
     newest: int | None, identity: str | None, has_next: bool, why: str | None
 ) -> None:

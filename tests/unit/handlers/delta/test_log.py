@@ -58,35 +58,28 @@ def touched(layout: PartitionLayout, *actions: Action) -> dict[tuple[str, str], 
     return None if found is None else {(each.partition, each.file_group): each.operation for each in found.markers}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("actions", "expected"),
-    [
-        ([info(isBlindAppend=True), add("day=x/new")], {"new": "create"}),
-        ([info(isBlindAppend=False), add("new")], {"new": "delete"}),
-        ([info(), add("new")], {"new": "delete"}),
-        ([add("new")], {"new": "delete"}),
-        ([info(isBlindAppend=False), remove("old"), add("new")], {"old": "delete", "new": "create"}),
-        (
-            [info(isBlindAppend=False), remove("old", dataChange=False), add("new", dataChange=False)],
-            {"old": "delete", "new": "create"},
-        ),
-        ([info(isBlindAppend=False), add("same", dataChange=False)], {"same": "create"}),
-        (
-            [info(), remove("one"), add("one", deletionVector={"storageType": "u"})],
-            {"one": "delete"},
-        ),
-    ],
-    ids=[
-        "blind append",
-        "an append that has read",
-        "no isBlindAppend",
-        "no commitInfo",
-        "rewrite",
-        "compaction",
-        "statistics written again",
-        "deletion vector",
-    ],
-)
+REFUTING: dict[str, Any] = {
+    "blind append": ([info(isBlindAppend=True), add("day=x/new")], {"new": "create"}),
+    "an append that has read": ([info(isBlindAppend=False), add("new")], {"new": "delete"}),
+    "no isBlindAppend": ([info(), add("new")], {"new": "delete"}),
+    "no commitInfo": ([add("new")], {"new": "delete"}),
+    "rewrite": ([info(isBlindAppend=False), remove("old"), add("new")], {"old": "delete", "new": "create"}),
+    "compaction": (
+        [info(isBlindAppend=False), remove("old", dataChange=False), add("new", dataChange=False)],
+        {"old": "delete", "new": "create"},
+    ),
+    "statistics written again": (
+        [info(isBlindAppend=False), add("same", dataChange=False)],
+        {"same": "create"},
+    ),
+    "deletion vector": (
+        [info(), remove("one"), add("one", deletionVector={"storageType": "u"})],
+        {"one": "delete"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("actions", "expected"), REFUTING.values(), ids=REFUTING)
 def test_what_refutes_a_rewrite_is_a_delete(actions: list[Action], expected: dict[str, str]) -> None:
     assert touched(FLAT, *actions) == {("", name): operation for name, operation in expected.items()}
 
@@ -228,25 +221,17 @@ def test_a_checksum_file_without_metadata_says_nothing() -> None:
 MONDAY, NULL_DAY = "region=a b%2Fc/day=2026-11-23", "region=__HIVE_DEFAULT_PARTITION__/day=2026-11-24"
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        (1, {(MONDAY, "create"): 1, (NULL_DAY, "create"): 1}),
-        (3, {(MONDAY, "create"): 1, (MONDAY, "delete"): 2}),
-        (4, {(NULL_DAY, "create"): 1, (NULL_DAY, "delete"): 2}),
-        (5, {(MONDAY, "delete"): 1}),
-        (6, None),
-        (7, None),
-    ],
-    ids=[
-        "append",
-        "MERGE",
-        "OPTIMIZE",
-        "MERGE that only inserts",
-        "ALTER TABLE",
-        "a DELETE with the gate's label",
-    ],
-)
+WRITTEN_BY_DELTA: dict[str, Any] = {
+    "append": (1, {(MONDAY, "create"): 1, (NULL_DAY, "create"): 1}),
+    "MERGE": (3, {(MONDAY, "create"): 1, (MONDAY, "delete"): 2}),
+    "OPTIMIZE": (4, {(NULL_DAY, "create"): 1, (NULL_DAY, "delete"): 2}),
+    "MERGE that only inserts": (5, {(MONDAY, "delete"): 1}),
+    "ALTER TABLE": (6, None),
+    "a DELETE with the gate's label": (7, None),
+}
+
+
+@pytest.mark.parametrize(("version", "expected"), WRITTEN_BY_DELTA.values(), ids=WRITTEN_BY_DELTA)
 def test_commits_that_delta_wrote(version: int, expected: dict[tuple[str, str], int] | None) -> None:
     """A `remove` lacks the partition columns that are NULL."""
     layout = layout_of(actions_of(commit("days", 0)))

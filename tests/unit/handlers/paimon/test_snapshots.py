@@ -35,17 +35,16 @@ MONDAY, LONG = "day=20780/region=a b%2Fc", "day=20780/region=a region with a lon
 TUESDAY = "day=20781/region=__DEFAULT_PARTITION__"
 
 
-@pytest.mark.parametrize(
-    ("number", "keyed", "expected"),
-    [
-        (1, False, {(MONDAY, "delete"): 1, (TUESDAY, "delete"): 1}),
-        (2, False, {(MONDAY, "delete"): 1, (LONG, "delete"): 1}),
-        (3, False, {(MONDAY, "delete"): 2, (MONDAY, "create"): 1}),
-        (1, True, {(MONDAY, "create"): 1, (TUESDAY, "create"): 1}),
-        (3, True, {(MONDAY, "delete"): 2, (MONDAY, "create"): 1}),
-    ],
-    ids=["append", "append, long text", "overwrite", "append with keys", "overwrite with keys"],
-)
+WRITTEN_BY_PAIMON: dict[str, Any] = {
+    "append": (1, False, {(MONDAY, "delete"): 1, (TUESDAY, "delete"): 1}),
+    "append, long text": (2, False, {(MONDAY, "delete"): 1, (LONG, "delete"): 1}),
+    "overwrite": (3, False, {(MONDAY, "delete"): 2, (MONDAY, "create"): 1}),
+    "append with keys": (1, True, {(MONDAY, "create"): 1, (TUESDAY, "create"): 1}),
+    "overwrite with keys": (3, True, {(MONDAY, "delete"): 2, (MONDAY, "create"): 1}),
+}
+
+
+@pytest.mark.parametrize(("number", "keyed", "expected"), WRITTEN_BY_PAIMON.values(), ids=WRITTEN_BY_PAIMON)
 def test_snapshots_that_paimon_wrote(number: int, keyed: bool, expected: dict[tuple[str, str], int]) -> None:
     """An added file refutes a rewrite of its partition on an append table: `PaimonSink` would find it in its base."""
     files = metadata()

@@ -15,10 +15,6 @@ from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import m, world
 
 STORIES = """
-a queued intent without overlap is admitted at once
-    # Disjoint scopes run side by side.
-    intent A p/* queued; intent B q/* queued → admitted B, A is active, B is active
-
 a queued intent without a scope is admitted at once
     # It declared nothing for which it could wait.
     intent A; touch A p/*; intent B queued → admitted B

@@ -9,10 +9,6 @@ from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import m, world
 
 STORIES = """
-transactions on disjoint file groups do not conflict
-    # The usual case: two writers in different partitions.
-    intent A; intent B; touch A p/f q/g; touch B p/g q/f → nothing
-
 under deleted file an append does not conflict with appends committed since it began
     # Snapshots were committed while a slow append computed. Its snapshot id is outdated, its files are not.
     intent slow deleted-file; lock; intent A deleted-file; touch A p/b:append; commits A

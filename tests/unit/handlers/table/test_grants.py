@@ -20,11 +20,6 @@ no grant under an expired lock lease
     # The renewal hangs, and the loss of the lock is not reported yet.
     intent A; lock 29.5; beat A; tick 14; beat A; tick 14; beat A; tick 2; request A → no grant
 
-no grant without the lock
-    # A foreign writer holds it.
-    intent A; request A → no grant
-    lock → granted A
-
 one grant at a time in the order of the commit requests
     # Not in the order of the intents: the writer that is ready first commits first.
     intent A; intent B; intent C; lock; request C → granted C
@@ -98,11 +93,6 @@ a lost lease is published once
     intent A; touch A p/f; lock; request A → granted A
     lose_lock; lose_lock → nothing
 
-a completion of a revoked grant counts
-    # The abort came after its publish had begun.
-    intent A; touch A p/f; lock; request A → granted A
-    lose_lock; complete A → A is committed
-
 a lost lock does not abort transactions that wait
     # The agent acquires it again, or another owner releases it. Waiting costs nothing.
     intent A; request A; lock 1.0; lose_lock → no abort
@@ -165,12 +155,6 @@ the next grant follows in the step that ends the running one
     where END is complete A | abandon A | beat B; tick 10; beat B; lock 29.5; tick 10.1
     intent A; touch A p/f; lock; request A; intent B; request B → no grant
     END → granted B
-
-an abandonment after a withdrawal frees the table at once
-    # The lock was lost, or another process of the writer took over. Without it, the lease would have to end.
-    where WITHDRAWN is lose_lock | intent again writer=w-A
-    intent A p/f; lock; request A; WITHDRAWN; intent B p/f queued → no admission
-    abandon A; tick 0.1; lock → B is active
 
 a restarted writer completes the batch that its former process published
     # It finds the batch in the table, and needs no markers. The version is that of the former publish.

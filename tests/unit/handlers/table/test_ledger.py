@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from lakewarden.events import BatchCommitted, ConflictsLost
+from lakewarden.events import BatchCommitted
 from lakewarden.handlers.table.ledger import (
     CommittedBatch,
     CommittedBatches,
@@ -74,23 +74,6 @@ def test_an_entry_of_the_ledger_needs_less_than_400_bytes() -> None:
 
     assert (_allocated() - before) / 5_000 < 400
     assert len(ledger.tables[TABLE].batches) == 5_000
-
-
-def test_a_compacted_topic_with_losses_gives_the_same_as_the_whole() -> None:
-    """Compaction keeps the last record of each key."""
-    whole, compacted = Ledger(), Ledger()
-    records = [
-        ConflictsLost(
-            event_id="e", table=TABLE, transaction="T", writer=f"w{number % 3}", at=AT, losses=number % 4
-        )
-        for number in range(12)
-    ]
-    for record in records:
-        whole.add(record)
-    for record in {each.writer: each for each in records}.values():
-        compacted.add(record)
-
-    assert list(whole.tables[TABLE].losses()) == list(compacted.tables[TABLE].losses())
 
 
 @pytest.fixture(autouse=True)

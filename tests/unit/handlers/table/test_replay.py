@@ -11,7 +11,6 @@ from lakewarden.events import (
     Abort,
     Admitted,
     BatchCommitted,
-    CommitGranted,
     CommitRequested,
     ConflictsLost,
     LedgerRecord,
@@ -35,7 +34,7 @@ from lakewarden.handlers.table.state import MAX_CLOSED
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.events.building import made
 from tests.unit.handlers.table.stories import Story, stories
-from tests.unit.handlers.table.world import VERDICTS, World, batch_entry, decided, facts, m, world
+from tests.unit.handlers.table.world import VERDICTS, World, batch_entry, m, world
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -151,21 +150,6 @@ def test_a_complete_log_leaves_no_decision_open() -> None:
     assert [each for each in w.effects if isinstance(each, VERDICTS)] == []
     assert w.of(AcquireLock) == [AcquireLock(adopt="agent-1")]
     assert w.of(ReleaseLock) == []
-
-
-def test_losses_survive_a_restart_that_replays_none_of_them() -> None:
-    """Their aborts are older than the committed offset. The ledger has the count."""
-    w = world().intent("A").touch("A", m("p/f"))
-    for attempt in range(2):
-        w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
-        assert w.one(ConflictsLost) == losses_entry(
-            w.state.uri, "w-B", attempt + 1, (m("p/*"),), f"B{attempt}"
-        )
-    restarted = world()
-    restore_losses(restarted, "w-B", 2, (m("p/*"),))
-
-    assert restarted.state.losses == w.state.losses
-    assert restarted.state.lost_on == w.state.lost_on
 
 
 def test_losses_in_ledger_and_log_are_not_counted_twice() -> None:
@@ -301,35 +285,6 @@ def _losses(losses: int, term: str, transaction: str = "") -> ConflictsLost:
 
 def _partition_taken(term: str) -> PartitionTaken:
     return PartitionTaken(event_id="e", table=partition_name(0), at=AT, agent="a", term=term)
-
-
-def test_a_commit_in_the_ledger_topic_is_not_recorded_again() -> None:
-    """The agent reads the ledger before it replays the log."""
-    live = world().intent("A", batch_id=7).lock().commits("A")
-    w = World(live.settings)
-    w.state.ledger["w-A"] = CommittedBatch(7, "A", None)
-    w.log = []
-    for each in live.log:
-        if isinstance(each, tuple):
-            w.offset = each[1] - 1
-            w.read(each[0])
-
-    assert w.of(BatchCommitted) == []
-
-
-def test_a_decision_about_an_unknown_transaction_changes_nothing() -> None:
-    """The replay begins after the intent of that transaction."""
-    w = world().intent("A")
-    before = facts(w.state)
-    rebuilt = w.rebuilt(
-        [
-            *w.log,
-            decided(Admitted, "gone"),
-            decided(CommitGranted, "gone", grant="g", lease_seconds=20.0, seq=1),
-        ]
-    )
-
-    assert facts(rebuilt.state) == before
 
 
 @pytest.mark.parametrize("intents", [10, 3 * MAX_POSITIONS])
