@@ -16,15 +16,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from lakewarden.spark_jobs import CommitGate, GateEvent, Grant
+from lakewarden.spark_jobs import CommitGate, GateEvent
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
+from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
+from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import BATCH
 from tests.posix_session import posix_session_members
 from tests.spark.cluster import MASTER
@@ -77,118 +81,77 @@ def record_and_die(events: Path, step: str, batch: int) -> Callable[[GateEvent],
     return observe
 
 
-def paimon_dies_once_published(batch: int) -> None:
-    """Die when the snapshot is there, before the sink knows it and before the hint names it."""
-    store: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.snapshot_store").LinkedSnapshots
-    put = store.put_if_absent
+def around(
+    owner: Any, name: str, is_it: Callable[..., bool], act: Callable[[], object], *, before: bool
+) -> None:
+    """Act before or after each call of a function for which `is_it`, which gets the arguments."""
+    original = getattr(owner, name)
 
-    def put_and_die(self: Any, name: str, body: bytes) -> Any:
-        answer = put(self, name, body)
-        if json.loads(body)["commitIdentifier"] == batch:
-            die()
+    def acting(*arguments: Any) -> Any:
+        wanted = is_it(*arguments)
+        if wanted and before:
+            act()
+        answer = original(*arguments)
+        if wanted and not before:
+            act()
         return answer
 
-    store.put_if_absent = put_and_die
+    setattr(owner, name, acting)
 
 
-def parquet_dies_once_published(sink: Any, batch: int) -> None:
-    """Die after the link, before the gate learns of it."""
-    publish = sink._publish
+def die_once_published(table_format: str, sink: Any, batch: int) -> None:
+    """Die when the batch is durable, before the sink and the gate know it."""
+    match table_format:
+        case "parquet":  # after the link
+            around(sink, "_publish", lambda _data, txn, _grant: txn.batch_id == batch, die, before=False)
+        case "hudi":  # Hudi has completed the instant, and released its lock
 
-    def publish_and_die(data: Path, txn: Transaction, grant: Grant) -> str:
-        version = str(publish(data, txn, grant))
-        if txn.batch_id == batch:
-            die()
-        return version
+            def is_completed(write: HudiWrite, event: str, _section: str) -> bool:
+                return event == "committed" and write._txn.batch_id == batch
 
-    sink._publish = publish_and_die
+            around(HudiWrite, "answer", is_completed, die, before=True)
+        case "delta":  # the version is in Delta's log, and Delta calls the observer
+            around(CommitObserver, "_report", lambda of, *_: of._txn.batch_id == batch, die, before=True)
+        case "iceberg":  # the catalog has the new metadata, and Iceberg's own commit has not returned
+
+            def is_of_batch(_operations: Any, _base: Any, metadata: Any) -> bool:
+                return bool(metadata.currentSnapshot().summary().get(BATCH) == str(batch))
+
+            around(CheckedOperations, "_swap", is_of_batch, die, before=False)
+        case _:  # the snapshot is there, and the hint doesn't name it
+            snapshots: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.snapshot_store")
+
+            def is_snapshot(_store: Any, _name: str, body: bytes) -> bool:
+                return bool(json.loads(body)["commitIdentifier"] == batch)
+
+            around(snapshots.LinkedSnapshots, "put_if_absent", is_snapshot, die, before=False)
 
 
-def paimon_dies_while_staging(batch: int, table: Path) -> None:
-    """Die in the middle of staging this batch. An upsert stages what its merge returned, not the rows of the batch."""
-    sink: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.sink")
-    stage = sink.stage_files
-
-    def stage_half(rows: DataFrame, staging: Any) -> Any:
-        return stage(die_half_staged(rows, table) if staging.identifier == batch else rows, staging)
-
-    sink.stage_files = stage_half
-
-
-def parquet_dies_while_staging(sink: Any, batch: int, table: Path) -> None:
+def die_while_staging(table_format: str, sink: Any, batch: int, table: Path) -> None:
     """Die in the middle of staging this batch."""
-    kind: Any = type(sink)
-    write = kind.__call__
+    match table_format:
+        case "hudi":
+            die_soon = partial(die_at_a_new_file, table)
+            around(HudiWrite, "begin", lambda write, _: write._txn.batch_id == batch, die_soon, before=True)
+        case "delta" | "iceberg":  # the tasks are those of the format's own statement
+            die_soon = partial(die_at_a_new_file, table)
+            around(type(sink), "__call__", lambda *given: given[-1].batch_id == batch, die_soon, before=True)
+        case "parquet":
+            kind: Any = type(sink)
+            write = kind.__call__
 
-    def write_half(self: Any, rows: DataFrame, txn: Transaction) -> None:
-        write(self, die_half_staged(rows, table) if txn.batch_id == batch else rows, txn)
+            def write_half(self: Any, rows: DataFrame, txn: Transaction) -> None:
+                write(self, die_half_staged(rows, table) if txn.batch_id == batch else rows, txn)
 
-    kind.__call__ = write_half
+            kind.__call__ = write_half
+        case _:  # an upsert stages what its merge returned, not the rows of the batch
+            paimon: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.sink")
+            stage = paimon.stage_files
 
+            def stage_half(rows: DataFrame, staging: Any) -> Any:
+                return stage(die_half_staged(rows, table) if staging.identifier == batch else rows, staging)
 
-def hudi_dies_once_published(batch: int) -> None:
-    """Die when Hudi has completed the instant and released its lock, before the sink learns of it."""
-    write: Any = importlib.import_module("lakewarden.spark_jobs.sinks.hudi.write").HudiWrite
-    answer = write.answer
-
-    def answer_or_die(self: Any, event: str, section: str) -> Any:
-        if event == "committed" and self._txn.batch_id == batch:
-            die()
-        return answer(self, event, section)
-
-    write.answer = answer_or_die
-
-
-def delta_dies_once_published(batch: int) -> None:
-    """Die when the version is in Delta's log, in its call of the observer."""
-    observer: Any = importlib.import_module("lakewarden.spark_jobs.sinks.delta.observer").CommitObserver
-    report = observer._report
-
-    def die_or_report(self: Any, *arguments: Any) -> None:
-        if self._txn.batch_id == batch:
-            die()
-        report(self, *arguments)
-
-    observer._report = die_or_report
-
-
-def iceberg_dies_once_published(batch: int) -> None:
-    """Die when the catalog has the new metadata, before Iceberg's own commit returns."""
-    operations: Any = importlib.import_module("lakewarden.spark_jobs.sinks.iceberg.staging").CheckedOperations
-    swap = operations._swap
-
-    def swap_and_die(self: Any, base: Any, metadata: Any) -> None:
-        swap(self, base, metadata)
-        if metadata.currentSnapshot().summary().get(BATCH) == str(batch):
-            die()
-
-    operations._swap = swap_and_die
-
-
-def hudi_dies_while_staging(batch: int, table: Path) -> None:
-    """Die when the first data file of this batch is there."""
-    write: Any = importlib.import_module("lakewarden.spark_jobs.sinks.hudi.write").HudiWrite
-    begin = write.begin
-
-    def begin_and_die(self: Any, answer: Any) -> None:
-        if self._txn.batch_id == batch:
-            die_at_a_new_file(table)
-        begin(self, answer)
-
-    write.begin = begin_and_die
-
-
-def spark_dies_while_staging(sink: Any, batch: int, table: Path) -> None:
-    """Die when the first data file of this batch is there: the tasks are those of Delta's or Iceberg's own statement."""
-    kind: Any = type(sink)
-    write = kind.__call__
-
-    def write_and_die(self: Any, rows: DataFrame, txn: Transaction) -> None:
-        if txn.batch_id == batch:
-            die_at_a_new_file(table)
-        write(self, rows, txn)
-
-    kind.__call__ = write_and_die
+            paimon.stage_files = stage_half
 
 
 def die_at_a_new_file(table: Path) -> None:
@@ -248,27 +211,10 @@ def main() -> None:
     )
     sink = make_sink(options.sink, options.table)
     table = Path(path_of(sink.table))
-    match step, table_format:
-        case "published", "parquet":
-            parquet_dies_once_published(sink, batch)
-        case "published", "hudi":
-            hudi_dies_once_published(batch)
-        case "published", "delta":
-            delta_dies_once_published(batch)
-        case "published", "iceberg":
-            iceberg_dies_once_published(batch)
-        case "published", _:
-            paimon_dies_once_published(batch)
-        case "staging", "parquet":
-            parquet_dies_while_staging(sink, batch, table)
-        case "staging", "hudi":
-            hudi_dies_while_staging(batch, table)
-        case "staging", "delta" | "iceberg":
-            spark_dies_while_staging(sink, batch, table)
-        case "staging", _:
-            paimon_dies_while_staging(batch, table)
-        case _:
-            pass  # the gate's observer kills it
+    if step == "published":
+        die_once_published(table_format, sink, batch)
+    elif step == "staging":
+        die_while_staging(table_format, sink, batch, table)
     gate = CommitGate(
         options.bootstrap_servers,
         topic_prefix=options.topic_prefix,

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pypaimon.index.index_file_handler import IndexFileHandler
+from pypaimon.write.file_store_commit import FileStoreCommit
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.handlers.commit_label import TRANSACTION
@@ -115,14 +117,35 @@ PAIMON_KEYED: dict[str, dict[str, str]] = {
 """The options of tables with a primary key, for upserts whose rules are `ordered`, `deleted-file` and `file-group`."""
 
 
+def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, instead: Callable[..., Any]) -> None:
+    """Let the next call of a function be one of `instead`, which gets the function and the arguments."""
+    original = getattr(owner, name)
+
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        return instead(original, *arguments, **named)
+
+    monkeypatch.setattr(owner, name, replaced)
+
+
+def publish_or_not(durable: bool, publish: Callable[..., object], *arguments: Any) -> None:
+    """Raise, after the publish took effect or before."""
+    if durable:
+        publish(*arguments)
+    raise OSError("connection reset")
+
+
 class SinkCase(Protocol):
     """One sink on an empty table of its own."""
 
-    sink: Sink
+    sink: Any
+
+    replaces: bool = False
+    """Whether each batch replaces the rows of the batches before, as all of them are in one partition."""
 
     @property
-    def replaces(self) -> bool:
-        """Whether each batch replaces the rows of the batches before, as all of them are in one partition."""
+    def last_check(self) -> tuple[Any, str]:
+        """Owner and name of a function that a publish calls right before the sink checks its lease for the last time."""
         ...
 
     def flights(self) -> list[int]:
@@ -143,7 +166,12 @@ class SinkCase(Protocol):
 
     def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
         """Run `action` once in the next publish, before the sink checks its lease for the last time."""
-        ...
+
+        def acting(check: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            action()
+            return check(*arguments, **named)
+
+        once(monkeypatch, *self.last_check, acting)
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
         """Let the next publish raise, after it took effect or before."""
@@ -158,9 +186,7 @@ class SinkCase(Protocol):
         ...
 
 
-class PaimonCase:
-    replaces = False
-
+class PaimonCase(SinkCase):
     def __init__(self, name: str, table: str) -> None:
         self._table = table
         self.sink: Any = make_sink(name, table)
@@ -216,35 +242,21 @@ class PaimonCase:
         for snapshot in snapshots_of(self._table)[:-1]:
             (Path(self._table) / "snapshot" / f"snapshot-{snapshot.id}").unlink()
 
-    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-        from pypaimon.write.file_store_commit import FileStoreCommit
-
-        prepare = FileStoreCommit._try_commit_once
-
-        def acting(*args: Any, **kwargs: Any) -> Any:
-            monkeypatch.setattr(FileStoreCommit, "_try_commit_once", prepare)
-            action()
-            return prepare(*args, **kwargs)
-
-        monkeypatch.setattr(FileStoreCommit, "_try_commit_once", acting)
+    @property
+    def last_check(self) -> tuple[Any, str]:
+        return FileStoreCommit, "_try_commit_once"
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
-        publish = FencedCommit.commit
-
-        def failing(*args: Any) -> bool:
-            monkeypatch.setattr(FencedCommit, "commit", publish)
-            fenced = args[0]
+        def failing(publish: Callable[..., bool], fenced: FencedCommit, *arguments: Any) -> bool:
             if durable:
-                publish(*args)
+                publish(fenced, *arguments)
             fenced.unanswered = True
             raise CommitRefused(OSError("connection reset"))
 
-        monkeypatch.setattr(FencedCommit, "commit", failing)
+        once(monkeypatch, FencedCommit, "commit", failing)
 
 
-class ParquetCase:
-    replaces = False
-
+class ParquetCase(SinkCase):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.sink: Any = make_sink("parquet", str(folder))
@@ -285,31 +297,15 @@ class ParquetCase:
     def expire(self) -> None:
         """Every commit is needed."""
 
-    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-        publish = self.sink._publish
-
-        def acting(*args: Any) -> Any:
-            monkeypatch.setattr(self.sink, "_publish", publish)
-            action()
-            return publish(*args)
-
-        monkeypatch.setattr(self.sink, "_publish", acting)
+    @property
+    def last_check(self) -> tuple[Any, str]:
+        return self.sink, "_publish"
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
-        publish = self.sink._publish
-
-        def failing(*args: Any) -> Any:
-            monkeypatch.setattr(self.sink, "_publish", publish)
-            if durable:
-                publish(*args)
-            raise OSError("connection reset")
-
-        monkeypatch.setattr(self.sink, "_publish", failing)
+        once(monkeypatch, self.sink, "_publish", partial(publish_or_not, durable))
 
 
-class HudiCase:
-    replaces = False
-
+class HudiCase(SinkCase):
     def __init__(self, folder: Path, spark: SparkSession | None) -> None:
         self._folder = folder
         self._spark = spark
@@ -382,15 +378,9 @@ class HudiCase:
         finally:
             client.close()
 
-    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-        check = Grant.seconds_left
-
-        def acting(grant: Grant) -> float:
-            monkeypatch.setattr(Grant, "seconds_left", check)
-            action()
-            return check(grant)
-
-        monkeypatch.setattr(Grant, "seconds_left", acting)
+    @property
+    def last_check(self) -> tuple[Any, str]:
+        return Grant, "seconds_left"
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
         from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
@@ -432,7 +422,7 @@ def timeline_of(table: Path) -> Path:
     return layout_2 if HUDI_TABLE_VERSION > 6 else layout_2.parent
 
 
-class DeltaCase:
+class DeltaCase(SinkCase):
     """It reads the table without Spark: the log is JSON, and these tables have no checkpoint and no deletion vectors."""
 
     def __init__(self, name: str, table: Path) -> None:
@@ -520,25 +510,13 @@ class DeltaCase:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
 
-    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-        check = CommitObserver._last_check
-
-        def acting(*args: Any) -> None:
-            monkeypatch.setattr(CommitObserver, "_last_check", check)
-            action()
-            check(*args)
-
-        monkeypatch.setattr(CommitObserver, "_last_check", acting)
+    @property
+    def last_check(self) -> tuple[Any, str]:
+        return CommitObserver, "_last_check"
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
         step = "_report" if durable else "_last_check"
-        original = getattr(CommitObserver, step)
-
-        def failing(*_: Any) -> None:
-            monkeypatch.setattr(CommitObserver, step, original)
-            raise OSError("connection reset")
-
-        monkeypatch.setattr(CommitObserver, step, failing)
+        once(monkeypatch, CommitObserver, step, partial(publish_or_not, False))  # noqa: FBT003 - it isn't called
 
     def _log(self) -> list[list[tuple[str, Any]]]:
         """Return the actions of every commit, the oldest first."""
@@ -549,7 +527,7 @@ class DeltaCase:
         ]
 
 
-class IcebergCase:
+class IcebergCase(SinkCase):
     def __init__(self, name: str, folder: Path, spark: SparkSession) -> None:
         self._spark = spark
         self.folder = folder
@@ -611,26 +589,12 @@ class IcebergCase:
         catalog, _, name = self._name.partition(".")
         self._spark.sql(f"CALL {catalog}.system.{procedure.replace('TABLE_', name)}").collect()
 
-    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-        commit = CheckedOperations.commit
-
-        def acting(*args: Any) -> None:
-            monkeypatch.setattr(CheckedOperations, "commit", commit)
-            action()
-            commit(*args)
-
-        monkeypatch.setattr(CheckedOperations, "commit", acting)
+    @property
+    def last_check(self) -> tuple[Any, str]:
+        return CheckedOperations, "commit"
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
-        swap = CheckedOperations._swap
-
-        def failing(*args: Any) -> None:
-            monkeypatch.setattr(CheckedOperations, "_swap", swap)
-            if durable:
-                swap(*args)
-            raise OSError("connection reset")
-
-        monkeypatch.setattr(CheckedOperations, "_swap", failing)
+        once(monkeypatch, CheckedOperations, "_swap", partial(publish_or_not, durable))
 
 
 SINKS = [
