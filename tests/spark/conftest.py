@@ -16,16 +16,19 @@ import pytest
 from pypaimon import CatalogFactory, Schema
 from pyspark.sql import SparkSession
 
+from lakewarden.spark_jobs import CommitGate
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.kafka_fixture import KafkaServer
+from tests.processes import running_agent
 from tests.servers.iceberg_catalogs import (
     running_hive_metastore,
     running_nessie,
     running_postgresql,
     running_rest_catalog,
 )
-from tests.servers.s3 import started_server
+from tests.servers.s3 import S3Server, started_server
 from tests.spark.cluster import ON_CLUSTER, running_cluster
+from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_CATALOG, OBJECTS, format_settings
 from tests.spark.harness import Harness
 
@@ -141,6 +144,34 @@ def harness(kafka: KafkaServer, topic_prefix: str) -> Iterator[Harness]:
 
 
 @pytest.fixture
+def gate(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[CommitGate]:
+    """A gate with the product's own agent."""
+    with (
+        running_agent(kafka, topic_prefix, tmp_path),
+        CommitGate(
+            kafka.bootstrap_servers, topic_prefix=topic_prefix, admission_timeout_seconds=PATIENCE_SECONDS
+        ) as gate,
+    ):
+        yield gate
+
+
+@pytest.fixture
+def another_gate(gate: CommitGate) -> Iterator[Callable[..., CommitGate]]:
+    """A function that returns a gate of another driver, with options of its own, beside `gate`."""
+    with ExitStack() as gates:
+
+        def another(**options: Any) -> CommitGate:
+            made = CommitGate(
+                gate._channel.bootstrap_servers,
+                topic_prefix=gate._channel.topics.prefix,
+                **({"admission_timeout_seconds": PATIENCE_SECONDS} | options),
+            )
+            return gates.enter_context(made)
+
+        yield another
+
+
+@pytest.fixture
 def make_table(tmp_path: Path) -> MakeTable:
     """A function that creates a table, by default an append table partitioned by month and day, and returns its path."""
 
@@ -164,13 +195,45 @@ def make_table(tmp_path: Path) -> MakeTable:
     return make
 
 
-def rows_of(table: str) -> list[dict[str, Any]]:
+def commit_alone(
+    table: str,
+    rows: list[dict[str, Any]],
+    *,
+    overwrite: dict[str, str] | None = None,
+    options: dict[str, str] | None = None,
+) -> None:
+    """Commit rows as pypaimon alone does. `overwrite`: in place of these partitions; `options`: of the table's store."""
+    from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
+
+    opened = address(table, options).open()
+    builder = opened.new_batch_write_builder()
+    if overwrite is not None:
+        builder = builder.overwrite(overwrite or None)
+    write, committer = builder.new_write(), builder.new_commit()
+    write.write_arrow(pa.Table.from_pylist(rows, schema=arrow_schema(opened)))
+    committer.commit(write.prepare_commit())
+    write.close()
+    committer.close()
+
+
+def rows_of(table: str, options: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Return all rows of the table, sorted."""
     from lakewarden.spark_jobs.sinks.paimon.table import address
 
-    builder = address(table).open().new_read_builder()
+    builder = address(table, options).open().new_read_builder()
     rows = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()
     return sorted(rows, key=repr)
+
+
+def paimon_options(server: S3Server) -> dict[str, str]:
+    """Return the options of tables on this server."""
+    return {
+        "s3.endpoint": server.endpoint,
+        "s3.access-key": server.access_key,
+        "s3.secret-key": server.secret_key,
+        "s3.region": server.region,
+        "s3.path-style-access": "true",
+    }
 
 
 def snapshots_of(table: str) -> list[Any]:

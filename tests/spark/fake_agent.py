@@ -259,3 +259,23 @@ def in_edition(edition: str | None, decisions: list[DecisionEventUnion]) -> list
 def answer_nothing(_event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
     """A script that never answers."""
     return []
+
+
+class At:
+    """A script that runs `action` once, when the first event of a type arrives, and admits and grants everything else.
+
+    If the action returns decisions, they are the answer to that event.
+    """
+
+    def __init__(
+        self, kind: str, action: Callable[[WriterEventUnion], list[DecisionEventUnion] | None]
+    ) -> None:
+        self.kind, self.action, self.done = kind, action, False
+
+    def __call__(self, event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if event.type == self.kind and not self.done:
+            self.done = True
+            answer = self.action(event)
+            if answer is not None:
+                return answer
+        return grant_everything(event, offset)

@@ -10,33 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pypaimon import CatalogFactory, Schema
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.streaming.batches import table_uri
-from tests.kafka_fixture import KafkaServer
-from tests.processes import running_agent
 from tests.servers.s3 import S3Server
-from tests.spark.conftest import SCHEMA, MakeTable, rows_of, snapshots_of
-from tests.spark.fake_agent import PATIENCE_SECONDS
+from tests.spark.conftest import SCHEMA, MakeTable, paimon_options, rows_of, snapshots_of
+from tests.spark.fake_agent import PATIENCE_SECONDS, grant_everything
+from tests.spark.harness import Harness
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
-
-
-@pytest.fixture
-def gate(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[CommitGate]:
-    """A gate with a running agent."""
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(
-            kafka.bootstrap_servers,
-            topic_prefix=topic_prefix,
-            admission_timeout_seconds=PATIENCE_SECONDS,
-        ) as gate,
-    ):
-        yield gate
 
 
 def test_of_two_upserts_in_conflict_one_is_retried_and_no_row_is_lost(
@@ -83,7 +69,7 @@ def test_of_two_upserts_in_conflict_one_is_retried_and_no_row_is_lost(
 
 
 def test_of_two_drivers_that_wait_for_each_other_one_gives_way_and_is_retried(
-    gate: CommitGate, make_table: MakeTable, spark: SparkSession
+    another_gate: Callable[..., CommitGate], make_table: MakeTable, spark: SparkSession
 ) -> None:
     """Threads hide from the gate that each job opens the second table's transaction inside the first one's (decision 59)."""
     tables = (make_table(), make_table("hotels"))
@@ -109,17 +95,9 @@ def test_of_two_drivers_that_wait_for_each_other_one_gives_way_and_is_retried(
 
         return driver.foreach_batch(outer, table=first, max_attempts=100, **options)
 
-    def driver() -> CommitGate:
-        return CommitGate(
-            gate._channel.bootstrap_servers,
-            topic_prefix=gate._channel.topics.prefix,
-            admission_timeout_seconds=PATIENCE_SECONDS,
-            queue_timeout_seconds=6.0,
-            heartbeat_seconds=2.0,
-            observer=steps.append,
-        )
-
-    with driver() as one, driver() as other, ThreadPoolExecutor(2) as pool:
+    options = {"queue_timeout_seconds": 6.0, "heartbeat_seconds": 2.0, "observer": steps.append}
+    one, other = another_gate(**options), another_gate(**options)
+    with ThreadPoolExecutor(2) as pool:
         jobs = [
             pool.submit(job(one, tables[0], tables[1], "one"), rows, 0),
             pool.submit(job(other, tables[1], tables[0], "other"), rows, 0),
@@ -199,20 +177,10 @@ def test_a_new_checkpoint_is_a_new_writer(
     assert len({user for user, _ in commits}) == 2
 
 
-def test_upserts_on_s3(kafka: KafkaServer, s3_server: S3Server, spark: SparkSession) -> None:
+def test_upserts_on_s3(harness: Harness, s3_server: S3Server, spark: SparkSession) -> None:
     """The table is on an S3 server: executors write it and read it back."""
-    from pypaimon import CatalogFactory, Schema
-
-    from lakewarden.spark_jobs.sinks.paimon.table import address
-
     bucket = s3_server.bucket()
-    options = {
-        "s3.endpoint": s3_server.endpoint,
-        "s3.access-key": s3_server.access_key,
-        "s3.secret-key": s3_server.secret_key,
-        "s3.region": s3_server.region,
-        "s3.path-style-access": "true",
-    }
+    options = paimon_options(s3_server)
     catalog = CatalogFactory.create({"warehouse": f"s3://{bucket}/wh", **options})
     catalog.create_database("test", ignore_if_exists=True)
     catalog.create_table(
@@ -220,19 +188,14 @@ def test_upserts_on_s3(kafka: KafkaServer, s3_server: S3Server, spark: SparkSess
     )
     table = f"s3://{bucket}/wh/test.db/t"
     sink = PaimonSink(table, mode="upsert", keys=["flight"], catalog_options=options)
-    from tests.spark.fake_agent import grant_everything
-    from tests.spark.harness import Harness
+    harness.agent(grant_everything)
+    gate = harness.gate()
+    for batch_id, column in enumerate(("departure", "arrival")):
+        rows = [(1, day, 10 + day, f"{column[0]}{day}") for day in range(1, 4)]
+        frame = spark.createDataFrame(rows, f"month int, day int, flight long, {column} string")
+        gate.foreach_batch(sink, writer=column)(frame, batch_id)
 
-    with Harness(kafka, f"s3-{bucket}") as harness:
-        harness.agent(grant_everything)
-        gate = harness.gate()
-        for batch_id, column in enumerate(("departure", "arrival")):
-            rows = [(1, day, 10 + day, f"{column[0]}{day}") for day in range(1, 4)]
-            frame = spark.createDataFrame(rows, f"month int, day int, flight long, {column} string")
-            gate.foreach_batch(sink, writer=column)(frame, batch_id)
-
-    builder = address(table, options).open().new_read_builder()
-    found = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()
+    found = rows_of(table, options)
     assert sorted((row["day"], row["departure"], row["arrival"]) for row in found) == [
         (day, f"d{day}", f"a{day}") for day in range(1, 4)
     ]

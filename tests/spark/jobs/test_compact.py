@@ -18,7 +18,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.spark.conftest import MakeTable, data_files_of, snapshots_of
 from tests.spark.fake_agent import grant_everything
 from tests.spark.harness import Harness
-from tests.spark.sinks.test_paimon_compaction import FLIGHTS, commit_alone, files_of, values_of
+from tests.spark.sinks.test_paimon_compaction import FLIGHTS, commit_rows, files_of, values_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -44,7 +44,7 @@ def compacting(
 
 def commit_flights(table: str, count: int) -> None:
     for number in range(count):
-        commit_alone(table, FLIGHTS, [(1, number)])
+        commit_rows(table, FLIGHTS, [(1, number)])
 
 
 def test_it_survives_failing_rounds_compacts_and_ends_by_sigterm(

@@ -17,6 +17,7 @@ from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER
 from lakewarden.spark_jobs.sinks.paimon.java_table import S3_JAR
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
 from tests.servers.s3 import S3Server
+from tests.spark.conftest import commit_alone, paimon_options
 from tests.spark.fake_agent import grant_everything
 from tests.spark.harness import Harness
 from tests.spark.java_paimon import JavaPaimon, java_paimon
@@ -38,29 +39,13 @@ HANG_SECONDS = 1500
 
 @pytest.fixture(scope="module")
 def options(s3_server: S3Server) -> dict[str, str]:
-    return {
-        "s3.endpoint": s3_server.endpoint,
-        "s3.access-key": s3_server.access_key,
-        "s3.secret-key": s3_server.secret_key,
-        "s3.region": s3_server.region,
-        "s3.path-style-access": "true",
-    }
+    return paimon_options(s3_server)
 
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory, options: dict[str, str]) -> Iterator[JavaPaimon]:
     with java_paimon(tmp_path_factory.mktemp("java"), S3_JAR, options=java_options(options, {})) as paimon:
         yield paimon
-
-
-def commit(table: TableAddress, delays: dict[int, int]) -> None:
-    builder = table.open().new_batch_write_builder()
-    write, committer = builder.new_write(), builder.new_commit()
-    rows = [{"flight": flight, "delay": delay} for flight, delay in delays.items()]
-    write.write_arrow(pa.Table.from_pylist(rows, schema=FLIGHTS))
-    committer.commit(write.prepare_commit())
-    write.close()
-    committer.close()
 
 
 def rows_and_files(table: TableAddress) -> tuple[list[tuple[Any, ...]], int]:
@@ -96,7 +81,7 @@ def test_a_table_on_s3_is_compacted_and_both_readers_agree(
     catalog.create_table("air.flights", schema, ignore_if_exists=False)
     table = address(f"{warehouse}/air.db/flights", options)
     for number in range(6):
-        commit(table, dict.fromkeys(range(4), number))
+        commit_alone(table.uri, [{"flight": flight, "delay": number} for flight in range(4)], options=options)
     expected, _ = rows_and_files(table)
     given = dict(options)
     if keys_from_environment:

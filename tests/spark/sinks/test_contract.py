@@ -10,7 +10,7 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,14 @@ from lakewarden.events import (
 from lakewarden.spark_jobs import CommitAborted, GateError, OutcomeUnknown
 from lakewarden.spark_jobs.streaming import cancelling
 from tests.spark.conftest import MakeTable
-from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, already_committed, grant_everything, in_edition
+from tests.spark.fake_agent import (
+    PATIENCE_SECONDS,
+    At,
+    aborted,
+    already_committed,
+    grant_everything,
+    in_edition,
+)
 from tests.spark.formats import CODE_GENERATION, lists_newest_only, session_settings
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import (
@@ -42,26 +49,6 @@ from tests.spark.sinks.cases import (
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
-
-
-class At:
-    """A script that runs `action` once, when the first event of a type arrives, and admits and grants everything else.
-
-    If the action returns decisions, they are the answer to that event.
-    """
-
-    def __init__(
-        self, kind: str, action: Callable[[WriterEventUnion], list[DecisionEventUnion] | None]
-    ) -> None:
-        self.kind, self.action, self.done = kind, action, False
-
-    def __call__(self, event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if event.type == self.kind and not self.done:
-            self.done = True
-            answer = self.action(event)
-            if answer is not None:
-                return answer
-        return grant_everything(event, offset)
 
 
 class Ledger:

@@ -17,10 +17,9 @@ from lakewarden.spark_jobs.sinks.delta import observer
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
 from lakewarden.spark_jobs.sinks.releases import DELTA
 from lakewarden.spark_jobs.sinks.upsert import Mode
-from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import DeltaCase, batch_of
-from tests.spark.sinks.test_contract import At
 
 pytestmark = [pytest.mark.real]
 

@@ -26,11 +26,10 @@ from lakewarden.spark_jobs.sinks.hudi.options import ORDERING
 from lakewarden.spark_jobs.sinks.hudi.provider import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from lakewarden.spark_jobs.sinks.releases import HUDI
-from tests.spark.fake_agent import grant_everything, granted
+from tests.spark.fake_agent import At, grant_everything, granted
 from tests.spark.formats import HUDI_TABLE_VERSION
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of, timeline_of
-from tests.spark.sinks.test_contract import At
 
 pytestmark = [pytest.mark.real]
 

@@ -28,10 +28,9 @@ from lakewarden.spark_jobs.sinks.releases import ICEBERG
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.servers.iceberg_catalogs import CatalogProxy, InjectedAnswer, running_nessie
 from tests.servers.s3 import encrypting_s3_server
-from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.formats import ICEBERG_FORMAT, iceberg_name
 from tests.spark.harness import Harness
-from tests.spark.sinks.test_contract import At
 
 pytestmark = [pytest.mark.real]
 

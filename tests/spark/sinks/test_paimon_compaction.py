@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pyspark.sql import SparkSession
 
 from lakewarden.agent.settings import Settings
-from lakewarden.events import TABLE_SERVICE_PRIORITY, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.events import TABLE_SERVICE_PRIORITY, Marker
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.paimon.history import decode
 from lakewarden.handlers.paimon.publish import NotWritten, Written
@@ -32,10 +33,8 @@ from lakewarden.spark_jobs.sinks.paimon.history import COMMITTED
 from lakewarden.spark_jobs.sinks.paimon.java_table import JavaTable
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
 from lakewarden.spark_jobs.sinks.paimon.table import address
-from tests.kafka_fixture import KafkaServer
-from tests.processes import running_agent
-from tests.spark.conftest import MakeTable, data_files_of, index_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.conftest import MakeTable, commit_alone, data_files_of, index_files_of, rows_of, snapshots_of
+from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.spark.java_paimon import JavaPaimon, java_paimon
 from tests.waiting import wait_until
@@ -62,16 +61,8 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPaimon]:
         yield paimon
 
 
-def commit_alone(table: str, schema: pa.Schema, rows: Rows) -> None:
-    """Commit as pypaimon alone does."""
-    builder = address(table).open().new_batch_write_builder()
-    write, committer = builder.new_write(), builder.new_commit()
-    write.write_arrow(
-        pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
-    )
-    committer.commit(write.prepare_commit())
-    write.close()
-    committer.close()
+def commit_rows(table: str, schema: pa.Schema, rows: Rows) -> None:
+    commit_alone(table, [dict(zip(schema.names, row, strict=True)) for row in rows])
 
 
 def files_of(table: str) -> set[str]:
@@ -103,7 +94,7 @@ def test_an_append_table_of_sixty_commits(harness: Harness, make_table: MakeTabl
     table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
     rows: Rows = [(number % 2, number) for number in range(60)]
     for row in rows:
-        commit_alone(table, FLIGHTS, [row])
+        commit_rows(table, FLIGHTS, [row])
     before = files_of(table)
     assert (len(before), manifests_of(table)) == (60, 60)
     compactor = compactor_of(java, harness.gate(), table)
@@ -136,7 +127,7 @@ def test_manifests_are_merged_where_no_file_is_compacted(
     table = make_table(partition_keys=("month",), schema=FLIGHTS, **options)
     rows: Rows = [(number, number) for number in range(12)]
     for row in rows:
-        commit_alone(table, FLIGHTS, [row])
+        commit_rows(table, FLIGHTS, [row])
     before = files_of(table)
 
     assert list(compactor_of(java, harness.gate(), table).run_round()) == [CompactionCommit(13, 0, 0)]
@@ -148,16 +139,12 @@ def test_manifests_are_merged_where_no_file_is_compacted(
 def test_a_lost_conflict_removes_its_files_and_the_next_transaction_is_queued_with_less(
     harness: Harness, make_table: MakeTable, java: JavaPaimon
 ) -> None:
-    def lost_once(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if event.type == "commit-requested" and len(agent.wait_for("commit-requested")) == 1:
-            return [aborted(event, Marker(partition="month=1", file_group="*", operation="merge"))]
-        return grant_everything(event, offset)
-
-    agent = harness.agent(lost_once)
+    partition = Marker(partition="month=1", file_group="*", operation="merge")
+    agent = harness.agent(At("commit-requested", lambda event: [aborted(event, partition)]))
     table = make_table(partition_keys=("month",), schema=FLIGHTS)
     rows: Rows = [(number % 2, number) for number in range(12)]
     for row in rows:
-        commit_alone(table, FLIGHTS, [row])
+        commit_rows(table, FLIGHTS, [row])
     before = files_of(table)
     compactor = compactor_of(java, harness.gate(), table)
 
@@ -177,14 +164,10 @@ def test_a_lost_compaction_removes_no_file_that_it_only_moves_to_another_level(
     harness: Harness, make_table: MakeTable, java: JavaPaimon
 ) -> None:
     """Java's own `abort` removes it, and with it rows of the table."""
-
-    def lost(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        return [aborted(event)] if event.type == "commit-requested" else grant_everything(event, offset)
-
-    harness.agent(lost)
+    harness.agent(At("commit-requested", lambda event: [aborted(event)]))
     table = make_table(partition_keys=(), schema=SUMS, primary_keys=("flight",), **SUM)
     rows: Rows = [(number, 1) for number in range(8)]
-    commit_alone(table, SUMS, rows)
+    commit_rows(table, SUMS, rows)
     compactor = compactor_of(java, harness.gate(), table, full=True)
 
     assert list(compactor.run_round()) == []
@@ -197,21 +180,16 @@ def test_files_that_a_writer_without_the_gate_has_rewritten(
     harness: Harness, make_table: MakeTable, java: JavaPaimon
 ) -> None:
     """Java finds them under the grant."""
-
-    def overtaken(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if event.type == "commit-requested" and not foreign:
-            builder = address(table).open().new_batch_write_builder().overwrite()
-            write, committer = builder.new_write(), builder.new_commit()
-            write.write_arrow(pa.Table.from_pylist([{"month": 1, "flight": 99}], schema=FLIGHTS))
-            committer.commit(write.prepare_commit())
-            foreign.extend(files_of(table))
-        return grant_everything(event, offset)
-
-    foreign: list[str] = []
-    agent = harness.agent(overtaken)
     table = make_table(partition_keys=(), schema=FLIGHTS)
+    foreign: list[str] = []
+
+    def overtaken(_event: object) -> None:
+        commit_alone(table, [{"month": 1, "flight": 99}], overwrite={})
+        foreign.extend(files_of(table))
+
+    agent = harness.agent(At("commit-requested", overtaken))
     for number in range(6):
-        commit_alone(table, FLIGHTS, [(1, number)])
+        commit_rows(table, FLIGHTS, [(1, number)])
     before = files_of(table)
     compactor = compactor_of(java, harness.gate(), table)
 
@@ -228,7 +206,7 @@ def test_files_that_a_writer_without_the_gate_has_rewritten(
 def computed(java: JavaPaimon, table: str, spill: Path) -> tuple[JavaTable, list[Any]]:
     """Commit six rows, and compute their compaction. Return the table and the messages to commit."""
     for number in range(6):
-        commit_alone(table, FLIGHTS, [(1, number)])
+        commit_rows(table, FLIGHTS, [(1, number)])
     return compacted(java, table, spill)
 
 
@@ -248,7 +226,7 @@ def test_a_snapshot_id_that_is_taken_and_a_lease_that_is_lost(
 
     def commit_first(self: LinkedSnapshots, name: str, body: bytes) -> Any:
         if foreign:
-            commit_alone(table, FLIGHTS, [foreign.pop()])
+            commit_rows(table, FLIGHTS, [foreign.pop()])
         return put(self, name, body)
 
     def lease_lost() -> None:
@@ -294,7 +272,7 @@ def with_vectors(make_table: MakeTable, java: JavaPaimon) -> tuple[str, Rows]:
     """Create a table of eight files with two rows each, three of which Java deletes. Return the table and the other rows."""
     table = make_table(partition_keys=(), schema=FLIGHTS, **{"deletion-vectors.enabled": "true"})
     for number in range(8):
-        commit_alone(table, FLIGHTS, [(1, number), (2, number)])
+        commit_rows(table, FLIGHTS, [(1, number), (2, number)])
     first, second, *_ = sorted(files_of(table))
     java.delete_rows(table, {first: [0], second: [0, 1]})
     left = java.rows(table)
@@ -347,20 +325,18 @@ def test_a_compaction_of_dynamic_buckets_leaves_each_key_in_its_bucket(
     options = SUM | {"bucket": "-1", "dynamic-bucket.target-row-num": "2"}
     table = make_table(partition_keys=(), schema=SUMS, primary_keys=("flight",), **options)
     for _ in range(3):
-        commit_alone(table, SUMS, [(key, 1) for key in range(6)])
+        commit_rows(table, SUMS, [(key, 1) for key in range(6)])
 
     compactor = compactor_of(java, harness.gate(), table, full=True)
     assert list(compactor.run_round()) == [CompactionCommit(4, 9, 3)]
 
-    commit_alone(table, SUMS, [(key, 1) for key in range(8)])
+    commit_rows(table, SUMS, [(key, 1) for key in range(8)])
     assert_readers_see(java, table, [(key, 4 if key < 6 else 1) for key in range(8)])
 
 
 def test_two_writers_sum_while_a_compactor_runs(
-    *,
-    kafka: KafkaServer,
-    topic_prefix: str,
-    tmp_path: Path,
+    gate: CommitGate,
+    another_gate: Callable[..., CommitGate],
     make_table: MakeTable,
     java: JavaPaimon,
     spark: SparkSession,
@@ -372,41 +348,27 @@ def test_two_writers_sum_while_a_compactor_runs(
         primary_keys=("flight",),
         **{"num-sorted-run.compaction-trigger": "2"} | SUM,
     )
-    failures: list[BaseException] = []
     batches, keys = 3, 10
 
     def drive(writer: str) -> None:
-        with CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate:
-            write = gate.foreach_batch(PaimonSink(table, mode="upsert"), writer=writer, max_attempts=1)
-            try:
-                for batch in range(batches):
-                    write(
-                        spark.createDataFrame([(key, 1) for key in range(keys)], "flight long, delay long"),
-                        batch,
-                    )
-            except BaseException as error:
-                failures.append(error)
-                raise
+        write = another_gate().foreach_batch(PaimonSink(table, mode="upsert"), writer=writer, max_attempts=1)
+        rows = [(key, 1) for key in range(keys)]
+        for batch in range(batches):
+            write(spark.createDataFrame(rows, "flight long, delay long"), batch)
 
     commits: list[CompactionCommit] = []
     rounds = 0
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
-    ):
-        compactor = compactor_of(java, gate, table)
-        threads = [threading.Thread(target=drive, args=(writer,)) for writer in ("a", "b")]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
+    compactor = compactor_of(java, gate, table)
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(drive, writer) for writer in ("a", "b")]
+        while not all(writer.done() for writer in writers):
             commits.extend(compactor.run_round())
             rounds += 1
-        for thread in threads:
-            thread.join()
-        commits.extend(compactor.run_round())
+    for writer in writers:
+        writer.result()
+    commits.extend(compactor.run_round())
 
     print(f"{rounds} rounds, commits: {commits}")
-    assert failures == []
     assert commits
     assert compactor.lost == 0
     assert_readers_see(java, table, [(key, 2 * batches) for key in range(keys)])
@@ -416,19 +378,18 @@ def test_two_writers_sum_while_a_compactor_runs(
 
 
 def test_writers_that_always_compute_on_its_files_delay_it_by_a_bounded_number_of_rounds(
-    *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, make_table: MakeTable, java: JavaPaimon
+    gate: CommitGate, another_gate: Callable[..., CommitGate], make_table: MakeTable, java: JavaPaimon
 ) -> None:
     """Two writers with optimistic admission take turns, so that one of them has always touched the whole partition."""
     table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
     rows: Rows = [(1, number) for number in range(6)]
     for row in rows:
-        commit_alone(table, FLIGHTS, [row])
+        commit_rows(table, FLIGHTS, [row])
     stop, touched = threading.Event(), [threading.Event(), threading.Event()]
     aborts: list[int] = []
     lost: list[int] = []
-    compactor: PaimonCompactor
 
-    def write(gate: CommitGate, me: int) -> None:
+    def write(me: int) -> None:
         while not stop.is_set():
             try:
                 with gate.transaction(table=table, writer=f"w{me}", conflict_rule="deleted-file") as txn:
@@ -442,24 +403,19 @@ def test_writers_that_always_compute_on_its_files_delay_it_by_a_bounded_number_o
                 touched[me].set()
 
     commits: list[CompactionCommit] = []
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
-        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix, queue_timeout_seconds=3.0) as own,
-    ):
-        compactor = compactor_of(java, own, table)
-        threads = [threading.Thread(target=write, args=(gate, me)) for me in (0, 1)]
-        threads[0].start()
-        assert touched[0].wait(120)
-        threads[1].start()
-        try:
-            while not commits and len(lost) < MAX_ROUNDS:
-                commits.extend(compactor.run_round())
-                lost.append(compactor.lost)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
+    compactor = compactor_of(java, another_gate(queue_timeout_seconds=3.0), table)
+    threads = [threading.Thread(target=write, args=(me,)) for me in (0, 1)]
+    threads[0].start()
+    assert touched[0].wait(120)
+    threads[1].start()
+    try:
+        while not commits and len(lost) < MAX_ROUNDS:
+            commits.extend(compactor.run_round())
+            lost.append(compactor.lost)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
     print(f"lost before each round's end: {lost}, writers aborted at: {aborts}")
     assert [commit.files_before for commit in commits] == [6]
@@ -469,13 +425,13 @@ def test_writers_that_always_compute_on_its_files_delay_it_by_a_bounded_number_o
 
 
 def test_a_protected_compaction_aborts_no_writer_that_computes(
-    *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, make_table: MakeTable, java: JavaPaimon
+    another_gate: Callable[..., CommitGate], make_table: MakeTable, java: JavaPaimon
 ) -> None:
     """It waits for the one that computes, and stops the one that begins meanwhile, at its markers. Even after a restart."""
     table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
     rows: Rows = [(1, number) for number in range(6)]
     for row in rows:
-        commit_alone(table, FLIGHTS, [row])
+        commit_rows(table, FLIGHTS, [row])
     admissions: list[str] = []
 
     def note(step: GateEvent) -> None:
@@ -483,37 +439,32 @@ def test_a_protected_compaction_aborts_no_writer_that_computes(
             admissions.append(step.detail["admission"])
 
     commits: list[CompactionCommit] = []
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix, observer=note) as gate,
-        CommitGate(
-            kafka.bootstrap_servers, topic_prefix=topic_prefix, observer=note, queue_timeout_seconds=0.1
-        ) as impatient,
-    ):
-        loser, compactor = compactor_of(java, impatient, table), compactor_of(java, gate, table)
-        with gate.transaction(table=table, writer="computes", conflict_rule="deleted-file") as computing:
-            computing.touch("month=1", "*", "merge")
-            for _ in range(Settings.max_losses):
-                assert Context().run(lambda: list(loser.run_round())) == []  # as in another driver
-            assert (loser.lost, admissions) == (
-                2 * Settings.max_losses,
-                ["queued", "optimistic"] * Settings.max_losses,
-            )
-            admissions.clear()
-            protected = threading.Thread(target=lambda: commits.extend(compactor.run_round()))
-            protected.start()
-            wait_until(lambda: len(admissions) == 1)
-            with (
-                pytest.raises(CommitAborted),
-                gate.transaction(table=table, writer="begins", conflict_rule="deleted-file") as beginning,
-            ):
-                beginning.touch("month=1", "*", "merge")
-                wait_until(lambda: beginning.aborted)
-            computing.check()
-            assert commits == []
-            with computing.commit() as grant:
-                grant.version = "1"
-        protected.join()
+    gate = another_gate(observer=note)
+    impatient = another_gate(observer=note, queue_timeout_seconds=0.1)
+    loser, compactor = compactor_of(java, impatient, table), compactor_of(java, gate, table)
+    with gate.transaction(table=table, writer="computes", conflict_rule="deleted-file") as computing:
+        computing.touch("month=1", "*", "merge")
+        for _ in range(Settings.max_losses):
+            assert Context().run(lambda: list(loser.run_round())) == []  # as in another driver
+        assert (loser.lost, admissions) == (
+            2 * Settings.max_losses,
+            ["queued", "optimistic"] * Settings.max_losses,
+        )
+        admissions.clear()
+        protected = threading.Thread(target=lambda: commits.extend(compactor.run_round()))
+        protected.start()
+        wait_until(lambda: len(admissions) == 1)
+        with (
+            pytest.raises(CommitAborted),
+            gate.transaction(table=table, writer="begins", conflict_rule="deleted-file") as beginning,
+        ):
+            beginning.touch("month=1", "*", "merge")
+            wait_until(lambda: beginning.aborted)
+        computing.check()
+        assert commits == []
+        with computing.commit() as grant:
+            grant.version = "1"
+    protected.join()
 
     assert admissions == ["queued"]
     assert [commit.files_before for commit in commits] == [6]
@@ -536,7 +487,7 @@ def test_tables_that_cannot_be_compacted(
     table = make_table(
         partition_keys=(), schema=SUMS, primary_keys=("flight",), **options, **{"write-only": "true"}
     )
-    commit_alone(table, SUMS, [(1, 1)])
+    commit_rows(table, SUMS, [(1, 1)])
 
     with pytest.raises(ValueError, match=why):
         list(compactor_of(java, gate, table).run_round())

@@ -36,6 +36,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
 from tests.servers.gcs import GcsServer
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
+from tests.spark.conftest import paimon_options
 
 pytestmark = [pytest.mark.real]
 
@@ -96,16 +97,6 @@ def new_flights(warehouse: str, options: dict[str, str]) -> Flights:
     return Flights(address(f"{warehouse}/air.db/flights", options))
 
 
-def options_of(server: S3Server) -> dict[str, str]:
-    return {
-        "s3.endpoint": server.endpoint,
-        "s3.access-key": server.access_key,
-        "s3.secret-key": server.secret_key,
-        "s3.region": server.region,
-        "s3.path-style-access": "true",
-    }
-
-
 @pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.matrix)])
 def flights(request: pytest.FixtureRequest, tmp_path: Path) -> Flights:
     if request.param == "disk":
@@ -114,7 +105,7 @@ def flights(request: pytest.FixtureRequest, tmp_path: Path) -> Flights:
 
 
 def on_s3(server: S3Server) -> Flights:
-    return new_flights(f"s3://{server.bucket()}/lake", options_of(server))
+    return new_flights(f"s3://{server.bucket()}/lake", paimon_options(server))
 
 
 def once(action: Callable[[], object]) -> Callable[[], None]:
@@ -437,7 +428,7 @@ def test_a_snapshot_that_is_replaced_during_the_publish_is_committed_again_at_on
 @pytest.mark.wide
 def test_a_commit_on_s3_takes_few_requests(s3_server: S3Server) -> None:
     """One file is staged, and published as the sink does: 37 requests. The same by pypaimon alone takes 74."""
-    options = options_of(s3_server)
+    options = paimon_options(s3_server)
     with Proxy(s3_server.endpoint) as proxy:
         through = options | {"s3.endpoint": proxy.endpoint}
         flights = new_flights(f"s3://{s3_server.bucket()}/lake", through)

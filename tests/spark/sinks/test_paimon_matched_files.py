@@ -9,27 +9,30 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from lakewarden.events import CommitRequested, DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs import CommitReplaced, PaimonSink
 from lakewarden.spark_jobs.sinks.paimon import matched_files
 from lakewarden.spark_jobs.sinks.paimon.table import address, read_base
-from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import grant_everything
+from tests.spark.conftest import MakeTable, commit_alone, data_files_of, rows_of, snapshots_of
+from tests.spark.fake_agent import At, grant_everything
 from tests.spark.harness import Harness
 from tests.spark.sinks.test_paimon_sink import (
     Frame,
     departures as departures,  # noqa: PLC0414 - a fixture
-    foreign_append,
+    replaced_later,
 )
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 
+@pytest.fixture(autouse=True)
+def _every_file_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
+
+
 def many_files(table: str, *files: list[int]) -> None:
     for flights in files:
-        foreign_append(
-            table, *({"month": 1, "day": 1, "flight": flight, "departure": "old"} for flight in flights)
-        )
+        rows = [{"month": 1, "day": 1, "flight": flight, "departure": "old"} for flight in flights]
+        commit_alone(table, rows)
 
 
 @pytest.mark.parametrize("admission", ["optimistic", "queued"])
@@ -38,11 +41,9 @@ def test_an_upsert_rewrites_only_the_files_that_have_its_keys(
     harness: Harness,
     make_table: MakeTable,
     departures: Frame,
-    monkeypatch: pytest.MonkeyPatch,
     admission: Any,
 ) -> None:
     """Of four files, one has a key of the batch. One is in its range and has none; two are not in its range."""
-    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
     harness.agent(grant_everything)
     table = make_table()
     many_files(table, [1, 2], [20, 30], [25, 40], [70, 80])
@@ -63,10 +64,9 @@ def test_an_upsert_rewrites_only_the_files_that_have_its_keys(
 
 
 def test_partitions_that_share_a_folder_have_files_of_their_own(
-    harness: Harness, make_table: MakeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, make_table: MakeTable, spark: SparkSession
 ) -> None:
     """NULL, the empty text and a blank one. Each has a key out of the range of the others'."""
-    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
     harness.agent(grant_everything)
     schema = pa.schema([("day", pa.string()), ("flight", pa.int64()), ("n", pa.int64())])
     table = make_table("blanks", partition_keys=("day",), schema=schema)
@@ -81,9 +81,8 @@ def test_partitions_that_share_a_folder_have_files_of_their_own(
 
 
 def test_an_upsert_of_new_keys_removes_no_large_file(
-    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
-    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
     harness.agent(grant_everything)
     table = make_table()
     many_files(table, [1, 9], [2, 8])
@@ -104,20 +103,12 @@ def test_an_upsert_of_new_keys_removes_no_large_file(
 
 
 def test_a_key_that_a_foreign_writer_inserts_meanwhile_is_found_although_no_file_has_it(
-    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     """The batch inserts the same key. Without the comparison of whole partitions there would be two rows."""
-    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
     table = make_table()
     many_files(table, [1, 2])
-    intruders = iter([1])
-
-    def intruding(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if isinstance(event, CommitRequested) and next(intruders, None):
-            many_files(table, [50])
-        return grant_everything(event, offset)
-
-    agent = harness.agent(intruding)
+    agent = harness.agent(At("commit-requested", lambda _: many_files(table, [50])))
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 50, "mine")), 0)
 
@@ -135,17 +126,12 @@ def test_a_lost_insert_is_not_committed_again_if_another_writer_has_written_the_
     """It replaced no file, so its files could be committed. But the other writer may have inserted the same keys."""
     harness.agent(grant_everything)
     table = make_table()
-    first = Path(table) / "snapshot" / "snapshot-1"
-    foreign_append(table, {"month": 1, "day": 1, "flight": 1, "departure": "foreign"})
-    foreign = first.read_text()
-    first.unlink()
-    (Path(table) / "snapshot" / "LATEST").unlink()
+    commit_alone(table, [{"month": 1, "day": 1, "flight": 1, "departure": "foreign"}])
+    replace = replaced_later(table, 1)
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)
     write(departures((1, 1, 1, "mine")), 0)
-    replacement = first.with_name("replacement")
-    replacement.write_text(foreign)
-    replacement.replace(first)
+    replace()
 
     with pytest.raises(CommitReplaced, match="files that it was merged with changed"):
         write(departures((1, 2, 2, "b")), 1)

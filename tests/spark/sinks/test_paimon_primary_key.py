@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +15,8 @@ from lakewarden.events import DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import CommitGate, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.paimon.table import address
-from tests.kafka_fixture import KafkaServer
-from tests.processes import running_agent
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.harness import Harness
 
 pytestmark = [pytest.mark.real]
@@ -138,13 +136,11 @@ def test_an_aborted_upsert_leaves_nothing_and_its_retry_is_newer_than_the_winner
     table = keyed()
     winner = PaimonSink(table, mode="upsert")
 
-    def overtaken(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if event.type == "commit-requested" and not snapshots_of(table):
-            winner.write(flights(*((1, 1, f"{n}", n, "+I") for n in range(9)), (1, 2, "winner", 1, "+I")), 0)
-            return [aborted(event)]
-        return grant_everything(event, offset)
+    def overtaken(event: WriterEventUnion) -> list[DecisionEventUnion]:
+        winner.write(flights(*((1, 1, f"{n}", n, "+I") for n in range(9)), (1, 2, "winner", 1, "+I")), 0)
+        return [aborted(event)]
 
-    harness.agent(overtaken)
+    harness.agent(At("commit-requested", overtaken))
     write = harness.gate().foreach_batch(PaimonSink(table, mode="upsert"), writer="w", admission="optimistic")
     write(flights((1, 1, "retry", 1, "+I"), (1, 2, "retry", 1, "+I")), 0)
 
@@ -157,42 +153,23 @@ def test_an_aborted_upsert_leaves_nothing_and_its_retry_is_newer_than_the_winner
 @pytest.mark.wide
 @pytest.mark.parametrize("admission", ["optimistic", "queued"])
 def test_overlapping_writers_leave_no_torn_result(
-    *,
-    kafka: KafkaServer,
-    topic_prefix: str,
-    tmp_path: Path,
-    keyed: MakeTable,
-    spark: SparkSession,
-    admission: Any,
+    another_gate: Callable[..., CommitGate], keyed: MakeTable, spark: SparkSession, admission: Any
 ) -> None:
     """Two drivers write all keys in each batch, with their label. Readers see one label, that of the last commit."""
-    import threading
-
     table = keyed()
-    failures: list[BaseException] = []
 
     def drive(writer: str) -> None:
-        with CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate:
-            write = gate.foreach_batch(
-                PaimonSink(table, mode="upsert"), writer=writer, admission=admission, max_attempts=50
-            )
-            try:
-                for batch in range(3):
-                    label = f"{writer}-{batch}"
-                    rows = [(1, number, label, batch, "+I") for number in range(20)]
-                    write(spark.createDataFrame(rows, COLUMNS), batch)
-            except BaseException as error:
-                failures.append(error)
-                raise
+        write = another_gate().foreach_batch(
+            PaimonSink(table, mode="upsert"), writer=writer, admission=admission, max_attempts=50
+        )
+        for batch in range(3):
+            label = f"{writer}-{batch}"
+            rows = [(1, number, label, batch, "+I") for number in range(20)]
+            write(spark.createDataFrame(rows, COLUMNS), batch)
 
-    with running_agent(kafka, topic_prefix, tmp_path):
-        threads = [threading.Thread(target=drive, args=(writer,)) for writer in ("a", "b")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(drive, "ab"))
 
-    assert failures == []
     commits = [(snapshot.commit_user, snapshot.commit_identifier) for snapshot in snapshots_of(table)]
     assert sorted(commits) == [(writer, batch) for writer in "ab" for batch in range(3)]
     user, identifier = commits[-1]
@@ -200,9 +177,7 @@ def test_overlapping_writers_leave_no_torn_result(
 
 
 @pytest.mark.wide
-def test_overlapping_sums_neither_wait_nor_abort(
-    *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, keyed: MakeTable, flights: Frame
-) -> None:
+def test_overlapping_sums_neither_wait_nor_abort(gate: CommitGate, keyed: MakeTable, flights: Frame) -> None:
     """Another driver commits to the same bucket while this transaction is open: no order of sums matters."""
     table = keyed(
         **{
@@ -213,11 +188,7 @@ def test_overlapping_sums_neither_wait_nor_abort(
     )
     sink, other = PaimonSink(table, mode="upsert"), PaimonSink(table, mode="upsert")
     assert sink.conflict_rule == "deleted-file"
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
-        gate.transaction(table=table, writer="a", batch_id=0, conflict_rule=sink.conflict_rule) as txn,
-    ):
+    with gate.transaction(table=table, writer="a", batch_id=0, conflict_rule=sink.conflict_rule) as txn:
         Context().run(gate.foreach_batch(other, writer="b", max_attempts=1), flights((1, 1, "b", 2, "+I")), 0)
         sink(flights((1, 1, "a", 1, "+I")), txn)
 
@@ -227,7 +198,7 @@ def test_overlapping_sums_neither_wait_nor_abort(
 
 @pytest.mark.wide
 def test_an_upsert_that_touches_a_bucket_after_a_later_one_is_computed_again(
-    *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, keyed: MakeTable, flights: Frame
+    gate: CommitGate, keyed: MakeTable, flights: Frame
 ) -> None:
     """Its rows would count as older ones. The retry has a later turn."""
     table = keyed()
@@ -242,14 +213,10 @@ def test_an_upsert_that_touches_a_bucket_after_a_later_one_is_computed_again(
             )
         sink(batch, txn)
 
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
-    ):
-        write = gate.foreach_batch(
-            overtaken, table=table, writer="a", conflict_rule=sink.conflict_rule, admission="optimistic"
-        )
-        write(flights((1, 1, "a", 1, "+I")), 0)
+    write = gate.foreach_batch(
+        overtaken, table=table, writer="a", conflict_rule=sink.conflict_rule, admission="optimistic"
+    )
+    write(flights((1, 1, "a", 1, "+I")), 0)
 
     assert turns == [0, 0]
     assert [row["gate"] for row in rows_of(table)] == ["a"]
@@ -261,13 +228,7 @@ TWO_KEYS_A_BUCKET = {"bucket": "-1", "dynamic-bucket.target-row-num": "2"}
 @pytest.mark.wide
 @pytest.mark.parametrize("admission", ["optimistic", "auto"])
 def test_no_key_is_in_two_dynamic_buckets(
-    *,
-    kafka: KafkaServer,
-    topic_prefix: str,
-    tmp_path: Path,
-    keyed: MakeTable,
-    flights: Frame,
-    admission: Any,
+    gate: CommitGate, keyed: MakeTable, flights: Frame, admission: Any
 ) -> None:
     """While one transaction is open, another driver adds the same new keys in another order, so in other buckets."""
     table = keyed(**TWO_KEYS_A_BUCKET)
@@ -280,16 +241,12 @@ def test_no_key_is_in_two_dynamic_buckets(
             write_other(flights(*((1, number, "b", 2, "+I") for number in range(9, 0, -1))), 0)
         sink(batch, txn)
 
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
-    ):
-        write_other = gate.foreach_batch(other, writer="b", max_attempts=1, admission=admission)
-        write = gate.foreach_batch(
-            staged, table=table, writer="a", conflict_rule=sink.conflict_rule, admission="optimistic"
-        )
-        write(flights(*((1, number, "a", 1, "+I") for number in range(1, 10))), 0)
-        write_other(flights(*((1, number, "b", 2, "+I") for number in range(12, 5, -1))), 1)
+    write_other = gate.foreach_batch(other, writer="b", max_attempts=1, admission=admission)
+    write = gate.foreach_batch(
+        staged, table=table, writer="a", conflict_rule=sink.conflict_rule, admission="optimistic"
+    )
+    write(flights(*((1, number, "a", 1, "+I") for number in range(1, 10))), 0)
+    write_other(flights(*((1, number, "b", 2, "+I") for number in range(12, 5, -1))), 1)
 
     rows = {row["flight"]: row["gate"] for row in rows_of(table)}
     assert rows == {number: "a" if number < 6 else "b" for number in range(1, 13)}
@@ -303,12 +260,10 @@ def test_an_index_that_a_writer_without_the_gate_changed_is_read_again(
     table = keyed(**TWO_KEYS_A_BUCKET)
     foreign = PaimonSink(table, mode="upsert")
 
-    def overtaken(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if event.type == "commit-requested" and not snapshots_of(table):
-            foreign.write(flights(*((1, number, "foreign", 1, "+I") for number in range(9, 0, -1))), 0)
-        return grant_everything(event, offset)
+    def overtaken(_event: object) -> None:
+        foreign.write(flights(*((1, number, "foreign", 1, "+I") for number in range(9, 0, -1))), 0)
 
-    agent = harness.agent(overtaken)
+    agent = harness.agent(At("commit-requested", overtaken))
     write = harness.gate().foreach_batch(PaimonSink(table, mode="upsert"), writer="w", admission="optimistic")
     write(flights(*((1, number, "w", 1, "+I") for number in range(1, 10))), 0)
 

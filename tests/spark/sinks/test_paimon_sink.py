@@ -15,7 +15,7 @@ from pypaimon import CatalogFactory, Schema
 from pypaimon.schema.schema_change import SchemaChange
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.events import DecisionEventUnion, Marker
 from lakewarden.spark_jobs import BaseChanged, CommitAborted, CommitReplaced, PaimonSink
 from lakewarden.spark_jobs.sinks.paimon import sink as sink_module
 from lakewarden.spark_jobs.sinks.paimon.commit import sweep
@@ -23,8 +23,8 @@ from lakewarden.spark_jobs.sinks.paimon.frames import stage_files
 from lakewarden.spark_jobs.sinks.paimon.sink import Mode
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
 from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
-from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.conftest import MakeTable, commit_alone, data_files_of, rows_of, snapshots_of
+from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.waiting import wait_until
 
@@ -49,27 +49,29 @@ def arrivals(spark: SparkSession) -> Frame:
     return make
 
 
-def foreign_append(table: str, *rows: dict[str, Any]) -> None:
-    """Append rows as a writer that uses no agent."""
-    opened = address(table).open()
-    builder = opened.new_batch_write_builder()
-    write = builder.new_write()
-    from lakewarden.spark_jobs.sinks.paimon.table import arrow_schema
+def replaced_later(table: str, number: int) -> Callable[[], None]:
+    """Take away the newest snapshot, a foreign writer's, as if it had only looked for its id. Return what puts it back."""
+    snapshot = Path(table) / "snapshot" / f"snapshot-{number}"
+    foreign = snapshot.read_text()
+    snapshot.unlink()
+    hint = snapshot.with_name("LATEST")
+    if number > 1:
+        hint.write_text(str(number - 1))
+    else:
+        hint.unlink()
 
-    write.write_arrow(pa.Table.from_pylist(list(rows), schema=arrow_schema(opened)))
-    builder.new_commit().commit(write.prepare_commit())
-    write.close()
+    def put() -> None:
+        replacement = snapshot.with_name("replacement")
+        replacement.write_text(foreign)
+        replacement.replace(snapshot)
+
+    return put
 
 
 def foreign_overwrite(table: str, flight: int) -> None:
     """Replace the partition of January 1 as a writer that uses no agent."""
-    opened = address(table).open()
-    builder = opened.new_batch_write_builder().overwrite({"month": "1", "day": "1"})
-    write = builder.new_write()
-    rows = [{"month": 1, "day": 1, "flight": flight, "departure": "foreign"}]
-    write.write_arrow(pa.Table.from_pylist(rows, schema=_schema(opened)))
-    builder.new_commit().commit(write.prepare_commit())
-    write.close()
+    row = {"month": 1, "day": 1, "flight": flight, "departure": "foreign"}
+    commit_alone(table, [row], overwrite={"month": "1", "day": "1"})
 
 
 def test_append_adds_rows_and_publishes_their_markers_first(
@@ -128,12 +130,6 @@ def test_upsert_keeps_columns_that_the_batch_does_not_have(
     }
 
 
-def _schema(opened: Any) -> pa.Schema:
-    from lakewarden.spark_jobs.sinks.paimon.table import arrow_schema
-
-    return arrow_schema(opened)
-
-
 @pytest.mark.wide
 def test_files_of_cancelled_tasks_are_removed(
     harness: Harness, make_table: MakeTable, spark: SparkSession
@@ -146,14 +142,12 @@ def test_files_of_cancelled_tasks_are_removed(
                 time.sleep(600)  # until it is cancelled
             yield batch
 
-    def conflicting(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if event.type == "marker-created":
-            wait_until(lambda: data_files_of(table))
-            return [aborted(event, *event.markers, retriable=False)]
-        return grant_everything(event, offset)
+    def conflicting(event: Any) -> list[DecisionEventUnion]:
+        wait_until(lambda: data_files_of(table))
+        return [aborted(event, *event.markers, retriable=False)]
 
     table = make_table()
-    harness.agent(conflicting)
+    harness.agent(At("marker-created", conflicting))
     sink = PaimonSink(table)
     schema = "month int, day int, flight long"
     frame = (
@@ -174,13 +168,7 @@ def test_staged_files_are_removed_after_the_jobs_of_the_batch_have_ended(
     harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
     """A clean-up in the body would miss the files of a task that is still being cancelled. The jobs' tag shows the body."""
-
-    def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if isinstance(event, CommitRequested):
-            return [aborted(event)]
-        return grant_everything(event, offset)
-
-    agent = harness.agent(refusing)
+    agent = harness.agent(At("commit-requested", lambda event: [aborted(event)]))
     table = make_table()
     sink = PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ())
     frame = departures((1, 1, 1, "a"))
@@ -207,14 +195,8 @@ def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
 ) -> None:
     """It comes between the read of the base and the commit. Its row stays, and the batch is computed again."""
     table = make_table()
-    intruders = iter([1])
-
-    def intruding(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if isinstance(event, CommitRequested) and next(intruders, None):
-            foreign_append(table, {"month": 1, "day": 1, "flight": 77, "departure": "foreign"})
-        return grant_everything(event, offset)
-
-    agent = harness.agent(intruding)
+    row = {"month": 1, "day": 1, "flight": 77, "departure": "foreign"}
+    agent = harness.agent(At("commit-requested", lambda _: commit_alone(table, [row])))
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     write = harness.gate().foreach_batch(sink, writer="departures", admission="optimistic")
 
@@ -242,15 +224,9 @@ def test_a_rewritten_base_is_a_retriable_error(
 ) -> None:
     """A foreign writer rewrites the partition while this one waits for its grant."""
     table = make_table()
-    foreign_append(table, {"month": 1, "day": 1, "flight": 1, "departure": "old"})
+    commit_alone(table, [{"month": 1, "day": 1, "flight": 1, "departure": "old"}])
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
-
-    def rewriting(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if isinstance(event, CommitRequested):
-            foreign_overwrite(table, 2)
-        return grant_everything(event, offset)
-
-    harness.agent(rewriting)
+    harness.agent(At("commit-requested", lambda _: foreign_overwrite(table, 2)))
     with pytest.raises(BaseChanged) as caught:
         harness.gate().foreach_batch(sink, writer="w", max_attempts=1)(departures((1, 1, 1, "n")), 0)
 
@@ -276,7 +252,7 @@ def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
 
     def intruded(rows: DataFrame, staging: Any) -> list[Any]:
         messages = stage_files(rows, staging)
-        foreign_append(table, {"month": 1, "day": 1, "flight": 77})
+        commit_alone(table, [{"month": 1, "day": 1, "flight": 77}])
         return messages
 
     monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.stage_files", intruded)
@@ -307,7 +283,7 @@ def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_
     def overtaken(self: Any, name: str, body: bytes) -> Any:
         tries.append(name)
         if len(tries) == 1:
-            foreign_append(table, {"month": 9, "day": 9, "flight": 9})
+            commit_alone(table, [{"month": 9, "day": 9, "flight": 9}])
         return put(self, name, body)
 
     monkeypatch.setattr(LinkedSnapshots, "put_if_absent", overtaken)
@@ -329,15 +305,10 @@ def test_a_batch_whose_snapshot_a_foreign_writer_replaced_is_committed_again_bef
     agent, table = harness.agent(grant_everything), make_table()
     sink = PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ())
     write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic")
-    first = Path(table) / "snapshot" / "snapshot-1"
-    foreign_append(table, {"month": 2, "day": 1, "flight": 7})
-    foreign = first.read_text()
-    first.unlink()
-    (Path(table) / "snapshot" / "LATEST").unlink()
+    commit_alone(table, [{"month": 2, "day": 1, "flight": 7}])
+    replace = replaced_later(table, 1)
     write(departures((1, 1, 1, "a")), 0)
-    replacement = first.with_name("replacement")
-    replacement.write_text(foreign)
-    replacement.replace(first)
+    replace()
     assert [row["flight"] for row in rows_of(table)] == [7], "the acknowledged batch is lost"
 
     write(departures((1, 2, 2, "b")), 1)
@@ -355,18 +326,13 @@ def test_a_replaced_batch_whose_base_is_gone_is_an_error(
     """The files that the lost batch replaced were rewritten by the foreign writer."""
     harness.agent(grant_everything)
     table = make_table()
-    foreign_append(table, {"month": 1, "day": 1, "flight": 7})
+    commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
     foreign_overwrite(table, 8)
-    second = Path(table) / "snapshot" / "snapshot-2"
-    foreign = second.read_text()
-    second.unlink()
-    (Path(table) / "snapshot" / "LATEST").write_text("1")
+    replace = replaced_later(table, 2)
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)
     write(departures((1, 1, 1, "a")), 0)
-    replacement = second.with_name("replacement")
-    replacement.write_text(foreign)
-    replacement.replace(second)
+    replace()
 
     with pytest.raises(
         CommitReplaced,
@@ -386,7 +352,7 @@ def test_a_batch_that_was_rolled_back_stays_out_of_the_table(
     """Another gate user commits until the snapshot id exists again. No writer has replaced a snapshot."""
     harness.agent(grant_everything)
     table = make_table()
-    foreign_append(table, {"month": 1, "day": 1, "flight": 7})
+    commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
     sinks = [PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ()) for _ in range(2)]
     gates = [harness.gate().foreach_batch(sink, writer=f"w{at}") for at, sink in enumerate(sinks)]
     gates[0](departures((1, 1, 1, "rolled back")), 0)
@@ -404,7 +370,7 @@ def test_a_batch_that_was_rolled_back_stays_out_of_the_table(
 def _rolled_back_and_replaced(table: str) -> None:
     """Another snapshot has the id of the base now."""
     address(table).open().rollback_to(1)
-    foreign_append(table, {"month": 1, "day": 1, "flight": 8, "departure": "b"})
+    commit_alone(table, [{"month": 1, "day": 1, "flight": 8, "departure": "b"}])
 
 
 def _created_again(table: str) -> None:
@@ -447,8 +413,8 @@ def test_a_table_that_changes_under_a_batch(
     """The batch is computed again, where it must be. No rows are lost, doubled or unreadable."""
     harness.agent(grant_everything)
     table = make_table()
-    foreign_append(table, {"month": 1, "day": 1, "flight": 7})
-    foreign_append(table, {"month": 1, "day": 1, "flight": 5})
+    commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
+    commit_alone(table, [{"month": 1, "day": 1, "flight": 5}])
     stage, changes = stage_files, iter([change])
 
     def changing(rows: DataFrame, staging: Any) -> list[Any]:
@@ -572,7 +538,7 @@ def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
 
     def intrude(rows: DataFrame, staging: Any) -> list[Any]:
         messages = stage_files(rows, staging)
-        foreign_append(table, {"month": 1, "day": 1, "flight": 77})
+        commit_alone(table, [{"month": 1, "day": 1, "flight": 77}])
         return messages
 
     sink.write(departures((1, 1, 1, "a")), 0)

@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
-import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -22,8 +21,7 @@ from lakewarden.spark_jobs import CommitAborted, CommitGate, DeltaSink, IcebergS
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink
 from tests.kafka_fixture import KafkaServer
-from tests.processes import running_agent
-from tests.spark.conftest import MakeTable
+from tests.spark.conftest import MakeTable, commit_alone
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.formats import iceberg_name
 from tests.spark.sinks.cases import CATALOGS
@@ -77,16 +75,9 @@ def table_of(form: str, spark: SparkSession, folder: Path, make_table: MakeTable
         sink: Sink = PaimonSink(path, mode="upsert", keys=["flight"])
 
         def overwrite() -> None:
-            builder = sink._address.open().new_batch_write_builder().overwrite({"month": "1", "day": "1"})  # type: ignore[attr-defined]
-            writer, committer = builder.new_write(), builder.new_commit()
             names = [column.split()[0] for column in COLUMNS.split(", ")]
-            schema = pa.schema(
-                zip(names, (pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.string()), strict=True)
-            )
-            writer.write_arrow(pa.Table.from_pylist([dict(zip(names, ROW, strict=True))], schema))
-            committer.commit(writer.prepare_commit())
-            writer.close()
-            committer.close()
+            partition = {"month": "1", "day": "1"}
+            commit_alone(path, [dict(zip(names, ROW, strict=True))], overwrite=partition)
 
         return sink, overwrite
     if form == "delta":
@@ -107,24 +98,6 @@ def table_of(form: str, spark: SparkSession, folder: Path, make_table: MakeTable
     return sink, update
 
 
-@pytest.fixture
-def world(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[tuple[CommitGate, Settings]]:
-    """A gate with a running agent, and a watcher's settings."""
-    settings = tuned(
-        bootstrap_servers=kafka.bootstrap_servers,
-        topic_prefix=topic_prefix,
-        watch_seconds=0.1,
-        watch_idle_seconds=0.1,
-    )
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(
-            kafka.bootstrap_servers, topic_prefix=topic_prefix, admission_timeout_seconds=PATIENCE_SECONDS
-        ) as gate,
-    ):
-        yield gate, settings
-
-
 @pytest.mark.parametrize(
     "form",
     [
@@ -138,7 +111,9 @@ def world(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[tup
 def test_a_writer_without_the_gate_stops_one_whose_base_it_replaces(
     *,
     form: str,
-    world: tuple[CommitGate, Settings],
+    gate: CommitGate,
+    kafka: KafkaServer,
+    topic_prefix: str,
     spark: SparkSession,
     tmp_path: Path,
     make_table: MakeTable,
@@ -146,7 +121,12 @@ def test_a_writer_without_the_gate_stops_one_whose_base_it_replaces(
     in_catalog: Callable[[str], None],
 ) -> None:
     """The sink's own commits are not reported. A table of a catalog is named by it, and has format 3."""
-    gate, settings = world
+    settings = tuned(
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix=topic_prefix,
+        watch_seconds=0.1,
+        watch_idle_seconds=0.1,
+    )
     _, _, catalog = form.partition("@")
     in_catalog(catalog)
     sink, rewrite = table_of(form, spark, tmp_path, make_table)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -12,8 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import Marker
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from tests.kafka_fixture import KafkaServer
-from tests.processes import running_agent
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, admitted, grant_everything
 from tests.spark.harness import Harness
@@ -25,7 +22,7 @@ TABLE = "file:///lake/flights"
 MINE = Marker(partition="month=1/day=3", file_group="f-1", operation="merge")
 
 
-def test_a_sink_with_a_scope_is_queued_and_the_reason_is_observed(
+def test_a_known_scope_is_queued_unless_the_job_chooses_and_the_reason_is_observed(
     harness: Harness, spark: SparkSession, make_table: MakeTable
 ) -> None:
     agent = harness.agent(grant_everything)
@@ -33,17 +30,16 @@ def test_a_sink_with_a_scope_is_queued_and_the_reason_is_observed(
     append = PaimonSink(make_table("appended"))
     batch = spark.sql("select 1 month, 1 day, 7L flight")
 
-    for sink in (upsert, append):
-        harness.gate().foreach_batch(sink, writer="w")(batch, 0)
+    for number, sink in enumerate((upsert, append)):
+        harness.gate().foreach_batch(sink, writer="w")(batch, number)
+    harness.gate().foreach_batch(upsert, writer="w", admission="optimistic")(batch, 2)
 
-    first, second = agent.wait_for("commit-intent", 2)
-    assert (first.admission, [marker.partition for marker in first.scope]) == ("queued", ["month=1/day=1"])
-    assert (second.admission, second.scope) == ("optimistic", ())
-    assert [event.detail["reason"] for event in harness.only("intent")] == [
-        "its scope is known",
-        "its scope is unknown",
-    ]
-    assert (first.admission_reason, second.admission_reason) == ("its scope is known", "its scope is unknown")
+    intents = agent.wait_for("commit-intent", 3)
+    found = [(each.admission, [marker.partition for marker in each.scope]) for each in intents]
+    assert found == [("queued", ["month=1/day=1"]), ("optimistic", []), ("optimistic", [])]
+    reasons = ["its scope is known", "its scope is unknown", "asked for by the job"]
+    assert [event.detail["reason"] for event in harness.only("intent")] == reasons
+    assert [each.admission_reason for each in intents] == reasons
 
 
 @pytest.mark.wide
@@ -84,21 +80,8 @@ def test_a_writer_without_a_scope_declares_what_it_touched_until_it_is_undisturb
 
 
 @pytest.mark.wide
-def test_a_chosen_admission_is_kept(harness: Harness, spark: SparkSession, make_table: MakeTable) -> None:
-    agent = harness.agent(grant_everything)
-    sink = PaimonSink(make_table(), mode="upsert", keys=["flight"])
-    batch = spark.sql("select 1 month, 1 day, 7L flight")
-
-    harness.gate().foreach_batch(sink, writer="w", admission="optimistic")(batch, 0)
-
-    intent = agent.wait_for("commit-intent")[0]
-    assert (intent.admission, intent.scope) == ("optimistic", ())
-    assert [event.detail["reason"] for event in harness.only("intent")] == ["asked for by the job"]
-
-
-@pytest.mark.wide
 def test_writers_of_one_partition_that_never_meet_stop_waiting_for_one_another(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, spark: SparkSession
+    gate: CommitGate, spark: SparkSession
 ) -> None:
     """Each writer changes a file group of its own, and its scope is the partition. After a needless wait both start at once."""
     steps: list[GateEvent] = []
@@ -122,35 +105,26 @@ def test_writers_of_one_partition_that_never_meet_stop_waiting_for_one_another(
         seen = [step.what for step in steps if (step.writer, step.batch_id) == (name, batch_id)]
         return "intent" in seen
 
-    with (
-        running_agent(kafka, topic_prefix, tmp_path),
-        CommitGate(
-            kafka.bootstrap_servers,
-            topic_prefix=topic_prefix,
-            admission_timeout_seconds=PATIENCE_SECONDS,
-            observer=steps.append,
-        ) as gate,
-    ):
-        gated = {
-            name: gate.foreach_batch(writing(name), table=TABLE, writer=name, scope=lambda _: ["day=1"])
-            for name in ("a", "b")
+    gate.observer = steps.append
+    gated = {
+        name: gate.foreach_batch(writing(name), table=TABLE, writer=name, scope=lambda _: ["day=1"])
+        for name in ("a", "b")
+    }
+    for batch_id in range(3):
+        threads = {
+            name: threading.Thread(target=gated[name], args=(spark.range(1), batch_id)) for name in ("a", "b")
         }
-        for batch_id in range(3):
-            threads = {
-                name: threading.Thread(target=gated[name], args=(spark.range(1), batch_id))
-                for name in ("a", "b")
-            }
-            threads["a"].start()
-            assert started["a"][batch_id].wait(PATIENCE_SECONDS)
-            threads["b"].start()
-            if batch_id < 2:
-                wait_until(lambda number=batch_id: began("b", number))  # type: ignore[misc]
-                release[batch_id].set()
-            else:
-                assert started["b"][batch_id].wait(PATIENCE_SECONDS), "it doesn't wait for `a`"
-                release[batch_id].set()
-            for thread in threads.values():
-                thread.join(PATIENCE_SECONDS)
+        threads["a"].start()
+        assert started["a"][batch_id].wait(PATIENCE_SECONDS)
+        threads["b"].start()
+        if batch_id < 2:
+            wait_until(lambda number=batch_id: began("b", number))  # type: ignore[misc]
+            release[batch_id].set()
+        else:
+            assert started["b"][batch_id].wait(PATIENCE_SECONDS), "it doesn't wait for `a`"
+            release[batch_id].set()
+        for thread in threads.values():
+            thread.join(PATIENCE_SECONDS)
 
     chosen = {
         (step.writer, step.batch_id): (step.detail["admission"], step.detail["reason"])
