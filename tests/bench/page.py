@@ -39,7 +39,7 @@ from tests.bench.figures import cpu_seconds, shown, summary
 from tests.bench.open_page import OpenPages, opened
 from tests.bench.run import Figures, Run
 from tests.bench.writer_events import TABLES, completed, intent, marker, requested, touched
-from tests.browser.chromium import find_chromium
+from tests.browser.browsing import find_chromium
 from tests.unit.events.building import a_conflict, an_overlap
 from tests.waiting import wait_until
 

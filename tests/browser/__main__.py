@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.browser.chromium import find_chromium
+from tests.browser.browsing import find_chromium
 
 
 def main(arguments: list[str]) -> int:

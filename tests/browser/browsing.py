@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 from PIL import Image
 from playwright.async_api import Page, Request, ViewportSize, async_playwright, expect
 
-from tests.browser.chromium import find_chromium
 from tests.waiting import PATIENCE_SECONDS
 
 SCREENSHOTS = os.environ.get("LAKEWARDEN_TEST_SCREENSHOTS")
@@ -18,6 +18,11 @@ SCREENSHOTS = os.environ.get("LAKEWARDEN_TEST_SCREENSHOTS")
 PATIENCE_MS = PATIENCE_SECONDS * 1000
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1180, "height": 760}
+
+
+def find_chromium() -> str | None:
+    """The path of Chromium, or None."""
+    return next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from playwright.async_api import Route, expect
 from tests.bench import page
 from tests.bench.open_page import FED, PATIENCE_MS, opened
 from tests.bench.run import Run, Size
-from tests.browser.chromium import find_chromium
+from tests.browser.browsing import find_chromium
 from tests.kafka_fixture import KafkaServer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]

@@ -1,16 +1,83 @@
-"""The lines, the figures and the report of a scripted contest."""
+"""The lines, the figures, the report and the picture of a scripted contest, and the comparison of its table."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
+from typing import Any
+from xml.etree import ElementTree as ET
 
+import pyarrow as pa
 import pytest
 
-from lakewarden.agent.attempts.trace import COMPUTING, AttemptOutcome
-from lakewarden.agent.demo.contest import TableCheck, Transcript, overlaps, report_lines, step_of
+from lakewarden.agent.attempts.trace import (
+    COMMITTING,
+    COMPUTING,
+    WAITING,
+    Attempt,
+    AttemptOutcome,
+    AttemptStep,
+    segments,
+)
+from lakewarden.agent.demo.contest import (
+    Contest,
+    TableCheck,
+    Transcript,
+    compare,
+    overlaps,
+    report_lines,
+    step_of,
+)
+from lakewarden.agent.demo.flights import expected_table, load_flights
+from lakewarden.agent.demo.picture import caption, draw, title
 from lakewarden.spark_jobs.gate.observer import EMPTY
-from tests.demo.scripted import attempts, committed, contest, lost, step
+
+BEGAN = 1_700_000_000.0
+CLEAN = TableCheck(10, 0, 0, 0)
+
+
+def step(at: float, what: str, transaction: str, writer: str, batch: int = 0, **detail: Any) -> AttemptStep:
+    """A writer's step, `at` seconds after the start of the run."""
+    return AttemptStep(BEGAN + at, what, "file:///lake/t", writer, transaction, batch, 0, detail)
+
+
+def committed(
+    transaction: str, writer: str, began: float, computed: float, batch: int = 0
+) -> list[AttemptStep]:
+    """An attempt that is admitted immediately, computes, waits half a second for its grant, and commits."""
+    requested = began + computed
+    times = {"intent": began, "admitted": began, "requested": requested}
+    times |= {"granted": requested + 0.5, "completed": requested + 1.0}
+    return [step(at, what, transaction, writer, batch) for what, at in times.items()]
+
+
+def lost(transaction: str, began: float, aborted: float, stopped: float) -> list[AttemptStep]:
+    """An attempt of `arrivals` that receives an abort and stops a little later."""
+    detail: dict[str, Any] = {
+        "reason": "conflict",
+        "others": ["departures:0b1c"],
+        "conflicts": [["month=1/day=2", "*"]],
+    }
+    return [
+        step(began, "intent", transaction, "arrivals"),
+        step(began, "admitted", transaction, "arrivals"),
+        step(aborted, "abort", transaction, "arrivals", **detail),
+        step(stopped, "jobs-stopped", transaction, "arrivals"),
+    ]
+
+
+def attempts(*steps: AttemptStep) -> tuple[Attempt, ...]:
+    transcript = Transcript(lambda _: None)
+    for each in sorted(steps, key=lambda each: each.at):
+        transcript.add(each)
+    return transcript.attempts
+
+
+def contest(admission: str | None, steps: Iterable[AttemptStep] = (), check: TableCheck = CLEAN) -> Contest:
+    return Contest(admission, attempts(*steps), check)
+
 
 COLLIDED = [
     *committed("d0", "departures", 0, 10),
@@ -23,46 +90,34 @@ COLLIDED = [
 ]
 
 
+STARTED = ("intent", "admitted")
+
+
 @pytest.mark.parametrize(
-    "steps, outcome",
+    ("steps", "reason", "outcome"),
     [
-        (["intent", "admitted", "requested", "granted", "completed"], AttemptOutcome.COMMITTED),
-        (["intent", "admitted", "requested", "granted", "abort", "completed"], AttemptOutcome.COMMITTED),
-        (["intent", "already-committed"], AttemptOutcome.SKIPPED),
-        (["intent", "admitted", "abort", "jobs-stopped"], AttemptOutcome.CONFLICT),
-        (["intent", "admitted", "failed"], AttemptOutcome.FAILED),
-        (["intent", "admitted", "abandoned"], AttemptOutcome.ABORTED),
-        (["intent", "admitted", "markers"], AttemptOutcome.RUNNING),
+        ([*STARTED, "requested", "granted", "completed"], None, AttemptOutcome.COMMITTED),
+        ([*STARTED, "requested", "granted", "abort", "completed"], None, AttemptOutcome.COMMITTED),
+        (["intent", "already-committed"], None, AttemptOutcome.SKIPPED),
+        ([*STARTED, "abort", "jobs-stopped"], None, AttemptOutcome.CONFLICT),
+        (["intent", "abort"], "lease-lost", AttemptOutcome.ABORTED),
+        ([*STARTED, "failed"], None, AttemptOutcome.FAILED),
+        ([*STARTED, "abandoned"], None, AttemptOutcome.ABORTED),
+        (["intent", "abandoned"], "BaseChanged: a writer that bypasses the gate …", AttemptOutcome.BYPASSED),
+        (["intent", "abandoned"], EMPTY, AttemptOutcome.EMPTY),
+        (["intent", "abandoned"], "left without commit()", AttemptOutcome.ABORTED),
+        ([*STARTED, "markers"], None, AttemptOutcome.RUNNING),
     ],
 )
-def test_the_outcome_of_an_attempt_follows_from_its_steps(steps: list[str], outcome: AttemptOutcome) -> None:
-    (found,) = attempts(*(step(at, what, "t", "arrivals") for at, what in enumerate(steps)))
+def test_the_outcome_of_an_attempt_follows_from_its_steps_and_their_reason(
+    steps: list[str], reason: str | None, outcome: AttemptOutcome
+) -> None:
+    detail = {} if reason is None else {"reason": reason}
+    (found,) = attempts(*(step(at, what, "t", "arrivals", **detail) for at, what in enumerate(steps)))
 
     assert found.outcome is outcome
     assert (found.ended is None) is (outcome is AttemptOutcome.RUNNING)
-
-
-@pytest.mark.parametrize(
-    "reason, outcome",
-    [
-        ("BaseChanged: a writer that bypasses the gate committed …", AttemptOutcome.BYPASSED),
-        (EMPTY, AttemptOutcome.EMPTY),
-        ("left without commit()", AttemptOutcome.ABORTED),
-    ],
-)
-def test_the_outcome_of_an_abandoned_attempt_follows_from_the_reason(
-    reason: str, outcome: AttemptOutcome
-) -> None:
-    steps = [step(0, "intent", "t", "arrivals"), step(1, "abandoned", "t", "arrivals", reason=reason)]
-
-    assert attempts(*steps)[0].outcome is outcome
     assert outcome in COMPUTING
-
-
-def test_an_abort_for_another_reason_is_not_a_conflict() -> None:
-    steps = [step(0, "intent", "t", "arrivals"), step(1, "abort", "t", "arrivals", reason="lease-lost")]
-
-    assert attempts(*steps)[0].outcome is AttemptOutcome.ABORTED
 
 
 def test_every_step_is_a_line_with_the_time_since_the_contest_began() -> None:
@@ -164,3 +219,113 @@ def test_the_report_without_an_agent_says_how_many_rows_were_lost_and_nothing_of
     assert "conflicts" not in "".join(lines)
     *_, lucky = report_lines([contest(None)], 1)
     assert lucky.endswith("Without an agent this is chance.")
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+LOST = TableCheck(10, 3, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "drawn"),
+    [
+        (
+            committed("d0", "departures", 0, 10),
+            [(0, 10, COMPUTING[AttemptOutcome.COMMITTED][0]), (10, 10.5, WAITING), (10.5, 11, COMMITTING)],
+        ),
+        (lost("a0", 0, 2, 3), [(0, 3, COMPUTING[AttemptOutcome.CONFLICT][0])]),
+        (
+            [step(0, "intent", "d", "w"), step(4, "requested", "d", "w"), step(5, "completed", "d", "w")],
+            [(0, 4, COMPUTING[AttemptOutcome.COMMITTED][0]), (4, 5, COMMITTING)],
+        ),
+        ([step(0, "intent", "d", "w")], [(0, 20, COMPUTING[AttemptOutcome.RUNNING][0])]),
+    ],
+    ids=[
+        "committed",
+        "lost, until its jobs have stopped",
+        "committed without an agent",
+        "running, to the end",
+    ],
+)
+def test_an_attempt_is_drawn_in_its_phases(
+    steps: list[AttemptStep], drawn: list[tuple[float, float, str]]
+) -> None:
+    (attempt,) = attempts(*steps)
+
+    assert [(part.begin, part.end, part.colour) for part in segments(attempt, 20)] == drawn
+
+
+def test_each_time_line_shows_its_own_contest() -> None:
+    optimistic = contest("optimistic", [*committed("d0", "departures", 0, 10), *lost("a0", 1, 3, 4)])
+    auto = contest("auto", [*committed("d0", "departures", 0, 10), *committed("a0", "arrivals", 11, 8)])
+
+    drawn = ET.fromstring(draw([optimistic, auto]))  # noqa: S314 - it is our own
+
+    found = defaultdict(set)
+    for each in drawn.iter("{http://www.w3.org/2000/svg}rect"):
+        if each.get("height") == "50.0":
+            found[float(each.get("x", 0)) > 780].add(each.get("fill"))
+    green, red = COMPUTING[AttemptOutcome.COMMITTED][0], COMPUTING[AttemptOutcome.CONFLICT][0]
+    assert found == {False: {green, WAITING, COMMITTING, red}, True: {green, WAITING, COMMITTING}}
+    texts = {each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {title([optimistic, auto]), caption(optimistic), caption(auto), "departures", "10 s", "0"} <= texts
+
+
+def test_the_captions_name_the_figures_of_each_contest() -> None:
+    optimistic = contest("optimistic", [*committed("d0", "departures", 0, 10), *lost("a0", 1, 3, 4)])
+    auto = contest("auto", committed("d0", "departures", 0, 10))
+
+    assert caption(optimistic) == "optimistic: 1 conflict, 3.0 s of compute wasted, 1 batches in 11 s"
+    assert caption(auto) == "auto: no conflicts, 0.0 s of compute wasted, 1 batches in 11 s"
+    assert title([optimistic, auto]) == (
+        "Two streaming queries, one table: 1 conflict with optimistic admission, none with auto; no row lost"
+    )
+
+
+def test_a_picture_of_lost_rows_says_so() -> None:
+    assert "3 rows lost or damaged" in title([contest("auto", check=LOST)])
+    assert "3 rows lost or damaged, and no error" in title([contest(None, check=LOST)])
+
+
+def test_a_run_without_transactions_is_drawn() -> None:
+    assert "0 batches in 0 s" in draw([contest("auto")])
+
+
+# -- the comparison of the table ---------------------------------------------------------------------------------------
+
+CANCELLED = 838
+"""The first flight that did not leave."""
+COLUMNS = ("dep_time", "arr_time", "tailnum", "month", "time_hour")
+DIFFERENCES: dict[str, tuple[Collection[int], list[tuple[int, dict[str, Any]]], tuple[int, int, int]]] = {
+    "none, in another order": ((), [], (0, 0, 0)),
+    "rows that are missing": ((7, 8), [], (2, 0, 0)),
+    "two more copies of a row": ((), [(7, {}), (7, {})], (0, 2, 0)),
+    **{f"a wrong {column}": ([7], [(7, {column: None})], (0, 0, 1)) for column in COLUMNS},
+    "a value where nothing is expected": ([CANCELLED], [(CANCELLED, {"arr_time": 830})], (0, 0, 1)),
+    "a wrong copy beside the correct one": ((), [(7, {"dep_time": 1})], (0, 1, 1)),
+    "a flight that is in no feed": ((), [(7, {"flight_id": 999_999})], (0, 0, 1)),
+}
+"""Flights without their row, further rows (those of flights, with other values), and what is missing, duplicated and wrong."""
+
+
+@pytest.mark.parametrize(("removed", "added", "found"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_every_difference_of_a_table_is_found(
+    removed: Collection[int], added: list[tuple[int, dict[str, Any]]], found: tuple[int, int, int]
+) -> None:
+    expected = expected_table(load_flights(days=2))
+    rows = {row["flight_id"]: row for row in expected.to_pylist()}
+    assert rows[CANCELLED]["dep_time"] is None
+    written = [row for flight, row in rows.items() if flight not in removed]
+    written += [rows[flight] | values for flight, values in added]
+
+    check = compare(pa.Table.from_pylist(written[::-1], expected.schema), expected)
+
+    assert check == TableCheck(len(rows), *found)
+    assert check.clean == (found == (0, 0, 0))
+
+
+def test_in_an_empty_table_every_row_is_missing() -> None:
+    expected = expected_table(load_flights(days=2))
+
+    assert compare(expected.schema.empty_table(), expected) == TableCheck(1785, 1785, 0, 0)

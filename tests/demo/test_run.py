@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,16 +85,9 @@ def test_a_writer_that_always_fails_ends_the_demo_with_its_error_and_the_folder_
 
 def test_tables_that_cant_be_created_end_the_demo_with_the_programs_last_line(tmp_path: Path) -> None:
     failing = (sys.executable, "-c", "import sys; sys.exit('the demo of Hudi needs PySpark 3.5')")
-    chosen = DemoSettings(
-        days=1,
-        without_agent=True,
-        data=tmp_path / "data",
-        picture=tmp_path / "demo.svg",
-        program=failing,
-    )
 
     with pytest.raises(AgentError, match=r"create failed: the demo of Hudi needs PySpark 3\.5; logs: "):
-        run_demo(chosen, lambda _: None)
+        run_demo(replace(settings(tmp_path), program=failing), lambda _: None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
