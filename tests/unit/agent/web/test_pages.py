@@ -11,7 +11,7 @@ from lakewarden.agent.operators.status import LockHolder, TableView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
 from lakewarden.agent.web.follower import Changes, Follower
-from lakewarden.agent.web.pages import Pages
+from lakewarden.agent.web.pages import Pages, seconds_clock
 from lakewarden.agent.web.views import Sources, View
 from lakewarden.handlers.setup import Member
 from tests.unit.agent.web.test_server import State, history, table
@@ -79,3 +79,7 @@ def test_every_list_is_rendered_on_each_of_its_pages(query: dict[str, str]) -> N
 
     for build in (views.tables, views.locks, views.waits, views.refused):
         assert "</html>" in rendered(build(sources, query))
+
+
+def test_a_record_with_an_impossible_time_is_drawn_without_it() -> None:
+    assert seconds_clock(-1e15) == ""

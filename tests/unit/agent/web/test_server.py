@@ -16,7 +16,6 @@ import pytest
 from aiohttp import ClientResponse, ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
-from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.attempts.trace import COMPUTING, AttemptOutcome
 from lakewarden.agent.errors import KafkaUnreachableError
@@ -98,18 +97,13 @@ def history(name: str, uri: str = "s3://lake/t") -> History:
     letter = DeadLetter(
         reason=f"refused {name}", topic="w", partition=1, offset=2, value=base64.b64encode(value).decode()
     )
-    found.losses.add(record(encode(conflict), now - 2000))
-    found.timelines.add_event(record(encode(intent), now - 4500))
-    found.timelines.add_decision(record(encode(abort), now - 2000))
-    refused = refused_event(record(encode(letter), now))
+    found.losses.add(consumed(encode(conflict), at_ms=now - 2000))
+    found.timelines.add_event(consumed(encode(intent), at_ms=now - 4500))
+    found.timelines.add_decision(consumed(encode(abort), at_ms=now - 2000))
+    refused = refused_event(consumed(encode(letter), at_ms=now))
     assert refused is not None
     found.refused.append(refused)
     return found
-
-
-def record(value: bytes, at_ms: int) -> ConsumerRecord:
-    """A record as Kafka returns it."""
-    return consumed(value, at_ms=at_ms)
 
 
 @asynccontextmanager
@@ -130,28 +124,22 @@ async def served(
 
 
 @pytest.mark.parametrize("path", LIVE)
-async def test_names_from_events_are_escaped_in_every_view(path: str) -> None:
+async def test_names_from_events_are_escaped_in_every_view_and_its_json_has_them(path: str) -> None:
     """A stranger who may write events chooses writers' names, ids, partitions and reasons."""
     async with served(table(name=HOSTILE), history=history(HOSTILE)) as (client, _, _):
         page = await (await client.get(path)).text()
-
-    assert "<script>alert" not in page
-    assert "<img" not in page
-    assert "60481729" not in page, "no name is a template"
-    assert "\u202e" not in page, "no name turns the direction of writing"
-    assert r"\u202e" in page
-    assert "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;" in page
-
-
-@pytest.mark.parametrize("path", LIVE)
-async def test_the_json_of_a_view_has_what_its_page_shows(path: str) -> None:
-    async with served(table(name=HOSTILE), history=history(HOSTILE)) as (client, _, _):
         name, _, query = path.partition("?")
         found = await (await client.get(f"{'/tables' if name == '/' else name}.json?{query}")).json()
 
     assert found["as_of"] == "2026-11-22T17:00:00.000+00:00"
     assert found["command"].startswith("lakewarden ")
     assert HOSTILE in json.dumps(found, ensure_ascii=False).replace('\\"', '"')
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert "60481729" not in page, "no name is a template"
+    assert "\u202e" not in page, "no name turns the direction of writing"
+    assert r"\u202e" in page
+    assert "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;" in page
 
 
 @pytest.mark.parametrize("path", [*LIVE, "/transaction", "/nothing", "/static/page.css"])
@@ -245,7 +233,12 @@ async def test_a_view_that_kafka_does_not_answer_is_unavailable_and_says_why(
     path: str, error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time limit of a part is not that of the whole view, and nothing is called absent."""
-    _fail(monkeypatch, error)
+
+    async def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(views, "read_agents", fail)
+    monkeypatch.setattr(explain_module, "search_log", fail)
     name, _, query = path.partition("?")
     async with served(bootstrap_servers="kafka:9092") as (client, _, _):
         page = await client.get(path)
@@ -322,11 +315,15 @@ async def test_losses_are_added_up_by_table_partition_and_pair() -> None:
     assert elsewhere["conflicts"] == 0
 
 
-async def test_the_timeline_of_a_table_has_a_bar_for_each_transaction_in_the_demo_s_colours() -> None:
+@pytest.mark.parametrize("minutes, heading", [(1, "The last minute"), (15, "The last 15 minutes")])
+async def test_the_timeline_of_a_table_has_a_bar_for_each_transaction_in_the_demo_s_colours(
+    minutes: int, heading: str
+) -> None:
     async with served(history=history("w")) as (client, _, _):
-        found = await (await client.get("/table.json?uri=s3://lake/t&minutes=5")).json()
-        page = await (await client.get("/table?uri=s3://lake/t&minutes=5")).text()
+        found = await (await client.get(f"/table.json?uri=s3://lake/t&minutes={minutes}")).json()
+        page = await (await client.get(f"/table?uri=s3://lake/t&minutes={minutes}")).text()
 
+    assert f"<h2>{heading}</h2>" in page
     [row] = found["timeline"]["writers"]
     [bar] = row["attempts"]
     assert (row["writer"], bar["transaction"], bar["outcome"]) == ("w", "Bw", "aborted by conflict")
@@ -424,7 +421,7 @@ def test_who_made_a_commit_without_the_gate_is_shown_in_its_row_and_to_those_who
     lost = made(Abort, table=table, transaction="B", writer="crm", reason="conflict", conflicts=(entry,))
     steps = [(found.add_event, completed), (found.add_decision, lost)]
     for add, event in steps if reads_commit_first else reversed(steps):
-        add(record(encode(event), now))
+        add(consumed(encode(event), at_ms=now))
 
     (losing,) = found.recent[table].losing.values()
     bars = [
@@ -461,15 +458,6 @@ async def test_a_writer_without_the_gate_is_named_so_and_found_by_that_name(path
         page = await (await client.get(path)).text()
 
     assert "<bdi>delta, without the gate</bdi></a>" in page
-
-
-@pytest.mark.parametrize("minutes, heading", [(1, "The last minute"), (15, "The last 15 minutes")])
-async def test_a_time_up_to_now_is_named(minutes: int, heading: str) -> None:
-    async with served(history=history("w")) as (client, _, _):
-        assert (
-            f"<h2>{heading}</h2>"
-            in await (await client.get(f"/table?uri=s3://lake/t&minutes={minutes}")).text()
-        )
 
 
 @pytest.mark.parametrize(
@@ -544,16 +532,6 @@ async def test_pages_of_other_sites_get_nothing(path: str, site: str, mode: str,
     headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
     async with served(table()) as (client, _, _), client.get(path, headers=headers) as answer:
         assert answer.status == status
-
-
-def _fail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Let all that reads Kafka raise this error."""
-
-    async def fail(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(views, "read_agents", fail)
-    monkeypatch.setattr(explain_module, "search_log", fail)
 
 
 async def message(stream: ClientResponse) -> str:
