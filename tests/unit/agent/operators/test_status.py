@@ -112,36 +112,24 @@ KAFKA = Settings(bootstrap_servers="kafka:9092")
 @pytest.mark.parametrize(
     "settings, words, complete",
     [
-        (
-            KafkaSettings(),
-            ("status", "--table", "s3://lake/t"),
-            "lakewarden status --table s3://lake/t {kafka}",
-        ),
-        (
-            KafkaSettings(),
-            ("explain", "a'; rm -rf ~ #"),
-            """lakewarden explain 'a'"'"'; rm -rf ~ #' {kafka}""",
-        ),
-        (KafkaSettings(), ("explain", "a\nb'\\"), r"lakewarden explain $'a\U0000000ab\'\\' {kafka}"),
+        (KafkaSettings(), ["status", "--table", "s3://lake/t"], "status --table s3://lake/t {kafka}"),
+        (KafkaSettings(), ("explain", "a'; rm -rf ~ #"), """explain 'a'"'"'; rm -rf ~ #' {kafka}"""),
+        (KafkaSettings(), ("explain", "a\nb'\\"), r"explain $'a\U0000000ab\'\\' {kafka}"),
+        (NIGHT, ("abort", "T"), "abort T {kafka}"),
         (
             NIGHT,
-            ("abort", "T"),
-            "LAKEWARDEN_TOPIC_PREFIX=night lakewarden abort T --bootstrap-servers kafka:9092",
+            ["lock", "show", "s3://lake/t"],
+            "lock show s3://lake/t --lock-root s3://lake/locks --s3-endpoint http://s3",
         ),
         (
             NIGHT,
-            ("lock", "show", "s3://lake/t"),
-            "LAKEWARDEN_TOPIC_PREFIX=night lakewarden lock show s3://lake/t --lock-root s3://lake/locks --s3-endpoint http://s3",
+            ["watch", "--table", "s3://lake/t"],
+            "watch --table s3://lake/t {kafka} --s3-endpoint http://s3",
         ),
         (
             NIGHT,
-            ("watch", "--table", "s3://lake/t"),
-            "LAKEWARDEN_TOPIC_PREFIX=night lakewarden watch --table s3://lake/t {kafka} --s3-endpoint http://s3",
-        ),
-        (
-            NIGHT,
-            ("lock", "show", "s3://lake/t", "--lock", "s3://lake/l"),
-            "LAKEWARDEN_TOPIC_PREFIX=night lakewarden lock show s3://lake/t --lock s3://lake/l --s3-endpoint http://s3",
+            ["lock", "show", "s3://lake/t", "--lock", "s3://lake/l"],
+            "lock show s3://lake/t --lock s3://lake/l --s3-endpoint http://s3",
         ),
     ],
 )
@@ -151,7 +139,9 @@ def test_a_command_to_copy_is_complete_and_quoted(
     """It is pasted into a bare shell. A name must not run anything there, nor break the line."""
     found = command(settings, *words)
 
-    assert found == complete.format(kafka=f"--bootstrap-servers {settings.bootstrap_servers}")
+    prefix = "LAKEWARDEN_TOPIC_PREFIX=night " if settings is NIGHT else ""
+    kafka = f"--bootstrap-servers {settings.bootstrap_servers}"
+    assert found == f"{prefix}lakewarden {complete.format(kafka=kafka)}"
     for width in (20, 76, 1_000):
         lines = found.folded(width)
         assert bash_words("\n".join(lines)) == bash_words(found)
