@@ -17,8 +17,7 @@ import typer
 from aiokafka.errors import KafkaError
 
 from lakewarden.agent.cli import options, overview
-from lakewarden.agent.cli.demo import demo_command
-from lakewarden.agent.cli.dev import dev_command
+from lakewarden.agent.cli.dev import demo_command, dev_command
 from lakewarden.agent.cli.lock import lock_app
 from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
 from lakewarden.agent.cli.overview import doctor_command, web_command

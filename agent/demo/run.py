@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from lakewarden.agent.attempts.trace import AttemptStep
-from lakewarden.agent.demo.contest import Contest, Transcript, compare, step_of
+from lakewarden.agent.demo.contest import Contest, Transcript, compare, draw, step_of
 from lakewarden.agent.demo.flights import (
     FEEDS,
     FILES_PER_DAY,
@@ -35,7 +35,6 @@ from lakewarden.agent.demo.flights import (
     load_flights,
     write_feeds,
 )
-from lakewarden.agent.demo.picture import draw
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 from lakewarden.agent.errors import AgentError

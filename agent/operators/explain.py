@@ -71,9 +71,9 @@ class Search:
         intent = _INTENT in value
         if not intent and self.prefix.isascii() and self.prefix.encode() not in value:
             return
-        kind = events.DECISION_RECORD if record.topic.endswith(".decisions") else events.WRITER_EVENT
-        event: events.EventBase | events.Undecodable = events.decode(kind, value)  # type: ignore[arg-type]  # both are adapters of events
-        if isinstance(event, events.Undecodable):
+        kind: Any = events.DECISION_RECORD if record.topic.endswith(".decisions") else events.WRITER_EVENT
+        event: events.EventBase | None = decoded(kind, record)
+        if event is None:
             return
         if isinstance(event, events.CommitIntent):
             self.names.append(event.transaction)
@@ -81,15 +81,10 @@ class Search:
             self._keep(record, event)
 
     def _keep(self, record: ConsumerRecord, event: events.EventBase) -> None:
-        key = (event.transaction, event.table)
-        if isinstance(event, events.CommitIntent):
-            batch_id, first = event.batch_id, True
-        else:
-            batch_id, first = None, key not in self.found
-        if first:
-            self.found[key] = Candidate(
-                event.transaction, event.table, event.writer, batch_id, record.partition, event.at
-            )
+        key, intent = (event.transaction, event.table), isinstance(event, events.CommitIntent)
+        if intent or key not in self.found:
+            batch_id = event.batch_id if isinstance(event, events.CommitIntent) else None
+            self.found[key] = Candidate(*key, event.writer, batch_id, record.partition, event.at)
 
     def candidates(self, table: str | None) -> list[Candidate]:
         """The transaction with exactly this id, else all whose ids begin with it; oldest first."""

@@ -25,13 +25,15 @@ from lakewarden.agent.demo.contest import (
     Contest,
     TableCheck,
     Transcript,
+    caption,
     compare,
+    draw,
     overlaps,
     report_lines,
     step_of,
+    title,
 )
 from lakewarden.agent.demo.flights import expected_table, load_flights
-from lakewarden.agent.demo.picture import caption, draw, title
 from lakewarden.spark_jobs.gate.observer import EMPTY
 
 BEGAN = 1_700_000_000.0
@@ -112,7 +114,7 @@ STARTED = ("intent", "admitted")
 def test_the_outcome_of_an_attempt_follows_from_its_steps_and_their_reason(
     steps: list[str], reason: str | None, outcome: AttemptOutcome
 ) -> None:
-    detail = {} if reason is None else {"reason": reason}
+    detail: dict[str, Any] = {} if reason is None else {"reason": reason}
     (found,) = attempts(*(step(at, what, "t", "arrivals", **detail) for at, what in enumerate(steps)))
 
     assert found.outcome is outcome
