@@ -28,6 +28,7 @@ from lakewarden.agent.log import with_coordinator
 from lakewarden.agent.operators.cluster_facts import group_facts, topic_facts
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError
+from lakewarden.agent.time_text import counted
 from lakewarden.agent.topic_settings import config_values
 from lakewarden.events.access import stop_client
 from lakewarden.events.access.batches import readable_codecs
@@ -68,13 +69,9 @@ async def diagnose(
 def _check_codecs(readable: Sequence[str]) -> Finding:
     missing = [each for each in COMPRESSIONS if each not in readable]
     if missing:
-        return Finding(
-            "codecs",
-            "problem",
-            "this installation",
-            f"can't read what clients compress with {', '.join(missing)}: such events are refused",
-            "install the package with its dependencies (cramjam)",
-        )
+        lost = f"can't read what clients compress with {', '.join(missing)}: such events are refused"
+        remedy = "install the package with its dependencies (cramjam)"
+        return Finding("codecs", "problem", "this installation", lost, remedy)
     return Finding("codecs", "ok", "this installation", f"reads {', '.join(readable)}")
 
 
@@ -108,22 +105,9 @@ async def _check_topics(admin: AIOKafkaAdminClient, settings: Settings) -> list[
     try:
         brokers, known, denied = await topic_facts(admin, names)
     except (IncompatibleBrokerVersion, NotImplementedError) as error:
-        return [
-            Finding(
-                "topic",
-                "unchecked",
-                topics.prefix,
-                f"the brokers are too old to say what a user may do: {error}",
-            )
-        ]
-    found = [
-        Finding(
-            "kafka",
-            "ok",
-            settings.bootstrap_servers,
-            f"{brokers} broker{'' if brokers == 1 else 's'} reached",
-        )
-    ]
+        too_old = f"the brokers are too old to say what a user may do: {error}"
+        return [Finding("topic", "unchecked", topics.prefix, too_old)]
+    found = [Finding("kafka", "ok", settings.bootstrap_servers, f"{counted(brokers, 'broker')} reached")]
     watches = bool(settings.watch)
     known = {name: await _with_settings(admin, settings, facts) for name, facts in known.items()}
     found += [hidden_topic(topics, name, watches=watches) for name in names if name in denied]
@@ -168,26 +152,17 @@ async def _check_missing(
 
 
 async def _check_group(admin: AIOKafkaAdminClient, settings: Settings, *, started: bool) -> list[Finding]:
-    group = settings.group
+    group, rights = settings.group, " and ".join(GROUP_RIGHTS)
     try:
         facts = await with_coordinator(lambda: group_facts(admin, group))
     except GroupAuthorizationFailedError:
-        return [
-            Finding(
-                "group",
-                "problem",
-                group,
-                "Kafka denies this user the consumer group",
-                f"grant {' and '.join(GROUP_RIGHTS)} on the group {group}",
-            ),
-            Finding("agents", "unchecked", group, "its members can't be read"),
-        ]
+        denied, remedy = "Kafka denies this user the consumer group", f"grant {rights} on the group {group}"
+        unchecked = Finding("agents", "unchecked", group, "its members can't be read")
+        return [Finding("group", "problem", group, denied, remedy), unchecked]
     lacking = missing_rights("group", group, facts.operations, GROUP_RIGHTS)
-    may = "rights unknown" if facts.operations is None else f"may {' and '.join(GROUP_RIGHTS)}"
-    return [
-        lacking or Finding("group", "ok", group, may),
-        judge_agents(group, facts.members, started=started),
-    ]
+    may = "rights unknown" if facts.operations is None else f"may {rights}"
+    agents = judge_agents(group, facts.members, started=started)
+    return [lacking or Finding("group", "ok", group, may), agents]
 
 
 # -- tables and stores -------------------------------------------------------------------------------------------------
@@ -197,20 +172,12 @@ def _check_allowed(settings: Settings, table: str) -> Finding:
     if settings.placement().allows(table):
         return Finding("table", "ok", table, "allowed")
     if not settings.tables:
-        return Finding(
-            "table",
-            "unchecked",
-            table,
-            "tables is not set here, so this command doesn't know which tables the agents serve",
-            "run it with the agents' settings (LAKEWARDEN_TABLES or --config)",
-        )
-    return Finding(
-        "table",
-        "problem",
-        table,
-        f"tables doesn't cover it ({', '.join(settings.tables)}), so agents refuse its transactions",
-        "add it to tables, and use the same settings for this command as for the agents",
-    )
+        unknown = "tables is not set here, so this command doesn't know which tables the agents serve"
+        advice = "run it with the agents' settings (LAKEWARDEN_TABLES or --config)"
+        return Finding("table", "unchecked", table, unknown, advice)
+    refused = f"tables doesn't cover it ({', '.join(settings.tables)}), so agents refuse its transactions"
+    advice = "add it to tables, and use the same settings for this command as for the agents"
+    return Finding("table", "problem", table, refused, advice)
 
 
 async def _check_lock(settings: Settings, table: str) -> tuple[str | None, Finding]:
@@ -268,8 +235,5 @@ async def _check_store_clock(settings: Settings, root: str, clock: Callable[[], 
         return [Finding("store-clock", "unchecked", root, str(error))]
     if reading is None:
         return []
-    return [
-        judge_store_clock(
-            root, reading, drift_seconds=settings.drift_seconds, strict=settings.strict_takeover
-        )
-    ]
+    drift, strict = settings.drift_seconds, settings.strict_takeover
+    return [judge_store_clock(root, reading, drift_seconds=drift, strict=strict)]

@@ -253,13 +253,10 @@ def _known(sources: Sources) -> list[TableView]:
 
 def _judged(sources: Sources, view: TableView, now: float) -> TableView:
     follower = sources.follower
-    return with_condition(
-        view,
-        now,
-        agents=None if follower.members is None else bool(follower.members),
-        recent=sources.history.timelines.recent.get(view.table),
-        waits_known=follower.status is None or view.table not in follower.status.without_waits,
-    )
+    agents = None if follower.members is None else bool(follower.members)
+    recent = sources.history.timelines.recent.get(view.table)
+    waits_known = follower.status is None or view.table not in follower.status.without_waits
+    return with_condition(view, now, agents=agents, recent=recent, waits_known=waits_known)
 
 
 def _waiting(view: TableView) -> int:
