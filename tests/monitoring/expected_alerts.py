@@ -6,10 +6,8 @@ over.
 
 from __future__ import annotations
 
-from tests.monitoring.failures import AT_A, JOB_A, JOB_BOTH
+from tests.monitoring.failures import AT_A, JOB_A, JOB_BOTH, TABLE
 from tests.monitoring.recording import Alerts
-
-TABLE = ({"table": "s3://lake/orders"},)
 
 EXPECTED: dict[str, dict[str, Alerts]] = {
     "a store refuses": {

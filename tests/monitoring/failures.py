@@ -1,7 +1,8 @@
 """What a Prometheus sees of two agents, a and b, while one thing fails, in promtool's notation: one value each 15 seconds.
 
-Each case changes some series of the healthy agents. The faults are those of the chaos tests (`tests/real/chaos.py`, `fleet.py`,
-`tests/real/serving`), and what else has an alert. The values follow what an agent shows (`agent/metrics/`).
+Each case changes some series of the healthy agents. The cases are those that no recording of real agents (`recorded/`) shows:
+when an alert fires first, what lasts too long to be recorded, and what fires none. The values follow what an agent shows
+(`agent/metrics/`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-INTERVAL_SECONDS = 15
+from tests.monitoring.recording import Alerts
+
 LENGTH = 160
 """Values of a series: 40 minutes."""
 A, B = 'instance="a"', 'instance="b"'
@@ -80,7 +82,7 @@ class Failure:
 
     name: str
     changes: Mapping[str, str]
-    alerts: Mapping[str, Mapping[str, tuple[dict[str, str], ...]]] = field(default_factory=dict)
+    alerts: Mapping[str, Alerts] = field(default_factory=dict)
     """By moment since the beginning, such as 10m."""
 
     def series(self) -> dict[str, str]:
@@ -148,21 +150,6 @@ FAILURES = (
         "a process is suspended again and again",
         {_series(ENDS, reason="suspended"): "0x20 1x8 2x8 3x8 4x160"},
         {"8m": {}, "13m": {"LakewardenSessionsEnd": AT_A}},
-    ),
-    Failure(
-        "the whole store hangs for longer than a lease, again and again",
-        {
-            _series(STORE, answer="unknown", operation="write"): f"0x20 0+20x{LENGTH}",
-            _series("lakewarden_late_renewals_total"): f"0x20 0+1x{LENGTH}",
-            _series(STEPS, step="lost"): f"0x20 0+1x{LENGTH}",
-        },
-        {
-            "15m": {
-                "LakewardenLocksLost": AT_A,
-                "LakewardenRenewalsLate": AT_A,
-                "LakewardenStoreFails": AT_A,
-            }
-        },
     ),
     Failure(
         "a store refuses the agent: a session has expired",
@@ -248,75 +235,8 @@ FAILURES = (
         },
     ),
     Failure(
-        "the log is flooded, and the machine overloaded",
-        {
-            _series("lakewarden_partition_lag_seconds", partition="0"): f"1.2x20 45x{LENGTH}",
-            _series("lakewarden_event_loop_delay_seconds_bucket", le="0.02"): f"0+20x20 400x{LENGTH}",
-            _series("lakewarden_event_loop_delay_seconds_bucket", le="0.5"): f"0+20x20 400x{LENGTH}",
-            _series("lakewarden_event_loop_delay_seconds_bucket", le="1.0"): f"0+20x20 400+1x{LENGTH}",
-        },
-        {
-            "20m": {
-                "LakewardenBehind": ({"instance": "a", "job": "lakewarden", "partition": "0"},),
-                "LakewardenEventLoopSlow": AT_A,
-            }
-        },
-    ),
-    Failure(
         "one transaction touches more and more",
         {_series("lakewarden_touched_memory_bytes"): f"5e8x20 9e8x{LENGTH}"},
         {"8m": {}, "15m": {"LakewardenMemory": JOB_A}},
-    ),
-    Failure(
-        "transactions exceed the memory budget one after the other",
-        {
-            _series("lakewarden_touched_memory_bytes"): "5e8x20 " + "7e8 9e8 6e8 " * 45,
-            _series("lakewarden_memory_evictions_total"): f"0x20 1+0.3x{LENGTH}",
-        },
-        {"4m": {}, "15m": {"LakewardenMemoryReached": AT_A}},
-    ),
-    Failure(
-        "a newer agent has decided in a partition",
-        {
-            _series("lakewarden_partitions", phase="refused"): f"_x20 1x{LENGTH}",
-            _series("lakewarden_ready"): f"1x20 0x{LENGTH}",
-        },
-        {
-            "10m": {
-                "LakewardenPartitionRefused": ({"instance": "a", "job": "lakewarden", "phase": "refused"},),
-                "LakewardenNotReady": JOB_A,
-            }
-        },
-    ),
-    Failure(
-        "a topic is deleted, and the agent creates it again",
-        {_series(ENDS, reason="log-cut"): f"0x20 1x{LENGTH}"},
-        {"4m": {}, "10m": {"LakewardenLogCut": AT_A}, "30m": {}},
-    ),
-    Failure(
-        "an unexpected error stops a table",
-        {
-            _series("lakewarden_stopped_tables"): f"0x20 1x{LENGTH}",
-            _series("lakewarden_published_records_total", topic="dead-letters"): f"0x20 5x{LENGTH}",
-        },
-        {"4m": {}, "6m": {"LakewardenTableStopped": JOB_A, "LakewardenDeadLetters": ({},)}},
-    ),
-    Failure(
-        "Kafka has lost records",
-        {
-            _series("lakewarden_incomplete_logs"): f"0x20 1x{LENGTH}",
-            _series(ENDS, reason="log-cut"): f"0x20 1x{LENGTH}",
-        },
-        {"4m": {}, "6m": {"LakewardenLogIncomplete": JOB_A, "LakewardenLogCut": AT_A}},
-    ),
-    Failure(
-        "a stranger publishes to the topic of the writers",
-        {_series("lakewarden_published_records_total", topic="dead-letters"): f"0x20 5x{LENGTH}"},
-        {"4m": {}, "8m": {"LakewardenDeadLetters": ({},)}, "25m": {}},
-    ),
-    Failure(
-        "writers that publish no markers lose each conflict after they have computed",
-        {_series("lakewarden_lost_compute_seconds_total", outcome="wasted", table=ORDERS): f"0+15x{LENGTH}"},
-        {"39m": {"LakewardenComputeWasted": TABLE}},
     ),
 )

@@ -122,24 +122,23 @@ def _notation(values: Iterable[float | None]) -> str:
 def promtool_test(
     failure: str,
     series: Mapping[str, str],
-    marks: Mapping[str, int],
     alerts: Iterable[Mapping[str, Any]],
     expected: Mapping[str, Alerts],
 ) -> dict[str, Any]:
-    """A test for promtool. At each mark, exactly the expected alerts fire."""
+    """A test for promtool. At each of these moments since the beginning, such as 10m, exactly the expected alerts fire."""
     return {
         "name": failure,
         "interval": f"{STRETCH_SECONDS}s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "alert_rule_test": [
             {
-                "eval_time": f"{marks[mark] * STRETCH_SECONDS}s",
+                "eval_time": moment,
                 "alertname": alert["alert"],
                 "exp_alerts": [
                     {"exp_labels": {**alert["labels"], **labels}} for labels in fired.get(alert["alert"], ())
                 ],
             }
-            for mark, fired in expected.items()
+            for moment, fired in expected.items()
             for alert in alerts
         ],
     }

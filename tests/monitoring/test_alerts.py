@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from tests.monitoring.failures import FAILURES, INTERVAL_SECONDS
+from tests.monitoring.expected_alerts import EXPECTED, TOO_LONG, UNCERTAIN, WITH_THE_MACHINE
+from tests.monitoring.failures import FAILURES
 from tests.monitoring.prometheus import programs
+from tests.monitoring.recording import FOLDER, OF_THE_MACHINE, STRETCH_SECONDS, promtool_test
 from tests.unit.test_documents import anchors_of
 
 ROOT = Path(__file__).parents[2]
@@ -39,37 +41,6 @@ def names_of_series() -> set[str]:
     return names
 
 
-def promtool_cases(alerts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The failures as a file for promtool. Of each moment it names every alert, also those that must not fire."""
-    alerts = list(alerts)
-    return {
-        "rule_files": ["rules.yml"],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "name": failure.name,
-                "interval": f"{INTERVAL_SECONDS}s",
-                "input_series": [
-                    {"series": name, "values": values} for name, values in failure.series().items()
-                ],
-                "alert_rule_test": [
-                    {
-                        "eval_time": moment,
-                        "alertname": alert["alert"],
-                        "exp_alerts": [
-                            {"exp_labels": {**alert["labels"], **labels}}
-                            for labels in fired.get(alert["alert"], ())
-                        ],
-                    }
-                    for moment, fired in failure.alerts.items()
-                    for alert in alerts
-                ],
-            }
-            for failure in FAILURES
-        ],
-    }
-
-
 def rules_without_annotations() -> str:
     """promtool would compare their texts, too."""
     rules = yaml.safe_load(RULES.read_text())
@@ -79,12 +50,45 @@ def rules_without_annotations() -> str:
     return yaml.safe_dump(rules)
 
 
-def test_each_failure_fires_its_alerts_and_no_others(tmp_path: Path) -> None:
-    (tmp_path / "rules.yml").write_text(rules_without_annotations())
-    cases = tmp_path / "cases.yml"
-    cases.write_text(yaml.safe_dump(promtool_cases(ALERTS), sort_keys=False))
-
+def run_by_promtool(folder: Path, interval: str, tests: Iterable[Mapping[str, Any]]) -> None:
+    (folder / "rules.yml").write_text(rules_without_annotations())
+    cases = folder / "cases.yml"
+    content = {"rule_files": ["rules.yml"], "evaluation_interval": interval, "tests": list(tests)}
+    cases.write_text(yaml.safe_dump(content, sort_keys=False, width=10_000))
     promtool("test", "rules", str(cases))
+
+
+def alerts_on(failure: str) -> list[dict[str, Any]]:
+    """The alerts on what is recorded of a failure."""
+    if failure in WITH_THE_MACHINE:
+        return ALERTS
+    return [each for each in ALERTS if not any(name in each["expr"] for name in OF_THE_MACHINE)]
+
+
+def check_recorded(
+    folder: Path, recordings: Mapping[str, tuple[Mapping[str, str], Mapping[str, int]]]
+) -> None:
+    """`recordings`: by failure, the series in promtool's notation, and the marks."""
+    tests = []
+    for failure, (series, marks) in recordings.items():
+        certain = [each for each in alerts_on(failure) if each["alert"] not in UNCERTAIN.get(failure, ())]
+        expected = {f"{marks[mark] * STRETCH_SECONDS}s": fired for mark, fired in EXPECTED[failure].items()}
+        tests.append(promtool_test(failure, series, certain, expected))
+    run_by_promtool(folder, f"{STRETCH_SECONDS}s", tests)
+
+
+def test_each_written_failure_fires_its_alerts_and_no_others(tmp_path: Path) -> None:
+    written = (promtool_test(each.name, each.series(), ALERTS, each.alerts) for each in FAILURES)
+
+    run_by_promtool(tmp_path, "1m", written)
+
+
+def test_each_recorded_failure_fires_its_alerts_and_no_others(tmp_path: Path) -> None:
+    """What real agents showed while something failed (`recorded/`, written by `make record-alerts`)."""
+    found = [yaml.safe_load(each.read_text()) for each in sorted(FOLDER.glob("*.yml"))]
+
+    assert {each["failure"] for each in found} == EXPECTED.keys()
+    check_recorded(tmp_path, {each["failure"]: (each["series"], each["marks"]) for each in found})
 
 
 def test_the_rules_and_the_example_of_a_configuration_are_valid() -> None:
@@ -93,10 +97,12 @@ def test_the_rules_and_the_example_of_a_configuration_are_valid() -> None:
     promtool("check", "config", str(DEPLOY / "compose.yml"))
 
 
-def test_each_alert_fires_in_a_failure() -> None:
-    fired = {alert for failure in FAILURES for found in failure.alerts.values() for alert in found}
+def test_each_alert_fires_in_a_recorded_failure_or_in_a_written_one_that_lasts() -> None:
+    recorded = {alert for marks in EXPECTED.values() for alerts in marks.values() for alert in alerts}
+    written = {alert for failure in FAILURES for found in failure.alerts.values() for alert in found}
 
-    assert fired == {each["alert"] for each in ALERTS}
+    assert recorded | TOO_LONG == {each["alert"] for each in ALERTS}
+    assert written >= TOO_LONG
 
 
 def test_the_series_of_the_failures_are_metrics_of_the_agent() -> None:

@@ -2,7 +2,7 @@
 
 Two to eight minutes for each failure on a busy machine: `make test-matrix` runs them, and compares the alerts that a fresh
 recording fires with those that are expected. `make record-alerts` also replaces the recordings, on which
-`test_recorded_alerts.py` runs in `make test`.
+`test_alerts.py` runs in `make test`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.monitoring import defective_agent
 from tests.monitoring.expected_alerts import EXPECTED
 from tests.monitoring.failing import LAG, Failing, failing
 from tests.monitoring.recording import Recording, selectors_of
-from tests.monitoring.test_recorded_alerts import alerts_on, check_alerts
+from tests.monitoring.test_alerts import alerts_on, check_recorded
 from tests.processes import AGENT_PROGRAM
 from tests.real.serving.test_undecodable_decisions import FROM_A_LATER_VERSION
 from tests.real.writers import QUICK
@@ -79,7 +79,7 @@ async def recorded(
                     recording.mark("after")
     if RECORD:
         recording.save()
-    check_alerts(root, {failure: (recording.notation(), recording.marks)})
+    check_recorded(root, {failure: (recording.notation(), recording.marks)})
 
 
 Record: TypeAlias = Callable[..., AbstractAsyncContextManager[Failing]]

@@ -254,8 +254,19 @@ async def test_an_agent_needs_exactly_its_rights(guarded: Guarded, scene: World,
                 assert agent.popen.poll() is None
             else:
                 assert await agent.ended() == 1
-                _names_what_is_missing(agent.log.read_text().splitlines()[-1], scene.prefix, case.missing)
+                last = agent.log.read_text().splitlines()[-1]
+                _names_what_is_missing(last, scene.prefix, case.missing)
+                assert f"Kafka denies {case.user} access to the " in last
+                assert f"grant it {_granted(case)}" in last
             tasks.cancel_scope.cancel()
+
+
+def _granted(case: Case) -> str:
+    """What an operator has to grant: all of the role's rights on that topic, or on the group."""
+    assert case.missing is not None
+    resource = case.missing[0]
+    rights = " and ".join(operation for other, operation in _table()[case.role] if other == resource)
+    return f"{rights} on the group" if resource == "group" else f"{rights}, and create if"
 
 
 async def test_an_agent_that_watches_needs_write_on_writers_for_its_reports(
@@ -318,7 +329,9 @@ def test_a_driver_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None
                 grant.version = "1"
             assert len(gate._channel.read_back(table, 0, PATIENCE_SECONDS)) > 0
 
-    _works_or_names_what_is_missing(commit, case)
+    error = _works_or_names_what_is_missing(commit, case)
+
+    assert error is None or guarded.sasl in error
 
 
 @pytest.mark.parametrize("case", _of("executor"), ids=str)
@@ -463,13 +476,15 @@ def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str], pre
         _names_what_is_missing(line, prefix, case.missing)
 
 
-def _works_or_names_what_is_missing(work: Any, case: Case) -> None:
+def _works_or_names_what_is_missing(work: Any, case: Case) -> str | None:
+    """The error, if a right is missing."""
     if case.missing is None:
         work()
-        return
+        return None
     with pytest.raises(AgentUnreachable) as failure:
         work()
     _names_what_is_missing(str(failure.value), SHARED, case.missing)
+    return str(failure.value)
 
 
 def _named(line: str | None, case: Case) -> bool:

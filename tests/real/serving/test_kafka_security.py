@@ -1,7 +1,7 @@
-"""Kafka with authentication and authorization: a real broker with a SASL listener, a TLS listener and an authorizer.
+"""Kafka with authentication: a real broker with a SASL listener and a TLS listener. `test_kafka_rights.py` has the rights.
 
 A refusal ends the agent, because only an operator can resolve it. The agent waits for a broker that does not answer
-(`test_agent_outage.py`). The writer's client fails within its own timeout in both cases.
+(`test_outage.py`). The writer's client fails within its own timeout in both cases.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import pytest_asyncio
 import trustme
-from aiokafka.protocol.admin import CreateAclsRequest
 from anyio import to_thread
 from cryptography.hazmat.primitives import serialization
 
@@ -26,7 +24,7 @@ from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
-from tests.kafka_fixture import administering, set_scram_password
+from tests.kafka_fixture import set_scram_password
 from tests.processes import AgentProcess
 from tests.real.writers import World, world
 from tests.waiting import PATIENCE_SECONDS
@@ -36,9 +34,6 @@ pytestmark = [pytest.mark.real, pytest.mark.wide]
 AGENT, WRITER = "the-agent", "the-writer"
 SECRETS = {AGENT: "agents-open-sesame", WRITER: "writers-open-sesame"}
 WRONG = "not-the-password"
-READ, WRITE, DESCRIBE = 3, 4, 8
-TOPIC, GROUP = 2, 3
-LITERAL, ALLOW = 3, 3
 SHORT_SECONDS = 15.0
 """The timeout of writers that are expected to fail."""
 
@@ -93,9 +88,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "listener.name.sasl.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
         "listener.name.tls.ssl.keystore.type": "PEM",
         "listener.name.tls.ssl.keystore.location": str(folder / "broker.pem"),
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-        "allow.everyone.if.no.acl.found": "true",
     }
     with EmbeddedKafka(folder / "kafka", properties=properties) as broker:
         yield Guarded(broker, f"127.0.0.1:{sasl}", f"127.0.0.1:{tls}", folder / "authority.pem")
@@ -209,54 +201,6 @@ async def test_the_error_of_a_writer_with_a_wrong_password_names_the_security_se
     assert WRONG not in str(failure.value)
 
 
-@pytest.mark.parametrize(
-    ("topic", "rights", "needed"),
-    [
-        ("decisions", (READ, DESCRIBE), "read and write"),
-        ("writers", (WRITE, DESCRIBE), "read"),
-        ("ledger", (READ, DESCRIBE), "read and write"),
-        ("audit", (), "read and write"),
-    ],
-)
-async def test_the_error_of_an_agent_without_rights_to_a_topic_names_topic_and_rights(
-    guarded: Guarded, scene: World, topic: str, rights: tuple[int, ...], needed: str
-) -> None:
-    """Some rights are needed at the start, others only when there is an event to publish."""
-    name = f"{scene.prefix}.{topic}"
-    await _reserve(guarded, TOPIC, name, AGENT, rights)
-    with scene.process(**guarded.agent(log_level="error")) as agent:
-        writer = scene.writer("w")
-        await writer.send_intent(batch_id=1)
-        await writer.request_commit()
-        await _complete_when_granted(scene, agent)
-        line = await _ended_with_one_line(agent)
-
-    assert f"denies {AGENT} access to the topic {name}" in line
-    assert f"grant it {needed}, and create if" in line
-
-
-async def test_the_error_of_an_agent_without_rights_to_its_group_names_the_group(
-    guarded: Guarded, scene: World
-) -> None:
-    await _reserve(guarded, GROUP, f"{scene.prefix}-agents", AGENT, (DESCRIBE,))
-    line = await _ends_with_one_line(scene, guarded.agent(log_level="error"))
-
-    assert f"consumer group {scene.prefix}-agents: grant it read on the group" in line
-
-
-@pytest.mark.parametrize(("topic", "rights"), [("writers", (READ, DESCRIBE)), ("decisions", (DESCRIBE,))])
-async def test_a_writer_without_its_rights_fails_within_its_timeout(
-    guarded: Guarded, scene: World, topic: str, rights: tuple[int, ...]
-) -> None:
-    await _reserve(guarded, TOPIC, f"{scene.prefix}.{topic}", WRITER, rights)
-    with scene.process() as agent:
-        await agent.ready()
-        with pytest.raises(AgentUnreachable) as failure:
-            await to_thread.run_sync(_commit, scene, guarded.sasl, guarded.writer(), SHORT_SECONDS)
-
-    assert guarded.sasl in str(failure.value)
-
-
 def _commit(scene: World, servers: str, kafka: Any, timeout: float = PATIENCE_SECONDS) -> None:
     with (
         closing(
@@ -269,25 +213,10 @@ def _commit(scene: World, servers: str, kafka: Any, timeout: float = PATIENCE_SE
             grant.version = "1"
 
 
-async def _complete_when_granted(scene: World, agent: AgentProcess) -> None:
-    """Complete the transaction, so that the agent publishes to every topic. The agent may end before."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while agent.popen.poll() is None and not (granted := scene.events(CommitGranted)):
-            await scene.poll()
-    for each in granted if agent.popen.poll() is None else ():
-        writer = scene.writer("w")
-        writer.transaction = each.transaction
-        await writer.complete(each.grant)
-
-
 async def _ends_with_one_line(scene: World, settings: dict[str, Any]) -> str:
     with scene.process(**settings) as agent:
-        return await _ended_with_one_line(agent)
-
-
-async def _ended_with_one_line(agent: AgentProcess) -> str:
-    assert await agent.ended() == 1
-    [line] = agent.log.read_text().splitlines()
+        assert await agent.ended() == 1
+        [line] = agent.log.read_text().splitlines()
     assert not any(secret in line for secret in (*SECRETS.values(), WRONG))
     return line
 
@@ -306,13 +235,3 @@ def _keystore(authority: trustme.CA) -> bytes:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return plain + b"".join(each.bytes() for each in issued.cert_chain_pems)
-
-
-async def _reserve(guarded: Guarded, kind: int, name: str, user: str, rights: tuple[int, ...]) -> None:
-    """Restrict a topic or a group to one user with these rights. The administrator keeps all rights."""
-    async with administering(guarded.broker.bootstrap_servers) as admin:
-        for principal, right in [("User:another", READ), *((f"User:{user}", right) for right in rights)]:
-            answer = await admin._send_request(
-                CreateAclsRequest(kind, name, LITERAL, principal, "*", right, ALLOW)
-            )
-            assert [code for code, _ in answer.creation_responses] == [0]
