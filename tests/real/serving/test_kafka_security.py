@@ -1,7 +1,7 @@
 """Kafka with authentication: a real broker with a SASL listener and a TLS listener. `test_kafka_rights.py` has the rights.
 
 A refusal ends the agent, because only an operator can resolve it. The agent waits for a broker that does not answer
-(`test_outage.py`). The writer's client fails within its own timeout in both cases.
+(`test_agent_outage.py`). The writer's client fails within its own timeout in both cases.
 """
 
 from __future__ import annotations

@@ -248,8 +248,8 @@ async def test_a_consumer_whose_broker_is_down_can_be_stopped(
     partition = TopicPartition(settings.topics.writers, 0)
     consumer.assign([partition])
     await consumer.position(partition)
-    consumer._fetcher._retry_backoff = 60.0  # only now: a new topic's first requests may fail
-    await consumer.getmany(timeout_ms=1_000)
+    await until(lambda: consumer.highwater(partition) is not None)  # a new topic's first fetches may fail
+    consumer._fetcher._retry_backoff = 60.0
     broker.kill()
     await until(lambda: "Failed fetch messages" in caplog.text)
 
