@@ -258,21 +258,22 @@ def out_of_years(name: str, table: Any) -> ValueError:
 
 
 def require_python_values(rows: Any, table: Any) -> None:
-    """Raise `ValueError` if an Arrow table has a date or text, nested ones too, that Python lacks, where pypaimon needs it.
+    """Raise `ValueError` if an Arrow table has a date, or a nested text, that Python lacks, where pypaimon needs it.
 
     Needed are partition columns, bucket keys, and all columns of a table with a primary key: pypaimon merges its rows in Python.
+    A text that is not nested is an error only where it is compared, and Python's own.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     schema = table.table_schema
     for name in rows.column_names if schema.primary_keys else {*schema.partition_keys, *schema.bucket_keys}:
-        for values in (leaf for chunk in rows.column(name).chunks for leaf in _leaves(chunk)):
+        for values, nested in (leaf for chunk in rows.column(name).chunks for leaf in _leaves(chunk)):
             try:
                 if pa.types.is_temporal(values.type):
                     for bound in pc.min_max(values).values():
                         bound.as_py()
-                elif pa.types.is_string(values.type):
+                elif nested and pa.types.is_string(values.type):
                     values.validate(full=True)
             except pa.ArrowInvalid:
                 raise ValueError(
@@ -283,8 +284,8 @@ def require_python_values(rows: Any, table: Any) -> None:
                 raise out_of_years(name, table) from None
 
 
-def _leaves(values: Any) -> Iterator[Any]:
-    """Yield the arrays of an Arrow array's innermost values."""
+def _leaves(values: Any, *, nested: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Yield the arrays of an Arrow array's innermost values, and whether they are nested."""
     import pyarrow as pa
 
     match values.type:
@@ -295,10 +296,10 @@ def _leaves(values: Any) -> Iterator[Any]:
         case pa.ListType():
             inner = [values.flatten()]
         case _:
-            yield values
+            yield values, nested
             return
     for each in inner:
-        yield from _leaves(each)
+        yield from _leaves(each, nested=True)
 
 
 def partition_folder(table: Any, path: str) -> str:
