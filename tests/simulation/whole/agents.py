@@ -333,6 +333,7 @@ class ObservedOwner(PartitionOwner):
 
     def load(self, start: int, end: int, *arguments: Any, **more: Any) -> None:
         self._oracles.knowledge.on_loaded(self.records.term, end)
+        self._oracles.knowledge.on_start(self.number, start)
         now = self.loaded_at = self.node.timeline.now
         self._oracles.knowledge.ledger.on_loaded(
             self.records.term, now, partition=self.number, span=(start, end)

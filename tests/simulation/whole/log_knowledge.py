@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
@@ -179,6 +180,18 @@ class LogKnowledge:
     def on_overlooked(self, transaction: str) -> None:
         """The owner of the partition has already read another record at the offset of an event of this transaction."""
         self.overlooked.add(transaction)
+
+    def on_start(self, partition: int, start: int) -> None:
+        """An owner reads `writers` from here on. Intents that came to lower offsets after a loss are overlooked."""
+        lost_at = self.lost_at.get(partition, math.inf)
+        self.overlooked |= {
+            name
+            for name, each in self.histories.items()
+            if self.partition_of(each.table) == partition
+            and each.sequence < start
+            and each.opened_at >= lost_at
+            and not each.answered
+        }
 
     def on_loaded(self, term: str, end: int) -> None:
         """An owner has read decisions and ledger, and replays `writers` up to its end."""
