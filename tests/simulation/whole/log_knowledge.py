@@ -47,8 +47,12 @@ class LogKnowledge:
         self.histories: dict[str, History] = {}
         self.takeovers: dict[str, TakeOver] = {}
         """By term."""
+        self._takes: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        """By partition: the offset and the term of each `partition-taken`."""
         self.terms: dict[int, str] = {}
         """By partition: the term in force."""
+        self._back_in_force: dict[int, str] = {}
+        """By partition that has lost a `partition-taken`: the last term that is left."""
         self.taken_over_at: dict[int, float] = {}
         self.committed: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
         """By table and writer: the offset of each completion in the log, and its batch."""
@@ -115,8 +119,15 @@ class LogKnowledge:
         """An agent has taken a partition over, or has published that again."""
         if term not in self.takeovers:
             self.takeovers[term] = TakeOver(record.partition, record.at, self.lacking(record.partition))
+        self._takes[record.partition].append((record.offset, term))
         self.terms[record.partition] = term
+        self._back_in_force.pop(record.partition, None)
         self.taken_over_at[record.partition] = record.at
+
+    def counts(self, partition: int, term: str | None) -> bool:
+        """Whether a decision of this term counts: by what was in the log, or by what a loss has left of it."""
+        in_force = self.terms.get(partition)
+        return term in {in_force, self._back_in_force.get(partition, in_force)}
 
     def on_ledger_record(self, record: Record) -> None:
         event = decode(LEDGER_EVENT, record.value)
@@ -142,6 +153,10 @@ class LogKnowledge:
         self.lost_at[partition] = self._timeline.now
         if topic == TOPICS.decisions:
             self._losses_are_unclear(partition)
+            left = [each for each in self._takes[partition] if beginning <= each[0] < end]
+            if left:
+                self._back_in_force[partition] = left[-1][1]
+            self._takes[partition] = left
         for history in self.histories.values():
             if self.partition_of(history.table) != partition:
                 continue

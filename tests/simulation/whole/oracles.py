@@ -49,6 +49,7 @@ Two `ordered` commits conflict only if the rows of the later one are the older o
   an event, *overlooked*, may overlap with others, because its markers are unknown (the limit that docs/recovery.md names).
 - An owner of an incomplete log may not know which terms were in force, and so believe a grant of a replaced agent. It then lets
   it lapse.
+- If a `partition-taken` is lost, decisions of the term before it count too: that is the last one that the log shows.
 - The offset of a lost event proves nothing any more.
 - An agent that had no answer to a decision before its topic was created again sends the same record again.
 - If the ledger has lost records, an owner must know only the batches of `ledger_knowledge.py`. Until a writer loses again, it is
@@ -183,7 +184,7 @@ class Oracles(ViolationRecorder):
                 "log", f"decisions-{record.partition} {record.offset}: {event.agent} hands over {locks}"
             )
             return
-        counted = event.term == self.knowledge.terms.get(record.partition)
+        counted = self.knowledge.counts(record.partition, event.term)
         reason = f" {event.reason}" if isinstance(event, Abort) else ""
         self._timeline.log(
             "log",
