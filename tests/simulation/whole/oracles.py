@@ -247,13 +247,14 @@ class Oracles(ViolationRecorder):
                     "an incomplete log is noticed", f"{name} was open, and no decision about it was published"
                 )
 
-    def check_owner(self, partition: int, term: str, agent: str) -> None:
-        """Check that the take-over of a live owner is the last in the log at the end of the run."""
-        last_term, at = self.knowledge.terms[partition], self.knowledge.taken_over_at[partition]
-        if last_term != term and self._timeline.now - at > TAKEOVER_NOTICE_SECONDS:
+    def check_owner(self, partition: int, term: str, node: Node) -> None:
+        """Check at the end that the take-over of a live owner is the last in the log, if it has had time to read it."""
+        last_term = self.knowledge.terms[partition]
+        readable_at = max(self.knowledge.taken_over_at[partition], node.running_since)
+        if last_term != term and self._timeline.now - readable_at > TAKEOVER_NOTICE_SECONDS:
             self.violated(
                 "last take-over owns",
-                f"{agent} owns partition {partition}, which another agent took over later",
+                f"{node.name} owns partition {partition}, which another agent took over later",
             )
 
     def check_unknown_requests(

@@ -281,7 +281,7 @@ class World:
     def _check_liveness(self) -> None:
         for owner in self.owners:
             if owner.phase == "live" and owner.node.state == "running":
-                self.oracles.check_owner(owner.number, owner.records.term, owner.node.name)
+                self.oracles.check_owner(owner.number, owner.records.term, owner.node)
                 self._check_ledger(owner)
         for number in range(self.scenario.partitions):
             self.oracles.check_incomplete(number, self.losses.gaps_shown(number))
