@@ -18,7 +18,8 @@
   consumer finds the term in force before it dispatches any decision: it reads its partition backwards, in windows that grow,
   to the last `partition-taken`, at most `MAX_TERM_SEARCH` records. Beyond that, all decisions count until the next take-over.
   It searches again before it ignores the first decision of a term: if Kafka has lost records that this writer had read, a
-  `partition-taken` may be among those at the same offsets, and the writer would wait for a replaced agent.
+  `partition-taken` may be among those at the same offsets, and the writer would wait for a replaced agent. If Kafka has removed
+  records that it had not read, it forgets the term, and searches likewise.
 - *A decision counts in its table's partition only.* The agent answers an unreadable record in the partition that has it, and
   any client can send such a record to any partition. (`progress.py` compares the names.)
 """
@@ -302,6 +303,9 @@ class Channel:
             if not batches:
                 await self._replace(where, consumer, position)
         for record in batches.get(where, ()):
+            if record.offset > position:  # Kafka has lost what was there, perhaps a `partition-taken`
+                self._terms.pop(where.partition, None)
+                return record.offset, False
             if not self._dispatch(record):
                 return record.offset, False
             position = record.offset + 1

@@ -106,6 +106,7 @@ class Channel:
         self._producer: SimProducer | None = None
         self._handlers: dict[str, Callable[[DecisionEventUnion, int], None]] = {}
         self._term: str | None = None
+        self._position = 0
         self._doubted: set[str | None] = set()
         self._opening = anyio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,7 +118,9 @@ class Channel:
         await consumer.start()
         consumer.assign([where])
         await consumer.seek_to_end(where)
-        self._note_term(self._process.kafka.broker.logs[where])
+        log = self._process.kafka.broker.logs[where]
+        self._note_term(log)
+        self._position = len(log)
         self.spawn(self._read(consumer))
 
     def spawn(self, program: Any) -> None:
@@ -163,6 +166,10 @@ class Channel:
         while True:
             for records in (await consumer.getmany(timeout_ms=2_000)).values():
                 for record in records:
+                    if record.offset > self._position:
+                        self._term = None
+                        await self._find_term(record.offset)
+                    self._position = record.offset + 1
                     if not self._dispatch(record.value, record.offset):
                         await self._find_term(record.offset)
                         self._dispatch(record.value, record.offset)

@@ -144,6 +144,12 @@ class Broker:
     """Transactions with a decision that arrives while a consumer asks for the end, one each time."""
     refuses_new: int = 0
     """How many of the next consumers can't be started."""
+    beginning: int = 0
+
+    def lose_next(self, number: int) -> None:
+        """So many records are published and removed again, before a consumer has read them."""
+        self.beginning = len(self.records) + number
+        self.records.extend([b""] * number)
 
     def take_over(self, term: str) -> None:
         taken = PartitionTaken(
@@ -187,7 +193,7 @@ class FakeConsumer:
 
     async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         self._raise()
-        return dict.fromkeys(partitions, 0)
+        return dict.fromkeys(partitions, self.broker.beginning)
 
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         self._raise()
@@ -200,8 +206,9 @@ class FakeConsumer:
             raise ConsumerStoppedError
         self._raise()
         await anyio.sleep(0.001)
-        found = [] if self.quiet else self.broker.records[self.at :]
-        start, self.at = self.at, self.at + len(found)
+        start = max(self.at, self.broker.beginning)
+        found = [] if self.quiet else self.broker.records[start:]
+        self.at = start + len(found)
         records: list[Any] = [
             ConsumerRecord(where.topic, 0, start + n, 0, 0, _key(value), value, None, 0, 0, ())
             for n, value in enumerate(found)
@@ -262,6 +269,7 @@ LANGUAGE = Language(
         "take_over": lambda s, term: s.broker.take_over(term),
         "meanwhile": lambda s, transaction: s.broker.meanwhile.append(transaction),
         "lose_all": lambda s: s.broker.records.clear(),
+        "lose_next": lambda s, number: s.broker.lose_next(int(number)),
     },
 )
 
@@ -323,6 +331,11 @@ a take-over at an offset that was read before is found
     # Seed 2099 of the simulation: Kafka lost the end of the topic and went on. The writer believed no decision any more.
     take_over one; subscribe A; publish A one → received A:1
     lose_all; take_over two; publish B two; publish A two → received A:1 A:2
+
+a take-over that Kafka has removed before it was read is not waited for
+    # Seed 2017549 of the simulation: the writer was paused, and believed no decision any more.
+    take_over one; subscribe A; publish A one → received A:1
+    lose_next 2; publish A two → received A:1 A:4
 
 a replaced agent is not believed and the term is searched once
     take_over one; take_over two; subscribe A; publish A one; publish A one; publish A two; publish A one; publish A two
