@@ -125,7 +125,7 @@ class LogKnowledge:
         self.taken_over_at[record.partition] = record.at
 
     def counts(self, partition: int, term: str | None) -> bool:
-        """Whether a decision of this term counts: by what was in the log, or by what a loss has left of it."""
+        """Whether decisions of this term count: the log announced it last, or does so since it has lost records."""
         in_force = self.terms.get(partition)
         return term in {in_force, self._back_in_force.get(partition, in_force)}
 

@@ -90,13 +90,11 @@ def _compare(spark: SparkSession, tables: Tables, situation: Situation) -> Findi
         found = partial(Finding, batch=number, native_error=native_error, sink_error=sink_error)
         if sink_error and any(text in sink_error for text in REFUSED):
             return None
-        nothing = (
-            native_error is not None and batch.isEmpty()
-        )  # Delta before 4 refuses an overwrite by no rows
-        if (native_error is None) != (sink_error is None) and not nothing:
-            return found(
-                "the sink wrote what is refused natively" if native_error else "only the sink refused"
-            )
+        if sink_error and not native_error:
+            return found("only the sink refused")
+        # Delta before 4 refuses to overwrite by no rows.
+        if native_error and not sink_error and not batch.isEmpty():
+            return found("the sink wrote what is refused natively")
         text = tables.difference()
         if text:
             return found(f"other rows: {text}")
