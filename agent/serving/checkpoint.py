@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast, get_args
 
@@ -50,6 +50,8 @@ class FoundGap:
 
     gap: Gap
     at: datetime
+    decisions_end: int = 0
+    """Offset after the decisions that came before the take-over. 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Checkpoint:
                 "entry": _record_json(self.entry),
                 "ledger_beginning": self.ledger_beginning,
                 "gaps": [
-                    [each.at.isoformat(), each.gap.topic, each.gap.problem, each.gap.expected, each.gap.found]
+                    [each.at.isoformat(), *astuple(each.gap), each.decisions_end]
                     for each in self.gaps[-MAX_GAPS:]
                 ],
             }
@@ -132,12 +134,15 @@ def _record(found: object) -> LastRecord | None:
 
 def _gap(found: object) -> FoundGap | None:
     match found:
-        case [str(at), str(topic), str(problem), int(expected), int(there)] if problem in get_args(Problem):
+        case [str(at), str(topic), str(problem), int(expected), int(there), *rest] if problem in get_args(
+            Problem
+        ):
             try:
                 moment = datetime.fromisoformat(at)
             except ValueError:
                 return None
-            return FoundGap(Gap(topic, cast("Problem", problem), expected, there), moment)
+            end = rest[0] if rest and isinstance(rest[0], int) else 0
+            return FoundGap(Gap(topic, cast("Problem", problem), expected, there), moment, end)
         case _:
             return None
 

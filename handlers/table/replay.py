@@ -3,6 +3,9 @@
 Order
 1. A decision is applied right after the event at its `cause_offset`, even if the record at that offset can't be decoded.
 2. Decisions are applied in the order of their own topic.
+   If Kafka has lost the end of `writers`, the offsets from there on belong to other events by now. The owner that noticed had
+   applied all decisions at the end that was left. So a later replay applies those that came before that take-over there at the
+   latest (`lost_ends`).
 
 Terms
 3. An agent that takes a partition over publishes `partition-taken` with a new term, and only then reads `decisions`. From that
@@ -88,6 +91,8 @@ class PublishedDecisions:
 
     def __init__(self, start: Position, records: Iterable[tuple[int, events.DecisionRecord]]) -> None:
         self.start = start
+        self.lost_ends: list[tuple[int, int]] = []
+        """Of each lost end of `writers`: the offset after the decisions that came before, and the end that was left."""
         self.term = start.term
         """The term in force at the end."""
         self._terms: dict[str, None] = {} if start.term is None else {start.term: None}
@@ -124,8 +129,13 @@ class PublishedDecisions:
         """Return the next decisions up to this offset in `writers` (None: all) and mark them as applied."""
         first = self._applied
         while self._applied < len(self._decisions):
-            _, decision = self._decisions[self._applied]
-            if offset is not None and decision.cause_offset > offset:
+            position, decision = self._decisions[self._applied]
+            if offset is not None and self._due(position, decision) > offset:
                 break
             self._applied += 1
         return [decision for _, decision in self._decisions[first : self._applied]]
+
+    def _due(self, position: Position, decision: events.DecisionEventUnion) -> int:
+        """The offset of the event after which this decision is applied."""
+        ends = [end - 1 for before, end in self.lost_ends if position.offset < before]
+        return min([decision.cause_offset, *ends])

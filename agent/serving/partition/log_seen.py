@@ -13,7 +13,7 @@ takes over before then finds the same gap.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import structlog
@@ -106,6 +106,15 @@ class LogSeen:
         )
 
     @property
+    def lost_ends(self) -> list[tuple[int, int]]:
+        """Of each lost end of `writers`: the offset after the decisions that came before, and the end that was left."""
+        return [
+            (each.decisions_end, each.gap.found)
+            for each in self._gaps
+            if each.gap.topic == self._topics.writers and each.gap.problem == "end-lost"
+        ]
+
+    @property
     def checkpoint_allowed(self) -> bool:
         """Whether a checkpoint may be committed: not before a lock lease after a take-over with gaps."""
         return monotonic() >= self._no_checkpoint_before
@@ -128,7 +137,9 @@ class LogSeen:
         gaps = gaps if beyond is None else [*gaps, beyond]
         now = utc_now()
         earlier = () if checkpoint is None else recent_gaps(checkpoint.gaps, now)
-        self._gaps = (*earlier, *(FoundGap(each, now) for each in gaps))
+        if any(each.topic == self._topics.decisions for each in gaps):
+            earlier = tuple(replace(each, decisions_end=0) for each in earlier)  # offsets of others by now
+        self._gaps = (*earlier, *(FoundGap(each, now, self.decisions_end) for each in gaps))
         self._missing = tuple(each for each in gaps if each.topic != self._topics.ledger)
         if self._missing:
             self._no_checkpoint_before = monotonic() + self._settings.validity_seconds

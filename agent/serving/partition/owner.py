@@ -210,7 +210,7 @@ class PartitionOwner:
         self.tables.repeat_entries()
         if replay.published.term not in (None, self.records.term):
             takeovers.others = max(takeovers.others, takeovers.own + 1)
-        replay.start(end)
+        replay.start(end, self.seen.lost_ends)
         self._progress.phase = "replaying"
         for entry in replay.others_entries:
             self.on_others_entry(entry, takeovers.own_in_ledger)

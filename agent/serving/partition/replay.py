@@ -79,9 +79,10 @@ class Replay:
         for entry in decoded_all(events.LEDGER_EVENT, records, self._undecodable):
             self._tables.ledger.add(entry)
 
-    def start(self, until: int) -> None:
-        """Decisions and ledger have been read. Apply what follows up to `until`."""
+    def start(self, until: int, lost_ends: Iterable[tuple[int, int]]) -> None:
+        """Decisions and ledger have been read. Apply what follows up to `until`. `lost_ends`: see `PublishedDecisions`."""
         self.until = until
+        self.published.lost_ends = list(lost_ends)
         decided = self.published.all()
         self.aborted = {subject(each) for each in decided if isinstance(each, events.Abort)}
         self._without_footprint = without_footprint(decided)

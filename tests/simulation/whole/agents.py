@@ -532,7 +532,7 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
     decisions = without_unknown(logs[TopicPartition(TOPICS.decisions, owner.number)][decided.offset :])
     rebuilt.consume(_without_ignored(owner, logs[writers][start : owner.position]), 0.0)
     entries: list[Any] = logs[ledger][owner.broker.beginnings[ledger] :]
-    rebuilt.load(start, owner.position, decided, decisions, entries)
+    rebuilt.load(start, owner.position, decided, decisions, entries, checkpoint=checkpoint)
     return rebuilt, recorder.decisions
 
 

@@ -180,7 +180,7 @@ class DecisionOracles:
                 elif history.granted is None:
                     history.ended = event
             return
-        history.revoked = history.revoked or event.reason == "lease-lost"
+        history.revoked = history.revoked or event.reason in ("lease-lost", "superseded")
         if (event.detail or "").startswith(STOPPED) and history.ended is not None:
             return  # a late event of a transaction that its owner has forgotten since
         if event.reason == "conflict" or (event.reason == "outcome-unknown" and event.conflicts):

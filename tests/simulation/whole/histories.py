@@ -42,7 +42,7 @@ class History:
     abort_requested: int | None = None
     """Offset of an operator's first request to end it, while it was open."""
     revoked: bool = False
-    """Whether the log has its `lease-lost`: its grant is not extended any more."""
+    """Whether an abort in the log withdrew its grant, which is not extended any more."""
     admitted_at: int = -1
     """Offset of its admission in `decisions`."""
     intent_lost: bool = False

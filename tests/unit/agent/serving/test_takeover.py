@@ -34,6 +34,7 @@ from lakewarden.events import (
     Marker,
     MarkerCreated,
     WriterEvent,
+    WriterHeartbeat,
     decode,
     encode,
 )
@@ -236,13 +237,18 @@ def marker() -> tuple[Marker, ...]:
     return (Marker(partition="p", file_group="f", operation="merge"),)
 
 
-def only_grant(scene: Scene) -> str:
-    """The grant in the log, which has one."""
-    [granted] = [
+def grants(scene: Scene) -> list[CommitGranted]:
+    """All in the log, of whatever term."""
+    return [
         each
         for record in scene.kafka.topics[TOPICS.decisions].records
         if isinstance(each := decode(DECISION_RECORD, record.value), CommitGranted)
     ]
+
+
+def only_grant(scene: Scene) -> str:
+    """The grant in the log, which has one."""
+    [granted] = grants(scene)
     return granted.grant
 
 
@@ -347,6 +353,40 @@ async def test_after_a_lock_lease_the_loss_is_over_and_the_checkpoints_still_nam
     checkpoint = again.checkpoint()
     assert checkpoint is not None
     assert [each.gap.problem for each in checkpoint.gaps] == ["beginning-lost"]
+
+
+async def test_a_grant_whose_cause_is_lost_stays_before_the_completion_that_took_its_offset(
+    scene: Scene,
+) -> None:
+    """T1's outcome is unknown, so checkpoints stay at its intent. Seed 2019639 of the whole."""
+    owner = await scene.take_over()
+    for each in ("T1", "T2"):
+        scene.send(CommitIntent, each, batch_id=1)
+    scene.send(CommitRequested, "T1", seq=1)
+    scene.consume(owner)
+    scene.lock(owner)
+    scene.send(CommitCompleted, "T1", grant=only_grant(scene), version="1")
+    for seq in range(5):
+        scene.send(WriterHeartbeat, "T2", seq=seq)
+    scene.send(CommitRequested, "T2", seq=5)
+    scene.consume(owner)
+    scene.lock(owner)
+    scene.commit(owner)
+    *_, granted = grants(scene)
+    assert granted.transaction == "T2"
+    scene.kafka.topics[TOPICS.writers].truncate(3)
+    owner = await scene.take_over()
+    scene.send(CommitCompleted, "T2", grant=granted.grant, version="2")
+    scene.clock[0] += SETTINGS.validity_seconds
+    scene.consume(owner)
+    scene.commit(owner)
+    end = scene.kafka.topics[TOPICS.decisions].end
+
+    again = await scene.take_over()
+
+    assert scene.kafka.committed[TopicPartition(TOPICS.writers, 0)].offset == 0
+    assert again.tables.states[TABLE].open() == []
+    assert scene.decisions(Abort, end) == []
 
 
 async def test_an_event_that_only_a_decision_remembers_is_missed(scene: Scene) -> None:

@@ -56,6 +56,17 @@ def test_decisions_keep_the_order_of_their_own_topic() -> None:
     assert due_transactions(decisions(admitted("a", 9), admitted("b", 2)), 5) == []
 
 
+def test_a_decision_of_before_a_lost_end_is_due_there_at_the_latest() -> None:
+    """The offset of its cause belongs to another event by now. Those of after the loss stay where they are."""
+    published = decisions(admitted("a", 3), admitted("b", 28), admitted("c", 22))
+    published.lost_ends = [(102, 21)]
+
+    assert due_transactions(published, 3) == ["a"]
+    assert due_transactions(published, 19) == []
+    assert due_transactions(published, 20) == ["b"]
+    assert due_transactions(published, 22) == ["c"]
+
+
 @pytest.mark.parametrize(
     ("records", "term", "due"),
     [
