@@ -16,7 +16,7 @@ from datetime import date
 from decimal import Decimal
 from itertools import chain, product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from lakewarden.handlers.partition_spelling import moment
 from lakewarden.spark_jobs.gate.scope import BatchScope
@@ -36,6 +36,7 @@ MAX_COMBINATIONS = 100
 
 
 _FLOATS = frozenset({"float", "double"})
+_ZEROS: Final = ("-0.0", "0.0")
 
 
 def quoted(name: str) -> str:
@@ -153,9 +154,12 @@ def _one_of(field: Field, values: Sequence[Any], alias: str) -> str:
     apart: dict[Any, str] = {None: f"{alias}.{quoted(field.column)} IS NULL"}
     if field.value_type in _FLOATS:
         apart["NaN"] = f"isnan({expression})"
+        # Up to 3.5, Spark drops one of two zeros in a list, and Iceberg then skips the files of the other one.
+        zeros = [f"CAST('{zero}' AS {field.value_type})" for zero in _ZEROS]
+        apart |= dict.fromkeys(_ZEROS, f"{expression} BETWEEN {' AND '.join(zeros)}")
     known = [literal(value, field.value_type) for value in dict.fromkeys(values) if value not in apart]
     alternatives = [f"{expression} IN ({', '.join(known)})"] if known else []
-    alternatives += [condition for value, condition in apart.items() if value in values]
+    alternatives += dict.fromkeys(condition for value, condition in apart.items() if value in values)
     return alternatives[0] if len(alternatives) == 1 else f"({' OR '.join(alternatives)})"
 
 
@@ -248,7 +252,7 @@ def content_of(
 
 
 def _alike(value: Any, field: Field) -> tuple[Any, ...]:
-    return ("0.0", "-0.0") if value == "0.0" and field.value_type in _FLOATS else (value,)
+    return _ZEROS if value == "0.0" and field.value_type in _FLOATS else (value,)
 
 
 def _count(rows: DataFrame) -> int:
