@@ -92,7 +92,7 @@ class PublishedDecisions:
     def __init__(self, start: Position, records: Iterable[tuple[int, events.DecisionRecord]]) -> None:
         self.start = start
         self.lost_ends: list[tuple[int, int]] = []
-        """Of each lost end of `writers`: the offset after the decisions that came before, and the end that was left."""
+        """The lost ends of `writers`. Each has the offset after the decisions that came before, and the end that was left."""
         self.term = start.term
         """The term in force at the end."""
         self._terms: dict[str, None] = {} if start.term is None else {start.term: None}

@@ -107,7 +107,7 @@ class LogSeen:
 
     @property
     def lost_ends(self) -> list[tuple[int, int]]:
-        """Of each lost end of `writers`: the offset after the decisions that came before, and the end that was left."""
+        """The lost ends of `writers`. Each has the offset after the decisions that came before, and the end that was left."""
         return [
             (each.decisions_end, each.gap.found)
             for each in self._gaps
