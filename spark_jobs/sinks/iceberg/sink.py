@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     lists_newest_only,
     load,
     open_table,
+    show,
     spec_text,
 )
 from lakewarden.spark_jobs.sinks.java import is_instance
@@ -83,6 +85,8 @@ class IcebergSink(SparkSink[OpenTable]):
         self._last_opened = open_table(self._spark, table)
         self._uri = canonical_table(str(self._last_opened.java.location()))
         self._last_alike: object = None
+        self._found = threading.local()
+        """`table`: as this thread's last lookup of a batch has loaded it."""
         if self._unhooked is not None:
             if is_instance(self._last_opened.java.operations(), REST):
                 raise UnsupportedSpark(
@@ -94,8 +98,9 @@ class IcebergSink(SparkSink[OpenTable]):
         self._told_of_history = self._mode == "append"
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
+        self._found.table = None
         self.begin(txn)
-        table = self._layout(batch.sparkSession)
+        table = self._layout(batch.sparkSession, self._found.table)
         upsert = self._upsert_of(table, batch.sparkSession)
         rows = self._complete(self._rows(batch, table, upsert), table)
         inexact = inexact_keys(upsert.keys, table.fields, rows.schema, table.columns, self.table)
@@ -116,18 +121,21 @@ class IcebergSink(SparkSink[OpenTable]):
             batch_write = BatchWrite(
                 rows, table, content.partitions, self._mode, upsert, _properties(txn), stored, inexact
             )
+            snapshot = None
             if self._unhooked is None:
-                self._commit_staged(batch_write, txn)
+                snapshot = self._commit_staged(batch_write, txn)
             else:
                 run_under_grant(txn, lambda: self._commit_whole(batch_write), self.committed, is_conflict)
-            load(self._spark, self._name)  # readers in this session see the commit
+            show(self._spark, self._name, snapshot)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        return find_commit(load(self._spark, self._name), writer, batch_id)
+        self._found.table = load(self._spark, self._name)
+        return find_commit(self._found.table, writer, batch_id)
 
     # staging and committing
 
-    def _commit_staged(self, write: BatchWrite, txn: Transaction) -> None:
+    def _commit_staged(self, write: BatchWrite, txn: Transaction) -> str | None:
+        """Return the snapshot. None if its publish failed, and the gate found it in the table."""
         validated = self._mode != "append"
         staged = StagedTable(self._spark, self._unchanged(write), write.properties, validated=validated)
         txn.on_discard(staged.discard)
@@ -136,8 +144,10 @@ class IcebergSink(SparkSink[OpenTable]):
             write.run(target, staged.base)
         staged.staged()
         txn.check()
+        snapshot = None
         with txn.commit() as grant:
-            grant.version = staged.publish(grant)
+            grant.version = snapshot = staged.publish(grant)
+        return snapshot
 
     def _commit_whole(self, write: BatchWrite) -> None:
         base = self._unchanged(write).currentSnapshot()
@@ -163,8 +173,9 @@ class IcebergSink(SparkSink[OpenTable]):
             )
         return now
 
-    def _layout(self, spark: SparkSession) -> OpenTable:  # noqa: ARG002 - the catalog is that of the sink's session
-        table = self._last_opened = open_table(self._spark, self._name, self._last_opened)
+    def _layout(self, spark: SparkSession, loaded: Any = None) -> OpenTable:  # noqa: ARG002 - the catalog is that of the sink's session
+        """`loaded`: the table if it was just loaded."""
+        table = self._last_opened = open_table(self._spark, self._name, self._last_opened, loaded)
         location = canonical_table(str(table.java.location()))
         if location != self._uri:
             raise ValueError(

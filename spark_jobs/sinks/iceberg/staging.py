@@ -72,8 +72,9 @@ class CheckedOperations:
     """`TableOperations` whose `commit` runs a check first, and remembers what became of each try."""
 
     def __init__(self, operations: Any, seen: Callable[[Any], None], signed: Callable[[Any], Any]) -> None:
-        """`seen` gets the snapshot of each try. `signed` returns metadata with the writer's `LastCommit`."""
+        """`operations` were just refreshed. `seen` gets each try's snapshot. `signed` adds the writer's `LastCommit`."""
         self._operations = operations
+        self._fresh = True
         self._seen = seen
         self._signed = signed
         self.check: Callable[[Any], None] | None = None
@@ -84,6 +85,11 @@ class CheckedOperations:
         """Error of the last try. Java wraps it, with the text of a traceback."""
         self.unanswered = False
         self.published: str | None = None
+
+    def refresh(self) -> Any:
+        """Look for newer metadata; not for a transaction that begins on what was just loaded."""
+        fresh, self._fresh = self._fresh, False
+        return self._operations.current() if fresh else self._operations.refresh()
 
     def commit(self, base: Any, metadata: Any) -> None:
         """Check, then let Iceberg publish `metadata`."""
@@ -180,7 +186,7 @@ class StagedTable:
             grant.check()
             reason = self._replaced(base)
             if reason is not None:
-                raise self._base_changed(reason)
+                raise self._base_changed(reason, self._newest_by_another(base))
 
         operations.check = check
         for _ in range(MAX_TRIES):
@@ -313,6 +319,14 @@ class StagedTable:
                 lost_to = maker.of_commit(version, snapshot.operation())
         more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
         return ", ".join(named[:MAX_NAMED]) + more or "none is left in the table's history", lost_to
+
+    def _newest_by_another(self, metadata: Any) -> str | None:
+        """Return the newest snapshot and who made it, if it came after the base and didn't go through the gate."""
+        snapshot = metadata.currentSnapshot()
+        if snapshot is None or snapshot.snapshotId() == self.base or TRANSACTION in snapshot.summary():
+            return None
+        version = f"snapshot {snapshot.snapshotId()}"
+        return of_iceberg(snapshot.summary()).of_commit(version, snapshot.operation())
 
     def _list_files(self, snapshot: Any) -> None:
         io = self._pinned.io()

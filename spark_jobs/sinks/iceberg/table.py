@@ -132,14 +132,16 @@ class OpenTable:
         return bool(self.schema.sameSchema(other.schema()) and self.spec == other.spec().specId())
 
 
-def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) -> OpenTable:
+def open_table(
+    spark: SparkSession, name: str, before: OpenTable | None = None, table: Any = None
+) -> OpenTable:
     """Open the table at its newest version. Raise `ValueError` if there is none, or the sink can't write it rightly.
 
-    If the layout is the same as `before`, only the version is looked up.
+    If the layout is the same as `before`, only the version is looked up; nothing is, with a `table` that was just loaded.
     """
     from pyspark.sql.types import StructType
 
-    table = load(spark, name)
+    table = load(spark, name) if table is None else table
     _require_supported(spark, name, table)
     if before is not None and before.same_layout(table):
         return replace(before, java=table)
@@ -196,6 +198,14 @@ def load(spark: SparkSession, name: str) -> Any:
     table = _loaded(spark, name)
     table.refresh()
     return table
+
+
+def show(spark: SparkSession, name: str, snapshot: str | None) -> None:
+    """Let readers of this session see a commit. `snapshot`: its own, which the catalog's table may have from the swap."""
+    table = _loaded(spark, name)
+    current = None if is_instance(table.operations(), HADOOP) else table.currentSnapshot()
+    if current is None or str(current.snapshotId()) != snapshot:
+        load(spark, name)
 
 
 def forget(spark: SparkSession, name: str) -> None:
