@@ -9,6 +9,7 @@ so that only the browser is measured.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -108,7 +109,9 @@ async def opened(chromium: str, address: str) -> AsyncIterator[OpenPages]:
     """A browser while the block runs."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu"],
+            env={**os.environ, "TMPDIR": "/tmp"},
         )
         try:
             yield OpenPages(browser, address)

@@ -300,7 +300,7 @@ def test_the_page_is_probed_by_a_name_that_it_answers_to(
         ({"settings": {"bootstrap_servers": "k:9092", "tables": []}}, "/settings/tables"),
         ({**MINIMAL, "setings": {}}, "setings"),
         ({"settings": {**MINIMAL["settings"], "kafka_sasl_password": "secret"}}, "kafka_sasl_password"),
-        ({"settings": {**MINIMAL["settings"], "instance": "a"}}, "instance"),
+        ({"settings": {**MINIMAL["settings"], "group_instance_id": "a"}}, "group_instance_id"),
         (
             {**MINIMAL, "secretFiles": [{"setting": "lock_root", "secretName": "s", "key": "k"}]},
             "secretFiles",

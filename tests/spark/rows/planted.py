@@ -114,6 +114,9 @@ FOUND_BY: Mapping[str, tuple[str, str, str]] = {
 }
 """Format, mode and name of a written situation that shows the bug. Generated ones show it, too."""
 
+ONLY_WITH_ICEBERG = {"key cast", "missing marker", "other spelling"}
+"""Those that Paimon's append tables, which stand in for Iceberg's where there are none, don't show."""
+
 DISTORTIONS: Mapping[str, Distortion] = {
     "by position": _cast("CAST"),
     "ANSI off": _cast("TRY_CAST"),
