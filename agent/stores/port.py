@@ -164,5 +164,11 @@ def shorten(why: str, limit: int = MAX_WHY_CHARACTERS) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an error of obstore without what it adds for its own developers."""
-    return str(error).partition("\n\nDebug source:\n")[0]
+    """The text of an error of obstore without what it adds for its own developers, who alone learn of a certificate."""
+    text, _, debug = str(error).partition("\n\nDebug source:\n")
+    if "InvalidCertificate(" not in debug:
+        return text
+    return (
+        f"{text}: the certificate is not trusted, or of another host; if a private authority signed it, "
+        "set SSL_CERT_FILE to a PEM file with it and the others"
+    )

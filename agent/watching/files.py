@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import anyio
@@ -20,7 +21,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.cloud import cloud_client
-from lakewarden.agent.stores.locations import DEFAULT_REGION, parse_location, s3_region
+from lakewarden.agent.stores.locations import DEFAULT_REGION, parse_location, s3_endpoint, s3_region
 from lakewarden.agent.stores.port import error_text, shorten
 from lakewarden.events import object_uri
 from lakewarden.handlers.observations import File
@@ -123,6 +124,10 @@ class Buckets:
         self._settings = settings
         self._stores: dict[str, _Store] = {}
 
+    @cached_property
+    def _s3_endpoint(self) -> str | None:
+        return self._settings.s3_endpoint or s3_endpoint()
+
     def table(self, uri: str, access: Mapping[str, str] | None = None) -> TableFiles:
         """The files of a table, or of a folder of tables. Raises `AgentError` if the URI names none, or has no credentials.
 
@@ -132,7 +137,9 @@ class Buckets:
         bucket = f"{location.scheme}://{location.authority}"
         if access and location.scheme == "s3":
             return TableFiles(
-                _vended_s3(location.authority, access, self._settings), location.key + "/", TIMEOUT_SECONDS
+                _vended_s3(location.authority, access, access.get("s3.endpoint") or self._s3_endpoint),
+                location.key + "/",
+                TIMEOUT_SECONDS,
             )
         store = self._stores.get(bucket)
         if store is None:
@@ -144,25 +151,18 @@ class Buckets:
 
     def _connect(self, scheme: str, authority: str) -> _Store:
         settings = self._settings
-        endpoints = {
-            "s3": settings.s3_endpoint,
-            "gs": settings.gcs_endpoint,
-            "az": settings.azure_endpoint,
-            "abfs": settings.azure_endpoint,
-        }
-        endpoint = endpoints.get(scheme)
-        options = _options(endpoint)
+        endpoint = settings.gcs_endpoint if scheme == "gs" else settings.azure_endpoint
         match scheme:
             case "file":
                 return LocalStore()
             case "s3":
-                return self._s3(authority, options)
+                return self._s3(authority)
             case "gs" | "az" | "abfs":
-                return cloud_client(scheme, authority, endpoint, options)
+                return cloud_client(scheme, authority, endpoint, _options(endpoint))
             case _:
                 raise ValueError(f"tables of {scheme}:// can't be watched; use file, s3, gs, az or abfs")
 
-    def _s3(self, bucket: str, options: ClientConfig) -> S3Store:
+    def _s3(self, bucket: str) -> S3Store:
         # Imported here because it takes half a second, which tables elsewhere don't need.
         from aiobotocore.session import AioSession
 
@@ -170,7 +170,7 @@ class Buckets:
 
         session = AioSession()
         given = S3Options.of(self._settings)
-        endpoint = given.endpoint_url
+        endpoint = self._s3_endpoint
         path_style = bool(endpoint) if given.path_style is None else given.path_style
 
         async def credentials() -> S3Credential:
@@ -196,14 +196,13 @@ class Buckets:
         return S3Store(
             bucket,
             config=config,
-            client_options=options,
+            client_options=_options(endpoint),
             retry_config={"max_retries": 0},
             credential_provider=credentials,
         )
 
 
-def _vended_s3(bucket: str, access: Mapping[str, str], settings: Settings) -> S3Store:
-    endpoint = access.get("s3.endpoint") or settings.s3_endpoint
+def _vended_s3(bucket: str, access: Mapping[str, str], endpoint: str | None) -> S3Store:
     path_style = access.get("s3.path-style-access", str(bool(endpoint))).lower() == "true"
     config: Any = {
         "access_key_id": access["s3.access-key-id"],

@@ -26,8 +26,10 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from anyio.abc import SocketAttribute, SocketStream
 from anyio.lowlevel import checkpoint
 
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import probe
 from lakewarden.agent.stores.s3 import S3Options, S3Store
+from lakewarden.agent.watching.files import Buckets, UnreadableTableError
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
@@ -139,6 +141,18 @@ async def test_a_certificate_is_trusted_by_the_authority_in_aws_ca_bundle(
 
 
 @pytest.mark.usefixtures("keys")
+async def test_a_watcher_trusts_the_authorities_in_ssl_cert_file(
+    authority: trustme.CA, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with faulty_server([WON], tls=tls(authority, "127.0.0.1")) as server:
+        settings = Settings(s3_endpoint=server.endpoint)
+        with pytest.raises(UnreadableTableError, match=r"certificate is not trusted.*set SSL_CERT_FILE to"):
+            await Buckets(settings).table("s3://bucket/locks").read("t.json")
+        monkeypatch.setenv("SSL_CERT_FILE", str(home / "authority.pem"))
+        await Buckets(settings).table("s3://bucket/locks").read("t.json")
+
+
+@pytest.mark.usefixtures("keys")
 @pytest.mark.parametrize("content", [None, "no certificate"])
 async def test_an_unreadable_authority_file_is_refused(
     content: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,22 +246,28 @@ async def test_the_bucket_is_in_the_path_or_in_the_host(
 async def test_an_endpoint_of_the_standard_chain_is_used(
     place: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with the agent's own setting, the bucket is in the path: few such endpoints resolve `bucket.host`."""
-    async with faulty_server([WON]) as server:
-        endpoint = f"http://{VIRTUAL_DOMAIN}:{server.port}"
-        if place == "the profile":
-            (home / "config").write_text(f"[default]\nendpoint_url = {endpoint}\n")
-        elif place == "the profile's services":
-            (home / "config").write_text(
-                f"[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = {endpoint}\n"
-            )
+    """By agent and watcher. As with the setting, the bucket is in the path: few such endpoints resolve `bucket.host`."""
+
+    def configure(endpoint: str) -> None:
+        text = {
+            "the profile": f"[default]\nendpoint_url = {endpoint}\n",
+            "the profile's services": f"[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = {endpoint}\n",
+        }
+        if place in text:
+            (home / "config").write_text(text[place])
         else:
             monkeypatch.setenv(place, endpoint)
+
+    async with faulty_server([WON, WON]) as server:
+        configure(f"http://{VIRTUAL_DOMAIN}:{server.port}")
         async with store_at(None) as store:
             assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+        configure(server.endpoint)
+        await Buckets(Settings()).table("s3://bucket/locks").read("t.json")
 
-    assert server.received[0].headers["host"] == f"{VIRTUAL_DOMAIN}:{server.port}"
-    assert server.received[0].path == "/bucket/locks/t.json"
+    written, read = server.received
+    assert written.headers["host"] == f"{VIRTUAL_DOMAIN}:{server.port}"
+    assert written.path == read.path == "/bucket/locks/t.json"
 
 
 @pytest.mark.real

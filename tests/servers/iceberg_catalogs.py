@@ -223,6 +223,8 @@ class CatalogProxy(ThreadingHTTPServer):
         self._answer: InjectedAnswer | None = None
         self.injected = 0
         """How often it was given."""
+        self.asked: list[str] = []
+        """The methods of the requests, in their order."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -243,6 +245,7 @@ class CatalogProxy(ThreadingHTTPServer):
     def answer_for(self, method: str, path: str) -> InjectedAnswer | None:
         """Return the answer to a request, None for the server's."""
         with self._lock:
+            self.asked.append(method)
             answer, is_commit = self._answer, method == "POST" and self._COMMIT.fullmatch(path) is not None
             if answer is None or not (self.injected or is_commit) or self.injected == answer.requests:
                 return None

@@ -132,6 +132,7 @@ def in_catalog(
             if OBJECTS in options:  # the agent has its locks there
                 monkeypatch.setenv("AWS_ACCESS_KEY_ID", options["s3.access-key-id"])
                 monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["s3.secret-access-key"])
+                monkeypatch.setenv("AWS_ENDPOINT_URL_S3", options["s3.endpoint"])
 
     return use
 

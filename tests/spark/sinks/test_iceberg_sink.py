@@ -658,6 +658,24 @@ def test_a_token_that_expires_in_the_middle_is_named_and_the_batch_is_committed_
     assert table.leftovers() == set()
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize(("mode", "looks"), [("append", 5), ("upsert", 6), ("overwrite", 6)])
+def test_a_batch_asks_a_rest_catalog_a_few_times_for_its_table(
+    *, harness: Harness, spark: SparkSession, tmp_path: Path, rest: CatalogProxy, mode: Any, looks: int
+) -> None:
+    """Before the catalog's commit. Iceberg's own MERGE asks twice."""
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
+    harness.agent(grant_everything)
+    sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
+    write = harness.gate().foreach_batch(sink, writer="w")
+    write(changes(spark, (1, 1, "old")), 0)
+    rest.asked.clear()
+
+    write(changes(spark, (1, 1, "new")), 1)
+
+    assert Counter(rest.asked) == {"GET": looks, "POST": 1}
+
+
 @pytest.mark.matrix
 def test_files_are_staged_and_removed_with_credentials_that_nessie_vends(
     harness: Harness, spark: SparkSession, tmp_path: Path

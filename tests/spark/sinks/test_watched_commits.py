@@ -110,8 +110,8 @@ def table_of(form: str, spark: SparkSession, folder: Path, make_table: MakeTable
 )
 def test_a_writer_without_the_gate_stops_one_whose_base_it_replaces(
     *,
+    request: pytest.FixtureRequest,
     form: str,
-    gate: CommitGate,
     kafka: KafkaServer,
     topic_prefix: str,
     spark: SparkSession,
@@ -129,6 +129,7 @@ def test_a_writer_without_the_gate_stops_one_whose_base_it_replaces(
     )
     _, _, catalog = form.partition("@")
     in_catalog(catalog)
+    gate: CommitGate = request.getfixturevalue("gate")  # its agent needs the catalog's credentials
     sink, rewrite = table_of(form, spark, tmp_path, make_table)
     entry = sink.table
     if catalog:
