@@ -80,7 +80,7 @@ DEFAULT_REGION = "us-east-1"
 """For a request that no region changes: to an endpoint of its own, or without a signature."""
 
 
-def s3_region(session: AioSession) -> str | None:
+def aws_region(session: AioSession) -> str | None:
     """AWS_DEFAULT_REGION, else that of the profile, else AWS_REGION, which botocore doesn't read."""
     return session.get_config_variable("region") or os.environ.get("AWS_REGION") or None
 

@@ -38,7 +38,7 @@ from botocore import exceptions as boto
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import port
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
-from lakewarden.agent.stores.locations import Location, s3_region
+from lakewarden.agent.stores.locations import Location, aws_region
 from lakewarden.handlers.lease.conditional import (
     Condition,
     IfAbsent,
@@ -191,7 +191,7 @@ class S3Store(port.LocatingStore[Location]):
         try:
             if await session.get_credentials() is None:
                 return _not_sent(NO_CREDENTIALS)
-            region = s3_region(session)
+            region = aws_region(session)
             making = session.create_client(
                 "s3",
                 region_name=region,

@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores.locations import DEFAULT_REGION, s3_region, scheme_of
+from lakewarden.agent.stores.locations import DEFAULT_REGION, aws_region, scheme_of
 from lakewarden.handlers.setup import ClockReading
 
 _GOOGLE: Final = "https://storage.googleapis.com"
@@ -73,7 +73,7 @@ async def _aws_endpoint() -> str:
     try:
         async with session.create_client(
             "s3",
-            region_name=s3_region(session) or DEFAULT_REGION,
+            region_name=aws_region(session) or DEFAULT_REGION,
             aws_access_key_id="none",
             aws_secret_access_key="none",  # noqa: S106 - sends nothing
         ) as client:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import anyio
 from anyio import to_thread
@@ -35,6 +36,7 @@ from anyio.abc import SocketStream
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.settings import Settings, catalog_entry
+from lakewarden.agent.stores.locations import aws_region
 from lakewarden.agent.stores.port import shorten
 from lakewarden.agent.watching.files import (
     MAX_FILE_BYTES,
@@ -313,7 +315,7 @@ class RestCatalog(Catalog):
 
         if self._signer is None:
             self._signer = AioSession()
-        region = self._properties.get("rest.signing-region") or self._signer.get_config_variable("region")
+        region = self._properties.get("rest.signing-region") or aws_region(self._signer)
         try:
             found = await self._signer.get_credentials()
             frozen = None if found is None else await found.get_frozen_credentials()
@@ -351,7 +353,12 @@ class RestCatalog(Catalog):
         self.requests += 1
         try:
             async with self._session.request(
-                method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
+                method,
+                URL(url, encoded=True),
+                headers=headers,
+                data=data,
+                allow_redirects=False,
+                proxy=_proxy_for(url),
             ) as answer:
                 body = bytearray()
                 async for part in answer.content.iter_any():
@@ -363,6 +370,12 @@ class RestCatalog(Catalog):
             if isinstance(error, TimeoutError):
                 raise
             raise UnreadableTableError(shorten(str(error) or repr(error))) from error
+
+
+def _proxy_for(url: str) -> str | None:
+    """That of the environment. aiohttp's own way would also send what ~/.netrc has for the host."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 def _of_server(found: Any) -> dict[str, str]:
@@ -527,11 +540,12 @@ class GlueCatalog(Catalog):
                 max_pool_connections=MAX_REQUESTS,
                 retries={"total_max_attempts": 1},
             )
+            session = AioSession(profile=given.get("glue.profile-name"))
             try:
                 self._client = await self._open.enter_async_context(
-                    AioSession(profile=given.get("glue.profile-name")).create_client(
+                    session.create_client(
                         "glue",
-                        region_name=given.get("glue.region"),
+                        region_name=given.get("glue.region") or aws_region(session),
                         endpoint_url=given.get("glue.endpoint"),
                         aws_access_key_id=given.get("glue.access-key-id"),
                         aws_secret_access_key=given.get("glue.secret-access-key"),

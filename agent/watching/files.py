@@ -21,7 +21,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.cloud import cloud_client
-from lakewarden.agent.stores.locations import DEFAULT_REGION, parse_location, s3_endpoint, s3_region
+from lakewarden.agent.stores.locations import DEFAULT_REGION, aws_region, parse_location, s3_endpoint
 from lakewarden.agent.stores.port import error_text, shorten
 from lakewarden.events import object_uri
 from lakewarden.handlers.observations import File
@@ -188,7 +188,7 @@ class Buckets:
             return made
 
         config: Any = {
-            "region": s3_region(session) or DEFAULT_REGION,
+            "region": aws_region(session) or DEFAULT_REGION,
             "virtual_hosted_style_request": not path_style,
             "request_payer": given.requester_pays,
             **({"endpoint": endpoint} if endpoint else {}),

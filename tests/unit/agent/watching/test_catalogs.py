@@ -447,14 +447,35 @@ async def test_a_token_that_is_valid_serves_while_its_endpoint_fails(monkeypatch
     assert form == "grant_type=client_credentials&scope=catalog&client_id=me&client_secret=x"
 
 
-async def test_requests_are_signed_for_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environments_proxy_is_used_except_for_hosts_of_no_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with faulty_server([CONFIG, TABLE, CONFIG, TABLE]) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.endpoint)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        for uri in ("http://catalog.test", proxy.endpoint):
+            catalog = RestCatalog("prod", {"uri": uri}, timeout=60.0)
+            await catalog.load(FLIGHTS, None)
+            await catalog.close()
+
+    there = "http://catalog.test"
+    assert [each.path for each in proxy.received] == [
+        f"{there}/v1/config",
+        f"{there}{LOAD}",
+        "/v1/config",
+        LOAD,
+    ]
+
+
+@pytest.mark.parametrize("place", ["rest.signing-region", "AWS_DEFAULT_REGION", "AWS_REGION"])
+async def test_requests_are_signed_for_aws(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKID")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    properties = {
-        "rest.sigv4-enabled": "true",
-        "rest.signing-region": "eu-central-1",
-        "rest.signing-name": "glue",
-    }
+    properties = {"rest.sigv4-enabled": "true", "rest.signing-name": "glue"}
+    if place.startswith("AWS"):
+        monkeypatch.setenv(place, "eu-central-1")
+    else:
+        properties[place] = "eu-central-1"
 
     config, table = await requests_of([CONFIG, TABLE], properties)
 
@@ -526,7 +547,8 @@ def glue_error(code: str) -> Reply:
     return Reply(400, body=json.dumps({"__type": code, "Message": "said so"}).encode())
 
 
-async def test_a_table_of_glue(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["glue.region", "AWS_REGION"])
+async def test_a_table_of_glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """The answers are those of Glue's protocol, from a server of the test: no account of AWS was used."""
     location = move(tmp_path.resolve() / "flights")
 
@@ -554,9 +576,12 @@ async def test_a_table_of_glue(tmp_path: Path) -> None:
         given: Any = {
             "type": "glue",
             "glue.endpoint": running.endpoint,
-            "glue.region": "eu-central-1",
             "glue.id": "12",
         }
+        if place.startswith("AWS"):
+            monkeypatch.setenv(place, "eu-central-1")
+        else:
+            given[place] = "eu-central-1"
         keys = {"glue.access-key-id": "AKID", "glue.secret-access-key": SECRET}
         settings = Settings(catalogs={"prod": given | keys})
         catalog = catalogs(settings)["prod"]
