@@ -22,7 +22,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, assert_never
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.lowlevel
@@ -46,6 +45,10 @@ _STATUS_ERROR: Final = re.compile(
     r"Server returned non-2xx status code: (?P<status>\d{3})[^:]*: (?P<body>.*)",
     re.DOTALL,
 )
+_ENDPOINT: Final = re.compile(
+    r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?"
+)
+_MAX_PORT: Final = 65_535
 _GENERIC: Final = re.compile(r"Generic \w+ error: ")
 _NO_CREDENTIALS: Final = re.compile(
     r"Generic \w+ error: .{0,40}(token re(quest|sponse)|federated token|az account|azure cli)"
@@ -94,7 +97,7 @@ class CloudStore(port.LocatingStore[str]):
 
     def __init__(self, uri: str, *, request_timeout_seconds: float, endpoint: str | None = None) -> None:
         self._timeout = port.require_timeout(request_timeout_seconds)
-        self._endpoint = None if endpoint is None else _require_endpoint(endpoint)
+        self._endpoint = None if endpoint is None else require_endpoint(endpoint)
         self._scheme = scheme_of(uri)
         self._authority = uri.partition("://")[2].partition("/")[0]
         self._cloud = _CLOUDS[self._scheme]
@@ -236,9 +239,9 @@ async def _remove(client: _Client, key: str) -> Answer:
     return Answer(200)
 
 
-def _require_endpoint(endpoint: str) -> str:
+def require_endpoint(endpoint: str) -> str:
     """Check the endpoint here, because obstore panics on some invalid URLs."""
-    parts = urlsplit(endpoint)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+    found = _ENDPOINT.fullmatch(endpoint)
+    if found is None or int(found["port"] or 0) > _MAX_PORT:
         raise LocationError(f"an endpoint has the form https://host[:port][/path]: endpoint={endpoint!r}")
     return endpoint.rstrip("/")

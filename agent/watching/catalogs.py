@@ -43,6 +43,7 @@ from lakewarden.agent.watching.files import (
     TIMEOUT_SECONDS,
     AbsentFileError,
     UnreadableTableError,
+    aws_configured,
 )
 from lakewarden.agent.watching.thrift import IncompleteError, ThriftError, answer_of, call_of
 from lakewarden.events.access.tokens import RENEW_SHARE, TokenError, error_code, token_of
@@ -311,16 +312,13 @@ class RestCatalog(Catalog):
         from aiobotocore.session import AioSession
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
-        from botocore.exceptions import BotoCoreError
 
         if self._signer is None:
             self._signer = AioSession()
-        region = self._properties.get("rest.signing-region") or aws_region(self._signer)
-        try:
+        with aws_configured():
+            region = self._properties.get("rest.signing-region") or aws_region(self._signer)
             found = await self._signer.get_credentials()
             frozen = None if found is None else await found.get_frozen_credentials()
-        except BotoCoreError as error:
-            raise UnreadableTableError(f"no credentials of AWS: {error}") from error
         if frozen is None or not region:
             raise UnreadableTableError(
                 "rest.sigv4-enabled needs credentials of AWS, and a region (rest.signing-region)"

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -20,7 +22,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores.cloud import cloud_client
+from lakewarden.agent.stores.cloud import cloud_client, require_endpoint
 from lakewarden.agent.stores.locations import DEFAULT_REGION, aws_region, parse_location, s3_endpoint
 from lakewarden.agent.stores.port import error_text, shorten
 from lakewarden.events import object_uri
@@ -35,6 +37,9 @@ TIMEOUT_SECONDS = 10.0
 """Timeout of one listing or read. S3 answers a listing of 1,000 names in less than a second."""
 MAX_FILES = 300_000
 """Files of one listing. A write with direct markers has one file for each data file."""
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+"""Of a bucket, or of a region."""
 
 _Store: TypeAlias = S3Store | GCSStore | AzureStore | LocalStore
 _Result = TypeVar("_Result")
@@ -126,7 +131,8 @@ class Buckets:
 
     @cached_property
     def _s3_endpoint(self) -> str | None:
-        return self._settings.s3_endpoint or s3_endpoint()
+        with aws_configured():
+            return self._settings.s3_endpoint or s3_endpoint()
 
     def table(self, uri: str, access: Mapping[str, str] | None = None) -> TableFiles:
         """The files of a table, or of a folder of tables. Raises `AgentError` if the URI names none, or has no credentials.
@@ -135,18 +141,16 @@ class Buckets:
         """
         location = parse_location(object_uri(uri))
         bucket = f"{location.scheme}://{location.authority}"
-        if access and location.scheme == "s3":
-            return TableFiles(
-                _vended_s3(location.authority, access, access.get("s3.endpoint") or self._s3_endpoint),
-                location.key + "/",
-                TIMEOUT_SECONDS,
-            )
-        store = self._stores.get(bucket)
-        if store is None:
-            try:
-                store = self._stores[bucket] = self._connect(location.scheme, location.authority)
-            except (BaseError, ValueError) as error:
-                raise UnreadableTableError(_why(error)) from error
+        try:
+            if access and location.scheme == "s3":
+                store: _Store = _vended_s3(
+                    location.authority, access, access.get("s3.endpoint") or self._s3_endpoint
+                )
+            else:
+                store = self._stores.get(bucket) or self._connect(location.scheme, location.authority)
+                self._stores[bucket] = store
+        except (BaseError, ValueError) as error:
+            raise UnreadableTableError(_why(error)) from error
         return TableFiles(store, location.key + "/", TIMEOUT_SECONDS)
 
     def _connect(self, scheme: str, authority: str) -> _Store:
@@ -174,10 +178,11 @@ class Buckets:
         path_style = bool(endpoint) if given.path_style is None else given.path_style
 
         async def credentials() -> S3Credential:
-            found = await session.get_credentials()
-            if found is None:
-                raise UnreadableTableError(NO_CREDENTIALS)
-            frozen = await found.get_frozen_credentials()
+            with aws_configured():
+                found = await session.get_credentials()
+                if found is None:
+                    raise UnreadableTableError(NO_CREDENTIALS)
+                frozen = await found.get_frozen_credentials()
             made: S3Credential = {
                 "access_key_id": frozen.access_key,
                 "secret_access_key": frozen.secret_key,
@@ -187,32 +192,59 @@ class Buckets:
             }
             return made
 
-        config: Any = {
-            "region": aws_region(session) or DEFAULT_REGION,
-            "virtual_hosted_style_request": not path_style,
-            "request_payer": given.requester_pays,
-            **({"endpoint": endpoint} if endpoint else {}),
-        }
-        return S3Store(
-            bucket,
-            config=config,
-            client_options=_options(endpoint),
-            retry_config={"max_retries": 0},
-            credential_provider=credentials,
+        with aws_configured():
+            region = aws_region(session)
+        more = {"request_payer": given.requester_pays}
+        return _s3_store(
+            bucket, endpoint, region, more, path_style=path_style, credential_provider=credentials
         )
+
+
+@contextmanager
+def aws_configured() -> Iterator[None]:
+    """Raise an error of AWS's configuration, or of its credentials, as `UnreadableTableError`."""
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        yield
+    except BotoCoreError as error:
+        raise UnreadableTableError(f"check credentials, region and endpoint of AWS: {error}") from error
 
 
 def _vended_s3(bucket: str, access: Mapping[str, str], endpoint: str | None) -> S3Store:
     path_style = access.get("s3.path-style-access", str(bool(endpoint))).lower() == "true"
-    config: Any = {
+    given = {
         "access_key_id": access["s3.access-key-id"],
         "secret_access_key": access.get("s3.secret-access-key", ""),
-        "region": access.get("client.region") or DEFAULT_REGION,
-        "virtual_hosted_style_request": not path_style,
         **({"session_token": access["s3.session-token"]} if "s3.session-token" in access else {}),
-        **({"endpoint": endpoint} if endpoint else {}),
     }
-    return S3Store(bucket, config=config, client_options=_options(endpoint), retry_config={"max_retries": 0})
+    if not all(each.isascii() and each.isprintable() for each in given.values()):
+        raise ValueError("the catalog's credentials have characters that no request can have")
+    return _s3_store(bucket, endpoint, access.get("client.region"), given, path_style=path_style)
+
+
+def _s3_store(
+    bucket: str,
+    endpoint: str | None,
+    region: str | None,
+    more: Mapping[str, Any],
+    *,
+    path_style: bool,
+    **options: Any,
+) -> S3Store:
+    """Raises `ValueError` for what obstore would panic of when it makes a request, which can end the process."""
+    for what, name in (("bucket", bucket), ("region of S3", region or DEFAULT_REGION)):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"not the name of a {what}: {name!r}")
+    config: Any = {
+        "region": region or DEFAULT_REGION,
+        "virtual_hosted_style_request": not path_style,
+        **more,
+        **({"endpoint": require_endpoint(endpoint)} if endpoint else {}),
+    }
+    return S3Store(
+        bucket, config=config, client_options=_options(endpoint), retry_config={"max_retries": 0}, **options
+    )
 
 
 def _options(endpoint: str | None) -> ClientConfig:

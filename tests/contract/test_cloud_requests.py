@@ -172,7 +172,17 @@ async def test_another_bucket_is_refused_without_a_request(cloud: Cloud) -> None
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["nonsense", "ftp://host", "http://", "http://host?x=1", "localhost:4443"]
+    "endpoint",
+    [
+        "nonsense",
+        "ftp://host",
+        "http://",
+        "http://host?x=1",
+        "localhost:4443",
+        "http://h:65536",
+        "http://a b",
+        "http://[::1",
+    ],
 )
 def test_an_invalid_endpoint_is_an_error(cloud: Cloud, endpoint: str) -> None:
     with pytest.raises(LocationError, match="an endpoint has the form https://"):
