@@ -295,7 +295,7 @@ async def test_writers_compute_in_vain(record: Record) -> None:
             await scene.shows(lost, lambda seconds: seconds > IN_VAIN_SECONDS)
             await scene.scrapes(IN_VAIN_SCRAPES)
             scene.recording.mark("during")
-        conflicts = await scene.run("conflicts")
+        conflicts = await scene.run("conflicts", "--verbose")
         assert "late-0" in conflicts
 
 

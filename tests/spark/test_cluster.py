@@ -160,11 +160,11 @@ def test_a_driver_that_runs_on_a_worker(
     program += ["--bootstrap-servers", harness.kafka.bootstrap_servers, "--topic-prefix", harness.prefix]
     program += ["--sink", "delta-upsert", "--table", case.sink.table.removeprefix("file://")]
     program += ["--source", f"{source}", "--checkpoint", f"{tmp_path / 'checkpoint'}"]
-    program += ["--events", f"{tmp_path / 'events'}", "--die-at", "none"]
+    program += ["--events", f"{tmp_path / 'events'}", "--die-at", "none", "--way", "kill"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr[-3000:]
-    assert case.flights() == [1, 2]
+    assert case.flights() == [1, 2], done.stderr[-3000:]
     assert [batch for _, batch, _ in case.commits()] == [0, 1]
 
 
