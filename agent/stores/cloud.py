@@ -223,6 +223,7 @@ def cloud_client(scheme: str, authority: str, endpoint: str | None, options: Cli
     A hidden retry would get a 412 for the write of its own first attempt.
     """
     once: RetryConfig = {"max_retries": 0}
+    endpoint = None if endpoint is None else require_endpoint(endpoint)
     if scheme == "gs":
         google: GCSConfig = {"base_url": endpoint} if endpoint else {}
         return GCSStore(authority, config=google, client_options=options, retry_config=once)
