@@ -255,8 +255,9 @@ class CatalogProxy(ThreadingHTTPServer):
     def forwarded(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self._address)
         try:
+            kept = {name: value for name, value in headers.items() if name not in {"Connection", "Upgrade"}}
             connection.request(
-                method, path, body, {**headers, "Host": self._address, "Accept-Encoding": "identity"}
+                method, path, body, {**kept, "Host": self._address, "Accept-Encoding": "identity"}
             )
             answer = connection.getresponse()
             return answer.status, answer.read()
