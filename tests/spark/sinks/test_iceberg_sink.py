@@ -87,8 +87,8 @@ class Table:
             (kinds.ALL_MANIFESTS, "path"),
             (kinds.SNAPSHOTS, "manifest_list"),
         ):
-            found = DataFrame(made(self.spark._jsparkSession, table, kind), self.spark)
-            known |= {row[0] for row in found.select(column).collect()}
+            listed = DataFrame(made(self.spark._jsparkSession, table, kind), self.spark)
+            known |= {row[0] for row in listed.select(column).collect()}
         found = {
             str(path) for path in self.folder.rglob("*") if path.suffix in {".parquet", ".avro", ".puffin"}
         }
