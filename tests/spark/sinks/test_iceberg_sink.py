@@ -39,6 +39,9 @@ COLUMNS = "day int, id long, note string"
 WITHOUT_HOOK = replace(ICEBERG, hooks=frozenset({"org.apache.iceberg.spark.Missing"}))
 """A release with which whole statements run under the grant."""
 
+RELEASE = int(release_of(JARS["iceberg"]).split(".")[1])
+"""The minor release of Iceberg 1."""
+
 
 class Table:
     """A table of a catalog of its own."""
@@ -153,12 +156,12 @@ def test_a_column_that_the_batch_lacks_gets_the_value_that_an_insert_gives_it(
 ) -> None:
     """Its default, if the release of Iceberg gives Spark the default. Before 1.9 a column has none."""
     table = Table(spark, tmp_path, COLUMNS, "day")
-    table.sql("ALTER TABLE TABLE_ SET TBLPROPERTIES ('format-version'='3')")
-    seven = java_type(spark, "org.apache.iceberg.expressions.Expressions").lit(7)
+    default = []
+    if RELEASE >= 9:
+        table.sql("ALTER TABLE TABLE_ SET TBLPROPERTIES ('format-version'='3')")
+        default = [java_type(spark, "org.apache.iceberg.expressions.Expressions").lit(7)]
     kind = java_type(spark, "org.apache.iceberg.types.Types$IntegerType").get()
-    has_defaults = int(release_of(JARS["iceberg"]).split(".")[1]) >= 9
-    more = (seven,) if has_defaults else ()
-    load(spark, table.name).updateSchema().addColumn("n", kind, "of the batch", *more).commit()
+    load(spark, table.name).updateSchema().addColumn("n", kind, "of the batch", *default).commit()
     with suppress(AnalysisException):  # Spark 3.5 refuses a list of columns that isn't complete
         table.sql("INSERT INTO TABLE_ (day, id, note) VALUES (1, 0, 'natively')")
     harness.agent(grant_everything)
@@ -620,7 +623,7 @@ def test_whatever_a_rest_catalog_answers_the_table_shows_whether_the_batch_is_co
     took_place: bool,
     mode: Any,
 ) -> None:
-    """Each row is there once, and so are the snapshot's files."""
+    """Each row is there once, and so are the snapshot's files. Iceberg 1.6 repeats a request after a 502, 503 or 504."""
     table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
     changes(spark, (1, 1, "old"), (2, 2, "old")).coalesce(1).writeTo(table.name).append()
     harness.agent(grant_everything)
@@ -635,7 +638,7 @@ def test_whatever_a_rest_catalog_answers_the_table_shows_whether_the_batch_is_co
     old = [(1, 1, "old")] if mode == "append" else []
     assert table.rows() == [(1, 1, "new"), *old, (2, 2, "old")]
     assert table.operations() == ["append", "append" if mode == "append" else "overwrite"]
-    is_known = took_place or status == 409
+    is_known = took_place or status == 409 or (RELEASE < 7 and status in {502, 503, 504})
     assert [each.detail["outcome"] for each in harness.only("failed")] == ["unknown"] * (not is_known)
     assert (table.leftovers() == set()) == is_known, "staged files stay while their commit may still come"
 
