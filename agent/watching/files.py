@@ -39,7 +39,7 @@ MAX_FILES = 300_000
 """Files of one listing. A write with direct markers has one file for each data file."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-"""Of a bucket, or of a region."""
+"""What a request can have as a bucket or a region."""
 
 _Store: TypeAlias = S3Store | GCSStore | AzureStore | LocalStore
 _Result = TypeVar("_Result")
