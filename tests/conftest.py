@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import logging
 import os
 import signal
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from lakewarden.agent.embedded import kafka
@@ -52,6 +55,18 @@ PORT_SHARES = 64
 USED = pytest.StashKey[list[str]]()
 DESELECTED = pytest.StashKey[Counter[str]]()
 USED_BY_WORKER, DESELECTED_BY_WORKER = "servers used", "deselected"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _logging_kept() -> Iterator[None]:
+    """A command that runs in the tests' own process configures the logging of all tests."""
+    ours, root = structlog.get_config(), logging.getLogger()
+    handlers, level, of_clients = list(root.handlers), root.level, logging.getLogger("aiokafka").level
+    yield
+    structlog.configure(**ours)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("aiokafka").setLevel(of_clients)
 
 
 def pytest_configure() -> None:
