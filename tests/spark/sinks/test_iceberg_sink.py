@@ -39,7 +39,7 @@ COLUMNS = "day int, id long, note string"
 WITHOUT_HOOK = replace(ICEBERG, hooks=frozenset({"org.apache.iceberg.spark.Missing"}))
 """A release with which whole statements run under the grant."""
 
-RELEASE = int(release_of(JARS["iceberg"]).split(".")[1])
+RELEASE = int(release_of(JARS.get("iceberg", "1.0")).split(".")[1])
 """The minor release of Iceberg 1."""
 
 
