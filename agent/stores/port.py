@@ -164,7 +164,7 @@ def shorten(why: str, limit: int = MAX_WHY_CHARACTERS) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an error of obstore without what it adds for its own developers, who alone learn of a certificate."""
+    """The text of an error of obstore without what it adds for developers. Only that says that a certificate was refused."""
     text, _, debug = str(error).partition("\n\nDebug source:\n")
     if "InvalidCertificate(" not in debug:
         return text
