@@ -275,6 +275,10 @@ class BatchWriter:
                     if self._committed is not None:
                         txn.recognise(self._committed)
                     self._write(batch.rows, txn)
+            except Exception:
+                if batch.what_stopped() is None:
+                    jobs.wait_until_gone()  # when one task fails, others may still write
+                raise
             finally:
                 if txn.aborted:
                     gone = jobs.wait_until_gone()

@@ -7,8 +7,10 @@
 - *Cancelling is repeated.* One call cancels the jobs that run at that moment. It is repeated until the body has ended and no
   tagged job is left, so a job that starts right after the first call is cancelled too. The pauses grow, because the next job
   starts soon, if the abort came between two jobs, or after a long step of the driver.
-- *A job ends before its tasks.* Spark calls a cancelled job failed at once; its tasks end when they notice. Until then a task
-  may write a file, after what was staged has been discarded. So a job is gone when its stages have no active task.
+- *A job ends before its tasks.* Spark calls a failed or cancelled job failed at once; its other tasks end when they notice.
+  Until then a task may write a file, after what was staged has been discarded. So a job is gone when its tasks have ended.
+  Spark's status doesn't count a task whose start it learns after the stage has ended; the scheduler, which keeps a stage's
+  task set until the last task has ended, does.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ STOPPED_POLL_SECONDS = 0.01
 
 STOPPED_TIMEOUT_SECONDS = 15.0
 """For cancelled jobs and their tasks to end. Most need milliseconds; a retry must not wait for a task that never notices."""
+
+JOB_TAGS = "spark.job.tags"
+"""The local property that has a thread's tags, separated by commas."""
 
 log = EventLogger("lakewarden.jobs")
 
@@ -79,12 +84,25 @@ class TaggedJobs:
         return True
 
     def running(self) -> int:
-        """Return the number of tagged jobs that have not ended, or have a task that has not ended."""
+        """Return the number of tagged jobs, or of their stages, that have not ended or have a task that has not."""
         # PySpark's tracker has no tags; the JVM's has.
         tracker: Any = self._context._jsc.sc().statusTracker()  # noqa: SLF001
         jobs = set(tracker.getJobIdsForTag(self.tag)) - self._gone
         self._gone.update(job for job in jobs if not _runs(tracker, job))
-        return len(jobs - self._gone)
+        return len(jobs - self._gone) or self._task_sets()
+
+    def _task_sets(self) -> int:
+        """Return how many of the scheduler's task sets are tagged. 0 where a platform's scheduler doesn't show them."""
+        found = 0
+        with suppress(Exception):
+            waiting = [self._context._jsc.sc().taskScheduler().rootPool()]  # noqa: SLF001
+            while waiting:
+                for each in waiting.pop().schedulableQueue().toArray():
+                    if each.schedulableQueue() is not None:  # a pool of the fair scheduler
+                        waiting.append(each)
+                    elif self.tag in (each.taskSet().properties().getProperty(JOB_TAGS) or "").split(","):
+                        found += 1
+        return found
 
     def _cancel(self) -> bool:
         try:

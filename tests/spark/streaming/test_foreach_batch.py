@@ -34,7 +34,7 @@ TABLE = "file:///lake/flights"
 MINE = Marker(partition="month=1/day=3", file_group="*", operation="merge")
 
 COMPUTES_FOR_SECONDS = """
-    aggregate(sequence(1, 5000), id, (a, x) -> a + aggregate(sequence(1, 5000), id, (b, y) -> b + x * y))
+    aggregate(sequence(1, 6000), id, (a, x) -> a + aggregate(sequence(1, 6000), id, (b, y) -> b + x * y))
 """
 
 RunQuery = Callable[..., None]
@@ -194,6 +194,29 @@ def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
     assert active == [0]
     (stopped,) = harness.only("jobs-stopped")
     assert stopped.detail["gone"]
+
+
+@pytest.mark.wide
+def test_what_was_staged_is_discarded_when_the_other_tasks_of_a_failed_one_have_ended(
+    harness: Harness, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark calls a job failed when one task has failed. The other one computes on for seconds."""
+    monkeypatch.setattr(cancelling, "STOPPED_TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    harness.agent(grant_everything)
+    active: list[int] = []
+
+    def active_tasks() -> int:
+        executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+        return sum(each.numRunningTasks() for each in executors)
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        txn.on_discard(lambda: active.append(active_tasks()))
+        batch.selectExpr(f"if(id = 0, raise_error('one task fails'), {COMPUTES_FOR_SECONDS})").collect()
+
+    with pytest.raises(Exception, match="one task fails"):
+        harness.gate().foreach_batch(write, table=TABLE, writer="w")(spark.range(0, 2, numPartitions=2), 0)
+
+    assert active == [0]
 
 
 @pytest.mark.wide

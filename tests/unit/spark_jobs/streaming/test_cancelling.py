@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,12 +28,31 @@ class Option:
         return self._value
 
 
-class Spark:
-    """A context, its `SparkContext` in the JVM and its status tracker. Each job has one stage, with the same number."""
+class Schedulable:
+    """A stage's task set in a pool of the scheduler, with its tags, or a pool that has a queue of others."""
 
-    def __init__(self, **active_tasks: list[int]) -> None:
-        """By job, how many tasks of it run, at each question about it. The last number stays."""
+    def __init__(self, tags: str | None = None, queue: Sequence[Schedulable] | None = None) -> None:
+        self._tags = tags
+        self._queue = queue
+
+    def schedulableQueue(self) -> Any:  # noqa: N802
+        return None if self._queue is None else SimpleNamespace(toArray=lambda: self._queue)
+
+    def taskSet(self) -> Any:  # noqa: N802
+        properties = {"spark.job.tags": self._tags}
+        return SimpleNamespace(properties=lambda: SimpleNamespace(getProperty=properties.get))
+
+
+class Spark:
+    """A context, its `SparkContext` in the JVM, status tracker and scheduler. Each job has one stage, with the same number."""
+
+    def __init__(self, *pools: Sequence[Schedulable], **active_tasks: list[int]) -> None:
+        """By job, how many tasks of it run, at each question about it. The last number stays.
+
+        And what the scheduler's pool has, at each question. Then it has nothing.
+        """
         self._active = {int(name.removeprefix("job")): numbers for name, numbers in active_tasks.items()}
+        self._pools = list(pools)
         self.asked: Counter[int] = Counter()
         self.cancelled = 0
         self._jsc = self
@@ -42,6 +62,12 @@ class Spark:
 
     def statusTracker(self) -> Spark:  # noqa: N802
         return self
+
+    def taskScheduler(self) -> Spark:  # noqa: N802
+        return self
+
+    def rootPool(self) -> Schedulable:  # noqa: N802
+        return Schedulable(queue=self._pools.pop(0) if self._pools else ())
 
     def cancelJobsWithTag(self, tag: str) -> None:  # noqa: N802
         assert tag == TAG
@@ -78,6 +104,28 @@ def test_failed_jobs_are_waited_for_until_their_last_task_has_ended() -> None:
     assert jobs_of(spark).wait_until_gone()
 
     assert spark.cancelled == 3
+
+
+@pytest.mark.parametrize(
+    ("pool", "waited"),
+    [
+        pytest.param([Schedulable(TAG)], True, id="its own"),
+        pytest.param([Schedulable(f"mine,{TAG}")], True, id="beside another tag"),
+        pytest.param(
+            [Schedulable(queue=[Schedulable(), Schedulable(TAG)])], True, id="in a pool of the fair scheduler"
+        ),
+        pytest.param([Schedulable(), Schedulable(f"{TAG}-2"), Schedulable(queue=[])], False, id="of others"),
+    ],
+)
+def test_task_sets_that_the_status_does_not_count_are_waited_for(
+    pool: list[Schedulable], *, waited: bool
+) -> None:
+    """A stage that was cancelled before the status learnt of a task's start counts as ended, and its task runs on."""
+    spark = Spark(pool, pool, job1=[0])
+
+    assert jobs_of(spark).wait_until_gone()
+
+    assert spark.cancelled == (2 if waited else 0)
 
 
 def test_a_job_that_has_ended_is_not_asked_about_again() -> None:
