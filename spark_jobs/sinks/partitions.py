@@ -4,7 +4,7 @@ For an upsert the same query finds whether keys repeat. If they don't, a MERGE t
 costs a shuffle and a sort of whole rows, and a MERGE reads its source more than once.
 
 The query groups the rows. For few rows two shuffles cost more than the grouping itself, so one task groups them, without a
-shuffle. How many they are is known after the job that persists them.
+shuffle. How many they are is known after the job that persists them, which rows of one task don't need.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from decimal import Decimal
 from itertools import chain, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from uuid import uuid4
 
 from lakewarden.handlers.partition_spelling import moment
 from lakewarden.spark_jobs.gate.scope import BatchScope
@@ -206,6 +207,17 @@ def is_persisted(rows: DataFrame) -> bool:
 
 
 @contextmanager
+def as_view(rows: DataFrame, name: str) -> Iterator[str]:
+    """Give the rows a name in the session's SQL for the block."""
+    rows.createOrReplaceTempView(name)
+    try:
+        yield quoted(name)
+    finally:
+        # `spark.catalog.dropTempView` also unpersists the rows: the batch's, if these are the same ones.
+        rows.sparkSession._jsparkSession.sessionState().catalog().dropTempView(name)  # noqa: SLF001
+
+
+@contextmanager
 def computed_once(rows: DataFrame, batch: DataFrame) -> Iterator[None]:
     """Let several jobs of the block see the same `rows`, which come from `batch`."""
     if is_persisted(batch):
@@ -237,10 +249,10 @@ def content_of(
     """
     if not fields and not keys:
         return BatchContent(((),) if rows.selectExpr("1").head(1) else ())
-    if persisted and _count(rows) <= ONE_TASK_ROWS:
-        rows = rows.coalesce(1)
-    found = _repeats(rows, fields, keys, stored) if keys else _partitions(rows, fields, stored).distinct()
-    rows_found = found.limit(MAX_PARTITIONS + 1).collect()
+    hint = "/*+ COALESCE(1) */ " if persisted and _fits_one_task(rows) else ""
+    with as_view(rows, f"lakewarden_{uuid4().hex}") as view:
+        found = rows.sparkSession.sql(_content_query(view, hint, fields, keys, stored))
+        rows_found = found.collect()
     if len(rows_found) > MAX_PARTITIONS:
         raise ValueError(
             f"the batch touches more than {MAX_PARTITIONS} partitions; make the batches smaller, or the partitions larger; "
@@ -255,32 +267,29 @@ def _alike(value: Any, field: Field) -> tuple[Any, ...]:
     return _ZEROS if value == "0.0" and field.value_type in _FLOATS else (value,)
 
 
-def _count(rows: DataFrame) -> int:
-    """Count the rows, as `count()` does, but without its shuffle. It computes them by as many tasks as they have partitions."""
-    return int(rows.select()._jdf.queryExecution().toRdd().count())  # noqa: SLF001 - the RDD of PySpark converts each row
+def _fits_one_task(rows: DataFrame) -> bool:
+    """Count persisted rows, as `count()` does, but without its shuffle: by as many tasks as they have partitions."""
+    computed = rows.select()._jdf.queryExecution().toRdd()  # noqa: SLF001 - the RDD of PySpark converts each row
+    return bool(computed.getNumPartitions() == 1 or computed.count() <= ONE_TASK_ROWS)
 
 
-def _partitions(
-    rows: DataFrame, fields: Sequence[Field], stored: Mapping[str, str], *others: str
-) -> DataFrame:
-    computed = []
-    for number, field in enumerate(fields):
-        value = collected(field.value_type, computed_in(field, stored))
-        computed.append(f"{value} AS field{number}")
-    return rows.selectExpr(*computed, *others)
+def _content_query(
+    view: str, hint: str, fields: Sequence[Field], keys: Sequence[str], stored: Mapping[str, str]
+) -> str:
+    """Return the query for the partitions and, if there are keys, as `most` how many rows of one have the same, at most.
 
-
-def _repeats(
-    rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], stored: Mapping[str, str]
-) -> DataFrame:
-    """Return each partition, and as `most` how many of its rows have the same keys, at most."""
-    from pyspark.sql import functions as f
-
-    named = [f"field{number}" for number in range(len(fields))]
+    One text: each step of a DataFrame is a call into the JVM, and an analysis of all that is before it.
+    """
+    named = {
+        f"field{number}": collected(field.value_type, computed_in(field, stored))
+        for number, field in enumerate(fields)
+    }
     same = {field.column for field in fields if is_key(field, keys, stored)}
-    others = {f"key{number}": key for number, key in enumerate(keys) if key not in same}
-    identified = _partitions(
-        rows, fields, stored, *(f"{quoted(key)} AS {name}" for name, key in others.items())
-    )
-    counted = identified.groupBy(*named, *others).agg(f.count("*").alias("rows"))
-    return counted.groupBy(*named).agg(f.max("rows").alias("most")).where("most IS NOT NULL")
+    others = {f"key{number}": quoted(key) for number, key in enumerate(keys) if key not in same}
+    computed = ", ".join(f"{value} AS {name}" for name, value in {**named, **others}.items())
+    grouped = ", ".join([*named, *others])
+    query = f"SELECT {grouped}, count(*) AS number FROM (SELECT {hint}{computed} FROM {view}) GROUP BY ALL"  # noqa: S608 - names are quoted
+    if keys:
+        columns = ", ".join([*named, "max(number) AS most"])
+        query = f"SELECT {columns} FROM ({query}) GROUP BY ALL HAVING most IS NOT NULL"  # noqa: S608 - likewise
+    return f"{query} LIMIT {MAX_PARTITIONS + 1}"

@@ -11,8 +11,7 @@ batch gives the same table.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -211,17 +210,6 @@ def require_columns(given: Collection[str], needed: Collection[str], table: str)
         raise ValueError(
             f"the batch lacks columns {missing}, which are keys, partition columns or required ones; table={table}"
         )
-
-
-@contextmanager
-def as_view(rows: DataFrame, name: str) -> Iterator[str]:
-    """Give the rows a name in the session's SQL for the block."""
-    rows.createOrReplaceTempView(name)
-    try:
-        yield quoted(name)
-    finally:
-        # `spark.catalog.dropTempView` also unpersists the rows: the batch's, if these are the same ones.
-        rows.sparkSession._jsparkSession.sessionState().catalog().dropTempView(name)  # noqa: SLF001
 
 
 def latest(changes: DataFrame, keys: Sequence[str], order_by: str | None = None) -> DataFrame:

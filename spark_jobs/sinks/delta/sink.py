@@ -36,6 +36,7 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
+    as_view,
     computed_once,
     known_content,
     quoted,
@@ -44,7 +45,6 @@ from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_gr
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.sinks.upsert import (
     Upsert,
-    as_view,
     inexact_keys,
     require_columns,
 )

@@ -21,8 +21,8 @@ from lakewarden.spark_jobs.sinks.java import (
     java_map,
     java_type,
 )
-from lakewarden.spark_jobs.sinks.partitions import Partition, quoted
-from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view, unused
+from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, quoted
+from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, unused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,10 +11,10 @@ from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     PartitionColumn,
     PartitionScope,
+    as_view,
     content_of,
     known_content,
 )
-from lakewarden.spark_jobs.sinks.upsert import as_view
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
