@@ -90,9 +90,10 @@ async def _run(
 ) -> str:
     """Run one process until it ends. Return why it has ended. A cancellation kills it."""
     try:
-        process = await anyio.open_process(
-            bound(command), stdin=subprocess.PIPE, stdout=log_to, stderr=None, start_new_session=True
-        )
+        with anyio.CancelScope(shield=True):  # cancelled in between, it would not be waited for
+            process = await anyio.open_process(
+                bound(command), stdin=subprocess.PIPE, stdout=log_to, stderr=None, start_new_session=True
+            )
     except OSError as error:
         return f"the process could not be started: {error}"
     async with process, anyio.create_task_group() as tasks:

@@ -18,11 +18,14 @@ from typing import Final
 
 import pyspark
 
-from lakewarden.spark_jobs.sinks.releases import FORMATS, minor, release_of
+from lakewarden.spark_jobs.sinks.releases import FORMATS, SPARK, minor, release_of
 from tests.pages.releases import PLATFORMS
 from tests.spark.formats import JARS
 
 _SINKS: Final = "tests/spark/sinks"
+_FENCE: Final = f"{_SINKS}/test_delta_fence.py"
+HAS_FENCE: Final = SPARK[minor(pyspark.__version__)].hadoop >= "3.4"
+"""Hadoop's S3A has conditional puts from then on."""
 COMMON: Final = (
     "tests/spark/gate",
     "tests/spark/jobs",
@@ -38,7 +41,7 @@ COMMON: Final = (
 )
 """The ignored ones need no Spark."""
 OF_FORMAT: Final = {
-    "delta": (f"{_SINKS}/test_delta_sink.py", f"{_SINKS}/test_delta_fence.py"),
+    "delta": (f"{_SINKS}/test_delta_sink.py", _FENCE),
     "iceberg": (f"{_SINKS}/test_iceberg_sink.py",),
     "hudi": (
         f"{_SINKS}/test_hudi_contest.py",
@@ -72,7 +75,10 @@ def runs(what: str) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
     for formats in sorted(filter(None, bring)) if what == "platforms" else ():
         yield (
             {f"LAKEWARDEN_TEST_{form.upper()}": release for form, release in formats},
-            (f"{_SINKS}/test_contract.py", *(each for form, _ in formats for each in OF_FORMAT[form])),
+            (
+                f"{_SINKS}/test_contract.py",
+                *(each for form, _ in formats for each in OF_FORMAT[form] if each != _FENCE or HAS_FENCE),
+            ),
         )
 
 

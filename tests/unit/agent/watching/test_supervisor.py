@@ -116,6 +116,25 @@ async def test_a_watcher_that_is_killed_is_started_again(agent: Agent) -> None:
     assert [each["why"] for each in logs] == ["signal 9"]
 
 
+async def test_a_watcher_that_is_being_started_when_the_agent_ends_is_killed_and_reaped(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = anyio.open_process
+    processes: list[anyio.abc.Process] = []
+
+    async def open_process(*arguments: Any, **more: Any) -> Any:
+        ending.cancel()
+        processes.append(await opened(*arguments, **more))
+        return processes[0]
+
+    monkeypatch.setattr(anyio, "open_process", open_process)
+    with anyio.CancelScope() as ending:
+        async with agent.watching(NAME):
+            await anyio.sleep_forever()
+
+    assert [each.returncode for each in processes] == [-9]
+
+
 async def test_a_watcher_that_can_not_be_started_is_tried_again(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
