@@ -469,7 +469,7 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
             ValueError, match=r"are kept by a catalog .*write it without the gate; table=.*managed"
         ):
             ask(DeltaSink(str(managed)))
-    monkeypatch.setattr(observer, "DELTA", replace(DELTA, artifacts={"4.0": ("a:b:3.9.0",)}))
+    monkeypatch.setattr(observer, "DELTA", replace(DELTA, artifacts={"4.0": ("a:b:3.9.0",)}, of_patch={}))
     with pytest.raises(UnsupportedSpark, match=r"Delta Lake \d\.\d\.\d on Spark \d\.\d\.\d is not accepted"):
         DeltaSink(str(tmp_path / "delta")).committed("w", 0)
     assert DeltaSink(str(tmp_path / "delta"), untried_release=True).committed("w", 0) is None
