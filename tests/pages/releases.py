@@ -118,7 +118,8 @@ start to its end. Tried and refused:
 ## Platforms
 
 What platforms bring, as their documentation stated it in November 2026. lakewarden was not run on them: their builds may differ
-from the published releases. `make test-platforms` runs the sinks with the published ones. "–": none, or not stated. "refused": by the sink; a platform's own jar can often be replaced by
+from the published releases. `make test-platforms` runs the sinks with the published ones.
+"–": none, or not stated. "refused": by the sink; a platform's own jar can often be replaced by
 `spark.jars.packages`.
 
 | platform | Spark | Python | Java | {" | ".join(form.name for form in FORMATS.values())} | installation |
