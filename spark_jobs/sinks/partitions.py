@@ -268,8 +268,8 @@ def _alike(value: Any, field: Field) -> tuple[Any, ...]:
 
 
 def _fits_one_task(rows: DataFrame) -> bool:
-    """Count persisted rows, as `count()` does, but without its shuffle: by as many tasks as they have partitions."""
-    computed = rows.select()._jdf.queryExecution().toRdd()  # noqa: SLF001 - the RDD of PySpark converts each row
+    """Return whether one task may group the persisted rows. They are counted by as many tasks as they have partitions."""
+    computed = rows.select()._jdf.queryExecution().toRdd()  # noqa: SLF001 - `count()` shuffles, and the RDD of PySpark converts each row
     return bool(computed.getNumPartitions() == 1 or computed.count() <= ONE_TASK_ROWS)
 
 

@@ -82,11 +82,13 @@ def running_rest_catalog(folder: Path, properties: Mapping[str, str]) -> Iterato
 
 
 @contextmanager
-def running_nessie(folder: Path, bucket: str, s3: S3Server, *, vends: bool = False) -> Iterator[str]:
+def running_nessie(
+    folder: Path, bucket: str, s3: S3Server, *, vends: bool = False, signs: bool = False
+) -> Iterator[str]:
     """Run Nessie with the warehouse `warehouse` in the bucket, its branches in memory. Yields the URI of its REST catalog.
 
-    `vends`: it gets credentials for its clients from the server's STS. Otherwise they have their own: Iceberg 1.12 asks another
-    address for a signature than Nessie 0.99 has.
+    `vends`: it gets credentials for its clients from the server's STS. `signs`: it signs their requests; Iceberg 1.12 asks
+    another address for a signature than Nessie 0.99 has. Otherwise they have their own credentials.
     """
     (jar,) = downloaded(Library("Nessie", "nessie-0.99.0", (), [NESSIE])).iterdir()
     port, store = free_port(), "nessie.catalog.service.s3.default-options"
@@ -110,7 +112,7 @@ def running_nessie(folder: Path, bucket: str, s3: S3Server, *, vends: bool = Fal
                 f"{store}.client-iam.assume-role": "arn:aws:iam::123456789012:role/client",
             }
             if vends
-            else {f"{store}.request-signing-enabled": "false"}
+            else {f"{store}.request-signing-enabled": str(signs).lower()}
         ),
         "bucket.name": s3.access_key,
         "bucket.secret": s3.secret_key,

@@ -358,8 +358,12 @@ class StagedTable:
         paths = java_type(self._spark, "java.util.ArrayList")()
         for path in self._files:
             paths.add(path)
-        delete = java_type(self._spark, "org.apache.iceberg.CatalogUtil").deleteFiles
-        delete(self._table.io(), paths, "staged", True)  # noqa: FBT003 - Java has no keyword arguments
+        io = self._table.io()
+        try:
+            io.deleteFiles(paths)
+        except Exception:  # noqa: BLE001 - not every one can delete many at once, and a catalog may not sign that request
+            for path in self._files:
+                io.deleteFile(path)
 
 
 def _is(error: Exception, name: str) -> bool:

@@ -689,14 +689,24 @@ def test_a_batch_asks_a_rest_catalog_a_few_times_for_its_table(
     assert Counter(rest.asked) == {"GET": looks, "POST": 1}
 
 
-@pytest.mark.matrix
-def test_files_are_staged_and_removed_with_credentials_that_nessie_vends(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+@pytest.mark.parametrize(
+    "access",
+    [
+        pytest.param("vended-credentials", marks=pytest.mark.matrix),
+        *([pytest.param("remote-signing", marks=pytest.mark.wide)] if RELEASE < 12 else []),
+    ],
+)
+def test_files_are_staged_and_removed_with_credentials_that_nessie_vends_or_by_requests_that_it_signs(
+    harness: Harness, spark: SparkSession, tmp_path: Path, access: str
 ) -> None:
-    """The client has no others."""
-    with encrypting_s3_server() as s3, running_nessie(tmp_path, bucket := s3.bucket(), s3, vends=True) as uri:
+    """The client has no credentials of its own."""
+    vends = access == "vended-credentials"
+    with (
+        encrypting_s3_server() as s3,
+        running_nessie(tmp_path, bucket := s3.bucket(), s3, vends=vends, signs=not vends) as uri,
+    ):
         catalog = {"type": "rest", "uri": uri, "warehouse": "warehouse"}
-        asks = {"header.X-Iceberg-Access-Delegation": "vended-credentials"}
+        asks = {"header.X-Iceberg-Access-Delegation": access}
         name = iceberg_name(spark, tmp_path / "warehouse" / "air" / "flights", **catalog, **asks)
         spark.sql(f"CREATE TABLE {name} ({COLUMNS}) USING iceberg PARTITIONED BY (day)")
         listed: list[int] = []
