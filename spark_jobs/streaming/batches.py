@@ -276,7 +276,7 @@ class BatchWriter:
                         txn.recognise(self._committed)
                     self._write(batch.rows, txn)
             except Exception:
-                if batch.what_stopped() is None:
+                if not txn.aborted and batch.what_stopped() is None:
                     jobs.wait_until_gone()  # when one task fails, others may still write
                 raise
             finally:

@@ -67,6 +67,12 @@ def hold(rows: Iterable[Any]) -> Iterator[Any]:
         yield row
 
 
+def active_tasks(spark: SparkSession) -> int:
+    """How many tasks run, as the executors have it."""
+    executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+    return sum(each.numRunningTasks() for each in executors)
+
+
 class LoseFirst:
     """A script that aborts the first transaction at its markers, and admits and grants every later one."""
 
@@ -165,12 +171,6 @@ def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
             computing.touch()
             yield batch
 
-    def active_tasks(batch: DataFrame, tag: str) -> int:
-        tracker = batch.sparkSession.sparkContext._jsc.sc().statusTracker()
-        (job,) = tracker.getJobIdsForTag(tag)
-        (stage,) = tracker.getJobInfo(job).get().stageIds()
-        return int(tracker.getStageInfo(stage).get().numActiveTasks())
-
     def lose(txn: Transaction) -> None:
         wait_until(computing.exists)
         txn._publisher.publish_markers((MINE,))
@@ -178,7 +178,7 @@ def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
     def write(batch: DataFrame, txn: Transaction) -> None:
         attempts.append(txn.id)
         if len(attempts) == 1:
-            txn.on_discard(lambda: active.append(active_tasks(batch, f"lakewarden-{txn.id}")))
+            txn.on_discard(lambda: active.append(active_tasks(batch.sparkSession)))
             loser = threading.Thread(target=lose, args=(txn,))
             loser.start()
             try:
@@ -205,12 +205,8 @@ def test_what_was_staged_is_discarded_when_the_other_tasks_of_a_failed_one_have_
     harness.agent(grant_everything)
     active: list[int] = []
 
-    def active_tasks() -> int:
-        executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
-        return sum(each.numRunningTasks() for each in executors)
-
     def write(batch: DataFrame, txn: Transaction) -> None:
-        txn.on_discard(lambda: active.append(active_tasks()))
+        txn.on_discard(lambda: active.append(active_tasks(spark)))
         batch.selectExpr(f"if(id = 0, raise_error('one task fails'), {COMPUTES_FOR_SECONDS})").collect()
 
     with pytest.raises(Exception, match="one task fails"):
