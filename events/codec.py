@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -104,12 +104,7 @@ def _first_reason(error: ValidationError) -> str:
 
 def _undecodable(value: bytes, reason: str) -> Undecodable:
     """The reason, with as many names as can be read from the record."""
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError):
-        return Undecodable(reason)
-    if not isinstance(parsed, dict):
-        return Undecodable(reason)
+    parsed = json_object(value)
 
     def valid_name(field: str) -> str | None:
         try:
@@ -122,6 +117,15 @@ def _undecodable(value: bytes, reason: str) -> Undecodable:
     except ValueError:
         table = None
     return Undecodable(reason, table, valid_name("transaction"), valid_name("writer"), valid_name("event_id"))
+
+
+def json_object(text: str | bytes | None) -> dict[str, Any]:
+    """The JSON object in a text that others have written; an empty one if it is anything else."""
+    try:
+        found = json.loads(text or b"")
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 _OVERHEAD_BYTES = 64
@@ -157,22 +161,18 @@ class UndecodableRecords:
     """The undecodable records of one reader. A record that is read again in another replay is counted again."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self.by_topic: Counter[str] = Counter()
 
     @property
     def total(self) -> int:
-        return self._counts.total()
-
-    def by_topic(self) -> dict[str, int]:
-        """Number of undecodable records by topic, without the topics that had none."""
-        return dict(self._counts)
+        return self.by_topic.total()
 
     def add(
         self, topic: str, partition: int, offset: int, undecodable: Undecodable
     ) -> dict[str, str | int] | None:
         """Count one record. Returns the fields of the log line to write, or None if this record is only counted."""
-        self._counts[topic] += 1
-        count = self._counts[topic]
+        self.by_topic[topic] += 1
+        count = self.by_topic[topic]
         if count & (count - 1) and count % LOG_EVERY:
             return None
         return {

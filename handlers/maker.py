@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lakewarden.events.base import MAX_ORIGIN
+from lakewarden.events.codec import json_object
 
 _STREAMER: Final = ("deltastreamer.checkpoint.", "streamer.checkpoint.")
 
@@ -88,9 +88,6 @@ def of_iceberg(summary: Mapping[str, str]) -> Maker:
 
 def of_hudi(extra: Mapping[str, str]) -> Maker:
     """The extra metadata of a commit, where the streaming sink keeps its checkpoint, and the streamer its source's position."""
-    try:
-        queries = json.loads(extra.get("_hudi_streaming_sink_checkpoint") or "{}")
-    except (TypeError, ValueError):
-        queries = {}
+    queries = json_object(extra.get("_hudi_streaming_sink_checkpoint"))
     streamer = "Hudi Streamer" if any(each.startswith(_STREAMER) for each in extra) else None
-    return Maker.of(engine=streamer, job=next(iter(queries), None) if isinstance(queries, dict) else None)
+    return Maker.of(engine=streamer, job=next(iter(queries), None))

@@ -1,10 +1,8 @@
 """`lakewarden refused`: the events that agents refused, from the dead letters, each with the reason."""
 
 import base64
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
@@ -13,6 +11,7 @@ from lakewarden.agent.log import Log
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import timestamp
 from lakewarden.events import DeadLetter
+from lakewarden.events.codec import json_object
 
 MAX_REFUSED = 500
 """Refused events that are listed, the last ones."""
@@ -64,13 +63,7 @@ def refused_event(record: ConsumerRecord) -> RefusedEvent | None:
 
 def _names(value: bytes) -> dict[str, str]:
     """The names in a record, as far as it can be read: a long one is cut, and no JSON any more."""
-    try:
-        found: Any = json.loads(value)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {name: each for name, each in found.items() if isinstance(each, str)}
+    return {name: each for name, each in json_object(value).items() if isinstance(each, str)}
 
 
 async def refused(settings: KafkaSettings) -> list[RefusedEvent]:

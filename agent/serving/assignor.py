@@ -20,11 +20,11 @@ and version, for `lakewarden doctor`; no rule depends on them.
 import json
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any
 
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
+from lakewarden.events.codec import json_object
 from lakewarden.handlers.group.ownership import Claim, assign
 from lakewarden.handlers.setup import Member
 
@@ -74,7 +74,7 @@ class StickyAssignor:
 
 def _assigned(user_data: bytes) -> frozenset[int] | None:
     try:
-        return frozenset(int(each) for each in json.loads(user_data or b"{}")["assigned"])
+        return frozenset(int(each) for each in json_object(user_data)["assigned"])
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -82,17 +82,14 @@ def _assigned(user_data: bytes) -> frozenset[int] | None:
 def _claim(user_data: bytes) -> Claim:
     """The claim in `user_data`. A member of an earlier release sends none; what can't be read is none."""
     try:
-        fields: Any = json.loads(user_data or b"{}")
+        fields = json_object(user_data)
         return Claim(int(fields.get("round", 0)), tuple(int(each) for each in fields.get("partitions", ())))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError):
         return Claim()
 
 
 def member_of(user_data: bytes) -> Member:
     """The agent in a member's `user_data`. A member of an earlier release names none; what can't be read names none."""
-    try:
-        fields: Any = json.loads(user_data or b"{}")
-        agent, release = fields.get("agent"), fields.get("version")
-    except (ValueError, TypeError, AttributeError):
-        return Member(None, None)
+    fields = json_object(user_data)
+    agent, release = fields.get("agent"), fields.get("version")
     return Member(agent if isinstance(agent, str) else None, release if isinstance(release, str) else None)

@@ -1,6 +1,5 @@
 """Decodes the records of `decisions` and `ledger`. Records that can't be decoded are skipped, counted and logged."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -9,6 +8,7 @@ from aiokafka.structs import ConsumerRecord
 from pydantic import TypeAdapter
 
 from lakewarden import events
+from lakewarden.events.codec import json_object
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
 
 log = structlog.get_logger()
@@ -43,11 +43,7 @@ def decisions_in(
 
 def is_event(value: bytes | None) -> bool:
     """Whether a record is an event of any version: a JSON object with a `type`."""
-    try:
-        found = json.loads(value or b"")
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and isinstance(found.get("type"), str)
+    return isinstance(json_object(value).get("type"), str)
 
 
 def decoded_all(

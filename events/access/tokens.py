@@ -37,6 +37,7 @@ from aiokafka.errors import KafkaError
 
 from lakewarden.events.access.files import authorities, read_secret
 from lakewarden.events.access.options import Access, AccessError
+from lakewarden.events.codec import json_object
 
 REQUEST_SECONDS = 10.0
 """For each step of a request to the token endpoint."""
@@ -200,10 +201,7 @@ def token_of(answer: bytes, url: str) -> tuple[str, float]:
 
 def error_code(answer: bytes) -> str:
     """The error code of RFC 6749, if the answer has one. Not its description, which may quote the request."""
-    try:
-        code = json.loads(answer)["error"]
-    except (ValueError, KeyError, TypeError):
-        return ""
+    code = json_object(answer).get("error")
     return f" ({code})" if isinstance(code, str) and re.fullmatch(r"[a-z_]{1,40}", code) else ""
 
 

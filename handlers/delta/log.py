@@ -17,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from lakewarden.events.base import MAX_ORIGIN
+from lakewarden.events.codec import json_object
 from lakewarden.handlers import observations
 from lakewarden.handlers.assessment import DataFile, PastCommit
 from lakewarden.handlers.commit_label import TRANSACTION
@@ -61,11 +62,7 @@ def newest_version(paths: Iterable[str]) -> int | None:
 
 def checkpoint_version(body: bytes) -> int:
     """Return the version in `_last_checkpoint`, or 0 if it says none: then the whole log is listed."""
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return 0
-    version = found.get("version") if isinstance(found, dict) else None
+    version = json_object(body).get("version")
     return version if isinstance(version, int) and version > 0 else 0
 
 
@@ -104,11 +101,8 @@ def layout_of_values(actions: Iterable[tuple[str, dict[str, Any]]]) -> Partition
 
 def read_checksum(body: bytes) -> PartitionLayout | None:
     """Return the layout in a checksum file, or None if it has none. Raises `UnreadableCommit` for an unknown protocol."""
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
+    found = json_object(body)
+    if not isinstance(found.get("metadata"), dict):
         return None
     protocol = found.get("protocol")
     if isinstance(protocol, dict):
@@ -218,11 +212,7 @@ def _milliseconds(value: Any) -> float | None:
 
 def went_through_the_gate(info: Mapping[str, Any]) -> bool:
     """Return whether `commitInfo` has the gate's label, in its `userMetadata` (`spark_jobs/sinks/delta/observer.py`)."""
-    try:
-        label = json.loads(info.get("userMetadata") or "null")
-    except (TypeError, ValueError):
-        return False
-    return isinstance(label, dict) and TRANSACTION in label
+    return TRANSACTION in json_object(info.get("userMetadata"))
 
 
 def _layout(action: dict[str, Any]) -> PartitionLayout:

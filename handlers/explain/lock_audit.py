@@ -258,16 +258,8 @@ class _Lock:
     permanent_refusals: dict[str, PermanentRefusal] = field(default_factory=dict)
 
 
-def check(events: Iterable[tuple[AuditPosition, wire.AuditEventUnion]], drifts: Drifts) -> AuditReport:
-    """Check a whole log. Events of one partition must be in their order."""
-    audit = LockAudit(drifts)
-    for position, event in events:
-        audit.add(position, event)
-    return audit.report()
-
-
 class LockAudit:
-    """Checks a log event by event. Its memory grows with all events except renewals."""
+    """Checks a log event by event, those of one partition in their order. Its memory grows with all events except renewals."""
 
     def __init__(self, drifts: Drifts) -> None:
         self._drifts = drifts

@@ -26,12 +26,12 @@ Rules:
 5. A compaction permits appends beside it: its rule is `deleted-file`. A clustering doesn't permit updates of what it replaces.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from lakewarden.events import ConflictRule, Marker
+from lakewarden.events.codec import json_object
 from lakewarden.handlers.assessment import PastCommit
 from lakewarden.handlers.commit_label import HUDI_LABEL
 from lakewarden.handlers.hudi.markers import (
@@ -395,7 +395,7 @@ def rolled_back(body: bytes) -> tuple[list[str], frozenset[str]]:
 
 def past_commit(instant: Instant, found: InstantMetadata, began: float | None, ended: float) -> PastCommit:
     """What a completed instant says of its history."""
-    label = _object(found.extra.get(HUDI_LABEL) or found.extra.get(f"hoodie.{HUDI_LABEL}"))
+    label = json_object(found.extra.get(HUDI_LABEL) or found.extra.get(f"hoodie.{HUDI_LABEL}"))
     maker = of_hudi(found.extra)
     return PastCommit(
         instant.time,
@@ -409,11 +409,3 @@ def past_commit(instant: Instant, found: InstantMetadata, began: float | None, e
         is_service=instant.is_table_service or found.operation in _SERVICES,
         is_gates=bool(label),
     )
-
-
-def _object(text: Any) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except (TypeError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

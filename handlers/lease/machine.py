@@ -154,9 +154,7 @@ __all__ = [
     "Acquire",
     "AcquisitionHint",
     "Confirmed",
-    "Cost",
     "Effect",
-    "FormerOwner",
     "Get",
     "Held",
     "Idle",
@@ -170,14 +168,11 @@ __all__ = [
     "Put",
     "ReadDone",
     "Reading",
-    "Refusal",
     "Release",
     "ReleaseHint",
     "Released",
-    "SeenVersion",
     "State",
     "Timer",
-    "Waiting",
     "Work",
     "WriteDone",
     "Writing",
@@ -397,7 +392,8 @@ def _on_read_done(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseS
         case Found(body=body, version=version):
             record = parse(body)
             if isinstance(record, Malformed):
-                return _found_malformed(work, at, settings, record)
+                why = f"the object is not a lock record and is left unchanged: {record.why}"
+                return _found_unusable(work, at, settings, why)
             if work.releasing:
                 return _found_while_releasing(work, at, settings, record, version)
             return _found_while_needed(work, at, settings, record, version)
@@ -411,12 +407,6 @@ def _found_absent(work: Work, at: Moment, settings: LeaseSettings) -> Step:
     if work.lease is not None:
         return _lose_lease(work, at, why="the lock object was deleted", holder=None)
     return _write_hold(work, at, settings, IfAbsent(), None)
-
-
-def _found_malformed(work: Work, at: Moment, settings: LeaseSettings, malformed: Malformed) -> Step:
-    return _found_unusable(
-        work, at, settings, f"the object is not a lock record and is left unchanged: {malformed.why}"
-    )
 
 
 def _found_while_releasing(

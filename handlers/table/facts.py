@@ -303,20 +303,16 @@ def _open_transaction(
         writer=event.writer,
         sequence=offset,
         intent_id=event.event_id,
-        batch_id=event.batch_id,
-        priority=event.priority,
-        admission=event.admission,
         conflict_rule=event.conflict_rule,
         heartbeat_seconds=event.heartbeat_seconds,
-        lock=event.lock,
         began=state.moment,
         opened_at=now,
         last_event_at=now,
+        observed=event.observed,
     )
-    if event.observed:
-        transaction.observed = True
-        transaction.batch_id, transaction.priority, transaction.lock = None, 0, None
-        transaction.admission = "optimistic"
+    if not event.observed:
+        transaction.batch_id, transaction.priority = event.batch_id, event.priority
+        transaction.admission, transaction.lock = event.admission, event.lock
     state.enter(transaction, Phase.OBSERVED if event.observed else Phase.QUEUED)
     state.note_change(transaction.id)
     return _add_markers(state, transaction, event.scope)
@@ -427,12 +423,6 @@ def _apply_observed_commit(
             writer=event.writer,
             sequence=offset if held is None else held,
             intent_id=event.event_id,
-            batch_id=None,
-            priority=0,
-            admission="optimistic",
-            conflict_rule="file-group",
-            heartbeat_seconds=events.DEFAULT_HEARTBEAT_SECONDS,
-            lock=None,
             began=state.moment,
             opened_at=now,
             last_event_at=now,
@@ -452,23 +442,17 @@ def _apply_observed_commit(
 def _apply_abort(state: TableState, transaction: Transaction, abort: events.Abort, now: float) -> None:
     if transaction.phase in LANDED:
         return
-    if transaction.phase is Phase.GRANTED:
-        assert transaction.grant is not None
-        if abort.reason == "outcome-unknown":
-            note_end(state, transaction)
-            state.enter(transaction, Phase.UNKNOWN)
-            transaction.ended, transaction.grant = state.moment, None
-            _await_late_completion(state, transaction, now)
-            drop_old_evidence(state)
-        else:
-            transaction.grant.revoked = True
-        return
-    if transaction.observed and abort.reason == "outcome-unknown":
+    granted = transaction.phase is Phase.GRANTED
+    if abort.reason == "outcome-unknown" and (granted or transaction.observed):
         note_end(state, transaction)
         state.enter(transaction, Phase.UNKNOWN)
-        transaction.ended = state.moment
+        transaction.ended, transaction.grant = state.moment, None
         _await_late_completion(state, transaction, now)
         drop_old_evidence(state)
+        return
+    if granted:
+        assert transaction.grant is not None
+        transaction.grant.revoked = True
         return
     if abort.reason == "conflict":
         lost = abort.losses or state.losses.get(transaction.writer, 0) + 1

@@ -55,7 +55,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from lakewarden.events import Admission, ConflictEntry, ConflictRule, Operation
+from lakewarden.events import DEFAULT_HEARTBEAT_SECONDS, Admission, ConflictEntry, ConflictRule, Operation
 
 
 class Phase(Enum):
@@ -145,18 +145,18 @@ class Transaction:
     writer: str
     sequence: int
     intent_id: str
-    batch_id: int | None
-    priority: int
-    admission: Admission
-    conflict_rule: ConflictRule
-    heartbeat_seconds: float
-    lock: str | None
-    """Where the intent believes the table's lock to be."""
     began: int
     opened_at: float
     """When the intent was applied, in monotonic seconds."""
     last_event_at: float
     """When the last event of this transaction was applied, in monotonic seconds."""
+    batch_id: int | None = None
+    priority: int = 0
+    admission: Admission = "optimistic"
+    conflict_rule: ConflictRule = "file-group"
+    heartbeat_seconds: float = DEFAULT_HEARTBEAT_SECONDS
+    lock: str | None = None
+    """Where the intent believes the table's lock to be."""
     phase: Phase = Phase.QUEUED
     ended: int = -1
     seq: int = 0

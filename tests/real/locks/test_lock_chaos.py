@@ -95,13 +95,13 @@ def _check_that_no_two_relied_on_the_lock(storm: Chaos, name: str) -> None:
 
 
 def _check_the_audit(audit: Iterable[ConsumerRecord]) -> None:
-    events = []
+    drifts = lock_audit.Drifts(TIGHT["drift_seconds"] * 1000, TIGHT["drift_seconds"] * 2000)
+    checked = lock_audit.LockAudit(drifts)
     for record in audit:
         event = decode(AUDIT_EVENT, record.value)
         assert not isinstance(event, Undecodable), event
-        events.append((lock_audit.AuditPosition(record.partition, record.offset), event))
-    drifts = lock_audit.Drifts(TIGHT["drift_seconds"] * 1000, TIGHT["drift_seconds"] * 2000)
-    report = lock_audit.check(events, drifts)
+        checked.add(lock_audit.AuditPosition(record.partition, record.offset), event)
+    report = checked.report()
     assert [overlap for lock in report.locks for overlap in lock.overlaps] == []
     assert report.violations == 0
     assert len(report.locks) == len(TABLES)

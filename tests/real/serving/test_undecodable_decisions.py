@@ -52,7 +52,7 @@ async def test_an_agent_logs_and_counts_an_undecodable_decision_in_its_partition
             await writer.touch("x")
             await writer.obtain_grant()
 
-    assert agent.undecodable.by_topic() == {where["topic"]: 1}
+    assert agent.undecodable.by_topic == {where["topic"]: 1}
     assert logged(lines) == [where]
 
 
@@ -91,7 +91,7 @@ async def test_a_record_that_is_no_event_of_any_version_is_logged_counted_and_sk
             await writer.touch("x")
             await writer.obtain_grant()
 
-    assert agent.undecodable.by_topic() == {where["topic"]: 1}
+    assert agent.undecodable.by_topic == {where["topic"]: 1}
     assert logged(lines) == [where]
 
 
@@ -117,7 +117,7 @@ async def test_a_writer_logs_and_counts_an_undecodable_decision_and_still_commit
         async with scene.agent():
             with CommitGate(scene.bootstrap_servers, topic_prefix=scene.prefix) as gate:
                 await anyio.to_thread.run_sync(commit)
-                counted = gate._channel.undecodable.by_topic()
+                counted = gate._channel.undecodable.by_topic
 
     assert counted == {where[0]["topic"]: 1}
     written = [vars(record) for record in caplog.records if record.name == "lakewarden.channel"]

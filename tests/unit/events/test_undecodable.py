@@ -29,7 +29,7 @@ def test_every_record_is_counted_by_topic() -> None:
     add(records, "lakewarden.ledger", 2)
 
     assert records.total == 7
-    assert records.by_topic() == {"lakewarden.decisions": 5, "lakewarden.ledger": 2}
+    assert records.by_topic == {"lakewarden.decisions": 5, "lakewarden.ledger": 2}
 
 
 def test_a_flood_is_logged_with_a_bound() -> None:

@@ -50,14 +50,14 @@ from lakewarden.events import (
     encode,
     partition_name,
 )
-from lakewarden.handlers.explain.lock_audit import Drifts, check
+from lakewarden.handlers.explain.lock_audit import Drifts
 from lakewarden.handlers.group.readiness import OwnedPartition, conditions
 from lakewarden.handlers.setup import Member
 from tests.printed import as_shown
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
 from tests.unit.handlers.explain.explained import explanation_of
-from tests.unit.handlers.explain.test_lock_audit import history, log
+from tests.unit.handlers.explain.test_lock_audit import check, history, log
 from tests.unit.handlers.group.test_readiness import LIMITS, READY
 from tests.unit.handlers.table.world import m, world
 

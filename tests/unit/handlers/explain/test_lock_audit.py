@@ -28,7 +28,6 @@ from lakewarden.handlers.explain.lock_audit import (
     LeaseOverlap,
     LockAudit,
     LockReport,
-    check,
 )
 from lakewarden.handlers.lease.placement import HUDI_LOCK
 
@@ -88,6 +87,13 @@ def history(text: str, **fields: Any) -> list[Any]:
         agent = AGENTS.get(owner, owner)
         events.append(event(KINDS[what], float(at), owner, **{"agent": agent, **values, **fields}))
     return events
+
+
+def check(events: Log, drifts: Drifts) -> AuditReport:
+    audit = LockAudit(drifts)
+    for position, each in events:
+        audit.add(position, each)
+    return audit.report()
 
 
 def checked(*events: AuditEventUnion) -> LockReport:

@@ -21,18 +21,12 @@ def a_transaction(identifier: str = "t", **fields: Any) -> Transaction:
         "writer": f"w-{identifier}",
         "sequence": 1,
         "intent_id": "e",
-        "batch_id": None,
-        "priority": 0,
-        "admission": "optimistic",
-        "conflict_rule": "file-group",
-        "lock": None,
-        "heartbeat_seconds": 5.0,
         "began": 1,
         "opened_at": 0.0,
         "last_event_at": 0.0,
         "phase": Phase.ACTIVE,
     }
-    return Transaction(id=identifier, **{**usual, **fields})
+    return Transaction(identifier, **{**usual, **fields})
 
 
 @pytest.mark.parametrize("mine", [C, A, M, D])
