@@ -43,6 +43,7 @@ _TOPIC_EXISTS = 36
 _LASTING = {InvalidPartitionsError.errno, InvalidConfigurationError.errno, PolicyViolationError.errno}
 """Refusals that no retry changes. Brokers that are still starting are too few replicas for a while."""
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
+_RIGHTS = "docs/security.md lists the rights of each command"
 PROBE_SECONDS = 5.0
 START_TIMEOUT_SECONDS = 15.0
 """For a client to connect to a broker; after that, the caller gets an error that names the brokers."""
@@ -231,7 +232,7 @@ def denied_write(error: KafkaError, topic: str) -> str | None:
     A user without `write` on any topic may not even start an idempotent producer.
     """
     if isinstance(error, TopicAuthorizationFailedError | ClusterAuthorizationFailedError):
-        return f"Kafka denies this user write on the topic {topic}; docs/security.md lists the rights of each command"
+        return f"Kafka denies this user write on the topic {topic}; {_RIGHTS}"
     return None
 
 
@@ -240,9 +241,9 @@ def denied_to_command(error: KafkaError) -> str | None:
     match error:
         case TopicAuthorizationFailedError(args=(topics, *_)):
             names = topics if isinstance(topics, str) else ", ".join(sorted(topics))
-            return f"Kafka denies this user read on the topic {names}"
+            return f"Kafka denies this user read on the topic {names}; {_RIGHTS}"
         case GroupAuthorizationFailedError():
-            return "Kafka denies this user describe on the agents' consumer group (the setting group)"
+            return f"Kafka denies this user describe on the agents' consumer group (the setting group); {_RIGHTS}"
         case _:
             return None
 

@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError
 from lakewarden.agent.cli import options, overview
 from lakewarden.agent.cli.dev import demo_command, dev_command
 from lakewarden.agent.cli.lock import lock_app
+from lakewarden.agent.cli.options import EXIT_FAILED
 from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
 from lakewarden.agent.cli.overview import doctor_command, web_command
 from lakewarden.agent.cli.requests import abort_command, ledger_app
@@ -35,7 +36,6 @@ from lakewarden.agent.watching.foreground import watch_until_signal
 from lakewarden.events import ConflictDetected
 from lakewarden.handlers.explain.condition import shown_name
 
-EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 app = typer.Typer(
@@ -77,8 +77,7 @@ def _root(
     context: typer.Context,
     *,
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="Print the traceback of an internal error, and more messages."),
+        bool, typer.Option("--verbose", help="Print the traceback of an internal error, and more messages.")
     ] = False,
     _: Annotated[
         bool,
@@ -219,7 +218,7 @@ def main() -> None:
         _exit_with_error(str(error), EXIT_FAILED)
     except KafkaError as error:
         if (denied := denied_to_command(error)) is not None:
-            _exit_with_error(f"{denied}; docs/security.md lists the rights of each command", EXIT_FAILED)
+            _exit_with_error(denied, EXIT_FAILED)
         _exit_with_internal_error(error)
     except BrokenPipeError:
         # The reader of our output has exited, so no message can reach it.

@@ -71,8 +71,7 @@ def demo_command(
         ),
     ] = None,
     picture: Annotated[
-        Path,
-        typer.Option(metavar="PATH", dir_okay=False, help="File for a picture of the run, as SVG."),
+        Path, typer.Option(metavar="PATH", dir_okay=False, help="File for a picture of the run, as SVG.")
     ] = Path("lakewarden-demo.svg"),
 ) -> None:
     """Run two Spark streaming queries that collide on one table, and verify that no row is lost.

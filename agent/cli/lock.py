@@ -20,8 +20,6 @@ from lakewarden.agent.stores import LocationError
 from lakewarden.events import canonical_location
 from lakewarden.handlers.explain.lock_audit import Drifts
 
-EXIT_FAILED = 1
-
 lock_app = typer.Typer(
     help="Inspect a table's lock, hold it while a command runs, release it by hand, or audit its history.",
     add_completion=False,
@@ -37,12 +35,11 @@ Lock = Annotated[
         "--lock",
         metavar="URI",
         help="URI of the lock object, if it is not at its default place.",
-        parser=lambda text: _parsed(lambda: canonical_location(typed(text))),
+        parser=lambda text: options.parsed(lambda: canonical_location(typed(text))),
     ),
 ]
 Hudi = Annotated[
-    bool,
-    typer.Option("--hudi", help="Use Hudi's lock of the table: .hoodie/.locks/table_lock.json"),
+    bool, typer.Option("--hudi", help="Use Hudi's lock of the table: .hoodie/.locks/table_lock.json")
 ]
 
 _Value = TypeVar("_Value")
@@ -66,7 +63,7 @@ def probe_command(
     Exit codes: 0 the store can hold locks; 1 it can't, or it did not answer; 2 usage error.
     """
     settings = _settings(config, s3_endpoint=s3_endpoint)
-    root = _parsed(lambda: _lock_folder(typed(uri)))
+    root = options.parsed(lambda: _lock_folder(typed(uri)))
     probed = _run(lambda: lock_commands.probe_location(settings, root))
     print_line(
         f"{root} honours both conditions (write if absent, write if unchanged), so it can hold locks; "
@@ -214,7 +211,7 @@ def audit_command(
         lambda: lock_commands.audit(settings, table, Drifts(agents_drift * 1000, hudi_drift * 1000))
     )
     options.print_as(output, lock_text.audit_fields(audited), lock_text.audit_lines(audited))
-    raise typer.Exit(0 if lock_text.proven(audited) else EXIT_FAILED)
+    raise typer.Exit(0 if lock_text.proven(audited) else options.EXIT_FAILED)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
@@ -231,13 +228,6 @@ def _settings(config: Path | None, table: str | None = None, **flags: object) ->
     if table is None:
         return settings
     return settings.model_copy(update={"tables": (table,)})
-
-
-def _parsed(parse: Callable[[], _Value]) -> _Value:
-    try:
-        return parse()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def _lock_folder(uri: str) -> str:

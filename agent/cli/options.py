@@ -22,6 +22,7 @@ _Settings = TypeVar("_Settings", bound=KafkaSettings)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
+EXIT_FAILED = 1
 Output: TypeAlias = Literal["text", "json"]
 BootstrapServers = Annotated[
     str | None,
@@ -75,8 +76,13 @@ def _name(text: str) -> str:
 
 def table_uri(text: str) -> str:
     """The table that a word of the command line names."""
+    return parsed(lambda: canonical_table(typed(text)))
+
+
+def parsed(parse: Callable[[], _Result]) -> _Result:
+    """What a word of the command line means. Its `ValueError` is a usage error."""
     try:
-        return canonical_table(typed(text))
+        return parse()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -99,8 +105,7 @@ Writer = Annotated[
     ),
 ]
 TransactionId = Annotated[
-    str,
-    typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.", parser=_id),
+    str, typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.", parser=_id)
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all of it: ids, exact times, counts.")]
 OutputFormat = Annotated[Output, typer.Option("--output", help="Output format.")]

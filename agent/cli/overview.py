@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.options import BootstrapServers, Config, run
 from lakewarden.agent.cli.output import print_json, print_line, print_tree
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
@@ -154,8 +153,8 @@ def web_command(
             help="Where to listen; :PORT: on all addresses.  [env: LAKEWARDEN_WEB_LISTEN; default: 127.0.0.1:8438]",
         ),
     ] = None,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    bootstrap_servers: options.BootstrapServers = None,
+    config: options.Config = None,
 ) -> None:
     """Serve a page that shows tables, locks, waits and single transactions, until SIGTERM or Ctrl-C.
 
@@ -169,10 +168,7 @@ def web_command(
         from lakewarden.agent.web.server import web_until_signal
     except ModuleNotFoundError as missing:
         raise AgentError(f"{missing.name} is not installed; run pip install 'lakewarden[agent]'") from missing
-    run(lambda: web_until_signal(settings, print_line))
-
-
-EXIT_FAILED = 1
+    options.run(lambda: web_until_signal(settings, print_line))
 
 
 def doctor_command(
@@ -205,7 +201,7 @@ def doctor_command(
     )
     findings = options.run(lambda: diagnose(settings, tables or []))
     options.print_as(output, [asdict(each) for each in findings], map(line_of, findings))
-    raise typer.Exit(EXIT_FAILED if has_problem(findings) else 0)
+    raise typer.Exit(options.EXIT_FAILED if has_problem(findings) else 0)
 
 
 def line_of(finding: Finding) -> str:

@@ -95,9 +95,8 @@ def downloaded(library: Library, on_progress: Progress = lambda _: None) -> Path
 def _download(home: Path, library: Library, on_progress: Progress) -> None:
     partial = home.with_name(f"{home.name}.partial")
     for attempt in range(1, ATTEMPTS + 1):
-        shutil.rmtree(
-            partial, ignore_errors=True
-        )  # left behind by a killed process, or by the previous attempt
+        # Left behind by a killed process, or by the previous attempt.
+        shutil.rmtree(partial, ignore_errors=True)
         try:
             _download_all(partial, library, on_progress)
         except Exception as failure:

@@ -55,7 +55,7 @@ async def diagnose(
     settings: Settings, tables: Sequence[str], *, clock: Callable[[], int] = wall_ms
 ) -> list[Finding]:
     """All findings, Kafka's first. `tables`: canonical URIs. `clock`: this machine's, in Unix milliseconds."""
-    found = [*await _check_kafka(settings), _check_codecs(readable_codecs())]
+    found = [*await _check_kafka(settings), _check_codecs()]
     places: list[str] = []
     for table in tables:
         found.append(_check_allowed(settings, table))
@@ -66,7 +66,8 @@ async def diagnose(
     return found + await _check_stores(settings, places, clock)
 
 
-def _check_codecs(readable: Sequence[str]) -> Finding:
+def _check_codecs() -> Finding:
+    readable = readable_codecs()
     missing = [each for each in COMPRESSIONS if each not in readable]
     if missing:
         lost = f"can't read what clients compress with {', '.join(missing)}: such events are refused"

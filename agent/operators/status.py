@@ -186,12 +186,7 @@ async def group_members(log: Log, group: str) -> tuple[Member, ...] | None:
 
 
 def with_condition(
-    view: TableView,
-    now: float,
-    *,
-    agents: bool | None,
-    recent: Recent | None,
-    waits_known: bool = True,
+    view: TableView, now: float, *, agents: bool | None, recent: Recent | None, waits_known: bool = True
 ) -> TableView:
     """The table with its condition, its last commit and its pace. `now`: seconds since the epoch."""
     if view.table.startswith(events.partition_name(0)[:-1]):

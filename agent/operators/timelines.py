@@ -5,7 +5,7 @@ The page draws them as the demo draws its own; the condition of a table (`handle
 Times are those of Kafka's records. The two topics are read in any order, so the steps of a transaction are sorted by time.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import aclosing
 from datetime import timedelta
@@ -45,7 +45,7 @@ class Timelines:
         self._tables: OrderedDict[str, dict[str, Attempt]] = OrderedDict()
         self._terms: dict[int, str] = {}
         self._size = 0
-        self.recent: dict[str, Recent] = {}
+        self.recent: dict[str, Recent] = defaultdict(Recent)
         """By table."""
 
     def add_event(self, record: ConsumerRecord) -> None:
@@ -58,7 +58,7 @@ class Timelines:
             case events.CommitRequested():
                 self._step(record, event, "requested", {})
             case events.CommitCompleted(version=version):
-                maker, recent = made_by(event), self._recent_of(event.table)
+                maker, recent = made_by(event), self.recent[event.table]
                 if self._step(record, event, "completed", {"version": version, "made_by": maker}):
                     recent.note_commit(event.writer, record.timestamp / 1000)
                 if maker is not None:
@@ -66,13 +66,12 @@ class Timelines:
             case events.TransactionAbandoned(reason=reason, lost_to=winner):
                 new = self._step(record, event, "abandoned", {"reason": reason, "lost_to": winner})
                 if new and reason.startswith(BYPASSED):
-                    self._lost(
-                        record, event, UNKNOWN_WINNER if winner is None else f"{UNKNOWN_WINNER} ({winner})"
-                    )
+                    to = UNKNOWN_WINNER if winner is None else f"{UNKNOWN_WINNER} ({winner})"
+                    at = record.timestamp / 1000
+                    self.recent[event.table].note_loss(event.writer, at, to, event.transaction)
                     if self._on_bypassed is not None:
                         began = self._tables[event.table][event.transaction].started
-                        seconds = record.timestamp / 1000 - began
-                        self._on_bypassed(record.timestamp, event.table, event.writer, seconds)
+                        self._on_bypassed(record.timestamp, event.table, event.writer, at - began)
             case _:
                 pass
 
@@ -102,8 +101,9 @@ class Timelines:
                 self._step(record, decision, "abort", {"reason": reason, "others": others})
                 if lost_to := next(filter(without_gate, others), None):  # its transaction has the same name
                     winner = self._tables[decision.table].get(lost_to)
-                    maker = None if winner is None else winner.made_by
-                    self._lost(record, decision, _bypassing(lost_to, maker), lost_to)
+                    to = _bypassing(lost_to, None if winner is None else winner.made_by)
+                    at, recent = record.timestamp / 1000, self.recent[decision.table]
+                    recent.note_loss(decision.writer, at, to, decision.transaction, lost_to)
             case _:
                 pass
 
@@ -130,19 +130,6 @@ class Timelines:
             attempt.steps.append(AttemptStep(at, what, *names, batch_id, 0, detail))
             attempt.steps.sort(key=lambda each: each.at)
         return new
-
-    def _recent_of(self, table: str) -> Recent:
-        return self.recent.setdefault(table, Recent())
-
-    def _lost(
-        self,
-        record: ConsumerRecord,
-        event: events.WriterEventUnion | events.DecisionEventUnion,
-        to: str,
-        winner: str = "",
-    ) -> None:
-        at = record.timestamp / 1000
-        self._recent_of(event.table).note_loss(event.writer, at, to, event.transaction, winner)
 
     def _forget(self, attempts: dict[str, Attempt]) -> None:
         if len(attempts) > MAX_OF_TABLE:

@@ -244,9 +244,7 @@ def explained(error: Exception, settings: Settings) -> str:
     if isinstance(error, AgentError):
         return str(error)
     denied = denied_to_command(error) if isinstance(error, KafkaError) else None
-    if denied is not None:
-        return f"{denied}; docs/security.md lists the rights of each command"
-    return f"Kafka at {settings.bootstrap_servers} doesn't answer: {error!r}"
+    return denied or f"Kafka at {settings.bootstrap_servers} doesn't answer: {error!r}"
 
 
 def _require_tasks(consumer: AIOKafkaConsumer) -> None:

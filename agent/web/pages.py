@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -13,8 +12,9 @@ from lakewarden.agent.operators.status import LockHolder
 from lakewarden.agent.operators.status_text import ago, command, short_id
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last, timestamp
-from lakewarden.agent.web.views import View
+from lakewarden.agent.web.views import View, address
 from lakewarden.handlers.explain.condition import age, shown_name
+from lakewarden.handlers.explain.waits import WAIT_TEXTS
 from lakewarden.handlers.writers_log import short_table
 
 MENU = (
@@ -62,14 +62,13 @@ class Pages:
             command=partial(command, settings),
             menu=MENU,
             at=at,
+            wait_texts=WAIT_TEXTS,
             servers=settings.bootstrap_servers,
         )
 
     def link(self, path: str, **parameters: str | None) -> str:
-        """The address of a view. Names are percent-encoded."""
-        found = {name: value for name, value in parameters.items() if value}
-        text = urlencode(found)
-        return f"{self.base_path}{path}{'?' if text and '?' not in path else ''}{text}"
+        """The address of a view, below the base path."""
+        return self.base_path + address(path, **parameters)
 
     def render(self, view: View, **around: Any) -> str:
         """A view as a page. `around`: what `AROUND` has, as far as it is known."""

@@ -224,10 +224,8 @@ class Server:
         await build(request)  # a wrong request is answered before the stream begins
         response = web.StreamResponse(headers={**_HEADERS, "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
-        with (
-            self._stream_of(request.remote or ""),
-            suppress(ConnectionError),
-        ):  # the browser has closed the page
+        # A `ConnectionError`: the browser has closed the page.
+        with self._stream_of(request.remote or ""), suppress(ConnectionError):
             await response.prepare(request)
             await self._send_versions(request, response, build)
         return response
@@ -248,12 +246,7 @@ class Server:
                 if not own and self._streams.get(visitor) is own:
                     del self._streams[visitor]
 
-    async def _send_versions(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        build: Build,
-    ) -> None:
+    async def _send_versions(self, request: web.Request, response: web.StreamResponse, build: Build) -> None:
         sent = ""
         while True:
             known, began = self._changes.revision, monotonic()

@@ -17,7 +17,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last
 from lakewarden.agent.web.follower import HOURS, Follower, History
 from lakewarden.events import canonical_table
-from lakewarden.handlers.explain.condition import writer_name
+from lakewarden.handlers.explain.condition import head_of, writer_name
 from lakewarden.handlers.writers_log import short_table
 
 ROWS = 200
@@ -126,7 +126,7 @@ def locks(sources: Sources, query: Mapping[str, str]) -> View:
                 "grants": [asdict(one) for one in _granted(each)],
             }
             for each in rows
-        ],
+        ]
     }
     return _view(sources, "locks", "Locks and grants", data, "status", page=page)
 
@@ -136,12 +136,14 @@ def waits(sources: Sources, query: Mapping[str, str]) -> View:
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for view in _known(sources):
         by_id = {each.transaction: each for each in view.transactions}
+        behind = {name: [one.transaction for one in each.blockers] for name, each in by_id.items()}
         for each in view.transactions:
             if each.waiting_on is None:
                 continue
-            head = _head(each, by_id)
+            first = head_of(each.transaction, behind)
+            head = None if first == each.transaction else by_id[first]
             group = groups.setdefault(
-                (view.table, "" if head is None else head.transaction),
+                (view.table, "" if head is None else first),
                 {
                     "table": view.table,
                     "head": None if head is None else asdict(head),
@@ -157,20 +159,6 @@ def waits(sources: Sources, query: Mapping[str, str]) -> View:
     found.sort(key=lambda each: (each["waiting"][0]["waiting_since"] or "", each["table"]))
     rows, page = _page("/waits", found, query)
     return _view(sources, "waits", "Who holds up whom", {"waits": rows}, "status", page=page)
-
-
-def _head(this: TransactionView, by_id: Mapping[str, TransactionView]) -> TransactionView | None:
-    """The first of the chain in front of a transaction that waits for no other. None: it waits for no other itself."""
-    seen = {this.transaction}
-    head = this
-    while (
-        other := next((by_id[b.transaction] for b in head.blockers if b.transaction in by_id), None)
-    ) is not None:
-        if other.transaction in seen:
-            break
-        seen.add(other.transaction)
-        head = other
-    return None if head is this else head
 
 
 def writer(sources: Sources, query: Mapping[str, str]) -> View:
@@ -353,9 +341,9 @@ def _page(path: str, found: list[Any], query: Mapping[str, str], **more: str) ->
     first = (number - 1) * ROWS
     links = {}
     if number > 1:
-        links["previous"] = _query(path, q=text, page=str(number - 1), **more)
+        links["previous"] = address(path, q=text, page=str(number - 1), **more)
     if first + ROWS < len(found):
-        links["next"] = _query(path, q=text, page=str(number + 1), **more)
+        links["next"] = address(path, q=text, page=str(number + 1), **more)
     data = {"count": len(found), "first": first + 1, "q": text}
     return found[first : first + ROWS], _Page(data, links)
 
@@ -367,7 +355,8 @@ def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int
         raise BadRequestError(f"{name} is not a number; leave it out for {default}") from None
 
 
-def _query(path: str, **parameters: str) -> str:
+def address(path: str, **parameters: str | None) -> str:
+    """Path and query. Names are percent-encoded, and what is empty is left out."""
     text = urlencode({name: value for name, value in parameters.items() if value})
     return f"{path}?{text}" if text else path
 

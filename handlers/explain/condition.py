@@ -21,7 +21,7 @@ never granted, and its writer can't be stopped.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -419,16 +419,20 @@ def _blocked(facts: Facts, this: Open) -> bool:
     )
 
 
-def _head(facts: Facts, this: Open) -> Open:
-    """Whom a transaction waits for in the end: the first of a chain that waits for no other."""
-    by_id: Mapping[str, Open] = {each.transaction: each for each in facts.open}
-    seen = {this.transaction}
-    while (other := next((by_id[each] for each in this.behind if each in by_id), None)) is not None:
-        if other.transaction in seen:
+def head_of(this: str, behind: Mapping[str, Sequence[str]]) -> str:
+    """Whom a transaction waits for in the end: the first of a chain that waits for no other open one, else itself."""
+    seen = {this}
+    while (other := next((each for each in behind[this] if each in behind), None)) is not None:
+        if other in seen:
             return other
-        seen.add(other.transaction)
+        seen.add(other)
         this = other
     return this
+
+
+def _head(facts: Facts, this: Open) -> Open:
+    by_id = {each.transaction: each for each in facts.open}
+    return by_id[head_of(this.transaction, {name: each.behind for name, each in by_id.items()})]
 
 
 def _longest(found: Iterable[Open]) -> float | None:

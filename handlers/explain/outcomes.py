@@ -11,12 +11,7 @@ from dataclasses import dataclass
 
 from lakewarden import events
 from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, made_by
-from lakewarden.handlers.explain.timeline import (
-    Outcome,
-    RecordRef,
-    RelatedTransaction,
-    TransactionRef,
-)
+from lakewarden.handlers.explain.timeline import Outcome, RecordRef, RelatedTransaction, TransactionRef
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase
 

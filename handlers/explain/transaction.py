@@ -225,7 +225,7 @@ class Explainer:
                 return
             case events.MarkerCreated(markers=markers):
                 self._markers += new
-                partitions = _partitions(markers)
+                partitions = tuple(dict.fromkeys(each.partition for each in markers))[:MOST_SHOWN]
                 because = replace(because, markers=len(markers), new=new, partitions=partitions)
             case events.CommitRequested():
                 self._markers += new
@@ -381,10 +381,6 @@ def _markers(event: events.WriterEventUnion) -> tuple[events.Marker, ...]:
             return markers
         case _:
             return ()
-
-
-def _partitions(markers: tuple[events.Marker, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(each.partition for each in markers))[:MOST_SHOWN]
 
 
 def _shared(overlaps: Iterable[Overlap]) -> tuple[events.Marker, ...]:

@@ -77,9 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
         with CommitGate(
-            options.bootstrap_servers,
-            topic_prefix=options.topic_prefix,
-            kafka=options.kafka_options or None,
+            options.bootstrap_servers, topic_prefix=options.topic_prefix, kafka=options.kafka_options or None
         ) as gate:
             compactor = PaimonCompactor(
                 gateway_of(spark),

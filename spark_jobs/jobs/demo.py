@@ -188,11 +188,7 @@ class OnSpark(DemoFormat):
         settings: dict[str, Any] = dict(self.settings())
         try:
             return spark_session(
-                "lakewarden-demo",
-                memory=self.memory,
-                packages=[jar],
-                downloaded=self._downloaded,
-                **settings,
+                "lakewarden-demo", memory=self.memory, packages=[jar], downloaded=self._downloaded, **settings
             )
         except PySparkException as error:
             raise UnsupportedSpark(

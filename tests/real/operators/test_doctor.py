@@ -6,8 +6,6 @@ Passwords and rights are in `tests/real/serving/test_kafka_security.py` and `tes
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -21,25 +19,20 @@ from lakewarden.agent.clock import wall_ms
 from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.operators.doctor import _check_codecs, diagnose
 from lakewarden.agent.settings import KafkaSettings, Settings
-from lakewarden.events.access.batches import readable_codecs
 from lakewarden.handlers.setup import Finding
 from tests.kafka_fixture import KafkaServer
 from tests.printed import as_shown
-from tests.processes import environment
+from tests.processes import run_command
 from tests.real.writers import QUICK, world
 from tests.servers.faulty_http import Reply, faulty_server
 from tests.servers.s3 import S3Server
-from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 
 NOWHERE = "127.0.0.1:9"
 HOUR_MS = 3_600_000
 PREFIX = "doctor"
-ROOMY: dict[str, Any] = {
-    "validity_seconds": 150.0,
-    "drift_seconds": 5.0,
-}
+ROOMY: dict[str, Any] = {"validity_seconds": 150.0, "drift_seconds": 5.0}
 """On a slow machine the store answers in time, and the tests' S3 server computes the time in its answers."""
 
 
@@ -105,9 +98,7 @@ async def test_beside_a_running_agent_everything_is_ok_but_the_single_replica(
     assert {each.result for each in by_check(findings, "store-clock")} == {"ok"}
 
 
-async def test_a_skewed_clock_is_a_problem_against_the_store(
-    settings: Callable[..., Settings],
-) -> None:
+async def test_a_skewed_clock_is_a_problem_against_the_store(settings: Callable[..., Settings]) -> None:
     """The clock is two hours ahead."""
     findings = await diagnose(settings(), [], clock=lambda: wall_ms() + 2 * HOUR_MS)
 
@@ -178,7 +169,7 @@ def test_a_compression_that_can_not_be_read_is_a_problem(monkeypatch: pytest.Mon
     """As with a build of the library without it."""
     monkeypatch.delattr(cramjam, "lz4")
 
-    found = _check_codecs(readable_codecs())
+    found = _check_codecs()
 
     assert (found.result, found.next) == ("problem", "install the package with its dependencies (cramjam)")
     assert "compress with lz4:" in found.found
@@ -187,7 +178,8 @@ def test_a_compression_that_can_not_be_read_is_a_problem(monkeypatch: pytest.Mon
 def test_the_command_prints_one_line_per_finding_and_exits_with_1_without_kafka(
     values: dict[str, Any],
 ) -> None:
-    printed = [_run(values, "--bootstrap-servers", NOWHERE, *more) for more in ((), ("--output", "json"))]
+    asked = ("doctor", "--bootstrap-servers", NOWHERE)
+    printed = [run_command(*asked, *more, **values) for more in ((), ("--output", "json"))]
 
     assert [each.returncode for each in printed] == [1, 1]
     assert [each.stderr for each in printed] == ["", ""]
@@ -206,19 +198,8 @@ def test_the_command_exits_with_0_when_nothing_is_a_problem(
     values: dict[str, Any], topic_prefix: str
 ) -> None:
     """Before the first agent."""
-    done = _run({**values, "topic_prefix": topic_prefix})
+    done = run_command("doctor", **{**values, "topic_prefix": topic_prefix})
 
     assert (done.returncode, done.stderr) == (0, "")
     assert {line.split()[0] for line in done.stdout.splitlines()} == {"ok", "warning"}
     as_shown("docs/run.md", "lakewarden doctor", done.stdout, {topic_prefix: "lakewarden"})
-
-
-def _run(values: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lakewarden.agent", "doctor", *arguments],
-        env=environment(values),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )

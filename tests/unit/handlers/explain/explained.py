@@ -7,20 +7,12 @@ from typing import Any
 
 from lakewarden.agent import wire_events
 from lakewarden.agent.operators.explain_text import explanation_lines
-from lakewarden.events import (
-    AuditEventUnion,
-    ConflictDetected,
-    DecisionRecord,
-)
+from lakewarden.events import AuditEventUnion, ConflictDetected, DecisionRecord
 from lakewarden.handlers.explain.timeline import Blocker, Explanation, RecordRef, Step, TransactionRef
 from lakewarden.handlers.explain.transaction import Explainer
 from tests.unit.handlers.table.world import TABLE, World
 
 SECOND = 1_000
-
-
-def reference(topic: Any, offset: int, recorded_ms: int) -> RecordRef:
-    return RecordRef(topic, offset, recorded_ms)
 
 
 def published(
@@ -30,7 +22,7 @@ def published(
     decisions = [each for each in w.log if not isinstance(each, tuple)]
     return [
         (
-            reference("decisions", number, decision.cause_offset * SECOND + 500),
+            RecordRef("decisions", number, decision.cause_offset * SECOND + 500),
             wire_events.stamped(decision, agent, term),
         )
         for number, decision in enumerate(decisions)
@@ -53,7 +45,7 @@ def explanation_of(
     for each in w.log:
         if isinstance(each, tuple):
             event, offset = each
-            explainer.add(reference("writers", offset, offset * SECOND), event)
+            explainer.add(RecordRef("writers", offset, offset * SECOND), event)
     return explainer.explanation(locks or (), reports)
 
 

@@ -123,11 +123,7 @@ STEADY = recent(*range(30, 400, 30))
         (facts(recent=STEADY), "ok", ""),
         # the worst of several
         (facts(SHOP, *BEHIND_SHOP, refused="not among the allowed ones"), "refused by the agent", ""),
-        (
-            facts(SHOP, *BEHIND_SHOP, recent=recent(losses=(20, 9, 4))),
-            "publish hangs for 5 min",
-            ABORT_SHOP,
-        ),
+        (facts(SHOP, *BEHIND_SHOP, recent=recent(losses=(20, 9, 4))), "publish hangs for 5 min", ABORT_SHOP),
     ],
 )
 def test_the_word_and_the_command_of_each_incident(known: Facts, text: str, command: str) -> None:

@@ -29,7 +29,6 @@ from tests.unit.handlers.explain.explained import (
     explanation_of,
     one,
     published,
-    reference,
     types,
 )
 from tests.unit.handlers.table.stories import Story, stories
@@ -156,7 +155,7 @@ def test_a_decision_of_an_agent_that_had_lost_the_partition_is_void() -> None:
     (admitted, granted) = published(w)
     decisions = [
         admitted,
-        (reference("decisions", 1, 200), TAKEN),
+        (RecordRef("decisions", 1, 200), TAKEN),
         (replace(granted[0], offset=2), granted[1]),
     ]
 
@@ -178,7 +177,7 @@ def test_a_take_over_is_a_step_at_its_place() -> None:
     w = world().intent("A").lock().touch("A", m("p/f")).request("A")
     admitted, granted = published(w)
     later = granted[1].model_copy(update={"term": "term-2", "agent": "agent-2"})
-    decisions = [admitted, (reference("decisions", 1, 1_500), TAKEN), (replace(granted[0], offset=2), later)]
+    decisions = [admitted, (RecordRef("decisions", 1, 1_500), TAKEN), (replace(granted[0], offset=2), later)]
 
     explanation = explanation_of(w, "A", decisions)
 
@@ -193,11 +192,11 @@ def test_lock_steps_are_placed_by_their_time() -> None:
     common: dict[str, Any] = {"table": TABLE, "lock": "s3://lake/lock.json", "valid_until": 5}
     refused = made(LockRefused, holder="foreign", waiting=True, **common)
     locks: list[tuple[RecordRef, AuditEventUnion]] = [
-        (reference("audit", 0, 1_100), refused),
-        (reference("audit", 1, 1_200), refused),
-        (reference("audit", 2, 1_500), made(LockAcquired, **common)),  # the time of the grant
-        (reference("audit", 3, 1_600), made(LockLost, detail="not confirmed", **common)),
-        (reference("audit", 4, 9_000), refused),
+        (RecordRef("audit", 0, 1_100), refused),
+        (RecordRef("audit", 1, 1_200), refused),
+        (RecordRef("audit", 2, 1_500), made(LockAcquired, **common)),  # the time of the grant
+        (RecordRef("audit", 3, 1_600), made(LockLost, detail="not confirmed", **common)),
+        (RecordRef("audit", 4, 9_000), refused),
     ]
 
     explanation = explanation_of(w, "A", locks=locks)
