@@ -6,39 +6,22 @@ Spark's Python workers. A process that calls `setsid` leaves the session and is 
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
-from pathlib import Path
+
+import psutil
 
 
 def posix_session_members(session: int) -> list[int]:
     """The ids of a session's processes, without zombies."""
-    if sys.platform == "linux":
-        return [
-            int(entry.name)
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and _posix_session_of(entry) == session
-        ]
-    listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,sess=,stat="],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    rows = (line.split() for line in listing.stdout.splitlines())
-    return [
-        int(row[0]) for row in rows if len(row) > 2 and row[1] == str(session) and not row[2].startswith("Z")
-    ]
-
-
-def _posix_session_of(entry: Path) -> int | None:
-    try:
-        stat = (entry / "stat").read_text()
-    except OSError:
-        return None
-    state, _parent, _group, session = stat.rpartition(")")[2].split()[:4]
-    return None if state in "ZX" else int(session)
+    found = []
+    for each in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(each.pid) == session and each.status() not in (
+                psutil.STATUS_ZOMBIE,
+                psutil.STATUS_DEAD,
+            ):
+                found.append(each.pid)
+    return found
 
 
 def signal_posix_session(session: int, number: signal.Signals) -> None:

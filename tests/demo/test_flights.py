@@ -7,13 +7,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 
-from lakewarden.agent.demo.flights import (
-    FEEDS,
-    TABLE_SCHEMA,
-    expected_table,
-    load_flights,
-    write_feeds,
-)
+from lakewarden.agent.demo.flights import FEEDS, TABLE_SCHEMA, expected_table, load_flights, write_feeds
 
 
 @pytest.fixture(scope="module")

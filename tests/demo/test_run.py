@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lakewarden.agent.demo.run import Child, Demo, DemoSettings, run_demo, stop_all
@@ -36,16 +37,9 @@ def settings(folder: Path) -> DemoSettings:
 
 def processes_with(word: str) -> list[str]:
     """The command lines of other processes that contain the word."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if word in line:
-                found.append(line)
-    return found
+    others = (each for each in psutil.process_iter(["cmdline"]) if each.pid != os.getpid())
+    lines = (" ".join(each.info["cmdline"] or ()) for each in others)
+    return [line for line in lines if word in line]
 
 
 def test_a_failed_writer_is_restarted_and_the_result_notes_it(

@@ -48,14 +48,8 @@ def render(values: Mapping[str, Any], folder: Path, version: str = NEWEST) -> li
     file.write_text(yaml.safe_dump(dict(values)))
     done = _run(
         [
-            str(program(*HELM)),
-            "template",
-            "prod",
-            str(CHART),
-            "--values",
-            str(file),
-            "--kube-version",
-            version,
+            *(str(program(*HELM)), "template", "prod", str(CHART)),
+            *("--values", str(file), "--kube-version", version),
         ]
     )
     if done.returncode != 0:

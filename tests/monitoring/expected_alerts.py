@@ -40,11 +40,7 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
     # For half a lease, then for longer than one, and both again.
     "a store hangs again and again": {
         "before": {},
-        "during": {
-            "LakewardenLocksLost": AT_A,
-            "LakewardenRenewalsLate": AT_A,
-            "LakewardenStoreFails": AT_A,
-        },
+        "during": {"LakewardenLocksLost": AT_A, "LakewardenRenewalsLate": AT_A, "LakewardenStoreFails": AT_A},
         "after": {},
     },
     "Kafka does not answer": {"before": {}, "during": {"LakewardenNotReady": JOB_A}, "after": {}},

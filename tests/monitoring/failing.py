@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import json
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -39,10 +38,6 @@ from tests.waiting import PATIENCE_SECONDS, until
 BEFORE_SCRAPES = 20
 SCRAPE_SECONDS = 1.0
 SCRAPE_TIMEOUT_SECONDS = 5.0
-SHORT: dict[str, Any] = {
-    "lock_root": None,
-    "log_level": "info",
-}
 WRITERS = 2
 PAUSE_SECONDS = 0.3
 SUSPENDED_SECONDS, RUNNING_SECONDS = 1.6, 0.15
@@ -234,12 +229,6 @@ class Failing:
             await holder.wait()
 
     @asynccontextmanager
-    async def overloaded(self, instance: str) -> AsyncGenerator[None]:
-        """The agent gets little processor time, and a writer floods the log, while the block runs."""
-        async with self.slowed(instance), self.flooding():
-            yield
-
-    @asynccontextmanager
     async def slowed(self, instance: str) -> AsyncGenerator[None]:
         """The agent gets a twelfth of the processor time while the block runs, or less, until its lag grows."""
         popen = self.agents[instance].popen
@@ -321,10 +310,14 @@ class Failing:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(scrape)
-            await self.scrapes(BEFORE_SCRAPES)
-            self.recording.mark("before")
+            await self.mark("before", BEFORE_SCRAPES)
             yield
             tasks.cancel_scope.cancel()
+
+    async def mark(self, name: str, scrapes: int = 0, *, since: int | None = None) -> None:
+        """Note the last scrape under a name, after so many."""
+        await self.scrapes(scrapes, since=since)
+        self.recording.mark(name)
 
     async def scrapes(self, count: int, *, since: int | None = None) -> None:
         """Wait for so many scrapes, from now or from an earlier one on."""
@@ -363,21 +356,12 @@ class Failing:
                 {each: RecordsToDelete(before_offset=end) for each, end in ends.items()}
             )
 
-    async def delete_topic(self, topic: str) -> None:
-        async with administering(self.scene.bootstrap_servers) as client:
-            await client.delete_topics([topic])
-
     # -- an operator -------------------------------------------------------------------------------------------------
 
     async def run(self, *arguments: str, check: bool = True) -> str:
         """What a command of `lakewarden` prints, with the agents' settings. `check`: it must succeed, otherwise it must fail."""
-        done = await anyio.run_process(
-            [sys.executable, "-m", "lakewarden.agent", *arguments],
-            env=environment(self.scene.values()),
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        text = done.stdout.decode()
+        done = await self.scene.run(*arguments, **self.scene.values())
+        text = done.stdout + done.stderr
         assert (done.returncode == 0) is check, text
         return text
 
@@ -418,7 +402,7 @@ async def failing(
             bootstrap_servers,
             prefix,
             root,
-            **{**SHORT, **settings},
+            **{"lock_root": None, "log_level": "info", **settings},
             tables=(f"s3://{bucket}/*",),
             lock_places=(f"s3://{bucket}/*=>default",),
             s3_endpoint=proxy.endpoint,

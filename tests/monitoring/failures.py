@@ -160,11 +160,7 @@ FAILURES = (
         },
         {
             "8m": {"LakewardenLocksRefused": AT_A},
-            "35m": {
-                "LakewardenLocksRefused": AT_A,
-                "LakewardenStoreFails": AT_A,
-                "LakewardenNoLock": TABLE,
-            },
+            "35m": {"LakewardenLocksRefused": AT_A, "LakewardenStoreFails": AT_A, "LakewardenNoLock": TABLE},
         },
     ),
     Failure(

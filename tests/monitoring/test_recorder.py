@@ -20,7 +20,7 @@ import pytest
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.events import Abort
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import KafkaServer, administering
 from tests.monitoring import defective_agent
 from tests.monitoring.expected_alerts import EXPECTED
 from tests.monitoring.failing import LAG, Failing, failing
@@ -39,10 +39,7 @@ RECORD = os.environ.get("LAKEWARDEN_TEST_RECORD") == "1"
 CONDITION = "lakewarden_table_condition_seconds"
 AFTER_SCRAPES = 64
 """16 minutes of the alerts' time: more than their longest window."""
-PATIENT: dict[str, Any] = {
-    "validity_seconds": 60.0,
-    "session_timeout_seconds": 30.0,
-}
+PATIENT: dict[str, Any] = {"validity_seconds": 60.0, "session_timeout_seconds": 30.0}
 """Times that an agent keeps on a busy machine, for failures that depend on none of them."""
 SUSPENSIONS = 3
 """In a quarter of an hour of the alert's time: as many as it needs."""
@@ -75,8 +72,7 @@ async def recorded(
                 yield scene
                 if "after" in EXPECTED[failure]:
                     await scene.next_commits()
-                    await scene.scrapes(AFTER_SCRAPES)
-                    recording.mark("after")
+                    await scene.mark("after", AFTER_SCRAPES)
     if RECORD:
         recording.save()
     check_recorded(root, {failure: (recording.notation(), recording.marks)})
@@ -108,8 +104,7 @@ async def test_a_store_refuses(record: Record) -> None:
         scene.proxy.weather = Weather(share=1.0, faults=(Fault.EXPIRED,))
         refusal = await scene.agents["a"].logged("lock.refused")
         probe = await scene.run("lock", "probe", f"s3://{scene.bucket}", check=False)
-        await scene.scrapes(45, since=began)
-        scene.recording.mark("during")
+        await scene.mark("during", 45, since=began)
         scene.proxy.weather = CALM
         assert "ExpiredToken" in json.dumps(refusal)
         assert "ExpiredToken" in probe
@@ -121,8 +116,7 @@ async def test_a_publish_hangs(record: Record) -> None:
         async with scene.publishing() as publish:
             open_ones = {each["writer"]: each for each in (await scene.status())["transactions"]}
             await _lasts(scene, 60)
-            await scene.scrapes(4)
-            scene.recording.mark("during")
+            await scene.mark("during", 4)
             await scene.run("abort", publish.transaction, "--reason", "its publish hangs")
         assert publish.lost
         assert open_ones.pop(publish.WRITER)["phase"] == "granted"
@@ -135,8 +129,7 @@ async def test_a_stranger_keeps_the_lock(record: Record) -> None:
         async with scene.holding_the_lock():
             await _lasts(scene, 36)
             word = (await scene.status())["condition"]
-            await scene.scrapes(4)
-            scene.recording.mark("during")
+            await scene.mark("during", 4)
         assert (word["name"], word["command"][:2]) == ("lock-held", ["lock", "release"])
 
 
@@ -149,8 +142,7 @@ async def test_a_writer_bypasses_the_gate(record: Record) -> None:
             await writer.abandon(reason="BaseChanged: a writer that bypasses the gate committed")
         await _lasts(scene, 5)
         word = (await scene.status())["condition"]
-        await scene.scrapes(8)
-        scene.recording.mark("during")
+        await scene.mark("during", 8)
         assert (word["name"], word["writer"]) == ("bypassed", "bypassed")
 
 
@@ -160,8 +152,7 @@ async def test_an_agent_is_killed(record: Record) -> None:
         began = scene.recording.scrapes
         scene.agents["a"].kill()
         await scene.next_commits()
-        await scene.scrapes(90, since=began)
-        scene.recording.mark("during")
+        await scene.mark("during", 90, since=began)
 
 
 async def test_all_agents_are_killed(record: Record) -> None:
@@ -170,8 +161,7 @@ async def test_all_agents_are_killed(record: Record) -> None:
         began = scene.recording.scrapes
         for agent in scene.agents.values():
             agent.kill()
-        await scene.scrapes(15, since=began)
-        scene.recording.mark("during")
+        await scene.mark("during", 15, since=began)
         members = await scene.run("agents")
         await scene.start_again("a", "b")
         assert "nothing is granted" in members
@@ -184,7 +174,7 @@ async def test_an_agent_is_suspended(record: Record) -> None:
         agent.popen.send_signal(signal.SIGSTOP)
         await scene.scrapes(30)
         await scene.next_commits()
-        scene.recording.mark("during")
+        await scene.mark("during")
         agent.popen.send_signal(signal.SIGCONT)
         waiting = await agent.logged("kafka.waiting")
         assert "suspended" in waiting["problem"]
@@ -200,8 +190,7 @@ async def test_an_agent_is_suspended_again_and_again(record: Record) -> None:
             await anyio.sleep(QUICK["session_timeout_seconds"] + 1.0)
             agent.popen.send_signal(signal.SIGCONT)
             await agent.logged("partitions.live", count=sessions + 1)
-        await scene.scrapes(3)
-        scene.recording.mark("during")
+        await scene.mark("during", 3)
         waits = [line["problem"] for line in agent.lines() if line["event"] == "kafka.waiting"]
         assert sum("suspended" in each for each in waits) >= SUSPENSIONS
 
@@ -220,7 +209,7 @@ async def test_a_store_hangs_again_and_again(record: Record) -> None:
             with scene.proxy.hanging():
                 await scene.agents["a"].logged("lock.lost", count=lost * len(others))
             await scene.next_commits()
-        scene.recording.mark("during")
+        await scene.mark("during")
         await scene.run("lock", "audit")
         for each in others:
             await each.abandon()
@@ -235,8 +224,7 @@ async def test_kafka_has_lost_records(record: Record) -> None:
         await scene.start_again("a")
         line = await scene.agents["a"].logged("log.incomplete")
         await scene.next_commits()
-        await scene.scrapes(5)
-        scene.recording.mark("during")
+        await scene.mark("during", 5)
         assert "LOG INCOMPLETE" in shown
         assert line["topic"] == scene.scene.settings().topics.writers
 
@@ -244,11 +232,11 @@ async def test_kafka_has_lost_records(record: Record) -> None:
 async def test_a_topic_is_deleted(record: Record) -> None:
     """While the agent runs. It ends its session and creates the topic again; the writers begin again by themselves."""
     async with record("a topic is deleted") as scene:
-        await scene.delete_topic(scene.scene.settings().topics.writers)
+        async with administering(scene.scene.bootstrap_servers) as client:
+            await client.delete_topics([scene.scene.settings().topics.writers])
         await scene.agents["a"].logged("partitions.live", count=2)
         await scene.next_commits()
-        await scene.scrapes(5)
-        scene.recording.mark("during")
+        await scene.mark("during", 5)
 
 
 async def test_a_newer_agent_has_decided(record: Record) -> None:
@@ -260,8 +248,7 @@ async def test_a_newer_agent_has_decided(record: Record) -> None:
         await scene.start_again("a")
         began = scene.recording.scrapes
         refused = await scene.agents["a"].logged("partition.refused")
-        await scene.scrapes(15, since=began)
-        scene.recording.mark("during")
+        await scene.mark("during", 15, since=began)
         shown = await scene.run("status")
         scene.agents["a"].kill()
         await scene.delete_records(decisions, refused["partition"])
@@ -278,8 +265,7 @@ async def test_a_table_is_stopped(record: Record) -> None:
             await each.begin()
             await each.touch("f")
         stopped = await scene.agents["a"].logged("table.stopped")
-        await scene.scrapes(10, since=began)
-        scene.recording.mark("during")
+        await scene.mark("during", 10, since=began)
         shown = await scene.status()
         await scene.stop("a")
         await scene.start_again("a")
@@ -293,8 +279,7 @@ async def test_writers_compute_in_vain(record: Record) -> None:
         async with scene.computing_in_vain(IN_VAIN_WRITERS):
             lost = "lakewarden_lost_compute_seconds_total"
             await scene.shows(lost, lambda seconds: seconds > IN_VAIN_SECONDS)
-            await scene.scrapes(IN_VAIN_SCRAPES)
-            scene.recording.mark("during")
+            await scene.mark("during", IN_VAIN_SCRAPES)
         conflicts = await scene.run("conflicts", "--verbose")
         assert "late-0" in conflicts
 
@@ -306,8 +291,7 @@ async def test_a_stranger_publishes(record: Record) -> None:
             await scene.scene.send_raw(b"no event %d" % number, scene.table.encode())
         await scene.agents["a"].logged("event.refused", count=5)
         await scene.next_commits()
-        await scene.scrapes(5)
-        scene.recording.mark("during")
+        await scene.mark("during", 5)
         refused = await scene.run("refused")
         assert refused.count("Invalid JSON") == 5
 
@@ -316,12 +300,13 @@ async def test_an_agent_is_overloaded(record: Record) -> None:
     """Its machine has little processor time for it, and a writer floods the log. It recovers without a restart."""
     async with (
         record("an agent is overloaded", partitions=1, **PATIENT) as scene,
-        scene.overloaded("a"),
+        scene.slowed("a"),
+        scene.flooding(),
     ):
         began = scene.recording.scrapes
         await scene.scrapes(45, since=began)
         await scene.shows(LAG, lambda lag: lag > BEHIND_SECONDS, scrapes=10)
-        scene.recording.mark("during")
+        await scene.mark("during")
 
 
 async def test_the_memory_budget_is_full(record: Record) -> None:
@@ -334,15 +319,13 @@ async def test_the_memory_budget_is_full(record: Record) -> None:
             await writer.begin()
             await writer.touch(*map(str, range(markers)))
         await scene.shows("lakewarden_touched_memory_bytes", lambda used: used > 850_000)
-        await scene.scrapes(25)
-        scene.recording.mark("during")
+        await scene.mark("during", 25)
         open_ones = json.loads(await scene.run("status", "--output", "json"))
         await last.begin()
         await last.touch(*map(str, range(1_000)))
         reached = await scene.agents["a"].logged("memory.budget-reached")
         abort = await larger.wait_for(Abort)
-        await scene.scrapes(3)
-        scene.recording.mark("exceeded")
+        await scene.mark("exceeded", 3)
         for writer in (large, last):
             await writer.abandon()
         touched = {one["writer"]: one["file_groups"] for each in open_ones for one in each["transactions"]}
@@ -360,7 +343,6 @@ async def test_kafka_does_not_answer(tmp_path: Path, s3_credentials: S3Server) -
         arguments = kafka.bootstrap_servers, "outage", tmp_path, s3_credentials
         async with recorded("Kafka does not answer", *arguments) as scene:
             kafka.stop()
-            await scene.scrapes(45)
-            scene.recording.mark("during")
+            await scene.mark("during", 45)
             kafka.start()
             await scene.next_commits()

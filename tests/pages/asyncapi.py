@@ -80,11 +80,7 @@ def document() -> dict[str, Any]:
         "defaultContentType": "application/json",
         "channels": {_key(topic): _channel(topic) for topic in _CHANNELS},
         "operations": {
-            name: {
-                "action": action,
-                "channel": {"$ref": f"#/channels/{_key(topic)}"},
-                "summary": summary,
-            }
+            name: {"action": action, "channel": {"$ref": f"#/channels/{_key(topic)}"}, "summary": summary}
             for name, (action, topic, summary) in _OPERATIONS.items()
         },
         "components": {

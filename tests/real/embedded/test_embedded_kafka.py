@@ -15,19 +15,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import NewTopic
 
 from lakewarden.agent.embedded import kafka as kafka_module
-from lakewarden.agent.embedded.kafka import (
-    KAFKA_VERSION,
-    EmbeddedKafka,
-    JarsUnavailable,
-    KafkaStartError,
-)
+from lakewarden.agent.embedded.kafka import KAFKA_VERSION, EmbeddedKafka, JarsUnavailable, KafkaStartError
 from tests.kafka_fixture import administering
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.wide,
-    pytest.mark.timeout(600),
-]  # each start may take 90 s on a busy machine
+# Each start may take 90 s on a busy machine.
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(600)]
 
 HANG_SECONDS = 120
 """Only ends a hang."""
@@ -53,7 +45,8 @@ with EmbeddedKafka(Path(sys.argv[1]), on_progress=lambda text: print(text, flush
 async def test_a_second_start_on_another_port_keeps_topics_records_and_cluster_id(tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path) as first:
         first_servers = first.bootstrap_servers
-        await _create_topic(first_servers, "facts")
+        async with administering(first_servers) as admin:
+            await admin.create_topics([NewTopic("facts", num_partitions=1, replication_factor=1)])
         async with AIOKafkaProducer(bootstrap_servers=first_servers) as producer:
             await producer.send_and_wait("facts", b"written before the restart")
         identity = _identity(tmp_path)
@@ -229,11 +222,6 @@ def test_a_data_folder_that_is_not_formatted_in_time_is_a_failed_start(
 
     with pytest.raises(KafkaStartError, match=r"could not format the data folder .* in 0\.01 s; see "):
         EmbeddedKafka(tmp_path).start()
-
-
-async def _create_topic(bootstrap_servers: str, name: str) -> None:
-    async with administering(bootstrap_servers) as admin:
-        await admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=1)])
 
 
 def _identity(data_dir: Path) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,12 @@ import pytest_asyncio
 from aiokafka.admin import NewPartitions
 
 from lakewarden.agent.errors import AgentError, SettingsError
-from lakewarden.agent.kafka import producer, start_client
 from lakewarden.agent.operators.ledger import ledger, ledger_at_rest
-from lakewarden.events import (
-    Abort,
-    AlreadyCommitted,
-    BatchCommitted,
-    CommitGranted,
-    ConflictsLost,
-    encode,
-)
-from lakewarden.events.access import partition_of, stop_client
+from lakewarden.events import Abort, AlreadyCommitted, BatchCommitted, CommitGranted, ConflictsLost, encode
+from lakewarden.events.access import partition_of
 from tests.kafka_fixture import KafkaServer, administering
 from tests.real.writers import World, world
+from tests.unit.events.building import made
 
 pytestmark = [pytest.mark.real]
 
@@ -126,24 +118,8 @@ async def _add_partitions(scene: World, *topics: str) -> None:
 
 
 async def _publish_grant(scene: World, table: str) -> None:
-    grant = CommitGranted(
-        event_id="e",
-        table=table,
-        transaction="unsettled",
-        writer="w",
-        at=datetime.now(UTC),
-        agent="a",
-        cause_offset=0,
-        grant="g",
-        lease_seconds=30.0,
-        seq=1,
-    )
-    client = producer(scene.settings())
-    await start_client(client, scene.settings())
-    try:
-        await client.send_and_wait(f"{scene.prefix}.decisions", encode(grant), key=table.encode())
-    finally:
-        await stop_client(client)
+    grant = made(CommitGranted, table=table, transaction="unsettled", grant="g", lease_seconds=30.0, seq=1)
+    await scene.producer.send_and_wait(f"{scene.prefix}.decisions", encode(grant), key=table.encode())
 
 
 async def test_events_since_partitions_were_added_are_left_behind_unless_one_was_granted(old: World) -> None:

@@ -108,12 +108,7 @@ async def test_status_of_a_table_without_writers_is_empty(scene: World) -> None:
     [view] = json.loads(await scene.answer("status", "--table", scene.table, "--output", "json"))
 
     assert view["condition"]["name"] == "no-agent"
-    empty: dict[str, Any] = {
-        "lock": None,
-        "transactions": [],
-        "incomplete": [],
-        "refused": None,
-    }
+    empty: dict[str, Any] = {"lock": None, "transactions": [], "incomplete": [], "refused": None}
     assert view.items() >= {**empty, "table": scene.table, "last_commit": None, "pace_seconds": None}.items()
     assert "no table has an open transaction" in await scene.answer("status")
     assert json.loads(await scene.answer("refused", "--output", "json")) == []
@@ -202,15 +197,8 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(
         shown = [visible(name) for name in HOSTILE]
         ours = visible(winner.transaction)
         commands = [
-            *(
-                ["status"],
-                ["conflicts"],
-                ["losses"],
-                ["refused"],
-                ["agents"],
-                ["ledger", "show"],
-                ["lock", "audit"],
-            ),
+            *([each] for each in ("status", "conflicts", "losses", "refused", "agents")),
+            *(["ledger", "show"], ["lock", "audit"]),
             *(["status", "--table", visible(table)], ["ledger", "show", visible(table)], ["explain", ours]),
             *(["ledger", "show", name] for name in shown),
         ]
@@ -220,19 +208,8 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(
             printed[" ".join(words)] = await answer_here(scene, *words)
             assert sorted(opened) == ["admin_client", "reader"], words
         fields = {" ".join(each): await answer_here(scene, *each, "--output", "json") for each in commands}
-        corrected = await answer_here(
-            scene,
-            "ledger",
-            "correct",
-            "--writer",
-            shown[2],
-            "--batch-id",
-            "9",
-            "--reason",
-            "a\nb",
-            "--table",
-            visible(table),
-        )
+        correction = ("--writer", shown[2], "--batch-id", "9", "--reason", "a\nb", "--table", visible(table))
+        corrected = await answer_here(scene, "ledger", "correct", *correction)
         [line] = json.loads(await answer_here(scene, "ledger", "show", shown[2], "--output", "json"))
         aborted = await answer_here(scene, "abort", ours, "--output", "json")
 

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import anyio.to_thread
 import pytest
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.events import AlreadyCommitted, CommitGranted
 from tests.kafka_fixture import TAKES_KAFKA_AWAY
-from tests.processes import environment
 from tests.real.writers import World, world
-from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, *TAKES_KAFKA_AWAY]
-
-BIN = Path(sys.executable).parent
 
 
 async def test_kafka_is_lost(tmp_path: Path, topic_prefix: str) -> None:
@@ -30,7 +23,7 @@ async def test_kafka_is_lost(tmp_path: Path, topic_prefix: str) -> None:
     with EmbeddedKafka(tmp_path / "kafka") as first:
         async with world(first.bootstrap_servers, topic_prefix, root) as scene, scene.agent():
             await commit(scene, "orders", 7)
-            backup.write_text(await command(scene, "lakewarden", "ledger", "show", "--output", "json"))
+            backup.write_text(await scene.answer(*SHOW))
             await commit(scene, "orders", 8)
     shutil.rmtree(tmp_path / "kafka")
 
@@ -45,7 +38,7 @@ async def test_kafka_is_lost(tmp_path: Path, topic_prefix: str) -> None:
 
             # Step 4: a sink that can't ask its table repeats batch 8, unless an operator corrects it.
             correction = ("--table", scene.table, "--batch-id", "8", "--reason", "it is in the table")
-            await command(scene, "lakewarden", "ledger", "correct", "--writer", "orders", *correction)
+            await scene.answer("ledger", "correct", "--writer", "orders", *correction)
             late = scene.writer("orders")
             await late.send_intent(batch_id=8)
             await late.wait_for(AlreadyCommitted)
@@ -58,7 +51,7 @@ async def test_a_bucket_is_restored_from_yesterday(scene: World, tmp_path: Path)
     yesterday, backup = tmp_path / "yesterday", tmp_path / "ledger.json"
     async with scene.agent():
         await commit(scene, "orders", 1)
-        backup.write_text(await command(scene, "lakewarden", "ledger", "show", "--output", "json"))
+        backup.write_text(await scene.answer(*SHOW))
         shutil.copytree(scene.locks, yesterday)
         await commit(scene, "orders", 2)
         await commit(scene, "orders", 3)
@@ -70,17 +63,19 @@ async def test_a_bucket_is_restored_from_yesterday(scene: World, tmp_path: Path)
         await lost.send_intent(batch_id=2)
         assert (await lost.wait_for(AlreadyCommitted)).committed_batch_id == 3
 
-        refused = await command(scene, *RESTORE, str(backup), "--reason", "by mistake", code=1)
-        assert "batch 3 instead of 1; their batches would be written again" in refused
+        refused = await scene.run(*RESTORE, str(backup), "--reason", "by mistake")
+        assert refused.returncode == 1
+        assert "batch 3 instead of 1; their batches would be written again" in refused.stderr
         await restore(scene, backup, "bucket restored from yesterday", "--lower")
         for batch_id in (2, 3):
             await commit(scene, "orders", batch_id)
 
-        shown = json.loads(await command(scene, "lakewarden", "ledger", "show", "--output", "json"))
+        shown = json.loads(await scene.answer(*SHOW))
         assert [(each["writer"], each["batch_id"]) for each in shown] == [("orders", 3)]
 
 
-RESTORE = ("lakewarden", "ledger", "restore")
+SHOW = ("ledger", "show", "--output", "json")
+RESTORE = ("ledger", "restore")
 
 
 async def commit(scene: World, name: str, batch_id: int) -> CommitGranted:
@@ -96,22 +91,5 @@ async def commit(scene: World, name: str, batch_id: int) -> CommitGranted:
 
 async def restore(scene: World, backup: Path, reason: str, *more: str) -> None:
     """Follow step 3 of both run-books."""
-    printed = await command(scene, *RESTORE, str(backup), "--reason", reason, *more)
+    printed = await scene.answer(*RESTORE, str(backup), "--reason", reason, *more)
     assert printed.splitlines()[-1] == f"1 writers are restored from {backup}"
-
-
-async def command(scene: World, program: str, *arguments: str, code: int = 0) -> str:
-    """Run a program with the agents' settings, as an operator would. Returns what it prints."""
-    variables = environment(scene.values())
-    done = await anyio.to_thread.run_sync(
-        lambda: subprocess.run(
-            [program, *arguments],
-            env={**variables, "PATH": f"{BIN}:{variables['PATH']}"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_SECONDS,
-        )
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout or done.stderr

@@ -17,9 +17,7 @@ from tests.real.writers import World, Writer, markers
 pytestmark = [pytest.mark.real]
 
 
-async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_runs(
-    scene: World,
-) -> None:
+async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_runs(scene: World) -> None:
     winner, loser, retry = scene.writer("winner"), scene.writer("loser"), scene.writer("loser")
     async with scene.agent(agent_id="agent-one"):
         await winner.begin(batch_id=7, heartbeat_seconds=100)

@@ -29,13 +29,7 @@ from lakewarden.agent.web import server, views
 from lakewarden.agent.web.follower import Changes, Follower, History
 from lakewarden.agent.web.server import Server
 from lakewarden.agent.web.views import Sources
-from lakewarden.events import (
-    Abort,
-    CommitCompleted,
-    CommitIntent,
-    DeadLetter,
-    encode,
-)
+from lakewarden.events import Abort, CommitCompleted, CommitIntent, DeadLetter, encode
 from lakewarden.handlers.setup import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
