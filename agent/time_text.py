@@ -58,6 +58,12 @@ def few(lines: Sequence[str], noun: str, *, first: int = 2) -> list[str]:
     return [*lines[:first], more, *lines[first + left_out :]]
 
 
+def first_of(names: Sequence[str], most: int, count: int | None = None) -> str:
+    """The first names in a sentence, and how many more there are. `count`: of all, if `names` has only some of them."""
+    more = (len(names) if count is None else count) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def counted(number: int, noun: str) -> str:
     """`1 event`, `1,200 events`."""
     return f"{number:,} {noun if number == 1 else noun + 's'}"

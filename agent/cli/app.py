@@ -27,11 +27,11 @@ from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import denied_to_command
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.explain import AmbiguousError, explain, explanation_fields
-from lakewarden.agent.operators.explain_text import candidate_lines, explanation_lines
+from lakewarden.agent.operators.explain_text import MOST_NAMED, candidate_lines, explanation_lines, place_text
 from lakewarden.agent.operators.status import conflicts
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
-from lakewarden.agent.time_text import few
+from lakewarden.agent.time_text import few, first_of
 from lakewarden.agent.watching.foreground import watch_until_signal
 from lakewarden.events import ConflictDetected
 from lakewarden.handlers.explain.condition import shown_name
@@ -262,19 +262,16 @@ def _log_ready(settings: Settings) -> None:
 
 
 def _conflict_line(event: ConflictDetected, *, verbose: bool) -> str:
-    where = ", ".join(
-        f"{each.partition or '(unpartitioned)'} {each.file_group}" for each in event.conflicts[:3]
-    )
-    more = f" and {len(event.conflicts) - 3} more" if len(event.conflicts) > 3 else ""
+    where = first_of([place_text(each) for each in event.conflicts], MOST_NAMED)
     state = "had committed" if event.kind == "commit" else "was open"
     age = event.victim_age_seconds
     lost = f"aborted {age:.1f} s after its intent" if age else "no work was lost"
     loser, winner = event.victim_writer, event.winner_writer
     line = f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  "
     if not verbose:
-        return f"{line}{shown_name(loser)} lost to {shown_name(winner)}: {where}{more}; {lost}"
+        return f"{line}{shown_name(loser)} lost to {shown_name(winner)}: {where}; {lost}"
     return (
-        f"{line}{loser} {event.victim} lost to {winner} {event.winner}, which {state}: {where}{more}; {lost}, "
+        f"{line}{loser} {event.victim} lost to {winner} {event.winner}, which {state}: {where}; {lost}, "
         f"detected {event.detected_after_ms:.1f} ms after the later marker"
     )
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome, AttemptStep, document, drawing, key
 from lakewarden.agent.demo.flights import FEEDS
+from lakewarden.agent.time_text import counted, first_of
 from lakewarden.events import ALL_FILE_GROUPS
 
 _SHOWN_OVERLAPS = 2
@@ -188,14 +189,11 @@ def _abort(step: AttemptStep) -> str:
 
 def overlaps(touched: Iterable[Sequence[str]]) -> str:
     """The partitions and file groups that both transactions touched, shortened."""
-    names = list(
-        dict.fromkeys(
-            partition if file_group == ALL_FILE_GROUPS else f"{partition} {file_group}"
-            for partition, file_group in touched
-        )
+    names = dict.fromkeys(
+        partition if file_group == ALL_FILE_GROUPS else f"{partition} {file_group}"
+        for partition, file_group in touched
     )
-    more = f" and {len(names) - _SHOWN_OVERLAPS} more" if len(names) > _SHOWN_OVERLAPS else ""
-    return ", ".join(names[:_SHOWN_OVERLAPS]) + more
+    return first_of(list(names), _SHOWN_OVERLAPS)
 
 
 def report_lines(contests: Sequence[Contest], whole_seconds: float) -> Iterator[str]:
@@ -275,7 +273,7 @@ def caption(contest: Contest) -> str:
 
 
 def _conflicts(contest: Contest) -> str:
-    return f"{contest.conflicts or 'no'} conflict{'' if contest.conflicts == 1 else 's'}"
+    return counted(contest.conflicts, "conflict") if contest.conflicts else "no conflicts"
 
 
 def draw(contests: Sequence[Contest]) -> str:
@@ -313,7 +311,7 @@ def _bar(bar: dict[str, Any], writer: str, left: float, scale: float, shown: dic
             yield f'<text x="{x + wide / 2:.1f}" y="{y + 4}" class="white">{bar["batch_id"]}</text>'
     if bar["aborted_at"] is not None:
         x = round(left + bar["aborted_at"] * scale, 1)
-        winner = bar["lost_to"][0].partition(":")[0] if bar["lost_to"] else writer
+        winner = _short(bar["lost_to"][0]) if bar["lost_to"] else writer
         yield f'<path d="M{x} {_MIDDLES.get(winner, y)} V{y}" stroke="{_RED}" stroke-width="1.4"/>'
         for colour, width in ((_RED, 6), ("#fff", 3)):
             yield f'<path d="M{x - 5} {y - 5} l10 10 m0 -10 l-10 10" stroke="{colour}" stroke-width="{width}"/>'

@@ -10,7 +10,7 @@ from typing import assert_never
 from lakewarden import events
 from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.operators.status_text import short_names
-from lakewarden.agent.time_text import counted, few, timestamp
+from lakewarden.agent.time_text import counted, few, first_of, timestamp
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.condition import made_by
 from lakewarden.handlers.explain.timeline import (
@@ -259,7 +259,7 @@ def _version(version: str | None) -> str:
 
 
 def _intent(event: events.CommitIntent, because: Because, *, verbose: bool) -> str:
-    scope = f", scope {_few([_marker(each) for each in event.scope])}" if event.scope else ""
+    scope = f", scope {_few([place_text(each) for each in event.scope])}" if event.scope else ""
     lock = f", lock {event.lock}" if event.lock else ""
     reason = f" ({' '.join(event.admission_reason.split())})" if event.admission_reason else ""
     before = (
@@ -349,7 +349,7 @@ def _lost_conflict(
     """`victim` is None if it is the explained transaction itself."""
     victim_name = "it" if victim is None else victim.writer
     entries = [each for each in abort.conflicts if each.other_transaction == lost.winner.id]
-    places = _few([f"{_marker(each)} ({each.operation}/{each.other_operation})" for each in entries])
+    places = _few([f"{place_text(each)} ({each.operation}/{each.other_operation})" for each in entries])
     found = because.cause or f"a check of the log up to writers:{abort.cause_offset}"
     return f"{_evidence(lost, found, victim_name, places)}; {_rule(lost, victim_name)}"
 
@@ -395,7 +395,7 @@ def _rule(lost: timeline.LostConflict, victim: str) -> str:
 
 
 def _encounter(met: timeline.Encounter, *, own: bool) -> str:
-    places = _few([_marker(each) for each in met.shared], met.places)
+    places = _few([place_text(each) for each in met.shared], met.places)
     other = f"{_name(met.other)} ({_phase(met.phase)})"
     order = f"{other} had touched the same" if own else f"{other} then touched the same"
     judged = (
@@ -437,7 +437,7 @@ def _ended(blocker: timeline.RelatedTransaction) -> str:
 def _blockers(blockers: tuple[timeline.Blocker, ...]) -> str:
     found = []
     for each in blockers:
-        on = f" on {_few([_marker(one) for one in each.shared])}" if each.shared else ""
+        on = f" on {_few([place_text(one) for one in each.shared])}" if each.shared else ""
         found.append(f"{_name(each.transaction)}, {WAIT_TEXTS[each.reason]}{on}")
     return _few(found)
 
@@ -491,15 +491,13 @@ def _partition(partition: str) -> str:
     return partition or "(unpartitioned)"
 
 
-def _marker(marker: events.Marker | events.ConflictEntry) -> str:
+def place_text(marker: events.Marker | events.ConflictEntry) -> str:
+    """A partition and a file group."""
     return f"{_partition(marker.partition)} {marker.file_group}"
 
 
 def _few(names: list[str], count: int | None = None) -> str:
-    """The first names, and how many more there are. `count`: of all, if `names` has only some of them."""
-    count = len(names) if count is None else count
-    shown = ", ".join(names[:MOST_NAMED])
-    return shown if count <= MOST_NAMED else f"{shown} and {count - MOST_NAMED} more"
+    return first_of(names, MOST_NAMED, count)
 
 
 def _seconds(milliseconds: float) -> str:

@@ -33,6 +33,7 @@ from lakewarden.agent.operators.ledger import LedgerLine, ledger, line_of
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.serving.log_records import decoded_all, decoded_decisions
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.agent.time_text import first_of
 from lakewarden.events.access import stop_client
 from lakewarden.events.base import Integer, Name
 from lakewarden.handlers.table.replay import Position
@@ -222,12 +223,10 @@ def _open_transaction(
     ]
     found = [pair for pair in every if pair[1].id == prefix] or every
     if len(found) > 1:
-        names = ", ".join(
-            f"{each.id} (writer {each.writer}, table {state.uri})" for state, each in found[:MAX_LISTED]
-        )
-        more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+        names = [f"{each.id} (writer {each.writer}, table {state.uri})" for state, each in found]
         raise AgentError(
-            f"{len(found)} open transactions begin with {prefix!r}: {names}{more}; give more of the id, or --table"
+            f"{len(found)} open transactions begin with {prefix!r}: {first_of(names, MAX_LISTED)}; "
+            "give more of the id, or --table"
         )
     return found[0] if found else None
 

@@ -242,11 +242,11 @@ def append(steps: list[Step], step: Step, most: int) -> None:
 class Heartbeats:
     """The transaction's heartbeats, and the longest time without any of its events while it was open."""
 
-    count: int
-    first: RecordRef | None
-    last: RecordRef | None
-    longest_gap_ms: int
-    gap_after: RecordRef | None
+    count: int = 0
+    first: RecordRef | None = None
+    last: RecordRef | None = None
+    longest_gap_ms: int = 0
+    gap_after: RecordRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

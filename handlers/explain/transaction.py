@@ -63,10 +63,8 @@ class Explainer:
         self._requested: timeline.RecordRef | None = None
         self._last_event: timeline.RecordRef | None = None
         self._waited_for: set[str] = set()
-        self._repeated = self._markers = self._heartbeats = self._gap = 0
-        self._first_heartbeat: timeline.RecordRef | None = None
-        self._last_heartbeat: timeline.RecordRef | None = None
-        self._gap_after: timeline.RecordRef | None = None
+        self._repeated = self._markers = 0
+        self._heartbeats = timeline.Heartbeats()
         self._load(decisions)
 
     def _load(self, decisions: Iterable[tuple[timeline.RecordRef, events.DecisionRecord]]) -> None:
@@ -157,9 +155,7 @@ class Explainer:
             outcome=outcome,
             waits_for=() if kept is None else tuple(self._blockers(kept)),
             markers=self._markers,
-            heartbeats=timeline.Heartbeats(
-                self._heartbeats, self._first_heartbeat, self._last_heartbeat, self._gap, self._gap_after
-            ),
+            heartbeats=self._heartbeats,
             repeated=self._repeated,
             steps=tuple(with_locks(steps, locks, self._opened, outcome.record)),
             others=others,
@@ -202,8 +198,8 @@ class Explainer:
         from_writer = not isinstance(event, events.AbortRequested)
         if phase_before in OPEN and self._last_event is not None and from_writer:
             gap = record.recorded_ms - self._last_event.recorded_ms
-            if gap > self._gap:
-                self._gap, self._gap_after = gap, self._last_event
+            if gap > self._heartbeats.longest_gap_ms:
+                self._heartbeats = replace(self._heartbeats, longest_gap_ms=gap, gap_after=self._last_event)
         self._last_event = record if from_writer else self._last_event
         because = timeline.Because(phase_before=phase_before)
         match event:
@@ -220,8 +216,9 @@ class Explainer:
             case _ if phase_before not in OPEN:
                 because = replace(because, without_effect=True)
             case events.WriterHeartbeat():
-                self._heartbeats += 1
-                self._first_heartbeat, self._last_heartbeat = self._first_heartbeat or record, record
+                beats = self._heartbeats
+                first = beats.first or record
+                self._heartbeats = replace(beats, count=beats.count + 1, first=first, last=record)
                 return
             case events.MarkerCreated(markers=markers):
                 self._markers += new

@@ -10,9 +10,9 @@ import pytest
 from playwright.async_api import Route, expect
 
 from tests.bench import page
-from tests.bench.open_page import FED, PATIENCE_MS, opened
+from tests.bench.open_page import FED
 from tests.bench.run import Run, Size
-from tests.browser.browsing import find_chromium
+from tests.browser.browsing import opened
 from tests.kafka_fixture import KafkaServer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
@@ -43,8 +43,7 @@ def test_an_open_page_keeps_nothing_of_the_updates_that_it_has_shown(
 async def test_an_update_that_comes_while_the_page_is_fetched_is_fetched_too() -> None:
     """Otherwise the page is one update behind until the next one."""
     script = files("lakewarden.agent.web").joinpath("static", "page.js").read_text()
-    chromium, fetched, first = find_chromium(), 0, anyio.Event()
-    assert chromium is not None
+    fetched, first = 0, anyio.Event()
 
     async def answer(route: Route) -> None:
         nonlocal fetched
@@ -57,12 +56,11 @@ async def test_an_update_that_comes_while_the_page_is_fetched_is_fetched_too() -
                 await first.wait()
         await route.fulfill(body=HTML.format(fetched), content_type="text/html")
 
-    async with opened(chromium, "http://page.test") as browser:
-        shown = await browser.page()
+    async with opened("http://page.test") as (shown, _):
         await shown.add_init_script(FED)
         await shown.route("**/*", answer)
         await shown.goto("/")
         await shown.evaluate("window.fed.onmessage({ data: 'second' })")
         await shown.evaluate("window.fed.onmessage({ data: 'third' })")
         first.set()
-        await expect(shown.locator("main")).to_have_text("2 fetched", timeout=PATIENCE_MS)
+        await expect(shown.locator("main")).to_have_text("2 fetched")

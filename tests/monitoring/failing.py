@@ -91,7 +91,7 @@ class Failing:
 
     async def start_agents(self, count: int, program: str = AGENT_PROGRAM) -> None:
         """Start agents, and name the one that owns the table `a`."""
-        started: list[tuple[AgentProcess, dict[str, Any], int]] = []
+        started = []
         for number in range(count):
             port = free_port()
             values = self.scene.values(agent_id=f"agent-{number}", http_listen=f"127.0.0.1:{port}")
@@ -100,12 +100,10 @@ class Failing:
             self.agents[f"started-{number}"] = agent
             await agent.ready()
         await self.commit()
-        others: list[tuple[AgentProcess, dict[str, Any], int]] = []
-        owners: list[tuple[AgentProcess, dict[str, Any], int]] = []
-        for each in started:
-            (owners if await self._has_granted(each[2]) else others).append(each)
+        owners = [port for _, _, port in started if await self._has_granted(port)]
+        started.sort(key=lambda each: each[2] not in owners)
         self.agents.clear()
-        for name, (agent, values, port) in zip("abc", owners + others, strict=False):
+        for name, (agent, values, port) in zip("abc", started, strict=False):
             self.agents[name], self._values[name], self._ports[name] = agent, values, port
 
     async def stop(self, instance: str) -> None:

@@ -6,16 +6,14 @@ Each query of the dashboard returns series there, with the labels that its legen
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
+import aiohttp
 import anyio
-import anyio.to_thread
 import yaml
 
 from lakewarden.agent.embedded.kafka import free_port
@@ -34,28 +32,25 @@ class Prometheus:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    async def get(self, path: str) -> Any:
+    async def get(self, path: str, **parameters: str) -> Any:
         """The data of an answer, or None if there is no answer yet."""
-        return await anyio.to_thread.run_sync(self._get, path)
-
-    def _get(self, path: str) -> Any:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_SECONDS)
+        address = f"http://127.0.0.1:{self._port}/api/v1/{path}"
         try:
-            connection.request("GET", f"/api/v1/{path}")
-            answer = connection.getresponse()
-            return json.loads(answer.read())["data"] if answer.status == 200 else None
-        except OSError:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(address, params=parameters) as answer,
+            ):
+                return (await answer.json())["data"] if answer.status == 200 else None
+        except aiohttp.ClientError:
             return None
-        finally:
-            connection.close()
 
     async def values(self, variable: Variable) -> list[str]:
         """The values that Grafana offers for a variable."""
-        return list(await self.get(f"label/{variable.label}/values?match[]={quote(variable.selector)}"))
+        return list(await self.get(f"label/{variable.label}/values", **{"match[]": variable.selector}))
 
     async def value(self, query: str) -> float:
         """The sum of what a query returns, 0 if it returns nothing."""
-        found = await self.get(f"query?query={quote(query)}")
+        found = await self.get("query", query=query)
         return sum(float(each["value"][1]) for each in found["result"]) if found else 0.0
 
     async def until(self, query: str, holds: Callable[[float], bool]) -> None:
@@ -112,7 +107,7 @@ async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
                             panels = await empty_panels(prometheus, values)
                     stop.set()
                 names = set(await prometheus.get("label/__name__/values"))
-                rules = await prometheus.get("rules?type=alert")
+                rules = await prometheus.get("rules", type="alert")
                 conflicts = await prometheus.value('lakewarden_conflicts_total{outcome="stopped"}')
                 tables = await prometheus.value("count(lakewarden_grants_total)")
                 up = await prometheus.value("up")
@@ -139,7 +134,7 @@ async def empty_panels(prometheus: Prometheus, values: Mapping[str, list[str]]) 
     for title, query, legend in TARGETS:
         if "lakewarden_table_condition_seconds" in query:
             continue
-        answer = await prometheus.get(f"query?query={quote(resolved(query, values, '10s'))}")
+        answer = await prometheus.get("query", query=resolved(query, values, "10s"))
         labels = set(re.findall(r"{{(\w+)}}", legend))
         if not answer["result"] or not all(labels <= each["metric"].keys() for each in answer["result"]):
             found.append(f"{title}: {query}")

@@ -239,16 +239,16 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(
 async def test_dev_ends_its_processes_and_keeps_its_state_and_addresses(tmp_path: Path) -> None:
     data = tmp_path / "my data"
     table = f"file://{data}/t"
-    first = "first-transaction"
     with _started("dev", "--data", str(data), "--output", "json") as dev:
         ready = json.loads(await _line(dev))
         assert set(ready) == {"ready", "bootstrap_servers", "lock_root", "web"}
         assert ready["ready"] is True
         scene = World(ready["bootstrap_servers"], "lakewarden", tmp_path, None, None)
         async with AIOKafkaProducer(bootstrap_servers=ready["bootstrap_servers"]) as producer:
-            intent = _intent(scene, table, first)
+            writer = scene.writer("patient", table)
+            first, intent = writer.transaction, writer.event(CommitIntent, heartbeat_seconds=300)
             await producer.send_and_wait("lakewarden.writers", encode(intent), key=table.encode())
-        await _until_shown(ready, table, first)
+        await _until_shown(scene, table, first)
         async with aiohttp.ClientSession() as session:
             with anyio.fail_after(PATIENCE_SECONDS):
                 while first not in (await (await session.get(f"{ready['web']}tables.json")).text()):
@@ -269,29 +269,13 @@ async def test_dev_ends_its_processes_and_keeps_its_state_and_addresses(tmp_path
         assert ready["web"] in printed
         assert f"below {data}" in printed
         assert f"LAKEWARDEN_LOCK_ROOT={ready['lock_root']}\n" in printed
-        await _until_shown(ready, table, first)
+        await _until_shown(scene, table, first)
 
 
-async def _until_shown(ready: dict[str, Any], table: str, transaction: str) -> None:
+async def _until_shown(scene: World, table: str, transaction: str) -> None:
     with anyio.fail_after(PATIENCE_SECONDS):
-        while True:
-            done = await anyio.to_thread.run_sync(
-                lambda: run_command(
-                    "status", "--output", "json", bootstrap_servers=ready["bootstrap_servers"]
-                )
-            )
-            views = {view["table"]: view for view in json.loads(done.stdout)}
-            if any(
-                each["transaction"] == transaction for each in views.get(table, {}).get("transactions", ())
-            ):
-                return
+        while transaction not in await scene.answer("status", "--table", table, "--output", "json"):
             await anyio.sleep(0.2)
-
-
-def _intent(scene: World, table: str, transaction: str) -> CommitIntent:
-    writer = scene.writer("patient", table)
-    writer.transaction = transaction
-    return writer.event(CommitIntent, heartbeat_seconds=300)
 
 
 @contextmanager

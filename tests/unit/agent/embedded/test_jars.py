@@ -29,16 +29,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def jar(tmp_path: Path) -> Path:
+def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only artifact that jgo resolves."""
     path = tmp_path / "kafka.jar"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("kafka/Kafka.class", b"bytecode" * 100)
+    monkeypatch.setattr(jars, "_resolve", lambda *_: [FakeArtifact(path)])
     return path
 
 
-def test_jars_are_downloaded_once(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("jar")
+def test_jars_are_downloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     progress: list[str] = []
-    monkeypatch.setattr(jars, "_resolve", lambda *_: [FakeArtifact(jar)])
 
     folder = downloaded(KAFKA, progress.append)
     assert [path.name for path in folder.iterdir()] == ["kafka.jar"]
@@ -48,14 +50,11 @@ def test_jars_are_downloaded_once(jar: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert downloaded(KAFKA, progress.append) == folder
 
 
-def test_a_damaged_jar_never_reaches_the_cache(
-    cache: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_jar_never_reaches_the_cache(cache: Path, jar: Path) -> None:
     """A proxy truncated the download, or the disk was full."""
     content = bytearray(jar.read_bytes())
     content[60] ^= 0xFF
     jar.write_bytes(content)
-    monkeypatch.setattr(jars, "_resolve", lambda *_: [FakeArtifact(jar)])
 
     with pytest.raises(JarsUnavailable, match="damaged"):
         downloaded(KAFKA)
@@ -78,13 +77,11 @@ def test_without_a_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyP
     assert sum("retrying" in line for line in progress) == jars.ATTEMPTS - 1
 
 
-def test_files_of_a_killed_download_are_deleted(
-    cache: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("jar")
+def test_files_of_a_killed_download_are_deleted(cache: Path) -> None:
     left = cache / f"kafka-{jars.KAFKA_VERSION}.partial" / "jars" / "half.jar"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
-    monkeypatch.setattr(jars, "_resolve", lambda *_: [FakeArtifact(jar)])
 
     folder = downloaded(KAFKA)
 

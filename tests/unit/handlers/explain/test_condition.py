@@ -47,11 +47,11 @@ def facts(*found: Open, agents: bool | None = True, **more: object) -> Facts:
 
 SHOP = tx("shop", "granted", 300)
 BEHIND_SHOP = (tx("crm", "queued", 290, "shop"), tx("stock", "queued", 250, "crm", "shop"))
-BACKFILL = tx("backfill", "active", 900)
+BACKFILL, BEHIND_BACKFILL = tx("backfill", "active", 900), tx("crm", "queued", 720, "backfill")
 ABORT_SHOP = f"abort shop --table {TABLE} --reason its publish hangs"
 ABORT_BACKFILL = f"abort backfill --table {TABLE} --reason others wait for it"
 RELEASE = f"lock release {TABLE} --if-owner stranger --lock {LOCK}"
-STEADY = recent(*range(30, 400, 30))
+STEADY, LOSING = recent(*range(30, 400, 30)), recent(losses=(20, 9, 4))
 
 
 @pytest.mark.parametrize(
@@ -65,22 +65,14 @@ STEADY = recent(*range(30, 400, 30))
         (facts(tx("shop", "granted", 59), tx("crm", "queued", 58, "shop")), "ok", ""),
         (facts(replace(SHOP, withdrawn=True)), "publish hangs for 5 min", ""),
         # a queue behind a backfill; everyday queueing; a table that commits every ten minutes
+        (facts(BACKFILL, BEHIND_BACKFILL), "queued behind backfill for 12 min", ABORT_BACKFILL),
         (
-            facts(BACKFILL, tx("crm", "queued", 720, "backfill")),
-            "queued behind backfill for 12 min",
-            ABORT_BACKFILL,
-        ),
-        (
-            facts(BACKFILL, tx("crm", "queued", 720, "backfill"), tx("stock", "queued", 730, "crm")),
+            facts(BACKFILL, BEHIND_BACKFILL, tx("stock", "queued", 730, "crm")),
             "queued behind backfill for 12 min",
             ABORT_BACKFILL,
         ),
         (facts(BACKFILL, tx("crm", "queued", 59, "backfill")), "ok", ""),
-        (
-            facts(BACKFILL, tx("crm", "queued", 720, "backfill"), recent=recent(*range(600, 3600, 600))),
-            "ok",
-            "",
-        ),
+        (facts(BACKFILL, BEHIND_BACKFILL, recent=recent(*range(600, 3600, 600))), "ok", ""),
         (
             facts(tx("delta:49", "observed", 90), tx("crm", "queued", 80, "delta:49")),
             "queued behind delta for 80 s",
@@ -103,11 +95,7 @@ STEADY = recent(*range(30, 400, 30))
         ),
         (facts(tx("crm", "waiting", 65)), "waits for the table's lock for 65 s", f"lock show {TABLE}"),
         # a writer without the gate
-        (
-            facts(recent=recent(losses=(20, 9, 4))),
-            "loses to a writer without the gate for 20 s",
-            f"explain T --table {TABLE}",
-        ),
+        (facts(recent=LOSING), "loses to a writer without the gate for 20 s", f"explain T --table {TABLE}"),
         (
             facts(recent=recent(losses=(20, 9, 4), winner="")),
             "loses to a writer without the gate for 20 s",
@@ -123,7 +111,7 @@ STEADY = recent(*range(30, 400, 30))
         (facts(recent=STEADY), "ok", ""),
         # the worst of several
         (facts(SHOP, *BEHIND_SHOP, refused="not among the allowed ones"), "refused by the agent", ""),
-        (facts(SHOP, *BEHIND_SHOP, recent=recent(losses=(20, 9, 4))), "publish hangs for 5 min", ABORT_SHOP),
+        (facts(SHOP, *BEHIND_SHOP, recent=LOSING), "publish hangs for 5 min", ABORT_SHOP),
     ],
 )
 def test_the_word_and_the_command_of_each_incident(known: Facts, text: str, command: str) -> None:
