@@ -16,12 +16,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from lakewarden.events.base import Name, TableUri, Wire
 from lakewarden.events.decision import DecisionRecord
 from lakewarden.events.markers import MAX_MARKERS_PER_EVENT, Marker
-from lakewarden.events.operator import (
-    AuditEventUnion,
-    ConflictDetected,
-    LedgerEventUnion,
-    LedgerRecord,
-)
+from lakewarden.events.operator import AuditEventUnion, ConflictDetected, LedgerEventUnion, LedgerRecord
 from lakewarden.events.tables import canonical_table
 from lakewarden.events.writer import WriterEventUnion
 

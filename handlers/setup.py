@@ -25,16 +25,7 @@ _OUTSIDE_OF_PARENTHESES = re.compile(r"; (?![^()]*\))")
 
 Result: TypeAlias = Literal["ok", "warning", "problem", "unchecked"]
 Check: TypeAlias = Literal[
-    "codecs",
-    "kafka",
-    "topic",
-    "partitions",
-    "group",
-    "agents",
-    "store",
-    "store-clock",
-    "table",
-    "lock",
+    "codecs", "kafka", "topic", "partitions", "group", "agents", "store", "store-clock", "table", "lock"
 ]
 
 

@@ -23,12 +23,7 @@ from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.avro_blocks import MAX_BYTES
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import of_iceberg
-from lakewarden.handlers.observations import (
-    ObservedCommit,
-    Place,
-    UnreadableCommit,
-    observed_commit,
-)
+from lakewarden.handlers.observations import ObservedCommit, Place, UnreadableCommit, observed_commit
 from lakewarden.handlers.partition_spelling import (
     binary_text,
     date_of,

@@ -29,13 +29,7 @@ from typing import Any, Final, Self
 
 from lakewarden.handlers.partition_spelling import PAIMON_NULL, date_of, escape_as_paimon, is_blank_in_java
 
-_INTEGERS: Final = {
-    "TINYINT": "<b",
-    "SMALLINT": "<h",
-    "INT": "<i",
-    "INTEGER": "<i",
-    "BIGINT": "<q",
-}
+_INTEGERS: Final = {"TINYINT": "<b", "SMALLINT": "<h", "INT": "<i", "INTEGER": "<i", "BIGINT": "<q"}
 _TEXTS: Final = frozenset({"STRING", "VARCHAR", "CHAR"})
 _DECIMALS: Final = frozenset({"DECIMAL", "NUMERIC"})
 _INLINE: Final = 0x80

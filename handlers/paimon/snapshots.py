@@ -165,11 +165,7 @@ def foreign_snapshot(
     removed = [each.place for each in entries if each.is_deleted]
     added = [each.place for each in entries if not each.is_deleted]
     return observations.observed_commit(
-        str(number),
-        [*removed, *vectors],
-        added,
-        additions_refute=not layout.has_primary_key,
-        made_by=made_by,
+        str(number), [*removed, *vectors], added, additions_refute=not layout.has_primary_key, made_by=made_by
     )
 
 

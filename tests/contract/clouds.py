@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lakewarden.agent.stores.cloud import CloudStore
-from lakewarden.handlers.lease.conditional import (
-    IfAbsent,
-)
+from lakewarden.handlers.lease.conditional import IfAbsent
 from tests.servers.faulty_http import FaultyServer, Reply
 
 Outcome = TypeVar("Outcome")

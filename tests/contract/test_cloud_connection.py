@@ -12,13 +12,7 @@ from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import StoreProbeError
 from lakewarden.agent.stores.cloud import CloudStore
-from lakewarden.handlers.lease.conditional import (
-    Absent,
-    Found,
-    IfMatch,
-    Unknown,
-    Won,
-)
+from lakewarden.handlers.lease.conditional import Absent, Found, IfMatch, Unknown, Won
 from tests.contract.clouds import (
     ABSENT,
     BROKEN,
@@ -123,10 +117,7 @@ async def test_a_write_that_timed_out_may_be_applied_later_but_never_against_its
     """The proxy delays all writes beyond their timeout, then forwards half. Meanwhile every other key is written."""
     keys = [f"{real.uri}/{number}.json" for number in range(20)]
     with Proxy(real.server, seed=1, keep_alive=False) as proxy:
-        async with (
-            real.open(proxy.endpoint, 0.2) as slow,
-            real.open() as store,
-        ):
+        async with real.open(proxy.endpoint, 0.2) as slow, real.open() as store:
             timed_out = []
             with proxy.hanging() as hang:
                 for number, key in enumerate(keys, start=1):
@@ -198,9 +189,7 @@ async def probe_error(settings: Settings, uri: str) -> str:
     return str(caught.value)
 
 
-async def test_the_error_for_a_missing_account_says_what_to_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_error_for_a_missing_account_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
 
     message = await probe_error(Settings.load(), "az://container/locks/t.json")

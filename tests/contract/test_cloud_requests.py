@@ -57,12 +57,7 @@ async def test_requests_to_google() -> None:
     common = {"accept": "*/*", "authorization": f"Bearer {SECRET}"}
     written = {**common, "content-type": "application/json"}
     assert [stable_parts(received) for received in server.received] == [
-        (
-            "PUT",
-            path,
-            {**written, "content-length": "4", "x-goog-if-generation-match": "0"},
-            b"body",
-        ),
+        ("PUT", path, {**written, "content-length": "4", "x-goog-if-generation-match": "0"}, b"body"),
         (
             "PUT",
             path,
@@ -81,11 +76,7 @@ async def test_requests_to_azure() -> None:
 
     path = "/account/container/locks/t.json"
     common = {"accept": "*/*", "x-ms-version": "2023-11-03"}
-    written = {
-        **common,
-        "x-ms-blob-type": "BlockBlob",
-        "x-ms-blob-content-type": "application/json",
-    }
+    written = {**common, "x-ms-blob-type": "BlockBlob", "x-ms-blob-content-type": "application/json"}
     assert [stable_parts(received) for received in server.received] == [
         ("PUT", path, {**written, "content-length": "4", "if-none-match": "*"}, b"body"),
         ("PUT", path, {**written, "content-length": "5", "if-match": AZURE.before}, b"other"),

@@ -42,9 +42,7 @@ def store_at(server: FaultyServer, seconds: float = 60.0) -> S3Store:
 
 
 @pytest.mark.parametrize("fault", ["reset-unread", "reset", "close", "half-head", "silence"])
-async def test_a_write_that_breaks_on_a_reused_connection_is_unknown_and_never_resent(
-    fault: Broken,
-) -> None:
+async def test_a_write_that_breaks_on_a_reused_connection_is_unknown_and_never_resent(fault: Broken) -> None:
     """The store acted and the answer was lost. aiohttp alone would resend the PUT and return the 412."""
     script = [WON, Reply(fault=fault), FAILED]
     async with faulty_server(script) as server, store_at(server) as store:

@@ -281,16 +281,8 @@ def _limits() -> str:
         ("`table`, `partition`, `file_group`", f"{tables.MAX_PATH:,} characters", "refused"),
         ("`lock`", f"{lock_length:,} characters", "refused"),
         ("`heartbeat_seconds`", f"more than 0, at most {longest_heartbeat:g}", "refused"),
-        (
-            "markers of one transaction",
-            f"{table.max_markers:,}",
-            "aborted, `not-allowed`",
-        ),
-        (
-            "open transactions of a table",
-            f"{table.max_open:,}",
-            "aborted, `not-allowed`, retriable",
-        ),
+        ("markers of one transaction", f"{table.max_markers:,}", "aborted, `not-allowed`"),
+        ("open transactions of a table", f"{table.max_open:,}", "aborted, `not-allowed`, retriable"),
         (
             "what the transactions of one agent touch",
             f"{settings.memory_mb:,} MB, estimated (`memory_mb`)",

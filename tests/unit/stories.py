@@ -82,7 +82,8 @@ class Language:
         fields: dict[str, Any] = {}
         for word in words:
             name, equals, text = word.partition("=")
-            read = {name: value(text)} if equals and "/" not in word else self.argument(word)
+            is_field = equals and ("/" not in word or "://" in text)
+            read = {name: value(text)} if is_field else self.argument(word)
             if isinstance(read, dict):
                 fields |= read
             else:

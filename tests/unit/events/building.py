@@ -52,6 +52,11 @@ def made(kind: type[E], /, **fields: Any) -> E:
     return kind(**{**{name: value for name, value in MADE.items() if name in kind.model_fields}, **fields})
 
 
+def partition_taken(term: str, partition: int = 0, **fields: Any) -> events.PartitionTaken:
+    """The beginning of a term in a partition."""
+    return made(events.PartitionTaken, table=events.partition_name(partition), term=term, **fields)
+
+
 def an_overlap(partition: str = "p", writer: str = "winner", **fields: Any) -> ConflictEntry:
     """What a merge has in common with an open merge of this writer."""
     common: dict[str, Any] = {
@@ -187,12 +192,7 @@ _reasons = ["conflict", "writer-lost", "lease-lost", "superseded", "not-allowed"
 _kinds: list[type[Any]] = [*get_args(get_args(Event)[0])]
 EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {kind: _any(kind) for kind in _kinds} | {
     events.Admitted: _any(events.Admitted, edition=st.none())
-    | _any(
-        events.Admitted,
-        edition=names,
-        turn=st.integers(0, 2**62),
-        protocol=st.just(2),
-    ),
+    | _any(events.Admitted, edition=names, turn=st.integers(0, 2**62), protocol=st.just(2)),
     events.Abort: _any(events.Abort, reason=st.sampled_from(_reasons)),
     events.PartitionTaken: _any(events.PartitionTaken, table=_partition_names),
     events.LocksHandedOver: _any(events.LocksHandedOver, table=_partition_names),

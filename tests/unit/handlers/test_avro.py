@@ -29,16 +29,7 @@ def a_block(codec: str, count: int, block: bytes, schema: dict[str, Any] = SCHEM
     meta = {b"avro.schema": json.dumps(schema).encode(), b"avro.codec": codec.encode()}
     sized = [_sized(each) for pair in meta.items() for each in pair]
     return b"".join(
-        [
-            b"Obj\x01",
-            _varint(len(meta)),
-            *sized,
-            b"\0",
-            b"s" * 16,
-            _varint(count),
-            _sized(block),
-            b"s" * 16,
-        ]
+        [b"Obj\x01", _varint(len(meta)), *sized, b"\0", b"s" * 16, _varint(count), _sized(block), b"s" * 16]
     )
 
 

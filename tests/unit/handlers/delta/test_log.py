@@ -48,9 +48,7 @@ def body(*actions: Action) -> bytes:
 
 
 def metadata(schema: list[Action], *columns: str) -> Action:
-    return {
-        "metaData": {"schemaString": json.dumps({"fields": schema}), "partitionColumns": list(columns)},
-    }
+    return {"metaData": {"schemaString": json.dumps({"fields": schema}), "partitionColumns": list(columns)}}
 
 
 def touched(layout: PartitionLayout, *actions: Action) -> dict[tuple[str, str], str] | None:

@@ -30,9 +30,9 @@ from lakewarden.handlers.explain.lock_audit import (
     LockReport,
 )
 from lakewarden.handlers.lease.placement import HUDI_LOCK
+from tests.unit.events.building import TABLE, made
 
 LOCK = "s3://lake/locks/orders-0a1b2c3d.json"
-TABLE = "s3://lake/warehouse/orders"
 VALIDITY = 30_000
 RENEW = 3_000
 DRIFT = 500
@@ -47,18 +47,15 @@ Log = list[tuple[AuditPosition, AuditEventUnion]]
 def event(kind: type[SomeEvent], at: float, owner: str, agent: str = "a", **fields: Any) -> SomeEvent:
     """An event of this kind. Times are milliseconds since `EPOCH`."""
     valid_until = fields.pop("valid_until", at + VALIDITY)
-    common: dict[str, Any] = {
-        "event_id": f"{kind.__name__}-{owner}-{agent}-{at}",
-        "table": TABLE,
-        "at": EPOCH + timedelta(milliseconds=at),
-        "agent": agent,
-        "lock": LOCK,
-        "owner": owner,
-        "valid_until": round(EPOCH_MS + valid_until),
-        "requests": 1,
-        "duration_ms": 0.0,
-    }
-    return kind.model_validate(common | fields)
+    return made(
+        kind,
+        event_id=f"{kind.__name__}-{owner}-{agent}-{at}",
+        at=EPOCH + timedelta(milliseconds=at),
+        agent=agent,
+        owner=owner,
+        valid_until=round(EPOCH_MS + valid_until),
+        **{"lock": LOCK, "duration_ms": 0.0, **fields},
+    )
 
 
 def log(*events: AuditEventUnion, partition: int = 0) -> Log:
@@ -110,12 +107,7 @@ def span(interval: Interval) -> tuple[float, float]:
 
 
 def overlapping(overlap: LeaseOverlap) -> tuple[str, str, float, float]:
-    return (
-        overlap.earlier.owner,
-        overlap.later.owner,
-        overlap.since - EPOCH_MS,
-        overlap.until - EPOCH_MS,
-    )
+    return (overlap.earlier.owner, overlap.later.owner, overlap.since - EPOCH_MS, overlap.until - EPOCH_MS)
 
 
 ALONE: dict[str, tuple[str, tuple[float, float] | None]] = {
@@ -426,8 +418,8 @@ class History:
         self, kind: type[LockEvent], true: float, owner: str, agent: str, *, sent: float, **fields: Any
     ) -> None:
         clock = self.offsets[agent]
-        made = event(kind, true + clock, owner, agent, valid_until=sent + clock + VALIDITY, **fields)
-        self.published.append((true, made))  # type: ignore[arg-type]  # the type of `kind` is one of the union
+        published = event(kind, true + clock, owner, agent, valid_until=sent + clock + VALIDITY, **fields)
+        self.published.append((true, published))  # type: ignore[arg-type]  # the type of `kind` is one of the union
 
     def log(self, data: st.DataObject) -> Log:
         """A log as Kafka may have it: agents are interleaved in any order, some events are repeated, the oldest are gone.

@@ -16,13 +16,11 @@ from lakewarden.events import (
     LockAcquired,
     LockLost,
     LockRefused,
-    PartitionTaken,
     TransactionAbandoned,
-    partition_name,
 )
 from lakewarden.handlers.explain.timeline import Because, RecordRef
 from lakewarden.handlers.table.transactions import OPEN, Phase
-from tests.unit.events.building import made
+from tests.unit.events.building import made, partition_taken
 from tests.unit.handlers.explain.explained import (
     Explained,
     explain,
@@ -33,7 +31,7 @@ from tests.unit.handlers.explain.explained import (
 )
 from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.test_table_stateful import history
-from tests.unit.handlers.table.world import AT, TABLE, World, m, world
+from tests.unit.handlers.table.world import TABLE, World, m, world
 
 
 def explain_reported(w: World, transaction: str) -> Explained:
@@ -146,7 +144,7 @@ def test_an_explanation(story: Story) -> None:
     story.play()
 
 
-TAKEN = PartitionTaken(event_id="t", table=partition_name(0), at=AT, agent="agent-2", term="term-2")
+TAKEN = partition_taken("term-2", agent="agent-2")
 
 
 def test_a_decision_of_an_agent_that_had_lost_the_partition_is_void() -> None:

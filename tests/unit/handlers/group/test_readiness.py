@@ -6,14 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lakewarden.handlers.group.readiness import (
-    AgentFacts,
-    Lag,
-    Limits,
-    OwnedPartition,
-    conditions,
-    is_ready,
-)
+from lakewarden.handlers.group.readiness import AgentFacts, Lag, Limits, OwnedPartition, conditions, is_ready
 
 LIMITS = Limits(seconds=10.0, check_seconds=1.0)
 READY = AgentFacts(

@@ -38,11 +38,7 @@ def test_a_commit_carries_what_its_writer_put_beside_it() -> None:
     """A sink finds its own batch again by this entry."""
     metadata = read_metadata(recorded("cow-v9", "20261122135643314_20261122135847753.commit"))
 
-    assert json.loads(metadata.extra["_lakewarden"]) == {
-        "writer": "ingest",
-        "batch": 7,
-        "transaction": "t-1",
-    }
+    assert json.loads(metadata.extra["_lakewarden"]) == {"writer": "ingest", "batch": 7, "transaction": "t-1"}
     assert _touched(metadata) == [("p=d1", FIRST, "merge"), ("p=d0", SECOND, "merge")]
 
 

@@ -372,8 +372,7 @@ def test_contenders_do_not_all_read_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"hello", b"{}", b'{"expired":false,"validUntil":1700000000,"owner":"o"}', b"[1]"],
+    "body", [b"", b"hello", b"{}", b'{"expired":false,"validUntil":1700000000,"owner":"o"}', b"[1]"]
 )
 @pytest.mark.parametrize("state", ["reading", "reading back"])
 def test_an_object_that_is_no_lock_is_never_overwritten(state: str, body: bytes) -> None:

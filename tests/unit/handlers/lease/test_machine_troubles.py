@@ -7,18 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from lakewarden.handlers.lease.conditional import (
-    Unknown,
-)
-from lakewarden.handlers.lease.machine import (
-    deadline,
-)
-from tests.unit.handlers.lease.lease_keeper import (
-    SETTINGS,
-    Keeper,
-    foreign,
-    stories,
-)
+from lakewarden.handlers.lease.conditional import Unknown
+from lakewarden.handlers.lease.machine import deadline
+from tests.unit.handlers.lease.lease_keeper import SETTINGS, Keeper, foreign, stories
 from tests.unit.stories import Story
 
 STORIES = """

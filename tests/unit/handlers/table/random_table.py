@@ -185,7 +185,7 @@ class Table(RuleBasedStateMachine):
         return process.seq
 
     def pick(self, index: int) -> Process | None:
-        alive = [each for each in self.processes if each.phase != "ended"]
+        alive = self.processes_alive()
         return alive[-1 - index % min(len(alive), 8)] if alive else None
 
     @rule(
@@ -241,7 +241,11 @@ class Table(RuleBasedStateMachine):
     @rule(index=indexes)
     def receive(self, index: int) -> None:
         process = self.pick(index)
-        while process is not None and process.pending:
+        if process is not None:
+            self.receive_all(process)
+
+    def receive_all(self, process: Process) -> None:
+        while process.pending:
             self.apply_verdict(process, process.pending.popleft())
 
     def apply_verdict(self, process: Process, verdict: DecisionEventUnion) -> None:
@@ -274,9 +278,13 @@ class Table(RuleBasedStateMachine):
 
     @rule(index=indexes)
     def publish(self, index: int) -> None:
-        """The writer's commit becomes durable, if its own clock still allows it."""
         process = self.pick(index)
-        if process is None or process.phase != "granted" or self.w.now >= process.deadline:
+        if process is not None and process.phase == "granted":
+            self.land(process)
+
+    def land(self, process: Process) -> None:
+        """The writer's commit becomes durable, if its own clock still allows it."""
+        if self.w.now >= process.deadline:
             return
         twice = self.is_published(process.writer, process.batch)
         assert not (self.format_records_batches and twice), "G6: one batch is in the table twice"
@@ -329,21 +337,28 @@ class Table(RuleBasedStateMachine):
         process = self.pick(index)
         if process is None:
             return
-        self.receive(index)
+        self.receive_all(process)
+        if process.phase == "computing":
+            process.touched.update(found)
+            self.send(MarkerCreated, process, markers=found)
+        self.go_on(process)
+        self.read_all()
+
+    def go_on(self, process: Process) -> None:
+        """The writer receives its verdicts and takes its next natural step, without further markers."""
+        self.receive_all(process)
         match process.phase:
             case "computing":
-                process.touched.update(found)
-                self.send(MarkerCreated, process, markers=found)
                 process.phase = "requested"
                 self.send(CommitRequested, process, seq=self.next_seq(process))
             case "granted":
-                place = self.processes_alive().index(process)
-                self.publish(len(self.processes_alive()) - 1 - place)
+                self.land(process)
             case "published":
                 self.finish(process)
-            case _:
+            case "opening" | "requested":
                 self.send(WriterHeartbeat, process, seq=self.next_seq(process))
-        self.read_all()
+            case "ended":
+                pass
 
     def processes_alive(self) -> list[Process]:
         return [each for each in self.processes if each.phase != "ended"]
@@ -601,21 +616,8 @@ class Table(RuleBasedStateMachine):
             if not self.w.state.open() and not self.inbox:
                 break
             self.lock_confirmed()
-            alive = self.processes_alive()
-            for place, process in enumerate(alive):
-                while process.pending:
-                    self.apply_verdict(process, process.pending.popleft())
-                if process.phase == "computing":
-                    process.phase = "requested"
-                    self.send(CommitRequested, process, seq=self.next_seq(process))
-                elif process.phase == "granted" and self.w.now < process.deadline:
-                    still = self.processes_alive()
-                    self.publish(len(still) - 1 - still.index(process)) if len(still) <= 8 else None
-                elif process.phase == "published":
-                    self.finish(process)
-                elif process.phase != "ended":
-                    self.send(WriterHeartbeat, process, seq=self.next_seq(process))
-                del place
+            for process in self.processes_alive():
+                self.go_on(process)
             self.read_all()
             self.tick(3.0)
         assert not self.w.state.open(), {each.id: each.phase for each in self.w.state.open()}

@@ -11,10 +11,11 @@ merge), fields (`writer=w`), an admission or a conflict rule, a number. Other st
 | step | what happens |
 | --- | --- |
 | `restart`, `crash`, `outage` | an agent has replayed the log; one without the last step's decisions; one without any |
+| `restart s3://…` | the same, by an agent that knows that the table's lock is there |
 | `known A w 4 v7` | the ledger has this batch of writer w, committed by A as version v7 |
 | `wait 5` | a pause |
 | `lag`, `catch_up` | from one to the other, the agent has unread records |
-| `deliver_again 1` | the event at this offset is read again |
+| `deliver_again 1`, `deliver_all_again` | the event at this offset is read again; all are, and none has an effect |
 | `note` | keeps the facts for `unchanged` |
 
 Behind the arrow may also be:
@@ -69,7 +70,7 @@ def _argument(word: str) -> object:
         return {"admission": word}
     if word in get_args(ConflictRule):
         return {"conflict_rule": word}
-    return _marker(word) if "/" in word else value(word)
+    return _marker(word) if "/" in word and "://" not in word else value(word)
 
 
 def _marker(word: str) -> Marker:
@@ -127,10 +128,6 @@ def _holds(w: World, expected: str) -> bool:
     return w.phase(what) is Phase(rest.removeprefix("is "))
 
 
-def _events_only(w: World) -> World:
-    return w.rebuilt([each for each in w.log if isinstance(each, tuple)])
-
-
 def _known(w: World, transaction: str, writer: str, batch: int, version: str | None = None) -> World:
     w.state.ledger[writer] = CommittedBatch(batch, transaction, version)
     return w
@@ -145,9 +142,21 @@ def _deliver_again(w: World, offset: int) -> World:
     return w.read(next(each[0] for each in w.log if isinstance(each, tuple) and each[1] == offset))
 
 
+def _deliver_all_again(w: World) -> World:
+    for event, _ in [each for each in w.log if isinstance(each, tuple)]:
+        assert not w.read(event).effects, event
+    return w
+
+
 def _wait(w: World, seconds: float) -> World:
     w.now += seconds
     return w
+
+
+def _restart(w: World, lock_location: str | None = None) -> World:
+    again = w.rebuilt()
+    again.state.lock_location = lock_location
+    return again.replayed()
 
 
 def _incomplete(w: World, why: str) -> World:
@@ -175,17 +184,19 @@ LANGUAGE = Language(
     holds=_holds,
     verbs={
         "world": lambda _, **settings: world(**settings),
-        "restart": lambda w: w.rebuilt().replayed(),
+        "restart": _restart,
         "crash": _crash,
-        "read_the_events": _events_only,
-        "outage": lambda w: _events_only(w).replayed(),
+        "outage": lambda w: w.read_the_events().replayed(),
         "replay_last": lambda w, count: w.rebuilt(w.log[-count:]).replayed(),
         "swap_last_two": lambda w: w.rebuilt(w.log[:-3:-1]).replayed(),
         "known": _known,
         "restart_incomplete": lambda w, why="records are missing": _incomplete(w.rebuilt(), why),
-        "restart_without_decisions": lambda w, why="records are missing": _incomplete(_events_only(w), why),
+        "restart_without_decisions": lambda w, why="records are missing": _incomplete(
+            w.read_the_events(), why
+        ),
         "note": _note,
         "deliver_again": _deliver_again,
+        "deliver_all_again": _deliver_all_again,
         "wait": _wait,
         "late_touch": _late_touch,
         "lag": lambda w: _caught_up(w, None),

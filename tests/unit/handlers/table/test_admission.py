@@ -264,6 +264,39 @@ the first intent of a table requests its lock
     # With `while-active` the agent acquires the lock early, so that no grant waits for the store.
     intent A → AcquireLock adopt=None
 
+an intent that names another lock is refused and changes nothing else
+    # Neither the place of the lock, nor the writer's own older transaction, nor a later intent.
+    where LOCK is s3://lake/warehouse/air.db/OTHER/snapshot/snapshot-43 | s3://lake/orders/..%2f | s3://lake/orders/../x
+    | s3://lake/locks/orders.json | .. | s3://[/x | \x01
+    where PLACE is s3://lake/orders/.hoodie/.locks/table_lock.json
+    locate_lock PLACE; intent A; lock; intent B writer=w-A lock=LOCK
+    → Abort transaction=B reason=not-allowed retriable=False detail~LOCK detail~PLACE, warned lock.another-named of B
+    → no admission, no lock, A is active, state.lock_location=PLACE, state.lock.owner=agent-1
+    intent C; request C → granted C
+
+an intent that names no lock or the table's own is admitted
+    # Those who named Hudi's lock for their Hudi tables keep working.
+    where LOCK is None | s3://lake/locks/orders.json | s3a://lake/locks/orders.json
+    locate_lock s3://lake/locks/orders.json; intent A lock=LOCK → admitted A, no abort
+
+while the place of the lock is unknown intents are admitted and judged when it is known
+    # A store that is down delays the lock, and no admission.
+    intent A lock=s3://lake/other.json; intent B lock=s3://lake/locks/orders.json; intent C → admitted C, no abort
+    locate_lock s3://lake/locks/orders.json → Abort transaction=A detail~s3://lake/other.json
+
+a granted transaction is not aborted for the lock that it names
+    # It may be publishing. The grant was decided under another place of the lock.
+    intent A lock=s3://lake/other.json; lock; request A → granted A
+    locate_lock s3://lake/locks/orders.json → no abort
+
+an intent that a replay left unanswered is judged by the lock that it names
+    # The agent died between the intent and its abort. The next one knows the place from its configuration.
+    intent A; touch A p/f; intent Z p/f queued lock=s3://lake/other.json → no admission
+    restart s3://lake/locks/orders.json → aborted Z not-allowed
+
+the lock is released when the last open transaction named another
+    intent A lock=s3://lake/other.json; locate_lock s3://lake/locks/orders.json → ReleaseLock
+
 an earlier transaction overtakes nothing
     world max_losses=1
     lock; intent A p/f; intent B q/f; intent waits p/f q/f queued priority=-1; abandon A → waits overtaken=0

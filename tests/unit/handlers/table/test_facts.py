@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from lakewarden.events import Abort, CommitGranted
@@ -11,41 +9,7 @@ from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.stopping import answer_to_refused
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.stories import Story, stories
-from tests.unit.handlers.table.world import World, decided, facts, m, world
-
-HISTORIES: dict[str, Callable[[World], object]] = {
-    "intent": lambda w: w.intent("A", m("p/s")),
-    "queued intent": lambda w: w.intent("B").touch("B", m("p/s")).intent("A", m("p/s"), admission="queued"),
-    "markers": lambda w: w.intent("A").touch("A", m("p/f"), m("q/*", "delete")),
-    "heartbeat": lambda w: w.intent("A").beat("A"),
-    "request": lambda w: w.intent("A").request("A", m("p/f")),
-    "granted request": lambda w: w.intent("A").lock().request("A"),
-    "granted heartbeat": lambda w: w.intent("A").lock().request("A").beat("A"),
-    "completion": lambda w: w.intent("A", batch_id=3).lock().request("A").complete("A", version="v"),
-    "completion kept as evidence": lambda w: (
-        w.intent("K").intent("A", batch_id=3).lock().request("A").complete("A")
-    ),
-    "abandonment": lambda w: w.intent("A").touch("A", m("p/f")).abandon("A"),
-    "losing markers": lambda w: w.intent("O").touch("O", m("p/f")).intent("A").touch("A", m("p/f")),
-    "markers of an unknown transaction": lambda w: w.touch("A", m("p/f")),
-    "heartbeat of an unknown transaction": lambda w: w.beat("A"),
-    "late completion": lambda w: w.intent("A", batch_id=3).lock().request("A").tick(21).complete("A"),
-}
-
-
-@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
-def test_a_repeated_event_changes_nothing(history: Callable[[World], object]) -> None:
-    """A producer retries, or a consumer restarts before its last commit: delivery is at least once."""
-    w = world()
-    history(w)
-    events = [each for each in w.log if isinstance(each, tuple)]
-    before = facts(w.state)
-
-    for event, _ in events:
-        w.read(event)
-        assert w.effects == []
-
-    assert facts(w.state) == before
+from tests.unit.handlers.table.world import decided, m, world
 
 
 def test_the_number_of_ended_transactions_kept_is_bounded() -> None:
@@ -60,6 +24,30 @@ def test_the_number_of_ended_transactions_kept_is_bounded() -> None:
 
 
 STORIES = """
+
+a repeated event changes nothing
+    # A producer retries, or a consumer restarts before its last commit: delivery is at least once.
+    where HISTORY is intent A p/s | intent B; touch B p/s; intent A p/s queued | intent A; touch A p/f q/*:delete
+    | intent A; beat A | intent A; request A p/f | intent A; lock; request A | intent A; lock; request A; beat A
+    | intent A batch_id=3; lock; request A; complete A version=v | intent K; intent A batch_id=3; lock; request A; complete A
+    | intent A; touch A p/f; abandon A | intent O; touch O p/f; intent A; touch A p/f
+    | touch A p/f | beat A | intent A batch_id=3; lock; request A; tick 21; complete A
+    HISTORY; note; deliver_all_again → unchanged
+
+an event that names another writer's transaction or a guessed grant changes nothing and is reported
+    # Every producer with the right to write to `writers` can name any transaction: an open, granted, lapsed or ended one.
+    where PHASE is intent A batch_id=4; touch A p/f | intent A batch_id=4; intent B; lock; request A p/f; request B
+    | intent A batch_id=4; intent B; lock; request A p/f; tick 21 | intent A batch_id=4; lock; request A; complete A
+    where FORGED is touch A q/*:delete writer=other → warned event.another-writer of A
+    | beat A seq=4611686018427387904 writer=other → warned event.another-writer of A
+    | request A q/* seq=4611686018427387904 writer=other → warned event.another-writer of A
+    | abandon A writer=other → warned event.another-writer of A
+    | intent A writer=other batch_id=900 → warned event.another-writer of A
+    | intent A batch_id=900 → warned transaction.repeated of A
+    | complete A writer=other batch_id=900 → warned commit-without-grant of A
+    | complete A grant=0:9 batch_id=900 → warned commit-without-grant of A
+    PHASE; note; FORGED
+    → no abort, no grant, no admission, no record, no lock, unchanged, a replay agrees
 
 an unknown transaction is aborted once
     # Its intent is older than the log, or was never acknowledged. The writer must open a new transaction.
@@ -103,48 +91,6 @@ a landed transaction that is no evidence any more keeps its grant
 @pytest.mark.parametrize("story", stories(STORIES), ids=str)
 def test_late_and_unknown_events(story: Story) -> None:
     story.play()
-
-
-# Events that name another writer's transaction, or a grant that the log doesn't have. They change nothing and are reported.
-
-FORGED: dict[str, Callable[[World], object]] = {
-    "markers": lambda w: w.touch("A", m("q/*", "delete"), writer="other"),
-    "heartbeat": lambda w: w.beat("A", seq=2**62, writer="other"),
-    "request": lambda w: w.request("A", m("q/*"), seq=2**62, writer="other"),
-    "abandonment": lambda w: w.abandon("A", writer="other"),
-    "completion": lambda w: w.complete("A", writer="other", batch_id=900),
-    "completion under a guessed grant": lambda w: w.complete("A", grant="0:9", batch_id=900),
-    "intent": lambda w: w.intent("A", writer="other", batch_id=900),
-    "second intent of the same writer": lambda w: w.intent("A", batch_id=900),
-}
-PHASES: dict[str, Callable[[], World]] = {
-    "open": lambda: world().intent("A", batch_id=4).touch("A", m("p/f")),
-    "granted": lambda: world().intent("A", batch_id=4).intent("B").lock().request("A", m("p/f")).request("B"),
-    "lapsed": lambda: world().intent("A", batch_id=4).intent("B").lock().request("A", m("p/f")).tick(21),
-    "ended": lambda: world().intent("A", batch_id=4).lock().request("A").complete("A"),
-}
-
-
-@pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
-@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
-def test_a_forged_event_changes_nothing_and_is_reported(
-    forge: Callable[[World], object], phase: Callable[[], World]
-) -> None:
-    """Every producer with the right to write to `writers` can name any transaction."""
-    w = phase()
-    before = facts(w.state)
-
-    forge(w)
-
-    (warning,) = w.effects
-    assert isinstance(warning, Warn)
-    assert (warning.event, warning.transaction) in {
-        ("event.another-writer", "A"),
-        ("commit-without-grant", "A"),
-        ("transaction.repeated", "A"),
-    }
-    assert facts(w.state) == before
-    assert facts(w.rebuilt().state) == before, "a replay ignores it, too"
 
 
 def test_a_replay_applies_no_decision_to_a_strangers_transaction_of_the_same_id() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.events import Abort
 from tests.unit.handlers.table.stories import Story, stories
-from tests.unit.handlers.table.world import facts, m, world
 
 STORIES = """
 queued and waiting transactions need heartbeats too
@@ -49,6 +47,16 @@ after a lag silence counts from when the agent caught up
     catch_up; tick 14.9 → no abort
     tick 0.2 → aborted A writer-lost
 
+a transaction that is open for too long times out whatever its writer publishes
+    # Its work hangs. Heartbeats come from a thread of their own, so they continue. A is queued, active, or waits for its grant.
+    where LIFE is intent A p/f queued | intent A p/f priority=1; abandon other | intent A p/f priority=1; request A; abandon other
+    world max_transaction=60.0
+    intent other p/f; LIFE; tick 14; beat A; beat other; tick 14; beat A; beat other; tick 14; beat A; beat other; tick 14; beat A
+    → no abort
+    beat other; tick 3.9 → no abort
+    beat A; tick 0.6 → some Abort transaction=A reason=timed-out retriable=True detail~"limit 60 s (max_transaction_seconds)"
+    → a replay agrees
+
 a writer that comes back finds its abort
     # It paused for a long garbage collection. Other writers may have committed to the files that it touched.
     intent A; tick 16 → aborted A writer-lost
@@ -61,22 +69,3 @@ a writer that comes back finds its abort
 @pytest.mark.parametrize("story", stories(STORIES), ids=str)
 def test_silence_and_age(story: Story) -> None:
     story.play()
-
-
-@pytest.mark.parametrize("phase", ["queued", "active", "waiting"])
-def test_a_transaction_that_is_open_for_too_long_times_out_whatever_its_writer_publishes(phase: str) -> None:
-    """Its work hangs. Heartbeats come from a thread of their own, so they continue."""
-    w = world(max_transaction=60.0).intent("other", m("p/f"))
-    w.intent("A", m("p/f"), admission="queued" if phase == "queued" else "optimistic", priority=1)
-    w.request("A") if phase == "waiting" else None
-    w.abandon("other") if phase != "queued" else None
-    for _ in range(6):
-        w.beat("A").beat("other").tick(9.9)
-        assert "A" not in w.aborted
-
-    w.beat("A").tick(0.6)
-
-    abort = w.one(Abort) if phase != "queued" else w.of(Abort)[-1]
-    assert (abort.transaction, abort.reason, abort.retriable) == ("A", "timed-out", True)
-    assert "limit 60 s (max_transaction_seconds)" in (abort.detail or "")
-    assert facts(w.rebuilt().state) == facts(w.state)

@@ -7,10 +7,7 @@ from typing import cast
 
 import pytest
 
-from lakewarden.events import (
-    BatchCommitted,
-    LedgerEventUnion,
-)
+from lakewarden.events import BatchCommitted, LedgerEventUnion
 from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, Ledger, batch_of
 from lakewarden.handlers.table.machine import restore, take_entry
 from tests.unit.events.building import made

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 
-from lakewarden.events import (
-    Admitted,
-    DecisionRecord,
-    PartitionTaken,
-    partition_name,
-)
+from lakewarden.events import Admitted, DecisionRecord
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
-from tests.unit.events.building import made
-
-NOW = datetime(2026, 11, 21, tzinfo=UTC)
+from tests.unit.events.building import made, partition_taken
 
 
 def admitted(transaction: str, cause_offset: int, term: str | None = None) -> Admitted:
@@ -27,10 +18,6 @@ def admitted(transaction: str, cause_offset: int, term: str | None = None) -> Ad
         cause_offset=cause_offset,
         term=term,
     )
-
-
-def partition_taken(term: str) -> PartitionTaken:
-    return PartitionTaken(event_id=f"t-{term}", table=partition_name(3), at=NOW, agent="agent", term=term)
 
 
 def decisions(*records: DecisionRecord, term: str | None = None, first: int = 100) -> PublishedDecisions:

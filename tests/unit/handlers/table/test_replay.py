@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
-
 import pytest
 
 from lakewarden.events import (
@@ -15,10 +12,7 @@ from lakewarden.events import (
     ConflictsLost,
     LedgerRecord,
     Marker,
-    PartitionTaken,
-    partition_name,
 )
-from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock
 from lakewarden.handlers.table.ledger import CommittedBatch, Ledger, LedgerEntries, losses_entry
 from lakewarden.handlers.table.machine import (
     EntryTaken,
@@ -32,11 +26,9 @@ from lakewarden.handlers.table.machine import (
 from lakewarden.handlers.table.replay import MAX_POSITIONS, CheckpointPositions, Position
 from lakewarden.handlers.table.state import MAX_CLOSED
 from lakewarden.handlers.table.transactions import Phase
-from tests.unit.events.building import made
+from tests.unit.events.building import made, partition_taken
 from tests.unit.handlers.table.stories import Story, stories
-from tests.unit.handlers.table.world import VERDICTS, World, batch_entry, m, world
-
-AT = datetime(2026, 11, 21, tzinfo=UTC)
+from tests.unit.handlers.table.world import World, batch_entry, m, world
 
 STORIES = """
 
@@ -135,23 +127,6 @@ def test_a_restart(story: Story) -> None:
     story.play()
 
 
-def busy_table() -> World:
-    """Return a table with one transaction in every phase."""
-    w = world().intent("granted").intent("computes").intent("waits").intent("done", batch_id=1).lock()
-    w.touch("done", m("p/done")).commits("done").touch("granted", m("p/g")).request("granted")
-    w.touch("computes", m("p/c"), m("q/*", "delete")).request("waits", m("p/w"))
-    return w.intent("queued", m("p/c"), admission="queued").intent("loser").touch("loser", m("p/c"))
-
-
-def test_a_complete_log_leaves_no_decision_open() -> None:
-    """Published verdicts stand, and none is published twice."""
-    w = busy_table().rebuilt().replayed()
-
-    assert [each for each in w.effects if isinstance(each, VERDICTS)] == []
-    assert w.of(AcquireLock) == [AcquireLock(adopt="agent-1")]
-    assert w.of(ReleaseLock) == []
-
-
 def test_losses_in_ledger_and_log_are_not_counted_twice() -> None:
     """The ledger is newer than the start of the replay."""
     w = world().intent("A").touch("A", m("p/f"))
@@ -171,7 +146,7 @@ def test_losses_that_a_replaced_agent_records_after_the_take_over_do_not_count()
     earlier, owners, replaced = (
         _losses(losses, term) for losses, term in ((1, "old"), (2, "new"), (3, "old"))
     )
-    taken_over = _partition_taken("new")
+    taken_over = partition_taken("new")
 
     assert _in_force([earlier, taken_over, owners, replaced]) == (2, True)
     assert _in_force([earlier, taken_over, replaced, owners]) == (2, False)
@@ -183,12 +158,12 @@ def test_losses_count_where_the_ledger_has_no_take_over_before_them() -> None:
     """Compaction keeps one `partition-taken` only, and agents of earlier releases recorded none."""
     earlier, later = _losses(1, "older"), _losses(2, "old")
 
-    assert _in_force([earlier, later, _partition_taken("new")]) == (2, False)
+    assert _in_force([earlier, later, partition_taken("new")]) == (2, False)
 
 
 def test_a_writer_of_whose_losses_none_counts_has_lost_nothing() -> None:
     """Found by the simulation, seeds 1602 and 702268: the only entry is one of a replaced agent."""
-    assert _in_force([_partition_taken("new"), _losses(1, "old", "T")]) == (0, True)
+    assert _in_force([partition_taken("new"), _losses(1, "old", "T")]) == (0, True)
 
 
 def restore_losses(w: World, writer: str, losses: int, lost_on: tuple[Marker, ...]) -> None:
@@ -243,7 +218,7 @@ def test_another_agents_batch_that_is_not_smaller_counts_and_is_not_recorded_aga
 
 def test_the_largest_batch_in_the_ledger_counts_whichever_agent_recorded_it() -> None:
     """The commit is a fact, even if the agent that read its completion no longer owned the partition."""
-    ledger = _folded([_partition_taken("new"), _batch(7), _batch(6)])
+    ledger = _folded([partition_taken("new"), _batch(7), _batch(6)])
 
     assert ledger.tables["s3://lake/t"].batches == {"w": CommittedBatch(7, "T", None)}
     assert list(ledger.to_repeat) == [("batch-committed", "s3://lake/t", "w")]
@@ -267,9 +242,7 @@ def test_an_entry_that_counts_but_is_not_the_last_is_recorded_again(repeated: bo
 
 
 def _batch(batch_id: int) -> BatchCommitted:
-    return BatchCommitted(
-        event_id="e", table="s3://lake/t", transaction="T", writer="w", at=AT, batch_id=batch_id
-    )
+    return made(BatchCommitted, table="s3://lake/t", batch_id=batch_id)
 
 
 def _losses(losses: int, term: str, transaction: str = "") -> ConflictsLost:
@@ -281,10 +254,6 @@ def _losses(losses: int, term: str, transaction: str = "") -> ConflictsLost:
         losses=losses,
         term=term,
     )
-
-
-def _partition_taken(term: str) -> PartitionTaken:
-    return PartitionTaken(event_id="e", table=partition_name(0), at=AT, agent="a", term=term)
 
 
 @pytest.mark.parametrize("intents", [10, 3 * MAX_POSITIONS])
@@ -305,16 +274,6 @@ def test_the_positions_of_a_checkpoint_that_does_not_move_are_bounded_and_stay_v
 # After a replay, the agent decides the intents that a crash left unanswered as if it had read them one by one.
 
 
-def crashed(live: World, **settings: Any) -> World:
-    """A new agent, perhaps with other settings, has replayed the events. The other one has published no answer to them."""
-    w = world(**settings)
-    for each in live.log:
-        if isinstance(each, tuple):
-            w.replay(each)
-            w.offset = each[1]
-    return w.replayed()
-
-
 def aborts(w: World) -> dict[str, str]:
     return {each.transaction: each.reason for each in w.log if isinstance(each, Abort)}
 
@@ -333,7 +292,7 @@ def test_the_answers_are_those_of_an_agent_that_did_not_crash(writers: str) -> N
     for number, writer in enumerate(writers):
         live.intent(f"t{number}", writer=writer)
 
-    replayed = crashed(live, max_open=3)
+    replayed = live.read_the_events().replayed()
 
     assert aborts(replayed) == aborts(live)
     assert opened(replayed) == opened(live)
@@ -366,7 +325,7 @@ def test_a_priority_above_the_limit_is_refused_and_supersedes_nothing(priorities
     for number, priority in enumerate(priorities):
         live.intent(f"t{number}", writer="a", priority=priority)
 
-    replayed = crashed(live, max_priority=0)
+    replayed = live.read_the_events().replayed()
 
     over = {f"t{number}" for number, priority in enumerate(priorities) if priority == 1}
     for w in (live, replayed):

@@ -245,6 +245,10 @@ class World:
             other.replay(each)
         return other
 
+    def read_the_events(self) -> World:
+        """Return the world of a new agent that has replayed the events alone: none of them was answered."""
+        return self.rebuilt([each for each in self.log if isinstance(each, tuple)])
+
     def replay(self, fact: tuple[WriterEventUnion, int] | DecisionEventUnion) -> None:
         """Replay one event or verdict of the log."""
         self.log.append(fact)
