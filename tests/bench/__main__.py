@@ -24,7 +24,6 @@ import pydantic
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from tests.bench import (
-    detection,
     failover,
     in_memory,
     latency,
@@ -34,7 +33,6 @@ from tests.bench import (
     rolling,
     steps,
     stopping,
-    stores,
     upserts,
     volume,
     waste,
@@ -69,21 +67,17 @@ def _locks(run: Run, server: S3Server) -> Figures:
 
 PARTS = {
     "latency": Part(latency.measure, latency.rows),
-    "load": Part(latency.measure_load, latency.load_rows),
     "volume": Part(volume.measure, volume.rows),
     "ledger": Part(volume.measure_ledger, volume.ledger_rows),
-    "restore": Part(volume.measure_restore, volume.restore_rows),
     "failover": Part(failover.measure, failover.rows, failover.FOOTNOTE),
     "rolling": Part(rolling.measure, rolling.rows),
     "watching": Part(_on_s3(watching.measure), watching.rows),
     "web": Part(page.measure, page.rows),
     "check": Part(in_memory.measure, in_memory.rows, broker=False),
     "steps": Part(steps.measure, steps.rows, broker=False),
-    "detection": Part(detection.measure, detection.rows, detection.FOOTNOTE, broker=False, own_table=True),
     "waste": Part(waste.measure, waste.rows, broker=False, own_table=True),
     "stop": Part(stopping.measure, stopping.rows, own_table=True),
     "upserts": Part(upserts.measure, upserts.rows, own_table=True),
-    "stores": Part(_on_s3(stores.measure), stores.rows, own_table=True),
     "locks": Part(_on_s3(_locks), locks.rows, own_table=True),
 }
 """By name: what `--only` selects, and the key of its figures in the report."""

@@ -20,10 +20,9 @@ from contextlib import AsyncExitStack
 import anyio
 
 from lakewarden.agent.kafka import ensure_topics
-from lakewarden.events import AuditEventUnion, LockReleased
 from lakewarden.handlers.lease import machine as lease
 from tests.bench.figures import over_runs, summary
-from tests.bench.lock_parties import AuditLog, Party, audit_log, keeping, s3_store
+from tests.bench.lock_parties import Party, audit_log, keeping, s3_store
 from tests.bench.locks import ANSWER, CONTENDERS, HOLD_SECONDS, LOST_LEASE, OPERATIONS, Span, contention
 from tests.bench.run import Figures, Run
 from tests.servers.proxy import Proxy
@@ -90,29 +89,29 @@ class AgentLock:
         }
 
     async def _hand_over(self, rounds: int) -> Figures:
-        """Milliseconds from the request for the release until the other agent holds the lock: the whole, and each part."""
+        """Milliseconds from the request for the release until the other agent holds the lock."""
         uri = f"s3://{self._server.bucket()}/locks/handed-over.json"
         async with AsyncExitStack() as stack:
-            sides = []
+            parties = []
             for name in ("first", "second"):
                 log = await stack.enter_async_context(audit_log(self._settings))
                 store = await stack.enter_async_context(s3_store(self._server, uri))
-                sides.append(Side(Party(name, uri, store, lease.LeaseSettings(), log.publish), log))
-            holder, waiter = sides
-            await stack.enter_async_context(keeping(holder.party, waiter.party))
-            holder.party.keeper.acquire(None)
-            await holder.party.acquired()
-            times = []
-            for _ in range(WARM_UP + rounds):
-                times.append(await _hand_over(holder, waiter))
+                parties.append(Party(name, uri, store, lease.LeaseSettings(), log.publish))
+                log.listeners.append(parties[-1].observe)
+            holder, waiter = parties
+            await stack.enter_async_context(keeping(holder, waiter))
+            holder.keeper.acquire(None)
+            await holder.acquired()
+            times: list[float] = []
+            requests = 0
+            for number in range(WARM_UP + rounds):
+                seconds, sent = await _hand_over(holder, waiter)
+                if number >= WARM_UP:
+                    times.append(seconds * 1e3)
+                    requests += sent
                 holder, waiter = waiter, holder
-            await holder.party.release()
-        parts = {name: [each[name] for each in times[WARM_UP:]] for name in times[0]}
-        requests = parts.pop("requests")
-        return {
-            "requests": round(sum(requests) / rounds, 2),
-            "ms": {name: summary([each * 1e3 for each in values]) for name, values in parts.items()},
-        }
+            await holder.release()
+        return {"requests": round(requests / rounds, 2), "ms": summary(times)}
 
     async def _contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
         uri = f"s3://{self._server.bucket()}/locks/contended.json"
@@ -203,39 +202,17 @@ async def _counted_round(party: Party, proxy: Proxy) -> list[int]:
     return [after - before for before, after in itertools.pairwise(totals)]
 
 
-class Side:
-    """A party with its own audit log, and when it last observed a release of the other one."""
-
-    def __init__(self, party: Party, log: AuditLog) -> None:
-        self.party = party
-        self.observed_at = 0.0
-        log.listeners.append(self._observe)
-
-    def _observe(self, event: AuditEventUnion) -> None:
-        if isinstance(event, LockReleased) and event.agent != self.party.name:
-            self.observed_at = time.perf_counter()
-        self.party.observe(event)
-
-
-async def _hand_over(holder: Side, waiter: Side) -> dict[str, float]:
-    """Seconds of the whole and its parts, and the number of the waiter's requests. Afterwards the waiter holds the lock."""
-    waiter.party.keeper.acquire(None)
-    await waiter.party.wait_for(lease.LockDenied)
+async def _hand_over(holder: Party, waiter: Party) -> tuple[float, int]:
+    """Seconds, and the number of the waiter's requests. Afterwards the waiter holds the lock."""
+    waiter.keeper.acquire(None)
+    await waiter.wait_for(lease.LockDenied)
     await anyio.sleep(SETTLE_SECONDS)
-    before = waiter.party.store.requests
+    before = waiter.store.requests
     began = time.perf_counter()
-    holder.party.keeper.release()
-    held = await waiter.party.acquired()
-    await holder.party.keeper.wait_released()
-    released, read = holder.party.store.writes[-1][1], waiter.party.store.reads[-1][1]
-    return {
-        "whole": held - began,
-        "release": released - began,
-        "kafka": waiter.observed_at - released,
-        "read": read - waiter.observed_at,
-        "write": held - read,
-        "requests": waiter.party.store.requests - before,
-    }
+    holder.keeper.release()
+    held = await waiter.acquired()
+    await holder.keeper.wait_released()
+    return held - began, waiter.store.requests - before
 
 
 class Contest:

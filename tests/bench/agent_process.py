@@ -46,11 +46,6 @@ class AgentProcess(processes.AgentProcess):
     ) -> None:
         self._end(signal.SIGTERM if kind is None else signal.SIGKILL)
 
-    @property
-    def ready_seconds(self) -> float:
-        """Seconds from the launch to `agent.ready`."""
-        return self.seconds_to("agent.ready")
-
     def pause(self) -> None:
         """Suspend the process (SIGSTOP). Its connections stay open."""
         self.popen.send_signal(signal.SIGSTOP)

@@ -50,8 +50,7 @@ class HudiLock:
         }
 
     def hand_over(self, rounds: int) -> Figures:
-        """Milliseconds of the whole."""
-        return {"ms": {"whole": summary(self._run("hand-over", min(rounds, HAND_OVERS))["ms"])}}
+        return {"ms": summary(self._run("hand-over", min(rounds, HAND_OVERS))["ms"])}
 
     def contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
         numbers = (CONTENDERS, round(seconds), round(HOLD_SECONDS * 1e3))

@@ -6,13 +6,6 @@ Each trial is a new transaction of a new writer, without any computation.
 - marker → abort: the younger transaction publishes a marker for a place that an older one has touched, and receives its `abort`.
 - intent → admitted, requested → granted, and the sum of both (intent → granted): the agent holds the lock already, because
   another transaction of the table is open, and no other grant runs.
-- intent → granted on an idle table: the agent first acquires the lock on the local disk, and releases it after the commit.
-- one pass through Kafka: an event until another consumer of this process receives it, without the agent. An answer takes two such
-  passes and the agent's own time.
-
-The part `load` measures the first and the last of these while writers without conflicts send `EVENTS_PER_SECOND`, of ten markers
-each. On a busy machine this process sends late; that is part of the figures, not caused by the agent, and reported separately.
-Its warm-up is for the broker: its JVM compiles for longer than the agent needs.
 """
 
 from __future__ import annotations
@@ -23,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from lakewarden.events import encode
 from tests.bench.figures import shown, summary
 from tests.bench.run import Figures, Run
 from tests.bench.writer_events import TABLES, abandoned, completed, intent, marker, requested, touched
@@ -32,18 +24,12 @@ from tests.bench.writers import Writers
 PERIOD_SECONDS = 0.05
 ANCHOR_TRIALS = 20
 """The open transaction that keeps the lock is replaced after so many commits, so that the agent doesn't keep all as evidence."""
-EVENTS_PER_SECOND = 1_000
-MARKERS = 10
-BUSY = [(f"{TABLES}/load-{number % 4}", f"busy-{number}") for number in range(20)]
-"""Table and transaction of the writers without conflicts."""
 
 TITLES = {
-    "once_through_kafka": ("one pass through Kafka, without the agent", ""),
     "marker_to_abort": ("marker → abort", "p50 < 15 ms"),
     "intent_to_admitted": ("intent → admitted", ""),
     "requested_to_granted": ("commit-requested → commit-granted", ""),
     "intent_to_granted": ("intent → grant, both", "p50 < 15 ms"),
-    "intent_to_granted_acquiring_the_lock": ("intent → grant, idle table: includes acquiring the lock", ""),
 }
 
 
@@ -68,10 +54,8 @@ def measure(run: Run) -> Figures:
 
     async def all_trials() -> None:
         async with run.writers() as writers:
-            await _once_through(writers, times, trials)
             await _conflicts(writers, times, trials)
-            await _commits(writers, f"{TABLES}/held", times, trials, anchored=True)
-            await _commits(writers, f"{TABLES}/idle", times, trials, anchored=False)
+            await _commits(writers, times, trials)
 
     with run.agent():
         asyncio.run(all_trials())
@@ -84,69 +68,12 @@ def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
         yield title, shown(report[name]), aim
 
 
-def measure_load(run: Run) -> Figures:
-    """Some of the latencies, and the CPU time of the agent."""
-    seconds, warm_up = run.size.load_seconds + run.size.load_warm_up_seconds, run.size.load_warm_up_seconds
-    times, trials = _Times(round(warm_up / PERIOD_SECONDS)), round(seconds / PERIOD_SECONDS)
-
-    async def all_trials() -> float:
-        async with run.writers() as writers:
-            await writers.begin(*BUSY)
-            busy, began = agent.cpu_seconds(), time.perf_counter()
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_harmless(writers, times, round(seconds * EVENTS_PER_SECOND), began))
-                tasks.create_task(_once_through(writers, times, trials))
-                tasks.create_task(_conflicts(writers, times, trials))
-            return (agent.cpu_seconds() - busy) / (time.perf_counter() - began)
-
-    with run.agent() as agent:
-        cores = asyncio.run(all_trials())
-    return {"events_per_second": EVENTS_PER_SECOND, "agent_core": round(cores, 3), **times.figures()}
-
-
-def load_rows(report: Figures) -> Iterator[tuple[str, str, str]]:
-    """Title, figure and target of each row."""
-    conflicts = report["marker_to_abort"]
-    for title, figure, aim in (
-        (f"marker → abort at {report['events_per_second']:,} events per second", conflicts, "p99 < 50 ms"),
-        ("  one pass through Kafka meanwhile, without the agent", report["once_through_kafka"], ""),
-        ("  sent later than due", report["sent_late"], ""),
-    ):
-        count = f" of {figure['count']}" if figure is conflicts else ""
-        yield title, shown(figure, names="p50 p99 max", digits="110") + count, aim
-    yield "  CPU of the agent meanwhile", f"{report['agent_core']:.2f} of a core", ""
-
-
-async def _harmless(writers: Writers, times: _Times, count: int, began: float) -> None:
-    """Events of the busy writers, which touch different places."""
-    for number in range(count):
-        table, name = BUSY[number % len(BUSY)]
-        places = range(number * MARKERS, (number + 1) * MARKERS)
-        value = encode(touched(table, name, [marker(place, place // 7 % 336) for place in places]))
-        due = began + number / EVENTS_PER_SECOND
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        trial = int((due - began) / PERIOD_SECONDS)
-        times.add("sent_late", trial, due, await writers.put(table, value))
-
-
 async def _on_schedule(count: int, trial: Callable[[int], Coroutine[Any, Any, None]]) -> None:
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for number in range(count):
             await asyncio.sleep(began + number * PERIOD_SECONDS - time.perf_counter())
             tasks.create_task(trial(number))
-
-
-async def _once_through(writers: Writers, times: _Times, count: int) -> None:
-    """Events that the agent consumes and doesn't answer, because it doesn't know their transactions."""
-
-    async def trial(number: int) -> None:
-        name = f"unknown-{number}"
-        began = await writers.send(abandoned(f"{TABLES}/unknown", name))
-        times.add("once_through_kafka", number, began, await watcher.arrival(name))
-
-    async with writers.watching() as watcher:
-        await _on_schedule(count, trial)
 
 
 async def _conflicts(writers: Writers, times: _Times, count: int) -> None:
@@ -166,29 +93,26 @@ async def _conflicts(writers: Writers, times: _Times, count: int) -> None:
     await writers.flush()
 
 
-async def _commits(writers: Writers, table: str, times: _Times, count: int, *, anchored: bool) -> None:
+async def _commits(writers: Writers, times: _Times, count: int) -> None:
+    table = f"{TABLES}/held"
+
     def anchor(number: int) -> str:
-        return f"{table} anchor {number}"
+        return f"anchor {number}"
 
     async def trial(number: int) -> None:
-        name = f"{table} commit {number}"
+        name = f"commit {number}"
         began, admitted, _ = await writers.ask(intent(table, name), "admitted")
         asked, granted, grant = await writers.ask(requested(table, name), "commit-granted")
-        if anchored:
-            times.add("intent_to_admitted", number, began, admitted)
-            times.add("requested_to_granted", number, asked, granted)
-            times.add("intent_to_granted", number, began, granted)
-        else:
-            times.add("intent_to_granted_acquiring_the_lock", number, began, granted)
+        times.add("intent_to_admitted", number, began, admitted)
+        times.add("requested_to_granted", number, asked, granted)
+        times.add("intent_to_granted", number, began, granted)
         await writers.send(completed(table, name, grant.grant))
-        if anchored and number % ANCHOR_TRIALS == ANCHOR_TRIALS - 1:
+        if number % ANCHOR_TRIALS == ANCHOR_TRIALS - 1:
             before = number // ANCHOR_TRIALS
             await writers.begin((table, anchor(before + 1)))
             await writers.send(abandoned(table, anchor(before)))
 
-    if anchored:
-        await writers.begin((table, anchor(0)))
+    await writers.begin((table, anchor(0)))
     await _on_schedule(count, trial)
-    if anchored:
-        await writers.send(abandoned(table, anchor(count // ANCHOR_TRIALS)))
-        await writers.flush()
+    await writers.send(abandoned(table, anchor(count // ANCHOR_TRIALS)))
+    await writers.flush()

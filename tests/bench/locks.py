@@ -138,7 +138,6 @@ def _rows(agent: Figures) -> Iterator[tuple[str, str, Callable[[Figures], str]]]
     for name, (title, aim) in OPERATIONS.items():
         yield title, aim, partial(_operation, name)
     yield "hand-over to a waiting agent, from the release on", "", _hand_over
-    yield "  release + audit log + read + write, p50", "", _parts
     # A cycle that consisted of the hold and three delayed requests in sequence, and nothing else.
     request = agent["operations"]["release"]["ms"]["p50"]["median"] / 1e3 + REMOTE_DELAY_SECONDS
     bound = f"at most {1 / (HOLD_SECONDS + 3 * request):.0f} per second (hold and 3 requests)"
@@ -164,14 +163,8 @@ def _operation(name: str, side: Figures) -> str:
 
 def _hand_over(side: Figures) -> str:
     figure = side["hand_over"]
-    text = shown(figure["ms"]["whole"], names="p50 p99 max", digits="10")
+    text = shown(figure["ms"], names="p50 p99 max", digits="10")
     return text + (f", {figure['requests']:g} requests of the waiter" if "requests" in figure else "")
-
-
-def _parts(side: Figures) -> str:
-    times = side["hand_over"]["ms"]
-    parts = [f"{times[name]['p50']:.1f}" for name in ("release", "kafka", "read", "write") if name in times]
-    return f"{' + '.join(parts)} ms" if parts else ""
 
 
 def _cycles(name: str, side: Figures) -> str:
@@ -199,17 +192,14 @@ def _lost(name: str, side: Figures) -> str:
 
 
 def _renewals(report: Figures) -> Iterator[tuple[str, str, str]]:
-    store, pause = report["store_core"], report["pause"]
+    pause = report["pause"]
     yield (
         f"{report['locks']:,} locks of one agent, renewed every {report['renew_seconds']:g} s",
-        f"{report['agent_core']:.2f} of a core" + ("" if store is None else f", the store {store:.2f}"),
+        f"{report['agent_core']:.2f} of a core",
         "< 1 core",
     )
-    for title, name in (
-        ("  delay of the renewals beyond the interval", "late_ms"),
-        ("  time of a renewal, with the wait for other renewals", "duration_ms"),
-    ):
-        yield title, shown(report[name], names="p50 p99 max", digits="0"), ""
+    late = shown(report["late_ms"], names="p50 p99 max", digits="0")
+    yield "  delay of the renewals beyond the interval", late, ""
     yield (
         f"  after a suspension of {pause['seconds']:g} s",
         f"all renewed within {pause['all_renewed_after_seconds']:.1f} s",

@@ -11,15 +11,17 @@ reads the stream and fetches the page after each message, as the page's script d
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
+from operator import ne
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-import psutil
 from aiokafka import AIOKafkaProducer
 
 from lakewarden.agent.kafka import ensure_topics, producer, start_client
@@ -37,7 +39,7 @@ from tests.bench import writer_events
 from tests.bench.agent_process import AgentProcess
 from tests.bench.figures import cpu_seconds, shown, summary
 from tests.bench.open_page import OpenPages, opened
-from tests.bench.run import Figures, Run
+from tests.bench.run import Figures, Run, Size
 from tests.bench.writer_events import TABLES, completed, intent, marker, requested, touched
 from tests.browser.browsing import find_chromium
 from tests.unit.events.building import a_conflict, an_overlap
@@ -115,13 +117,14 @@ async def _measure(run: Run, settings: Settings) -> Figures:
             address = server.address()
             async with aiohttp.ClientSession(address) as session:
                 listed = min(200, size.web_tables)
-                await _until(session, "/tables.json", lambda found: len(found["tables"]) == listed)
+                await _until(
+                    session, "/tables.json", lambda found: len(json.loads(found)["tables"]) == listed
+                )
                 report["first"] = await _first_pages(session, server)
                 async with _open_page(session, address, report) as browser:
-                    meter = Meter(server, None if browser is None else browser.pid)
                     report["before_mb"] = server.memory_mb()
-                    report["hour"] = await _an_hour(log, session, meter, size.web_transactions)
-                    report["updates"] = await _updates(log, meter, size.web_tables, size.web_updates)
+                    report["hour"] = await _an_hour(log, session, server, size.web_transactions)
+                    report["updates"] = await _updates(log, server, browser, size)
                     if browser is not None:
                         report["fed"] = await browser.fed(await _states(log, session), size.web_fed_updates)
         return report
@@ -141,24 +144,6 @@ class Server(AgentProcess):
         """It prints the address when it is ready."""
         assert self.popen.poll() is None, self.text()
         return next((line for line in self.text().splitlines() if line.startswith("http")), "")
-
-
-class Meter:
-    """The CPU time and memory of the server and of the browser's processes. Shared pages count once for each of these."""
-
-    def __init__(self, server: AgentProcess, browser: int | None) -> None:
-        self.server, self._browser = server, browser
-
-    def cpu_seconds(self) -> tuple[float, float]:
-        """Of the server, and of the browser."""
-        return self.server.cpu_seconds(), 0.0 if self._browser is None else cpu_seconds(self._browser)
-
-    def browser_mb(self) -> float:
-        if self._browser is None:
-            return 0.0
-        root = psutil.Process(self._browser)
-        tree = [root, *root.children(recursive=True)]
-        return round(sum(each.memory_info().rss for each in tree) / 1e6, 1)
 
 
 async def _first_pages(session: aiohttp.ClientSession, server: AgentProcess) -> Figures:
@@ -202,16 +187,8 @@ async def _states(log: Log, session: aiohttp.ClientSession) -> list[str]:
     for number in range(STATES):
         await log.open(f"{TABLES}/t{number:04}", f"state-{number}")
         await log.flush()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            async with session.get("/") as answer:
-                text = await answer.text()
-            if not found or text != found[-1]:
-                break
-            if time.monotonic() > deadline:
-                raise RuntimeError("the page never showed what was published")
-            await asyncio.sleep(POLL_SECONDS)
-        found.append(text)
+        last = found[-1] if found else ""
+        found.append(await _until(session, "/", partial(ne, last)))
     return found
 
 
@@ -223,26 +200,28 @@ async def _read_stream(session: aiohttp.ClientSession) -> None:
                     await answer.read()
 
 
-async def _an_hour(log: Log, session: aiohttp.ClientSession, meter: Meter, transactions: int) -> Figures:
-    before, browser_before, records = meter.cpu_seconds(), meter.browser_mb(), log.records
+async def _an_hour(
+    log: Log, session: aiohttp.ClientSession, server: AgentProcess, transactions: int
+) -> Figures:
+    before, records = server.cpu_seconds(), log.records
     for number in range(transactions):
         await _transaction(log, f"{TABLES}/busy-{number % HOUR_TABLES:03}", f"done-{number}", number)
     await log.open(LAST, "last")
     await log.flush()
-    last = f"/table.json?uri={quote(LAST)}"
-    await _until(
-        session, last, lambda found: bool(found["table"]["transactions"] and found["timeline"]["writers"])
-    )
-    server, browser = (after - since for after, since in zip(meter.cpu_seconds(), before, strict=True))
+    await _until(session, f"/table.json?uri={quote(LAST)}", _shows_all)
     return {
         "transactions": transactions,
         "records": log.records - records,
-        "cpu_seconds": server,
-        "resident_mb": meter.server.memory_mb(),
-        "peak_mb": meter.server.memory_mb(peak=True),
-        "browser_cpu_seconds": browser,
-        "browser_mb": [browser_before, meter.browser_mb()],
+        "cpu_seconds": server.cpu_seconds() - before,
+        "resident_mb": server.memory_mb(),
+        "peak_mb": server.memory_mb(peak=True),
     }
+
+
+def _shows_all(answer: str) -> bool:
+    """Whether the page of the last table has its transaction and its events."""
+    found = json.loads(answer)
+    return bool(found["table"]["transactions"] and found["timeline"]["writers"])
 
 
 async def _transaction(log: Log, table: str, transaction: str, number: int) -> None:
@@ -263,27 +242,30 @@ async def _transaction(log: Log, table: str, transaction: str, number: int) -> N
     await log.event(completed(table, transaction, grant))
 
 
-async def _updates(log: Log, meter: Meter, tables: int, seconds: int) -> Figures:
+async def _updates(log: Log, server: AgentProcess, browser: OpenPages | None, size: Size) -> Figures:
     """The CPU time of one second in which a table changes."""
-    before = meter.cpu_seconds()
+
+    def busy() -> tuple[float, float]:
+        return server.cpu_seconds(), 0.0 if browser is None else cpu_seconds(browser.pid)
+
+    before, seconds = busy(), size.web_updates
     for number in range(seconds):
-        await log.open(f"{TABLES}/t{number % tables:04}", f"more-{number}")
+        await log.open(f"{TABLES}/t{number % size.web_tables:04}", f"more-{number}")
         await log.flush()
         await asyncio.sleep(1)
-    server, browser = (after - since for after, since in zip(meter.cpu_seconds(), before, strict=True))
-    return {
-        "server_cpu_ms": round(server * 1e3 / seconds, 1),
-        "browser_cpu_ms": round(browser * 1e3 / seconds, 1),
-        "browser_mb": meter.browser_mb(),
-    }
+    names = ("server_cpu_ms", "browser_cpu_ms")
+    spent = zip(names, before, busy(), strict=True)
+    return {name: round((after - since) * 1e3 / seconds, 1) for name, since, after in spent}
 
 
-async def _until(session: aiohttp.ClientSession, path: str, holds: Callable[[Any], bool]) -> None:
+async def _until(session: aiohttp.ClientSession, path: str, holds: Callable[[str], bool]) -> str:
+    """What the server answers, as soon as it is so."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         async with session.get(path) as answer:
-            if answer.status == 200 and holds(await answer.json()):
-                return
+            text = await answer.text()
+            if answer.status == 200 and holds(text):
+                return text
         if time.monotonic() > deadline:
             raise RuntimeError(f"{path} never showed what was published")
         await asyncio.sleep(POLL_SECONDS)
@@ -311,16 +293,11 @@ def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
         f"{hour['cpu_seconds']:.1f} s CPU, {memory}",
         "",
     )
-    browser = f"its browser {updates['browser_cpu_ms']:.0f} ms, {updates['browser_mb']:.0f} MB"
     yield (
         "  a second in which a table changes, one page open",
-        f"{updates['server_cpu_ms']:.0f} ms CPU, {browser}",
+        f"{updates['server_cpu_ms']:.0f} ms CPU, its browser {updates['browser_cpu_ms']:.0f} ms",
         "",
     )
-    if "fed" in report:
-        before, after = hour["browser_mb"]
-        memory = f"{before:.0f} MB before, {after:.0f} MB after"
-        yield "  its browser over these records", f"{hour['browser_cpu_seconds']:.1f} s CPU, {memory}", ""
     for needs in report.get("fed", ()):
         kept = f"{needs['heap_mb']:.1f} MB of heap, {needs['nodes']:,} nodes, {needs['listeners']} listeners"
         yield (

@@ -32,15 +32,12 @@ class Size:
 
     trials: int = sized(300, 10)
     warm_up: int = sized(30, 3)
-    load_seconds: float = sized(30.0, 1.0)
-    load_warm_up_seconds: float = sized(20.0, 1.0)
     markers: int = sized(1_000_000, 3_000)
     ledger_entries: int = sized(1_000_000, 3_000)
-    restored_entries: int = sized(100_000, 300)
     repetitions: int = sized(3, 1)
     checks: int = sized(101, 5)
-    quick_cells: bool = sized(size=False, quick=True)
-    """Whether the conflict check is measured with two small sizes only."""
+    large_check: int = sized(1_000_000, 2_000)
+    """Markers."""
     sweeps: int = sized(5, 1)
     step_markers: int = sized(2_000_000, 20_000)
     step_transactions: int = sized(1_000, 10)
@@ -52,7 +49,6 @@ class Size:
     contention_seconds: float = sized(20.0, 1.0)
     lost_answers: int = sized(3, 1)
     """Of each kind."""
-    store_requests: int = sized(300, 5)
     locks: int = sized(1_000, 10)
     locks_seconds: float = sized(30.0, 3.0)
     renew_seconds: float = sized(3.0, 2.5)

@@ -23,7 +23,7 @@ from tests.servers.s3 import ENDPOINT_VARIABLE, S3Server
 REQUESTS = {"acquire": 2, "renew": 1, "release": 1}
 HUDI_REQUESTS = {"acquire": 3, "renew": 1, "release": 1}
 
-IN_EVERY_RUN = ("check", "steps", "detection", "waste", "latency")
+IN_EVERY_RUN = ("check", "steps", "waste", "latency")
 """One agent, and what is measured in memory. All parts start a dozen of agents, in some minutes of both cores: the matrix."""
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1500)]
@@ -62,7 +62,7 @@ def test_some_parts_of_the_benchmark_run_and_report_their_figures(kafka: KafkaSe
 
 def test_a_part_that_fails_is_measured_once_more_and_the_figures_of_the_others_are_kept() -> None:
     """A slow moment of the machine ended a benchmark of an hour."""
-    failures = {"steps": 2, "detection": 1}
+    failures = {"steps": 2, "waste": 1}
     rounds: list[tuple[str, str]] = []
 
     def measure(part: str, run: Run) -> dict[str, Any]:
@@ -71,17 +71,17 @@ def test_a_part_that_fails_is_measured_once_more_and_the_figures_of_the_others_a
             raise TimeoutError("slow")
         return {"figure": part}
 
-    parts = ["check", "steps", "detection"]
+    parts = ["check", "steps", "waste"]
     report = _measure(
         QUICK, parts, None, {part: Part(partial(measure, part), lambda _: (), broker=False) for part in parts}
     )
 
-    assert [part for part, _ in rounds] == ["check", "steps", "steps", "detection", "detection"]
+    assert [part for part, _ in rounds] == ["check", "steps", "steps", "waste", "waste"]
     assert len(set(rounds)) == len(rounds), "no round sees the topics of another one"
     assert report == {
         "check": {"figure": "check"},
-        "detection": {"figure": "detection"},
-        "repeated": dict.fromkeys(("steps", "detection"), "TimeoutError('slow')"),
+        "waste": {"figure": "waste"},
+        "repeated": dict.fromkeys(("steps", "waste"), "TimeoutError('slow')"),
         "failed": {"steps": "TimeoutError('slow')"},
     }
 
@@ -100,11 +100,6 @@ def test_the_benchmark_runs_and_reports_every_figure(
     assert report["volume"]["per_second"] > 0
     for starts in (report["volume"]["restart"], report["ledger"]["full"]):
         assert starts.keys() >= {"ready_seconds", "replay_seconds", "resident_mb", "peak_mb", "cpu_seconds"}
-    assert "bytes per marker" in printed
-    assert "bytes per entry" in printed
-    assert report["load"]["marker_to_abort"]["count"] > 0
-    for kind in ("memory", "local disk", "S3"):
-        assert report["stores"][kind].keys() == {"write_ms", "read_ms"}
     _check_locks(report["locks"])
     for ways in report["upserts"]["cases"].values():
         assert [ways[way]["files"] for way in ("matched files", "whole partitions")] == [2, 2], (
@@ -168,12 +163,11 @@ def _check_latencies(latencies: dict[str, Any]) -> None:
 
 
 def _check_memory(report: dict[str, Any]) -> None:
-    for name in ("incremental", "incremental_all_conflicting", "sweep", "periodic"):
+    for name in ("incremental", "sweep"):
         assert report["check"][name].keys() == {"ms", "ns_per_marker"}
+    large = report["check"]["large"]
+    assert (large["shared"].keys(), large["conflicting"].keys()) == ({"1000"}, {"50", "1000"})
     assert report["steps"]["ms"].keys() == steps.TITLES.keys()
-    for cell in report["detection"]["cells"]:
-        assert cell["sweep_ms"].keys() == {"apart", "shared", "conflicting"}
-        assert cell["arrival_ns"]["apart"] > 0
 
 
 def _check_waste(figures: dict[str, Any]) -> None:
@@ -196,13 +190,13 @@ def _check_locks(report: dict[str, Any]) -> None:
     agent = report["agent"]
     assert {name: agent["operations"][name]["requests"] for name in REQUESTS} == REQUESTS
     assert agent["hand_over"]["requests"] >= 2
-    assert agent["hand_over"]["ms"].keys() == {"whole", "release", "kafka", "read", "write"}
+    assert agent["hand_over"]["ms"]["count"] > 0
     for name in ("contention", "contention_delayed"):
         assert agent[name]["cycles_per_second"]["median"] > 0
         assert 0 < agent[name]["jain"]["median"] <= 1
         assert agent[name]["requests_per_cycle"]["median"] > 2
     kept = report["renewals"]
-    assert kept["late_ms"]["count"] == kept["duration_ms"]["count"] == kept["renewals"] > 0
+    assert kept["late_ms"]["count"] > 0
     assert kept["pause"]["renewed"] == kept["locks"]
     assert kept["lost"] == 0
 

@@ -44,11 +44,10 @@ def figures() -> dict[str, Any]:
     operation = {"ms": {"p50": spread(2.0), "p99": spread(9.0)}, "requests": 1}
     names = ("cycles_per_second", "requests_per_cycle", "wait_p99_ms", "longest_wait_ms", "jain")
     contest = {name: spread(1.0) for name in names}
-    parts = ("whole", "release", "kafka", "read", "write")
     return {
         "operations": dict.fromkeys(("acquire", "renew", "release"), operation),
         "hand_over": {
-            "ms": {part: {"p50": 1.0, "p99": 2.0, "max": 3.0} for part in parts},
+            "ms": {"p50": 1.0, "p99": 2.0, "max": 3.0},
             "requests": 2,
         },
         "contention": contest,

@@ -1,4 +1,4 @@
-"""Large logs: markers through a running agent, the restart of an agent, a large ledger, and its restore from a backup.
+"""Large logs: markers through a running agent, the restart of an agent, and a large ledger.
 
 - Throughput: while the agent is suspended (SIGSTOP), its log is filled with a backlog of 10,000 events of 100 different markers,
   of a few open transactions. After every hundredth event comes a transaction that is admitted, conflicts and is aborted. Then the
@@ -11,7 +11,6 @@
 - Ledger: an agent starts, and reads the last committed batch of each writer, of `LEDGER_TABLES` tables. Names have the length of
   those of a streaming query: a writer's name with a query id, a transaction id of 32 characters. `writers` and `decisions` are
   empty, so the replay is the ledger alone.
-- Restore: an operator restores a ledger by `lakewarden ledger restore`, and runs the command once more.
 """
 
 from __future__ import annotations
@@ -19,11 +18,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 
 from lakewarden.agent.kafka import ensure_topics, producer, start_client
-from lakewarden.agent.operators.requests import BackupLine, Requester, restore
-from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import BatchCommitted, WriterEventUnion, encode, ledger_key
 from lakewarden.events.access import partition_of, stop_client
 from tests.bench import writer_events
@@ -42,8 +38,6 @@ WITHIN_SECONDS = 45
 PAUSED = {"session_timeout_seconds": "60"}
 """A suspended agent must not lose its partitions. The default is 10 s."""
 LEDGER_TABLES = [f"{writer_events.TABLES}/t{number:04}" for number in range(1_000)]
-RESTORE_TIMEOUT_SECONDS = 60.0
-"""For each further entry of a restore, on a machine that does other things as well."""
 
 
 def measure(run: Run) -> Figures:
@@ -64,7 +58,6 @@ def measure(run: Run) -> Figures:
         "repetitions": len(runs),
         **medians(runs),
         "restart": _starts(filled, run.size.repetitions),
-        "empty": _starts(run.within("empty"), 1),
     }
 
 
@@ -135,17 +128,13 @@ def _starts(run: Run, repetitions: int) -> dict[str, float]:
             live = next(line for line in agent.lines() if line["event"] == "partitions.live")
             runs.append(
                 {
-                    "ready_seconds": agent.ready_seconds,
+                    "ready_seconds": agent.seconds_to("agent.ready"),
                     "replay_seconds": live["replay_seconds"],
                     "cpu_seconds": busy,
                     **agent.memory(),
                 }
             )
     return medians(runs) | {"repetitions": len(runs)}
-
-
-def _bytes_each(full: dict[str, float], empty: dict[str, float], count: int) -> int:
-    return round((full["resident_mb"] - empty["resident_mb"]) * 1e6 / count)
 
 
 def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
@@ -155,18 +144,13 @@ def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
         f"{report['per_second']:,.0f} per second ({report['cpu_us']:.2f} µs CPU each)",
         "≥ 250,000 per second",
     )
-    restart, empty, markers = report["restart"], report["empty"], report["markers"]
+    restart = report["restart"]
     yield (
-        f"restart on a log with {markers:,} open markers",
+        f"restart on a log with {report['markers']:,} open markers",
         f"{restart['ready_seconds']:.1f} s, of which {restart['replay_seconds']:.1f} s replay",
         "< 8 s",
     )
-    yield (
-        "  resident memory after it",
-        f"{_memory(restart)}, {_bytes_each(restart, empty, markers)} bytes per marker",
-        "< 400 MB",
-    )
-    yield "  start of an agent with an empty log", f"{empty['ready_seconds']:.1f} s, {_memory(empty)}", ""
+    yield "  resident memory after it", _memory(restart), "< 400 MB"
 
 
 def _memory(figure: dict[str, float]) -> str:
@@ -223,58 +207,13 @@ def _form(table: str) -> tuple[bytes, bytes]:
 
 def ledger_rows(report: Figures) -> Iterator[tuple[str, str, str]]:
     """Title, figure and target of each row."""
-    full, empty, entries = report["full"], report["empty"], report["entries"]
+    entries = f"{report['entries']:,} entries, {len(LEDGER_TABLES):,} tables"
     for title, figure in (
-        (f"start with a ledger of {entries:,} entries, {len(LEDGER_TABLES):,} tables", full),
-        ("  start with an empty ledger", empty),
+        (f"start with a ledger of {entries}", report["full"]),
+        ("  start with an empty ledger", report["empty"]),
     ):
         yield (
             title,
             f"{figure['ready_seconds']:.1f} s, {figure['cpu_seconds']:.1f} s of CPU, {_memory(figure)}",
             "",
-        )
-    yield (
-        "  memory of the ledger",
-        f"{_bytes_each(full, empty, entries)} bytes per entry",
-        "< 400 bytes per entry",
-    )
-
-
-def measure_restore(run: Run) -> Figures:
-    """Seconds of `lakewarden ledger restore` beside an agent with an empty ledger, and of the same command once more.
-
-    The CPU time of the command and of the agent is what an idle machine with two cores would need.
-    """
-    entries = run.size.restored_entries
-    lines = [
-        BackupLine(
-            table=LEDGER_TABLES[number % len(LEDGER_TABLES)], writer=f"arrivals-{number:06}", batch_id=7
-        )
-        for number in range(entries)
-    ]
-    settings = KafkaSettings.load(bootstrap_servers=run.servers, topic_prefix=run.prefix)
-
-    async def restored() -> None:
-        requester = Requester("bench", "measured", RESTORE_TIMEOUT_SECONDS)
-        async with aclosing(restore(settings, lines, requester)) as found:
-            assert len([each async for each in found]) == entries
-
-    def timed() -> dict[str, float]:
-        began = time.monotonic(), time.process_time(), agent.cpu_seconds()
-        asyncio.run(restored())
-        ended = time.monotonic(), time.process_time(), agent.cpu_seconds()
-        names = ("seconds", "cpu_seconds", "agent_cpu_seconds")
-        return {name: round(to - since, 1) for name, since, to in zip(names, began, ended, strict=True)}
-
-    with run.agent() as agent:
-        return {"entries": entries, "first": timed(), "again": timed()}
-
-
-def restore_rows(report: Figures) -> Iterator[tuple[str, str, str]]:
-    """Title, figure and target of each row."""
-    for title, figure in (("restore", report["first"]), ("  again", report["again"])):
-        yield (
-            f"{title} of a ledger of {report['entries']:,} entries",
-            f"{figure['seconds']:.1f} s; CPU {figure['cpu_seconds']:.1f} s, the agent's {figure['agent_cpu_seconds']:.1f} s",
-            "< 60 s",
         )

@@ -28,7 +28,6 @@ Not simulated: faults, heartbeats, and the requests of the lock. The machines of
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -55,6 +54,7 @@ from tests.bench import writer_events
 from tests.bench.core import FOREVER, TABLE, Core
 from tests.bench.figures import over_runs, spread
 from tests.bench.run import Figures, Run
+from tests.simulation.timeline import Timeline
 
 WRITERS = 4
 PARTITIONS = 75
@@ -142,23 +142,6 @@ class Tally:
     """The most aborts of one batch."""
 
 
-class Simulation:
-    """A virtual clock with scheduled calls."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._turn = itertools.count()
-
-    def after(self, seconds: float, then: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (self.now + seconds, next(self._turn), then))
-
-    def run(self, until: float) -> None:
-        while self._due and self._due[0][0] <= until:
-            self.now, _, then = heapq.heappop(self._due)
-            then()
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The work of a writer, the same in every mode."""
@@ -213,18 +196,18 @@ class Table:
 class Agent:
     """The production core, with a log, and a lock that is always free."""
 
-    def __init__(self, simulation: Simulation, settings: TableSettings) -> None:
-        self._simulation = simulation
+    def __init__(self, timeline: Timeline, settings: TableSettings) -> None:
+        self._timeline = timeline
         self._core = Core(settings)
         self.listeners: dict[str, Callable[[DecisionEventUnion], None]] = {}
         """By writer."""
         self.log: list[WriterEventUnion] = []
 
     def send(self, event: WriterEventUnion) -> None:
-        self._simulation.after(UNDER_WAY_SECONDS, lambda: self._read(event))
+        self._timeline.after(UNDER_WAY_SECONDS, lambda: self._read(event))
 
     def _read(self, event: WriterEventUnion) -> None:
-        self._core.now = self._simulation.now
+        self._core.now = self._timeline.now
         self.log.append(event)
         self._core.read(event)
         self._run(self._core.effects)
@@ -238,7 +221,7 @@ class Agent:
                 self._publish(effect)
 
     def _publish(self, verdict: DecisionEventUnion) -> None:
-        self._simulation.after(UNDER_WAY_SECONDS, lambda: self.listeners[verdict.writer](verdict))
+        self._timeline.after(UNDER_WAY_SECONDS, lambda: self.listeners[verdict.writer](verdict))
 
 
 Steps = Generator[float, DecisionEventUnion | None, bool]
@@ -249,9 +232,9 @@ class Writer:
     """Starts its next batch when the last one is committed."""
 
     def __init__(
-        self, number: int, seed: int, simulation: Simulation, tally: Tally, *, mode: Mode, workload: Workload
+        self, number: int, seed: int, timeline: Timeline, tally: Tally, *, mode: Mode, workload: Workload
     ) -> None:
-        self._number, self._mode, self._simulation, self._tally = number, mode, simulation, tally
+        self._number, self._mode, self._timeline, self._tally = number, mode, timeline, tally
         self._name, self._workload = f"writer-{number}", workload
         self._history = TableHistory()
         """Each writer is a driver of its own."""
@@ -283,16 +266,16 @@ class Writer:
     def _resume(self, verdict: DecisionEventUnion | None) -> None:
         self._waits += 1
         mine, seconds = self._waits, self._steps.send(verdict)
-        self._simulation.after(seconds, lambda: self._resume(None) if mine == self._waits else None)
+        self._timeline.after(seconds, lambda: self._resume(None) if mine == self._waits else None)
 
     def _work(self) -> Steps:
         while True:
-            batch, arrived = self._next_batch(), self._simulation.now
+            batch, arrived = self._next_batch(), self._timeline.now
             if self._mode.settings is None:
                 yield from self._without_coordination(batch)
             else:
                 yield from self._until_committed(batch)
-            self._tally.latencies.append(self._simulation.now - arrived)
+            self._tally.latencies.append(self._timeline.now - arrived)
 
     def _next_batch(self) -> Batch:
         workload = self._workload
@@ -305,9 +288,9 @@ class Writer:
         )
 
     def _without_coordination(self, batch: Batch) -> Steps:
-        read_at = self._simulation.now
+        read_at = self._timeline.now
         yield batch.seconds
-        self._table.land(batch, read_at=read_at, now=self._simulation.now)
+        self._table.land(batch, read_at=read_at, now=self._timeline.now)
         return True
 
     def _until_committed(self, batch: Batch) -> Steps:
@@ -344,19 +327,19 @@ class Writer:
         name = self._transaction = f"{self._name}-{next(self._attempts)}"
         declared = {"admission": "queued", "scope": tuple(touched)} if queued else {}
         self._send(writer_events.intent(TABLE, name, **declared))
-        sent_at = self._simulation.now
+        sent_at = self._timeline.now
         yield from self._wait_for(Admitted)
 
-        read_at = self._simulation.now
+        read_at = self._timeline.now
         self._was_queued = read_at - sent_at > 3 * UNDER_WAY_SECONDS
         for number in range(len(batch.partitions)):
             share = BEFORE_MARKERS + (1 - BEFORE_MARKERS) * number / len(batch.partitions)
-            if (yield read_at + share * batch.compute - self._simulation.now) is not None:
+            if (yield read_at + share * batch.compute - self._timeline.now) is not None:
                 return (yield from self._stop(read_at))
             marker = batch.marker(number)
             touched[marker] = None
             self._send(writer_events.touched(TABLE, name, [marker]))
-        if (yield read_at + batch.compute - self._simulation.now) is not None:
+        if (yield read_at + batch.compute - self._timeline.now) is not None:
             return (yield from self._stop(read_at))
 
         self._send(writer_events.requested(TABLE, name))
@@ -365,34 +348,34 @@ class Writer:
             self._tally.wasted += batch.compute
             return False
         yield COMMIT_SECONDS
-        self._table.land(batch, read_at=read_at, now=self._simulation.now)
+        self._table.land(batch, read_at=read_at, now=self._timeline.now)
         self._send(writer_events.completed(TABLE, name, verdict.grant))
         return True
 
     def _wait_for(
         self, *kinds: type[DecisionEventUnion]
     ) -> Generator[float, DecisionEventUnion | None, DecisionEventUnion]:
-        began = self._simulation.now
+        began = self._timeline.now
         verdict = yield FOREVER
         assert isinstance(verdict, kinds), verdict
-        self._tally.waited += self._simulation.now - began
+        self._tally.waited += self._timeline.now - began
         return verdict
 
     def _stop(self, read_at: float) -> Steps:
         self._transaction = ""  # its request may have crossed the abort, which is then repeated
         yield STOPPED_AFTER_SECONDS
-        self._tally.wasted += self._simulation.now - read_at
+        self._tally.wasted += self._timeline.now - read_at
         return False
 
 
 def simulate(mode: Mode, seed: int, hours: float, workload: Workload = SPREAD) -> Tally:
     """One run. Raises if an update is lost in spite of coordination: that is a bug."""
-    simulation, tally = Simulation(), Tally()
+    timeline, tally = Timeline(), Tally()
     table = Table(tally)
-    agent = None if mode.settings is None else Agent(simulation, mode.settings)
+    agent = None if mode.settings is None else Agent(timeline, mode.settings)
     for number in range(WRITERS):
-        Writer(number, seed, simulation, tally, mode=mode, workload=workload).start(table, agent)
-    simulation.run(hours * 3600)
+        Writer(number, seed, timeline, tally, mode=mode, workload=workload).start(table, agent)
+    timeline.run(hours * 3600, lambda: False)
     assert mode.settings is None or not tally.lost_updates, f"{mode.name}, seed {seed}: an update was lost"
     return tally
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,12 +33,13 @@ from tests.bench.writer_events import marker, touched
 from tests.recorded_hudi import recorded
 from tests.servers.s3 import S3Server
 from tests.tuned import tuned
+from tests.waiting import until
 
 COMPLETED = 20
 PENDING = "20261122135643314"
 FORMATS = ("delta", "paimon", "iceberg")
 _COMMIT = "20261122135446024_20261122135634351.commit"
-_POLL_SECONDS = 0.02
+_PATIENCE_SECONDS = 600.0
 
 
 def measure(run: Run, server: S3Server) -> Figures:
@@ -117,14 +118,12 @@ async def _watching(settings: Settings, uris: tuple[str, ...], publish: Any) -> 
     watcher = Watcher(settings, uris, publish)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watcher.run)
-        await _until(lambda: all((found := watcher.tables.get(uri)) and found.looked_at for uri in uris))
+        await until(
+            lambda: all((found := watcher.tables.get(uri)) and found.looked_at for uri in uris),
+            _PATIENCE_SECONDS,
+        )
         yield watcher
         tasks.cancel_scope.cancel()
-
-
-async def _until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await anyio.sleep(_POLL_SECONDS)
 
 
 async def _hudi(bucket: Bucket, settings: Settings, seconds: float) -> Figures:
@@ -139,7 +138,7 @@ async def _hudi(bucket: Bucket, settings: Settings, seconds: float) -> Figures:
         await anyio.sleep(1.0)
         idle = await Meter(watcher).over(seconds)
         await bucket.put([(f".hoodie/{path}", body) for path, body in _pending()])
-        await _until(lambda: seen >= bucket.tables)
+        await until(lambda: seen >= bucket.tables, _PATIENCE_SECONDS)
         return {"idle": idle, "active": await Meter(watcher).over(seconds)}
 
 
@@ -228,7 +227,7 @@ async def _commits(bucket: Bucket, settings: Settings, form: str, seconds: float
         for table, uri in enumerate(bucket.uris):
             put_at[uri] = time.perf_counter()
             await bucket.put([(last, commit)], table)
-        await _until(lambda: len(delays) >= bucket.tables)
+        await until(lambda: len(delays) >= bucket.tables, _PATIENCE_SECONDS)
         took, requests, cpu = meter.spent()
     cpu -= idle["cpu_percent"] / 100 * took
     commits = {

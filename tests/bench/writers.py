@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +11,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from lakewarden.events import (
     DECISION_RECORD,
-    WRITER_EVENT,
     DecisionEventUnion,
     LocksHandedOver,
     PartitionTaken,
@@ -27,29 +23,6 @@ from lakewarden.events import (
 from tests.bench import writer_events
 
 ANSWER_SECONDS = 60
-
-
-class Watcher:
-    """Records when the first event of each transaction arrived."""
-
-    def __init__(self, consumer: AIOKafkaConsumer) -> None:
-        self._consumer = consumer
-        self._arrivals: defaultdict[str, asyncio.Future[float]] = defaultdict(
-            asyncio.get_running_loop().create_future
-        )
-
-    async def arrival(self, transaction: str) -> float:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            return await self._arrivals[transaction]
-
-    async def watch(self) -> None:
-        async for record in self._consumer:
-            arrived = time.perf_counter()
-            event = decode(WRITER_EVENT, record.value)
-            assert not isinstance(event, Undecodable)
-            arrival = self._arrivals[event.transaction]
-            if not arrival.done():
-                arrival.set_result(arrived)
 
 
 class Writers:
@@ -68,7 +41,7 @@ class Writers:
             max_batch_size=900_000,
         )
         await self._producer.start()
-        self._consumer = await self._reader(self._topics.decisions, "earliest")
+        self._consumer = await self._reader()
         self._consuming = asyncio.create_task(self._consume())
         return self
 
@@ -105,30 +78,18 @@ class Writers:
         for _, transaction in transactions:
             await self.answer(transaction, "admitted")
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[Watcher]:
-        """Another consumer, for the writers' events."""
-        consumer = await self._reader(self._topics.writers, "latest")
-        watcher = Watcher(consumer)
-        watching = asyncio.create_task(watcher.watch())
-        try:
-            yield watcher
-        finally:
-            watching.cancel()
-            await consumer.stop()
-
     async def answer(self, transaction: str, kind: str) -> tuple[float, Any]:
         """The decision of this type on a transaction, and when it arrived."""
         async with asyncio.timeout(ANSWER_SECONDS):
             return await asyncio.shield(self._answer(transaction, kind))  # others may wait for it, too
 
-    async def _reader(self, topic: str, start: str) -> AIOKafkaConsumer:
+    async def _reader(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._servers, auto_offset_reset=start, enable_auto_commit=False
+            bootstrap_servers=self._servers, auto_offset_reset="earliest", enable_auto_commit=False
         )
         await consumer.start()
-        partitions = await self._producer.partitions_for(topic)
-        consumer.assign([TopicPartition(topic, number) for number in partitions])
+        partitions = await self._producer.partitions_for(self._topics.decisions)
+        consumer.assign([TopicPartition(self._topics.decisions, number) for number in partitions])
         for partition in consumer.assignment():
             await consumer.position(partition)  # fixes the start before any event is sent
         return consumer

@@ -94,20 +94,9 @@ class _Surroundings:
     """Of the driver, besides this process's own."""
     proxies: Mapping[str, Proxy] = field(default_factory=dict)
 
-    def counted(self) -> tuple[dict[str, Counter[str]], float]:
-        """The requests so far, and the CPU time that counting them took."""
-        requests = {name: proxy.requests.copy() for name, proxy in self.proxies.items()}
-        return requests, sum(proxy.cpu_seconds() for proxy in self.proxies.values())
-
-    def figures(self, counts: Sequence[tuple[dict[str, Counter[str]], float]]) -> Figures:
-        """The requests of the measured run, by method, from what was counted when it began and when it had ended."""
-        if not self.proxies:
-            return {"requests": None, "proxies_cpu_seconds": None}
-        (before, cpu_before), (after, cpu_after) = counts
-        return {
-            "requests": {name: dict(after[name] - before[name]) for name in self.proxies},
-            "proxies_cpu_seconds": round(cpu_after - cpu_before, 1),
-        }
+    def counted(self) -> dict[str, Counter[str]]:
+        """The requests so far, by process and method."""
+        return {name: proxy.requests.copy() for name, proxy in self.proxies.items()}
 
 
 def _on_disk(stack: ExitStack, run: Run, workload: Workload) -> _Surroundings:
@@ -144,7 +133,7 @@ def _measure(
     command = [str(python), "-m", "tests.bench.peers.driver", table_format, ",".join(ways), str(run.folder)]
     command += ["--workload", json.dumps(asdict(workload)), "--repeat", str(repeat)]
     command += ["--bootstrap-servers", run.servers, "--topic-prefix", run.prefix, *around.arguments]
-    counts: list[tuple[dict[str, Counter[str]], float]] = []
+    counts: list[dict[str, Counter[str]]] = []
     with run.agent(lock_places="", **around.agent):
         child = Child(command, run.folder / "driver.log", around.environment)
         for _ in range(len(ways) * repeat):
@@ -153,7 +142,9 @@ def _measure(
                 counts.append(around.counted())
                 child.go_on()
         measured: list[Figures] = child.figures()
-    return [figures | around.figures(counts) for figures in measured]
+    before, after = counts[:2]
+    requests = {name: dict(after[name] - before[name]) for name in before} or None
+    return [figures | {"requests": requests} for figures in measured]
 
 
 def rows(runs: Sequence[Figures]) -> Iterator[tuple[str, ...]]:

@@ -220,11 +220,9 @@ class _Run:
             "cpu_seconds": round(cpu, 1),
             "grants_held_seconds": [round(each, 3) for each in record.grants_held],
             "deaths": record.deaths,
-            "attempts": len(record.attempts),
             "useful_seconds": [round(each, 2) for each in useful],
             "vain_seconds": [round(each, 2) for each in vain],
             "conflict_to_stop_seconds": None if looks is None else _stops(record, looks),
-            "looks_cpu_seconds": None if looks is None else round(looks.cpu_seconds, 1),
             "longest_wait_seconds": round(max(waits), 1),
             "rows_wrong": sum(((expected - found) + (found - expected)).values()),
         }

@@ -101,8 +101,6 @@ class Looks:
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="looks")
-        self.cpu_seconds = 0.0
-        """CPU time of the thread."""
 
     def __enter__(self) -> Self:
         self._look()  # what is in the table before
@@ -129,7 +127,6 @@ class Looks:
             self._look()
         except BaseException as error:  # noqa: BLE001 - raised by `writes`
             self._error = error
-        self.cpu_seconds = time.thread_time()
 
     def _look(self) -> None:
         instants = {each.time: each for each in self._files.instants() if each.writes}
