@@ -17,7 +17,7 @@ Only the world around them is simulated:
 
 | module | tests |
 | --- | --- |
-| `oracles.py`, `violations.py` | what must never happen, and what must happen in the end |
+| `oracles.py` | what must never happen, and what must happen in the end |
 | `scenario.py`, `run.py` | what a seed means; one run |
 | `batch.py`, `command.py` | many seeds, and those that failed |
 | `planted.py` | bugs that the oracles must find |

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
@@ -38,6 +38,8 @@ class Outcome:
     trace: tuple[Line, ...]
     seconds: float
     """Virtual seconds."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Further numbers, which are summed over all runs."""
 
 
 Patch: TypeAlias = tuple[Any, str, Any]
@@ -75,6 +77,12 @@ class Bugs(dict[str, Bug]):
         """Add the bug that these patches plant."""
         self[name] = Bug(oracle, patches, kind, addition)
 
+    def skip(
+        self, name: str, oracle: str, where: Any, what: str, result: Any = None, **revealed: str
+    ) -> None:
+        """Add the bug that this function only returns this."""
+        self.add(name, oracle, (where, what, lambda *_, **__: result), **revealed)
+
     def plant(
         self, name: str, oracle: str, where: Any, what: str, **revealed: str
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -98,7 +106,6 @@ class Result:
     digest: str
     virtual_seconds: float
     counts: Mapping[str, int]
-    """Further numbers, summed over all runs."""
     replay: str
     """The command that prints the run."""
 
@@ -107,17 +114,13 @@ class Result:
         return f"seed {self.seed}: {self.violation}\n{self.last_lines}\nAll of it: {self.replay}"
 
 
-def _nothing(_: Any) -> Mapping[str, int]:
-    return {}
-
-
 def _any(_: str, __: int) -> bool:
     return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """A simulation: how to run a seed, and which bugs can be planted. Found as `SIMULATION` in `<module>.simulated`."""
+    """A simulation: how to run a seed, and which bugs can be planted. Found as `SIMULATION` in `<module>.__main__`."""
 
     module: str
     """The module, as in `python -m <module>`."""
@@ -129,7 +132,6 @@ class Simulation:
     """Number of seeds given to a process at once: some seconds of work."""
     may_reveal: Callable[[str, int], bool] = _any
     """Whether this bug can be expected to show under this seed."""
-    counts: Callable[[Any], Mapping[str, int]] = _nothing
 
     def replay(self, seed: int) -> str:
         """Return the command that prints a run."""
@@ -152,7 +154,7 @@ class Simulation:
             last_lines,
             digest(outcome.trace),
             outcome.seconds,
-            self.counts(outcome),
+            outcome.counts,
             self.replay(seed),
         )
 
@@ -207,7 +209,7 @@ def failure_report(failed: Sequence[Result]) -> str:
 
 
 def _simulation(module: str) -> Simulation:
-    found = import_module(f"{module}.simulated").SIMULATION
+    found = import_module(f"{module}.__main__").SIMULATION
     assert isinstance(found, Simulation)
     return found
 

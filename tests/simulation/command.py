@@ -46,7 +46,7 @@ def _one(simulation: Simulation, seed: int, *, trace: bool, bug: str | None) -> 
     if trace:
         print("\n".join(format_line(line) for line in outcome.trace))
     verdict = "; ".join(outcome.violations) or "no violations"
-    counted = "".join(f"{number:,} {what}, " for what, number in simulation.counts(outcome).items())
+    counted = "".join(f"{number:,} {what}, " for what, number in outcome.counts.items())
     print(
         f"seed {seed}: {verdict}; {counted}{outcome.seconds:.1f} s of virtual time, trace {digest(outcome.trace)}"
     )

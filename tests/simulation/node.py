@@ -23,6 +23,8 @@ from tests.simulation.timeline import Timeline
 
 MAX_CALLBACKS_AT_ONCE = 100_000
 """Number of callbacks at one instant after which a program counts as a busy loop."""
+MAX_UNWINDING = 100_000
+"""Callbacks after which a cancelled program counts as never ending."""
 
 TIMER_LATENESS_SECONDS = 1e-6
 """Delay of each timer: rounding must not make it early."""
@@ -191,18 +193,32 @@ class Node:
         return self.state == "dead" or (self._main is not None and self._main.done())
 
     def dispose(self) -> None:
-        """Cancel what is left of the program after the run."""
+        """Cancel what is left of the program after the run. Its time advances until it has ended."""
+        tasks = [each for each in asyncio.all_tasks(self.loop) if not each.done()]
         outer_loop = enter(self.loop)
         try:
-            if self._main is not None and not self._main.done():
+            if self._main is not None:
                 self._main.cancel()
-            while self.loop.run_one():
-                pass
-            if self._main is not None and not self._main.cancelled():
-                self._main.exception()
+                self._unwind([self._main])
+            for each in tasks:
+                each.cancel()
+            self._unwind(tasks)
+            for each in tasks:
+                if each.done() and not each.cancelled():
+                    each.exception()
         finally:
             enter(outer_loop)
             self.loop.close()
+
+    def _unwind(self, tasks: list[asyncio.Task[Any]]) -> None:
+        for _ in range(MAX_UNWINDING):
+            if self.loop.run_one():
+                continue
+            when = self.loop.next_timer()
+            if when is None or all(each.done() for each in tasks):
+                return
+            self.timeline.now = max(self.timeline.now, self.true_time(when)) + TIMER_LATENESS_SECONDS
+            self.loop.queue_due_timers()
 
 
 def _innermost(error: BaseException) -> str:

@@ -61,7 +61,6 @@ from tests.simulation.clocks import EPOCH_MS, Clock
 from tests.simulation.node import Node
 from tests.simulation.store import short_name
 from tests.simulation.timeline import Timeline
-from tests.simulation.violations import ViolationRecorder
 
 CLOCK_RATE = 0.98
 """The slowest monotonic clock of a run, compared with true time, is faster than this."""
@@ -143,6 +142,18 @@ class LockHistory:
     """Agents that found it unusable and have sent no request since: they read it again only after `unusable_seconds`."""
     unknown_outcomes: dict[str, int] = field(default_factory=dict)
     """By agent with an unknown outcome: the requests answered since."""
+
+
+class ViolationRecorder:
+    """Records violations. The first one ends the run."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.violations: list[str] = []
+        self._timeline = timeline
+
+    def violated(self, oracle: str, what: str) -> None:
+        self.violations.append(f"{oracle}: {what}")
+        self._timeline.log("ORACLE", self.violations[-1])
 
 
 class Oracles(ViolationRecorder):

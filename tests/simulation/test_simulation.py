@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tests.simulation import oracles
+from tests.simulation.__main__ import SIMULATION
 from tests.simulation.required import SimulationTests
 from tests.simulation.run import run, stream
 from tests.simulation.scenario import draw
-from tests.simulation.simulated import SIMULATION
 from tests.simulation.timeline import format_line
 
 SEEDS = 500

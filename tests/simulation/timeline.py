@@ -21,15 +21,15 @@ class Timeline:
 
     now: float = 0.0
     trace: list[Line] = field(default_factory=list)
-    _planned: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _planned: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _count: int = 0
 
-    def plan(self, at: float, action: Callable[[], None]) -> None:
+    def plan(self, at: float, action: Callable[[], object]) -> None:
         """Schedule an action at a time, or now if that time is past."""
         self._count += 1
         heapq.heappush(self._planned, (max(at, self.now), self._count, action))
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
         """Schedule an action so many seconds from now."""
         self.plan(self.now + seconds, action)
 

@@ -84,9 +84,8 @@ from lakewarden.handlers.table.footprints import MARKER_BYTES
 from lakewarden.handlers.table.memory import TRANSACTION_BYTES
 from tests.simulation.faults import FaultPeriod
 from tests.simulation.node import Node
-from tests.simulation.oracles import CLOCK_RATE
+from tests.simulation.oracles import CLOCK_RATE, ViolationRecorder
 from tests.simulation.timeline import Timeline
-from tests.simulation.violations import ViolationRecorder
 from tests.simulation.whole.broker import Record
 from tests.simulation.whole.decision_oracles import DecisionOracles
 from tests.simulation.whole.histories import Held, Reading

@@ -120,9 +120,7 @@ BUGS.add(
     *_conflicting_if(_not_landed),
 )
 # A published decision is a fact for later owners.
-BUGS.add(
-    "published decisions ignored", "consistent decisions", (replay_module, "decisions_in", lambda *_: ())
-)
+BUGS.skip("published decisions ignored", "consistent decisions", replay_module, "decisions_in", ())
 # An owner whose partition was taken over later restarts its session.
 BUGS.add(
     "take-overs ignored",
@@ -131,27 +129,22 @@ BUGS.add(
     kind="take-overs reordered",
 )
 # A batch in the ledger is skipped.
-BUGS.add("ledger ignored", "committed batch skipped", (admission, "_already_committed", lambda *_: False))
+BUGS.skip("ledger ignored", "committed batch skipped", admission, "_already_committed", result=False)
 # An `ordered` transaction waits for those with earlier turns.
-BUGS.add(
-    "turns ignored", "granted in turn", (grants, "earlier_turns", lambda *_: iter(())), addition="ordered"
-)
+BUGS.skip("turns ignored", "granted in turn", grants, "earlier_turns", iter(()), addition="ordered")
 # A batch that the table contains is not written again.
-BUGS.add("table not queried", "once", (LakeTable, "look_up_batch", lambda *_: None))
+BUGS.skip("table not queried", "once", LakeTable, "look_up_batch")
 # A decision counts only for its own table and writer.
-BUGS.add(
+BUGS.skip(
     "decisions of other tables believed",
     "no commit without grant",
-    (GateProgress, "_concerns", lambda *_: True),
+    GateProgress,
+    "_concerns",
+    result=True,
     addition="strangers",
 )
 # A transaction that is open for longer than `max_transaction_seconds` is aborted.
-BUGS.add(
-    "open without limit",
-    "every batch commits",
-    (table, "abort_overdue", lambda _: None),
-    addition="hung_bodies",
-)
+BUGS.skip("open without limit", "every batch commits", table, "abort_overdue", addition="hung_bodies")
 # A take-over compares the log with the checkpoint.
 BUGS.add(
     "an incomplete log not noticed",
@@ -161,66 +154,66 @@ BUGS.add(
     addition="losses",
 )
 # A take-over compares the ledger's corrections with the log.
-BUGS.add(
+BUGS.skip(
     "offsets of a deleted topic believed",
     "committed batch skipped",
-    (takeover, "find_correction_gap", lambda *_: None),
+    takeover,
+    "find_correction_gap",
     addition="deletion",
 )
 # An event counts only in the partition of its table.
-BUGS.add(
+BUGS.skip(
     "misplaced events accepted",
     "one partition per table",
-    (tables_module, "partition_of", lambda *_: ANY),
+    tables_module,
+    "partition_of",
+    ANY,
     addition="misplaced",
 )
 # A stopped table's open transactions are aborted.
-BUGS.add(
+BUGS.skip(
     "writers of a stopped table not answered",
     "an error stops one table",
-    (StoppedTables, "abort_open", lambda *_, **__: []),
+    StoppedTables,
+    "abort_open",
+    (),
     addition="errors",
 )
 # A request that was published while no agent ran gets its answer.
-BUGS.add(
+BUGS.skip(
     "requests in a replay not answered",
     "requests are answered",
-    (table, "_answer_unknown_requests", lambda _: None),
+    table,
+    "_answer_unknown_requests",
     addition="losses",
 )
 # An operator's request ends a transaction, or the extension of its grant.
-BUGS.add(
-    "operators ignored",
-    "operators are obeyed",
-    (table, "abort_as_requested", lambda _: None),
-    addition="operators",
-)
+BUGS.skip("operators ignored", "operators are obeyed", table, "abort_as_requested", addition="operators")
 # At the agent's memory budget, open transactions are aborted.
-BUGS.add(
-    "budget ignored",
-    "the memory budget holds",
-    (MemoryBudget, "enforce", lambda _: None),
-    addition="memory_mb",
-)
+BUGS.skip("budget ignored", "the memory budget holds", MemoryBudget, "enforce", addition="memory_mb")
 # An intent with a priority above `max_priority` is refused.
-BUGS.add(
+BUGS.skip(
     "any priority accepted",
     "priorities are limited",
-    (admission, "_refuse_priority", lambda *_: None),
+    admission,
+    "_refuse_priority",
     addition="refused_intents",
 )
 # The lock that an intent names is compared with the table's.
-BUGS.add(
+BUGS.skip(
     "another lock accepted",
     "locks stay in place",
-    (admission, "_names_another_lock", lambda *_: False),
+    admission,
+    "_names_another_lock",
+    result=False,
     addition="refused_intents",
 )
 # An agent refuses a partition with a decision that it doesn't know.
-BUGS.add(
+BUGS.skip(
     "newer decisions skipped",
     "newer decisions are refused",
-    (Replay, "_on_newer_decision", lambda *_: None),
+    Replay,
+    "_on_newer_decision",
     addition="rolled_back",
 )
 

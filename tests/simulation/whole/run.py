@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -68,16 +68,7 @@ MANY_MARKERS_CHANCE = 0.4
 """In seeds with a small memory budget: that a transaction touches many places."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountedOutcome(Outcome):
-    """A result with counts."""
-
-    commits: int
-    windows: int
-    """Commits that landed after their grant's end, where nothing can prevent it."""
-
-
-def run(seed: int) -> CountedOutcome:
+def run(seed: int) -> Outcome:
     """Run a seed. The same seed always gives the same run."""
     world = World(seed, scenario_of(seed, partial(stream, seed)))
     with simulated(
@@ -194,7 +185,7 @@ class World:
             partition_of=self._partition_of,
         )
 
-    def run(self) -> CountedOutcome:
+    def run(self) -> Outcome:
         """Run until every batch is in its table, or until a violation."""
         scenario, timeline = self.scenario, self.timeline
         for machine in scenario.agents:
@@ -221,13 +212,15 @@ class World:
                 each.result()
         if not self.oracles.violations:
             self._check_liveness()
-        return CountedOutcome(
+        return Outcome(
             self.seed,
             tuple(self.oracles.violations),
             tuple(timeline.trace),
             timeline.now,
-            sum(len(table.landed) for table in self.tables.values()),
-            self.oracles.windows,
+            {
+                "commits": sum(len(table.landed) for table in self.tables.values()),
+                "commits after their grant without a fence": self.oracles.windows,
+            },
         )
 
     def _plan_additions(self) -> None:

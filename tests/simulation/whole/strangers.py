@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -77,11 +78,7 @@ class Injector:
 
     def _publish(self, partition: int, table: str, value: bytes, delay: float = 0.0) -> None:
         where = TopicPartition(TOPICS.writers, partition)
-
-        def publish() -> None:
-            self._broker.append(where, table.encode(), value)
-
-        self._timeline.after(delay, publish)
+        self._timeline.after(delay, partial(self._broker.append, where, table.encode(), value))
 
 
 class Strangers(Injector):

@@ -11,11 +11,11 @@ import pytest
 from tests.simulation.required import SimulationTests
 from tests.simulation.timeline import format_line
 from tests.simulation.whole import oracles
+from tests.simulation.whole.__main__ import SIMULATION
 from tests.simulation.whole.additions import ADDITIONS, MEMORY_MB, scenario_of
 from tests.simulation.whole.drawing import SHARES, draw
 from tests.simulation.whole.run import run, stream
 from tests.simulation.whole.scenario import Additions
-from tests.simulation.whole.simulated import SIMULATION
 
 SEEDS = 240
 

@@ -166,9 +166,4 @@ class WatchedWriters:
         if isinstance(event, CommitIntent):
             event = event.model_copy(update={"heartbeat_seconds": HEARTBEAT_SECONDS})
         where = TopicPartition(TOPICS.writers, self._partition_of(event.table))
-        value = encode(event)
-
-        def publish() -> None:
-            self._broker.append(where, event.table.encode(), value)
-
-        self._timeline.plan(at, publish)
+        self._timeline.plan(at, partial(self._broker.append, where, event.table.encode(), encode(event)))
