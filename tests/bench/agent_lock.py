@@ -175,9 +175,9 @@ async def _round(party: Party) -> dict[str, float]:
     requested = time.perf_counter()
     party.keeper.acquire(None)
     acquired = await party.acquired()
-    due = party.store.writes[-1][0] + SOON.renew_interval
+    due = party.store.wrote_at + SOON.renew_interval
     renewed, _ = await party.wait_for(lease.Confirmed, "renewed")
-    began = max(due, party.store.writes[-1][0])
+    began = max(due, party.store.wrote_at)
     release_requested = time.perf_counter()
     party.keeper.release()
     released, _ = await party.wait_for(lease.Released)

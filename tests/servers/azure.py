@@ -12,13 +12,11 @@ import base64
 import email.utils
 import hashlib
 import hmac
-import itertools
 import os
 import shutil
 import socket
 import tempfile
 import urllib.request
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +27,7 @@ from tests.servers.program import (
     NoServerError,
     built,
     cache,
+    new_name,
     node_folder,
     npm_command,
     one_at_a_time,
@@ -54,11 +53,10 @@ class AzureServer:
         default_factory=lambda: {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": _KEY}
     )
     """The variables for the standard credential chain, for `monkeypatch.setenv` and child processes."""
-    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     def container(self) -> str:
         """Create a container; returns its name."""
-        name = f"lakewarden-{uuid.uuid4().hex[:12]}-{next(self._numbers)}"
+        name = new_name()
         date = email.utils.formatdate(usegmt=True)
         # The shared-key signature covers the method, eleven headers that are empty here, the x-ms headers, account and
         # path, and the query.

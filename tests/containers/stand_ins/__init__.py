@@ -22,8 +22,8 @@ from lakewarden.agent.embedded.jars import (
     kafka_library,
     maven_context,
 )
-from tests.containers.engine import ROOT, WORK, ContainersError, Report, go, install, last_line, run
-from tests.servers.program import built, cache, one_at_a_time
+from tests.containers.engine import ROOT, WORK, ContainersError, Report, install, last_line, run
+from tests.servers.program import built, cache, go, one_at_a_time
 from tests.servers.s3 import VERSITYGW
 
 LABEL: Final = "lakewarden.stand-in"

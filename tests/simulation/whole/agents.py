@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import structlog
@@ -59,19 +59,20 @@ from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.stopping import NO_STEP, FailedStep
 from lakewarden.handlers.table.transactions import OPEN, Phase
 from tests.all_states import all_states
-from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
-from tests.simulation.whole.broker import Broker, Record
+from tests.simulation.whole.broker import Record
 from tests.simulation.whole.drawing import SETTINGS
-from tests.simulation.whole.errors import PLANNED, Errors
+from tests.simulation.whole.errors import PLANNED
 from tests.simulation.whole.histories import Reading
-from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import current_process
 from tests.simulation.whole.scenario import FORGED, STRANGER, TOPICS
 from tests.simulation.whole.strangers import FORBIDDEN
 from tests.simulation.whole.upgrade import without_unknown
 from tests.unit.handlers.table.world import facts
+
+if TYPE_CHECKING:
+    from tests.simulation.whole.run import World
 
 NOTICE_SECONDS = 3.0
 """Without faults, an owner has read a record after this time."""
@@ -118,24 +119,12 @@ class SimStores:
 
 
 @contextmanager
-def simulated(
-    broker: Broker,
-    oracles: Oracles,
-    after_grant: Callable[[Node], None],
-    errors: Errors,
-    before_resume: Callable[[Node], None],
-) -> Iterator[list[ObservedOwner]]:
-    """Run production code in simulated processes while the context is active. Yields the owners of partitions.
-
-    `after_grant` is called at each grant, `before_resume` before an owner resumes: interesting moments to stop its agent.
-    """
-    owners: list[ObservedOwner] = []
+def simulated(world: World) -> Iterator[None]:
+    """Run production code in simulated processes while the context is active. The world gets the owners of partitions."""
 
     def make_owner(*arguments: Any, **shared: Any) -> ObservedOwner:
-        owner = ObservedOwner(broker, oracles, after_grant, errors, *arguments, **shared)
-        owners.append(owner)
-        owner.all_owners, owner.before_resume = owners, before_resume
-        return owner
+        world.owners.append(ObservedOwner(world, *arguments, **shared))
+        return world.owners[-1]
 
     configured = structlog.get_config() if structlog.is_configured() else None
     with ExitStack() as stack:
@@ -150,14 +139,14 @@ def simulated(
             (session_module, "AIOKafkaConsumer", clients.SimConsumer),
             (agent_module, "Stores", SimStores),
             (session_module, "PartitionOwner", make_owner),
-            (agent_module, "KafkaSession", partial(ObservedSession, broker, oracles)),
+            (agent_module, "KafkaSession", partial(ObservedSession, world)),
             (
                 session_module,
                 "ended_tasks",
                 lambda _: {},
             ),  # The simulated clients have other tasks than aiokafka's.
             (owner_module, "Tables", ObservedTables),
-            *errors.patches(tables_module),
+            *world.errors.patches(tables_module),
         ):
             stack.enter_context(patch.object(where, what, instead))
         # The agent opens a connection only to find out why Kafka doesn't answer.
@@ -168,7 +157,7 @@ def simulated(
             cache_logger_on_first_use=False,
         )
         try:
-            yield owners
+            yield
         finally:
             structlog.reset_defaults()
             if configured is not None:
@@ -213,10 +202,10 @@ class ObservedSession(KafkaSession):
     If other agents have written beyond what an owner knows of the ledger, it can't see that entries before are lost.
     """
 
-    def __init__(self, broker: Broker, oracles: Oracles, *arguments: Any) -> None:
+    def __init__(self, world: World, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._broker = broker
-        self._oracles = oracles
+        self._broker = world.broker
+        self._oracles = world.oracles
 
     async def _restore_ledgers(self, seconds: float) -> float:
         read = [each for each in self._owners.values() if each.phase in ("replaying", "live", "paused")]
@@ -244,12 +233,9 @@ class ObservedSession(KafkaSession):
 class ObservedOwner(PartitionOwner):
     """A partition's owner that reports each decision to the oracles when it is made."""
 
-    def __init__(  # noqa: PLR0917 - those of the world before those of production
+    def __init__(
         self,
-        broker: Broker,
-        oracles: Oracles,
-        after_grant: Callable[[Node], None],
-        errors: Errors,
+        world: World,
         number: int,
         settings: Settings,
         publisher: Publisher,
@@ -272,10 +258,9 @@ class ObservedOwner(PartitionOwner):
         self.partitions = partitions
         self._publisher = publisher
         self.node = current_process().node
-        self.broker = broker
-        self._oracles = oracles
-        self._after_grant = after_grant
-        self._errors = errors
+        self.broker = world.broker
+        self._world = world
+        self._oracles = world.oracles
         self._ended: set[str] = set()
         """Transactions that this owner has ended, in the log or on the way to it."""
         self._granted: set[str] = set()
@@ -289,8 +274,6 @@ class ObservedOwner(PartitionOwner):
         """Offset of the last record of another agent in the ledger that this owner has read."""
         self._replayed_requests: dict[str, bool] = {}
         """By transaction of which it has read a request or an intent in its replay: whether it has read the intent."""
-        self.all_owners: list[ObservedOwner] = []
-        self.before_resume: Callable[[Node], None] = lambda _: None
         self.loaded_at = 0.0
         self._overlooks = False
         """Whether the log has an event that this owner can't read."""
@@ -307,7 +290,7 @@ class ObservedOwner(PartitionOwner):
             self._check_published(decision)
         self._publisher.put(record)
         if b'"commit-granted"' in record.value:
-            self._after_grant(self.node)
+            self._world.after_grant(self.node)
 
     def _consume_event(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
         state = self.tables.states.get(event.table)
@@ -358,7 +341,7 @@ class ObservedOwner(PartitionOwner):
 
     def _check_memory(self) -> None:
         """Check this agent's memory budget, as far as its live owners have read the log."""
-        mine = [each for each in self.all_owners if each.node is self.node and each.phase == "live"]
+        mine = [each for each in self._world.owners if each.node is self.node and each.phase == "live"]
         read = [Reading(each.number, each.position, each._ended | each._granted) for each in mine]
         self._oracles.check_memory(self.node, read, self.settings.memory_bytes)
 
@@ -419,7 +402,7 @@ class ObservedOwner(PartitionOwner):
     def publish_takeover(self) -> None:
         super().publish_takeover()
         if self.phase == "paused":
-            self.before_resume(self.node)
+            self._world.before_resume(self.node)
 
     def resume(self) -> None:
         """Compare first: the state is what it was at the pause, so no chance must hit the moment before the next decision.
@@ -438,7 +421,7 @@ class ObservedOwner(PartitionOwner):
         ) is not None or self._oracles.knowledge.ledger_lacks(self.number)
         if self._overlooks or lacks or self._oracles.knowledge.unsure(self.number):
             return  # the log doesn't have what this owner knows, or has what it doesn't know
-        with self._errors.none():
+        with self._world.errors.none():
             rebuilt, decisions = _replayed(self)
         replayed_states, live_states = all_states(rebuilt), all_states(self)
         live, replayed = _comparable(live_states), _comparable(replayed_states)

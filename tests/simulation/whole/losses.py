@@ -15,15 +15,17 @@ owns the partition may be killed with it, so that a take-over follows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from aiokafka.structs import TopicPartition
 
-from tests.simulation.timeline import Timeline
-from tests.simulation.whole.broker import Broker, Record
+from tests.simulation.whole.broker import Record
 from tests.simulation.whole.scenario import TOPICS, Loss
+
+if TYPE_CHECKING:
+    from tests.simulation.whole.run import World
 
 RETRY_SECONDS = 0.3
 """Delay until a loss is tried again that would concern nothing yet."""
@@ -32,32 +34,10 @@ RETRY_SECONDS = 0.3
 class Losses:
     """Carries out the planned losses, and knows what each partition lacks."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        broker: Broker,
-        planned: Sequence[Loss],
-        *,
-        until: float,
-        partition_of: Callable[[Loss], int],
-        on_loss: Callable[[str, int, int, int], None],
-        on_ledger_loss: Callable[[int, list[Record]], None],
-        kill_owner: Callable[[int, float], None],
-    ) -> None:
-        """`on_loss`: called with topic, partition, and the offsets of the first and the last record that are left.
-
-        `on_ledger_loss`: called instead for the ledger, with the partition and what is left.
-        `kill_owner`: called with a partition and the delay of the restart.
-        """
-        self._timeline = timeline
-        self._broker = broker
-        self._until = until
-        self._partition_of = partition_of
-        self._on_loss = on_loss
-        self._on_ledger_loss = on_ledger_loss
-        self._kill_owner = kill_owner
-        for each in planned:
-            timeline.plan(each.at, partial(self._try, each))
+    def __init__(self, world: World) -> None:
+        self._world, self._timeline, self._broker = world, world.timeline, world.broker
+        for each in world.scenario.additions.losses:
+            self._timeline.plan(each.at, partial(self._try, each))
 
     def lacking(self, number: int) -> str | None:
         """The topic of which a partition lacks something that its checkpoint relies on, or None."""
@@ -96,9 +76,9 @@ class Losses:
         return fields["decisions"], fields["published"]
 
     def _try(self, loss: Loss) -> None:
-        if self._timeline.now >= self._until:
+        if self._timeline.now >= self._world.scenario.fault_free_from:
             return
-        number = self._partition_of(loss)
+        number = self._world.partition_of(self._world.scenario.tables[loss.table].uri)
         topic = {"writers": TOPICS.writers, "decisions": TOPICS.decisions, "ledger": TOPICS.ledger}[
             loss.topic
         ]
@@ -106,7 +86,7 @@ class Losses:
             self._timeline.after(RETRY_SECONDS, partial(self._try, loss))
             return
         if loss.restart is not None:
-            self._kill_owner(number, loss.restart)
+            self._world.kill_owner(number, loss.restart)
 
     def _lose(self, loss: Loss, topic: str, number: int) -> bool:
         """Whether something that a checkpoint relies on is lost."""
@@ -147,10 +127,11 @@ class Losses:
         self._timeline.log(
             "log", f"{loss.topic}-{where.partition} loses its {loss.what}: {beginning} to {end} are left"
         )
+        knowledge = self._world.oracles.knowledge
         if where.topic == TOPICS.ledger:
-            self._on_ledger_loss(where.partition, self._broker.logs[where][beginning:])
+            knowledge.on_ledger_loss(where.partition, self._broker.logs[where][beginning:])
         else:
-            self._on_loss(where.topic, where.partition, beginning, end)
+            knowledge.on_loss(where.topic, where.partition, beginning, end)
 
 
 def _digest(record: Record) -> str:

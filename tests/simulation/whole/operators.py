@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from aiokafka.structs import TopicPartition
@@ -59,10 +58,6 @@ class Corrections(Injector):
     So it changes nothing but that the entry names the correction.
     """
 
-    def __init__(self, *arguments: Any, last_batch: Callable[[str, str], int], **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._last_batch = last_batch
-
     def on_record(self, record: Record) -> None:
         """A record was written to a log."""
         if not self._chance or record.topic != TOPICS.ledger:
@@ -79,7 +74,9 @@ class Corrections(Injector):
 
     def _correct(self, where: TopicPartition, name: str, table: str, writer: str) -> None:
         if where.topic not in self._broker.missing:
-            self._state(where, name, table, writer, batch_id=self._last_batch(table, writer))
+            self._state(
+                where, name, table, writer, batch_id=self._world.oracles.knowledge.last_batch(table, writer)
+            )
 
     def _state(self, where: TopicPartition, name: str, table: str, writer: str, **stated: Any) -> None:
         correction = LedgerCorrected(
@@ -98,12 +95,7 @@ class Corrections(Injector):
 class Editions(Corrections):
     """Lowers what the ledger has by one batch. That gives the writer an edition, and it begins with that batch again."""
 
-    def __init__(self, *arguments: Any, begin_again: Callable[[str, int], bool], **options: Any) -> None:
-        """`begin_again`: stops a writer, and starts it with a batch. It returns False for one that has nothing left to do."""
-        super().__init__(*arguments, **options)
-        self._begin_again = begin_again
-
     def _correct(self, where: TopicPartition, name: str, table: str, writer: str) -> None:
-        last = self._last_batch(table, writer)
-        if last >= 0 and self._begin_again(writer, last):
+        last = self._world.oracles.knowledge.last_batch(table, writer)
+        if last >= 0 and self._world.begin_again(writer, last):
             self._state(where, name, table, writer, batch_id=last - 1 if last else None, edition=name)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any
 
 from aiokafka.structs import TopicPartition
 
@@ -58,11 +57,11 @@ from tests.simulation.whole.scenario import (
     Stop,
     TablePlan,
 )
-from tests.simulation.whole.strangers import Injector, Misplaced, Strangers, UsedIds
+from tests.simulation.whole.strangers import Misplaced, Strangers, UsedIds
 from tests.simulation.whole.table import LakeTable
 from tests.simulation.whole.upgrade import RolledBackUpgrade
 from tests.simulation.whole.watched import WatchedWriters
-from tests.simulation.whole.writers import Driver, Job, WriterTiming
+from tests.simulation.whole.writers import Driver, Job
 
 MANY_MARKERS_CHANCE = 0.4
 """In seeds with a small memory budget: that a transaction touches many places."""
@@ -71,10 +70,7 @@ MANY_MARKERS_CHANCE = 0.4
 def run(seed: int) -> Outcome:
     """Run a seed. The same seed always gives the same run."""
     world = World(seed, scenario_of(seed, partial(stream, seed)))
-    with simulated(
-        world.broker, world.oracles, world.after_grant, world.errors, world.before_resume
-    ) as owners:
-        world.owners = owners
+    with simulated(world):
         try:
             return world.run()
         finally:
@@ -101,7 +97,7 @@ class World:
             for plan in scenario.tables
         }
         self.oracles = Oracles(
-            self.timeline, scenario.settings, self.tables, scenario.additions.refusals, self._partition_of
+            self.timeline, scenario.settings, self.tables, scenario.additions.refusals, self.partition_of
         )
         counts = {each.name: each.partitions for each in TOPICS.settings(scenario.partitions)}
         self.broker = Broker(self.timeline, stream(seed, "broker"), counts, TOPICS.writers)
@@ -109,33 +105,22 @@ class World:
         self.errors = Errors(self.timeline, scenario.additions.errors)
         additions, knowledge = scenario.additions, self.oracles.knowledge
 
-        def injector(kind: type[Injector], name: str, chance: float, **more: Any) -> Injector:
-            random = stream(seed, name)
-            return kind(
-                self.timeline, self.broker, random, chance=chance, until=scenario.fault_free_from, **more
-            )
-
-        locks = {uri: table.lock for uri, table in self.tables.items()}
-        known, again = {"last_batch": knowledge.last_batch}, {"begin_again": self._begin_again}
         self._injectors = [
-            injector(
-                Strangers,
-                "strangers' records",
-                additions.strangers,
-                partition_of=self._partition_of,
-                locks=locks,
-            ),
-            injector(UsedIds, "used ids in records", additions.used_ids),
-            injector(Misplaced, "misplaced records", additions.misplaced),
-            injector(Operators, "operators' requests", additions.operators),
-            injector(Corrections, "operators' corrections", additions.corrections, **known),
-            injector(Editions, "editions", additions.editions, **known, **again),
+            kind(self, stream(seed, name), chance)
+            for kind, name, chance in (
+                (Strangers, "strangers' records", additions.strangers),
+                (UsedIds, "used ids in records", additions.used_ids),
+                (Misplaced, "misplaced records", additions.misplaced),
+                (Operators, "operators' requests", additions.operators),
+                (Corrections, "operators' corrections", additions.corrections),
+                (Editions, "editions", additions.editions),
+            )
         ]
         self._kafka_faults = FaultInjector(scenario.kafka, stream(seed, "kafka"))
         refusals = scenario.additions.refusals
         periods = scenario.store.periods if refusals is None else (*scenario.store.periods, refusals)
         self._store_faults = FaultInjector(replace(scenario.store, periods=periods), stream(seed, "store"))
-        self._table_faults = FaultInjector(scenario.store, stream(seed, "tables"))
+        self.table_faults = FaultInjector(scenario.store, stream(seed, "tables"))
         self._watch = LockWatch(
             self.timeline,
             self._assumed(),
@@ -151,17 +136,8 @@ class World:
         self._hung_bodies = stream(seed, "hanging bodies")
         self._refused_intents = stream(seed, "intents to refuse")
         self._many_markers = stream(seed, "many markers")
-        self._upgrade = RolledBackUpgrade(self.timeline, self.broker, self._restart_agents)
-        self.losses = Losses(
-            self.timeline,
-            self.broker,
-            additions.losses,
-            until=scenario.fault_free_from,
-            partition_of=lambda loss: self._partition_of(scenario.tables[loss.table].uri),
-            on_loss=knowledge.on_loss,
-            on_ledger_loss=knowledge.on_ledger_loss,
-            kill_owner=self._kill_owner,
-        )
+        self._upgrade = RolledBackUpgrade(self)
+        self.losses = Losses(self)
         knowledge.lacking = self.losses.lacking
         knowledge.ledger_lacks = self.losses.ledger_lacks
         knowledge.unsure = self._deleted_since_checkpoint
@@ -174,16 +150,7 @@ class World:
         self._comparisons: list[asyncio.Task[None]] = []
         for table in self.tables.values():
             table.on_landed = self.oracles.on_landed
-        self._watched = WatchedWriters(
-            self.timeline,
-            self.broker,
-            stream(seed, "watched writers"),
-            pause=additions.watched,
-            until=scenario.fault_free_from,
-            tables=self.tables,
-            places={plan.uri: plan.writers[0][1].places for plan in scenario.tables},
-            partition_of=self._partition_of,
-        )
+        self._watched = WatchedWriters(self, stream(seed, "watched writers"))
 
     def run(self) -> Outcome:
         """Run until every batch is in its table, or until a violation."""
@@ -226,7 +193,7 @@ class World:
     def _plan_additions(self) -> None:
         additions, timeline = self.scenario.additions, self.timeline
         if additions.rolled_back is not None:
-            where = self._partition_of(self.scenario.tables[0].uri)
+            where = self.partition_of(self.scenario.tables[0].uri)
             self._upgrade.begin(where, *additions.rolled_back)
         if additions.deletion is not None:
             timeline.plan(additions.deletion.at, partial(self._delete_topics, additions.deletion))
@@ -309,7 +276,7 @@ class World:
             for number in range(self.scenario.partitions):
                 self.oracles.knowledge.on_loss(topic, number, 0, 0)
         if deletion.restart:
-            self._restart_agents()
+            self.restart_agents()
 
     def _deleted_since_checkpoint(self, number: int) -> bool:
         return self._deleted and TopicPartition(TOPICS.writers, number) not in self.broker.group.committed
@@ -318,9 +285,9 @@ class World:
         """Each writer begins again with an earlier batch, in a new driver."""
         self.timeline.log("table", f"the checkpoints of all writers lose {batches} batches")
         for job in self._jobs:
-            self._begin_again(job.writer, max(0, job.next_batch - batches))
+            self.begin_again(job.writer, max(0, job.next_batch - batches))
 
-    def _begin_again(self, writer: str, batch: int) -> bool:
+    def begin_again(self, writer: str, batch: int) -> bool:
         """The writer begins with an earlier batch, in a new driver, unless it is done."""
         job = next(each for each in self._jobs if each.writer == writer)
         if job.done:
@@ -364,7 +331,7 @@ class World:
             self._plan_stop(process.node, machine, stop)
 
     def _start_writers(self, plan: TablePlan) -> None:
-        where = self._partition_of(plan.uri)
+        where = self.partition_of(plan.uri)
         table = self.tables[plan.uri]
         for machine, workload in plan.writers:
             job = Job(f"{machine.name}", table, where, workload)
@@ -376,19 +343,7 @@ class World:
     def _start_driver(self, machine: Machine, job: Job, name: str, *, first: bool) -> None:
         process = self._process(machine, name)
         job.process = name
-        driver = Driver(
-            process,
-            job,
-            self.oracles,
-            self._table_faults,
-            timing=WriterTiming(),
-            before_publish=self._before_publish,
-            after_publish=self._at_publish,
-            draw_hang=self._draw_hang,
-            draw_hung_body=self._draw_hung_body,
-            draw_many_markers=self._draw_many_markers,
-            change_intent=self._change_intent,
-        )
+        driver = Driver(self, process, job)
         process.node.start(driver.run())
         for stop in machine.stops if first else ():
             self._plan_stop(process.node, machine, stop)
@@ -417,7 +372,7 @@ class World:
         self._processes.append(process)
         return process
 
-    def _partition_of(self, table: str) -> int:
+    def partition_of(self, table: str) -> int:
         return partition_of(table, self.scenario.partitions)
 
     def _assumed(self) -> Assumed:
@@ -472,13 +427,13 @@ class World:
         if self._draws_stop(node, chance):
             self._stop(node, self._machine(node), draw(self._stops, self.timeline.now), callbacks)
 
-    def _before_publish(self, node: Node) -> None:
+    def before_publish(self, node: Node) -> None:
         """A driver has checked its lease for the last time, and writes to its table next."""
         chance = self.scenario.suspensions_before_publish
         self._perhaps_stop(chance, draw_suspension_before_publish, 1, node)
-        self._at_publish(node)
+        self.at_publish(node)
 
-    def _at_publish(self, node: Node) -> None:
+    def at_publish(self, node: Node) -> None:
         """A driver writes to its table, or has just written."""
         self._perhaps_stop(self.scenario.stops_at_publish, draw_stop_at_publish, 2, node)
 
@@ -498,7 +453,7 @@ class World:
         """Whether it happens with this chance. After the faults nothing is drawn any more."""
         return self.timeline.now < self.scenario.fault_free_from and random.random() < chance
 
-    def _restart_agents(self) -> None:
+    def restart_agents(self) -> None:
         """An operator kills all agents, and restarts them some seconds later."""
         for process in list(self._processes):
             node = process.node
@@ -507,21 +462,21 @@ class World:
                 restart = partial(self._restart, node, self._machine(node), kill=True)
                 self.timeline.after(RESTART_SECONDS / 2, restart)
 
-    def _kill_owner(self, number: int, restart: float) -> None:
+    def kill_owner(self, number: int, restart: float) -> None:
         """Kill the agents that believe to own a partition."""
         alive = [each for each in self.owners if each.number == number and each.node.state == "running"]
         for node in dict.fromkeys(each.node for each in alive if each.phase != "released"):
             self._stop(node, self._machine(node), Stop(self.timeline.now, None, restart=restart))
 
-    def _draw_hang(self) -> float:
+    def draw_hang(self) -> float:
         """How long the publish of a driver hangs, while its heartbeats continue."""
         return HANG_SECONDS if self._happens(self._hangs, self.scenario.additions.hangs) else 0.0
 
-    def _draw_hung_body(self) -> bool:
+    def draw_hung_body(self) -> bool:
         """Whether the work of a transaction hangs now."""
         return self._happens(self._hung_bodies, self.scenario.additions.hung_bodies)
 
-    def _draw_many_markers(self, operation: Operation) -> tuple[Marker, ...]:
+    def draw_many_markers(self, operation: Operation) -> tuple[Marker, ...]:
         """Draw what a transaction touches beside its own places."""
         if not (self.scenario.additions.memory_mb and self._happens(self._many_markers, MANY_MARKERS_CHANCE)):
             return ()
@@ -530,7 +485,7 @@ class World:
             for number in range(MANY_MARKERS)
         )
 
-    def _change_intent(self, intent: CommitIntent) -> CommitIntent:
+    def change_intent(self, intent: CommitIntent) -> CommitIntent:
         """Return the intent that a writer publishes: its own, or one that agents must refuse."""
         if not self._happens(self._refused_intents, self.scenario.additions.refused_intents):
             return intent

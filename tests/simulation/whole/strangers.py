@@ -22,11 +22,9 @@ Each forged event has an id that begins with `FORGED`, by which the oracles know
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiokafka.structs import TopicPartition
 
@@ -50,9 +48,11 @@ from lakewarden.events import (
     decode,
     encode,
 )
-from tests.simulation.timeline import Timeline
-from tests.simulation.whole.broker import Broker, Record
+from tests.simulation.whole.broker import Record
 from tests.simulation.whole.scenario import AT, FORGED, STRANGER, TOPICS
+
+if TYPE_CHECKING:
+    from tests.simulation.whole.run import World
 
 HUGE = 2**62
 FORBIDDEN = "gs://elsewhere/t"
@@ -62,15 +62,13 @@ FORBIDDEN = "gs://elsewhere/t"
 class Injector:
     """Publishes records to `writers` after some of those that it sees."""
 
-    def __init__(
-        self, timeline: Timeline, broker: Broker, random: Random, *, chance: float, until: float = math.inf
-    ) -> None:
-        """`chance`: for each event that it may follow. `until`: nothing is published later."""
-        self._timeline = timeline
-        self._broker = broker
+    def __init__(self, world: World, random: Random, chance: float) -> None:
+        """`chance`: for each event that it may follow."""
+        self._world, self._timeline, self._broker = world, world.timeline, world.broker
         self._random = random
         self._chance = chance
-        self._until = until
+        self._until = world.scenario.fault_free_from
+        """Most publish nothing later."""
         self._count = 0
 
     def on_record(self, record: Record) -> None:
@@ -84,17 +82,8 @@ class Injector:
 class Strangers(Injector):
     """Publishes forged events about the transactions whose records it sees."""
 
-    def __init__(
-        self,
-        *arguments: Any,
-        partition_of: Callable[[str], int],
-        locks: Mapping[str, str | None],
-        **options: Any,
-    ) -> None:
-        """`locks`: by table of the writers."""
-        super().__init__(*arguments, **options)
-        self._partition_of = partition_of
-        self._locks = locks
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._grants: dict[str, str] = {}
         """By transaction."""
         self._elsewhere: set[str] = set()
@@ -112,7 +101,7 @@ class Strangers(Injector):
         event = decode(kind, record.value)
         if (
             isinstance(event, PartitionTaken | LocksHandedOver | Undecodable)
-            or event.table not in self._locks
+            or event.table not in self._world.tables
         ):
             return
         if isinstance(event, CommitGranted):
@@ -157,7 +146,7 @@ class Strangers(Injector):
             case 4:
                 return [build(CommitCompleted, own, grant=grant, batch_id=HUGE)]
             case 5:
-                lock = self._locks[event.table]
+                lock = self._world.tables[event.table].lock
                 return [build(CommitIntent, own, batch_id=HUGE, lock=lock)]
             case 6:
                 return [build(CommitCompleted, theirs, grant=grant + "0", batch_id=HUGE)]
@@ -176,7 +165,7 @@ class Strangers(Injector):
                 return [build(CommitIntent, self._names_elsewhere(event), heartbeat_seconds=60.0)]
 
     def _names_elsewhere(self, event: WriterEventUnion | DecisionEventUnion) -> dict[str, Any]:
-        table = self._own_table(self._partition_of(event.table))
+        table = self._own_table(self._world.partition_of(event.table))
         return {"table": table, "transaction": event.transaction, "writer": event.writer}
 
     def _build(self, kind: Any, names: dict[str, Any], **fields: Any) -> tuple[str, bytes]:
@@ -187,7 +176,7 @@ class Strangers(Injector):
         number = 0
         while partition not in self._own:
             table = f"s3://lake/{STRANGER}-{number}"
-            self._own.setdefault(self._partition_of(table), table)
+            self._own.setdefault(self._world.partition_of(table), table)
             number += 1
         return self._own[partition]
 

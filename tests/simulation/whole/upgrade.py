@@ -9,16 +9,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from lakewarden.events import PartitionTaken, encode, partition_name
-from tests.simulation.timeline import Timeline
-from tests.simulation.whole.broker import Broker, Record
+from tests.simulation.whole.broker import Record
 from tests.simulation.whole.scenario import AT, TOPICS
+
+if TYPE_CHECKING:
+    from tests.simulation.whole.run import World
 
 NEWER = "newer"
 """The agent, and its term."""
@@ -31,11 +33,9 @@ AnyRecord = TypeVar("AnyRecord", Record, ConsumerRecord)
 class RolledBackUpgrade:
     """The newer agent, and the operator."""
 
-    def __init__(self, timeline: Timeline, broker: Broker, restart_agents: Callable[[], None]) -> None:
-        """`restart_agents`: kills all agents, and starts them again some seconds later."""
-        self._timeline = timeline
-        self._broker = broker
-        self._restart_agents = restart_agents
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._timeline = world.timeline
         self.upgraded = False
         """Whether the agents that start are of the newer version."""
 
@@ -46,18 +46,18 @@ class RolledBackUpgrade:
 
     def _try(self, partition: int) -> None:
         self._timeline.log("log", "a newer agent is tried, and rolled back")
-        self._restart_agents()
+        self._world.restart_agents()
         table = partition_name(partition)
         taken = PartitionTaken(event_id=NEWER, table=table, at=AT, agent=NEWER, term=NEWER)
         unknown = {**json.loads(encode(taken)), "event_id": UNKNOWN, "type": UNKNOWN}
         where = TopicPartition(TOPICS.decisions, partition)
-        self._broker.append(where, table.encode(), encode(taken))
-        self._broker.append(where, table.encode(), json.dumps(unknown).encode())
+        self._world.broker.append(where, table.encode(), encode(taken))
+        self._world.broker.append(where, table.encode(), json.dumps(unknown).encode())
 
     def _upgrade(self) -> None:
         self._timeline.log("log", "all agents are upgraded")
         self.upgraded = True
-        self._restart_agents()
+        self._world.restart_agents()
 
 
 def is_unknown(value: bytes | None) -> bool:

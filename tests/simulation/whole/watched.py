@@ -14,10 +14,10 @@ which is later still.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import TYPE_CHECKING
 
 from aiokafka.structs import TopicPartition
 
@@ -26,10 +26,11 @@ from lakewarden.agent.watching.watcher import reports
 from lakewarden.events import CommitIntent, ConflictRule, Marker, Operation, WriterEventUnion, encode
 from lakewarden.handlers.hudi.watching import Alive, Completed, Ended, Opened, Touched
 from lakewarden.handlers.observations import ObservedCommit
-from tests.simulation.timeline import Timeline
-from tests.simulation.whole.broker import Broker
 from tests.simulation.whole.scenario import AT, TOPICS
 from tests.simulation.whole.table import Commit, LakeTable
+
+if TYPE_CHECKING:
+    from tests.simulation.whole.run import World
 
 HEARTBEAT_SECONDS = 1.5
 """A watched writer is silent for long after three of these. Production has a minute."""
@@ -63,28 +64,17 @@ class _Write:
 class WatchedWriters:
     """One writer for each table, without the gate."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        broker: Broker,
-        random: Random,
-        *,
-        pause: float,
-        until: float,
-        tables: Mapping[str, LakeTable],
-        places: Mapping[str, tuple[tuple[str, str], ...]],
-        partition_of: Callable[[str], int],
-    ) -> None:
-        """`pause`: mean time between the beginnings of two writes of a table; 0: there are none. `until`: none begins later."""
-        self._timeline = timeline
-        self._broker = broker
+    def __init__(self, world: World, random: Random) -> None:
+        scenario = world.scenario
+        self._timeline = world.timeline
+        self._broker = world.broker
+        self._partition_of = world.partition_of
         self._random = random
-        self._pause = pause
-        self._until = until
-        self._places = places
-        self._partition_of = partition_of
+        self._pause = scenario.additions.watched
+        self._until = scenario.fault_free_from
+        self._places = {plan.uri: plan.writers[0][1].places for plan in scenario.tables}
         self._count = 0
-        for table in tables.values() if pause else ():
+        for table in world.tables.values() if self._pause else ():
             self._plan(table)
 
     def _plan(self, table: LakeTable) -> None:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -41,7 +41,6 @@ from lakewarden.events import (
     LocksHandedOver,
     Marker,
     MarkerCreated,
-    Operation,
     PartitionTaken,
     TransactionAbandoned,
     Undecodable,
@@ -53,14 +52,14 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate import progress
 from lakewarden.spark_jobs.gate.progress import GatePhase, GateProgress, GrantLease
-from tests.simulation.faults import FaultInjector
-from tests.simulation.node import Node
 from tests.simulation.whole.clients import SimConsumer, SimProducer
-from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import Process
 from tests.simulation.whole.scenario import TOPICS, Workload
 from tests.simulation.whole.table import Commit, LakeTable
 from tests.simulation.whole.upgrade import is_unknown
+
+if TYPE_CHECKING:
+    from tests.simulation.whole.run import World
 
 T = TypeVar("T")
 
@@ -81,6 +80,24 @@ class AttemptStopped(Exception):
         self.abort = abort
 
 
+@dataclass(frozen=True, slots=True)
+class WriterTiming:
+    """As `event_publisher.Timing`, with the timeouts around it. Seconds."""
+
+    heartbeat: float = 1.5
+    admission_timeout: float = 10.0
+    queue_timeout: float = 60.0
+    grant_timeout: float = 60.0
+    margin: float = 0.4
+    send_timeout: float = 4.0
+    table_timeout: float = 0.8
+    restart_after_failure: float = 2.0
+    max_attempts: int = 5
+
+
+TIMING = WriterTiming()
+
+
 @dataclass(slots=True)
 class Job:
     """What survives a driver."""
@@ -99,10 +116,9 @@ class Job:
 class Channel:
     """As `channel.py`: one producer, and a consumer of one partition of `decisions`."""
 
-    def __init__(self, process: Process, job: Job, send_timeout: float) -> None:
+    def __init__(self, process: Process, job: Job) -> None:
         self._process = process
         self._job = job
-        self._timeout = send_timeout
         self._producer: SimProducer | None = None
         self._handlers: dict[str, Callable[[DecisionEventUnion, int], None]] = {}
         self._term: str | None = None
@@ -152,7 +168,7 @@ class Channel:
     async def acknowledged(self, sent: Awaitable[Any]) -> int:
         """Return the offset once it is acknowledged."""
         problem = "Kafka did not acknowledge in time"
-        with anyio.move_on_after(self._timeout):
+        with anyio.move_on_after(TIMING.send_timeout):
             try:
                 return int((await sent).offset)
             except KafkaError as error:
@@ -218,39 +234,12 @@ class AttemptPlan:
 class Driver:
     """One driver process of a job."""
 
-    def __init__(
-        self,
-        process: Process,
-        job: Job,
-        oracles: Oracles,
-        faults: FaultInjector,
-        *,
-        timing: WriterTiming,
-        before_publish: Callable[[Node], None],
-        after_publish: Callable[[Node], None],
-        draw_hang: Callable[[], float],
-        draw_hung_body: Callable[[], bool],
-        draw_many_markers: Callable[[Operation], tuple[Marker, ...]],
-        change_intent: Callable[[CommitIntent], CommitIntent],
-    ) -> None:
+    def __init__(self, world: World, process: Process, job: Job) -> None:
+        self.world = world
         self.process = process
         self.job = job
-        self.oracles = oracles
-        self.faults = faults
-        """Faults on the way to the table."""
-        self.timing = timing
-        self.before_publish, self.after_publish = before_publish, after_publish
-        """Called before and after a publish: the most interesting moments to stop the driver."""
-        self.draw_hang = draw_hang
-        """How long a publish hangs."""
-        self.draw_hung_body = draw_hung_body
-        self.draw_many_markers = draw_many_markers
-        """What a transaction touches beside its own places."""
-        self.change_intent = change_intent
-        """Returns the intent that is published."""
         self.random = process.random
-        self.fault_free_from = faults.profile.fault_free_from
-        self.channel = Channel(process, job, timing.send_timeout)
+        self.channel = Channel(process, job)
 
     async def run(self) -> None:
         """Run batch after batch, until all are done, or until this driver fails after a newer one took the job over."""
@@ -264,12 +253,12 @@ class Driver:
                 self.process.node.log(f"batch {batch} fails: {error}")
                 if self.job.process != self.process.node.name:
                     return
-                await anyio.sleep(self.timing.restart_after_failure)
+                await anyio.sleep(TIMING.restart_after_failure)
                 continue
             # Spark's own commit log follows a moment later. A driver that dies in between repeats the batch.
             await anyio.sleep(self.draw_seconds(0.02))
             self.job.next_batch = max(self.job.next_batch, batch + 1)
-            if began > self.fault_free_from:
+            if began > self.world.scenario.fault_free_from:
                 self.job.done = True
 
     def draw_seconds(self, mean: float) -> float:
@@ -286,7 +275,7 @@ class Driver:
                 await running.run()
             except AttemptStopped as stopped:
                 self.process.node.log(f"{running.name} stops: {stopped}")
-                if not stopped.retriable or attempt.number >= self.timing.max_attempts:
+                if not stopped.retriable or attempt.number >= TIMING.max_attempts:
                     raise DriverFailed(str(stopped)) from None
                 attempt = await self._next(attempt, running, stopped)
             else:
@@ -298,21 +287,6 @@ class Driver:
         if stopped.abort is None or not stopped.abort.conflicts:
             await anyio.sleep(self.random.uniform(0, min(2.0, 0.1 * 2**last.number)))
         return AttemptPlan(last.number + 1, "queued", tuple(touched))
-
-
-@dataclass(frozen=True, slots=True)
-class WriterTiming:
-    """As `event_publisher.Timing`, with the timeouts around it. Seconds."""
-
-    heartbeat: float = 1.5
-    admission_timeout: float = 10.0
-    queue_timeout: float = 60.0
-    grant_timeout: float = 60.0
-    margin: float = 0.4
-    send_timeout: float = 4.0
-    table_timeout: float = 0.8
-    restart_after_failure: float = 2.0
-    max_attempts: int = 5
 
 
 @dataclass(slots=True)
@@ -337,9 +311,9 @@ class Attempt:
         self._touches = touches
         self._channel = driver.channel
         self._node = driver.process.node
-        self._timing = driver.timing
-        self._oracles = driver.oracles
-        self._progress = GateProgress(self.job.table.uri, self.job.writer, driver.timing.margin)
+        self._world = driver.world
+        self._oracles = driver.world.oracles
+        self._progress = GateProgress(self.job.table.uri, self.job.writer, TIMING.margin)
         self._changed = anyio.Event()
         self._order = anyio.Lock()
         self._intent_offset: int | None = None
@@ -395,12 +369,12 @@ class Attempt:
             conflict_rule=workload.rule,
             scope=self._plan.scope,
             lock=self.job.table.lock,
-            heartbeat_seconds=self._timing.heartbeat,
+            heartbeat_seconds=TIMING.heartbeat,
         )
-        self._intent_offset = await self._channel.send(self.driver.change_intent(intent))
+        self._intent_offset = await self._channel.send(self._world.change_intent(intent))
         self._channel.spawn(self._beat())
         queued = self._plan.admission == "queued"
-        timeout = self._timing.queue_timeout if queued else self._timing.admission_timeout
+        timeout = TIMING.queue_timeout if queued else TIMING.admission_timeout
         await self._until(
             lambda: self._progress.phase is not GatePhase.OPENING or self._progress.abort is not None, timeout
         )
@@ -412,11 +386,11 @@ class Attempt:
 
     async def _beat(self) -> None:
         while True:
-            await anyio.sleep(self._timing.heartbeat)
+            await anyio.sleep(TIMING.heartbeat)
             if self._progress.phase is GatePhase.ENDED:
                 return
             try:
-                with anyio.move_on_after(self._timing.send_timeout):
+                with anyio.move_on_after(TIMING.send_timeout):
                     await self._counted(lambda seq: WriterHeartbeat(**self._common(), seq=seq))
             except DriverFailed:
                 continue
@@ -448,11 +422,11 @@ class Attempt:
             assert self._progress.admitted.turn is not None
             self._number = base, self._progress.admitted.turn
         began = self._node.timeline.now
-        if many := self.driver.draw_many_markers(self.job.workload.operation):
+        if many := self._world.draw_many_markers(self.job.workload.operation):
             await self._touch(many, executors=False)
         for marker in self._touches:
             await self._touch((marker,), executors=self.driver.random.random() < 0.6)
-            if self.driver.draw_hung_body():
+            if self._world.draw_hung_body():
                 self._node.log(f"{self.id} hangs")
                 await self._until(lambda: self._progress.abort is not None, math.inf)
             await anyio.sleep(self.driver.draw_seconds(self.job.workload.compute))
@@ -484,7 +458,7 @@ class Attempt:
 
             seconds = random.expovariate(1 / 5.0) if copy and late else random.expovariate(1 / 0.05)
             timeline.plan(kafka.reachable_from(timeline.now + seconds), publish)
-        with anyio.move_on_after(self._timing.send_timeout) as waiting:
+        with anyio.move_on_after(TIMING.send_timeout) as waiting:
             await ended.wait()
         if waiting.cancelled_caught:
             raise DriverFailed("the tasks could not reach Kafka")
@@ -495,7 +469,7 @@ class Attempt:
         await self._counted(lambda seq: CommitRequested(**self._common(), seq=seq))
         await self._until(
             lambda: self._progress.lease is not None or self._progress.abort is not None,
-            self._timing.grant_timeout,
+            TIMING.grant_timeout,
         )
         if self._progress.lease is None and self._progress.abort is None:
             self._progress.end()
@@ -519,7 +493,7 @@ class Attempt:
         table = self.job.table
         touched, rule = frozenset(self._touched), self.job.workload.rule
         while self._publish.version is None:
-            await anyio.sleep(self.driver.draw_seconds(self.job.workload.publish) + self.driver.draw_hang())
+            await anyio.sleep(self.driver.draw_seconds(self.job.workload.publish) + self._world.draw_hang())
             after: int | None = None
             if table.fenced:
                 after = await self._query_table(table.version)
@@ -550,10 +524,10 @@ class Attempt:
         self._publish.begun = True
         before, self._publish.unanswered = self._publish.unanswered, True
         self._node.log(f"{self.id} publishes after {after}, {commit.deadline - timeline.now:.3f} s left")
-        self.driver.before_publish(self._node)
+        self._world.before_publish(self._node)
         await anyio.lowlevel.checkpoint()  # the window: a driver stopped here writes when it resumes
         answered = await self._request(lambda: (table.publish(commit, after, timeline.now),), writes=True)
-        self.driver.after_publish(self._node)
+        self._world.at_publish(self._node)
         if answered is not None:
             self._publish.unanswered = before
             self._publish.version = answered[0]
@@ -580,7 +554,7 @@ class Attempt:
     async def _request(self, act: Callable[[], tuple[T]], *, writes: bool) -> tuple[T] | None:
         """Send one request to the table's storage. Return None if there was no answer."""
         timeline, node = self._node.timeline, self._node
-        fate = self.driver.faults.fate(node.name, writes=writes, now=timeline.now)
+        fate = self._world.table_faults.fate(node.name, writes=writes, now=timeline.now)
         future: asyncio.Future[tuple[T] | None] = node.loop.create_future()
 
         def arrives(answer: tuple[T] | None) -> None:
@@ -595,7 +569,7 @@ class Attempt:
         if fate.acts is not None:
             timeline.after(fate.acts, acts)
         self.driver.process.kafka.on_request(node)
-        with anyio.move_on_after(self._timing.table_timeout):
+        with anyio.move_on_after(TIMING.table_timeout):
             return await future
         return None
 
