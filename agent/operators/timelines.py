@@ -86,12 +86,10 @@ class Timelines:
         if not events.counts(decision, self._terms.get(record.partition)):
             return
         match decision:
-            case events.Admitted():
-                self._step(record, decision, "admitted", {})
+            case events.Admitted() | events.AlreadyCommitted():
+                self._step(record, decision, decision.type, {})
             case events.CommitGranted():
                 self._step(record, decision, "granted", {})
-            case events.AlreadyCommitted():
-                self._step(record, decision, "already-committed", {})
             case events.Abort(reason=reason, conflicts=conflicts):
                 others = list(dict.fromkeys(each.other_writer for each in conflicts))
                 if reason == "outcome-unknown" and not conflicts:

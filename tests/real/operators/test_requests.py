@@ -22,22 +22,21 @@ async def test_an_operator_ends_a_transaction_and_sees_the_outcome(scene: World)
         hung = scene.writer("shop")
         await hung.begin(batch_id=7)
 
-        done = await scene.run("abort", hung.transaction[:-2], "--reason", "hangs", "--operator", "ann")
+        printed = await scene.answer("abort", hung.transaction[:-2], "--reason", "hangs", "--operator", "ann")
         abort = await hung.wait_for(Abort)
         again = await scene.run("abort", hung.transaction)
-        explained = await scene.run("explain", hung.transaction)
+        explained = await scene.answer("explain", hung.transaction)
 
     assert (abort.reason, abort.retriable) == ("operator", True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (
+    assert printed == (
         f"transaction {hung.transaction} of writer shop, table {scene.table}, active: abort requested\n"
         "aborted (operator): requested by operator 'ann': hangs\n"
     )
-    as_shown(COMMANDS, "lakewarden abort shop-3f0cb31b --reason hangs --operator ann", done.stdout)
+    as_shown(COMMANDS, "lakewarden abort shop-3f0cb31b --reason hangs --operator ann", printed)
     assert again.returncode == 1
     assert f"transaction {hung.transaction} of writer shop, table {scene.table}, has ended" in again.stderr
-    assert "operator ann requests its abort: hangs" in explained.stdout
-    assert "ABORTED (operator)" in explained.stdout
+    assert "operator ann requests its abort: hangs" in explained
+    assert "ABORTED (operator)" in explained
 
 
 async def test_the_grant_of_a_granted_transaction_is_withdrawn_and_the_command_waits_for_its_end(
@@ -79,16 +78,15 @@ async def test_status_shows_a_withdrawn_grant_with_the_reason(scene: World) -> N
         ended = await scene.run("abort", hung.transaction, "--reason", "hangs", "--timeout", "1")
         await hung.wait_for(Abort)
 
-        as_json = await scene.run("status", "--output", "json")
-        as_text = await scene.run("status")
+        as_json = await scene.answer("status", "--output", "json")
+        as_text = await scene.answer("status")
 
-    [view] = json.loads(as_json.stdout)
+    [view] = json.loads(as_json)
     [shown] = view["transactions"]
     assert (shown["phase"], shown["revoked"].partition(":")[0]) == ("granted", "lease-lost")
     assert shown["granted"] is not None
     assert (
-        "the grant of hung is withdrawn, its lease still runs: lease-lost: requested by operator"
-        in as_text.stdout
+        "the grant of hung is withdrawn, its lease still runs: lease-lost: requested by operator" in as_text
     )
     assert ended.returncode == 1
     assert "no outcome within 1 s (--timeout); the request is in the log" in ended.stderr
@@ -112,10 +110,9 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
         await mistaken.complete((await mistaken.obtain_grant()).grant)
         await scene.wait_for(BatchCommitted)
 
-        shown = await scene.run("ledger", "show", "job", "--output", "json")
-        corrected = await scene.run(
-            "ledger", "correct", "--writer", "job:1", "--batch-id", "7", "--reason", "a mistake"
-        )
+        shown = await scene.answer("ledger", "show", "job", "--output", "json")
+        correction = ("--writer", "job:1", "--batch-id", "7", "--reason", "a mistake")
+        corrected = await scene.answer("ledger", "correct", *correction)
         skipped = scene.writer("job:1")
         await skipped.send_intent(batch_id=7)
         answer = await skipped.wait_for(AlreadyCommitted)
@@ -124,32 +121,25 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
         following = scene.writer("job:1")
         await following.send_intent(batch_id=8)
         edition = (await following.wait_for(Admitted)).edition
-        text = await scene.run("ledger", "show", scene.table)
-        (backup := scene.root / "backup.json").write_text(shown.stdout)
+        text = await scene.answer("ledger", "show", scene.table)
+        (backup := scene.root / "backup.json").write_text(shown)
         restore = ("ledger", "restore", str(backup), "--reason", "it was no mistake")
-        restored = await scene.run(*restore)
+        restored = await scene.answer(*restore)
         backup.write_text(backup.read_text().replace(str(10**12), "6"))
         refused = await scene.run(*restore)
         lowered = await scene.run(*restore, "--lower", "--output", "json")
 
-    [line] = json.loads(shown.stdout)
+    [line] = json.loads(shown)
     assert (line["table"], line["writer"], line["batch_id"]) == (scene.table, "job:1", 10**12)
-    assert (corrected.returncode, corrected.stderr) == (0, "")
-    assert corrected.stdout == (
+    assert corrected == (
         f"writer job:1, table {scene.table}: the last committed batch in the ledger was {10**12}, now it is 7\n"
     )
-    as_shown(
-        COMMANDS,
-        "lakewarden ledger correct --writer job:1 --batch-id 7 --reason 'a mistake'",
-        corrected.stdout,
-    )
+    command = "lakewarden ledger correct --writer job:1 --batch-id 7 --reason 'a mistake'"
+    as_shown(COMMANDS, command, corrected)
     assert (answer.batch_id, answer.committed_batch_id) == (7, 7)
     assert answer.committed_transaction.startswith("ledger-corrected-")
-    assert [line.split()[:3] for line in text.stdout.splitlines()[1:]] == [[scene.table, "job:1", "7"]]
-    assert (restored.returncode, restored.stdout.splitlines()[-1]) == (
-        0,
-        f"1 writers are restored from {backup}",
-    )
+    assert [line.split()[:3] for line in text.splitlines()[1:]] == [[scene.table, "job:1", "7"]]
+    assert restored.splitlines()[-1] == f"1 writers are restored from {backup}"
     assert (refused.returncode, lowered.returncode) == (1, 0)
     assert edition is not None, "the batches after 7 are written, whatever the table has"
     assert json.loads(lowered.stdout)[0]["after"]["edition"] == edition, "a backup is no word about the table"
@@ -159,15 +149,11 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
 async def test_a_correction_needs_the_table_if_the_ledger_does_not_name_one(scene: World) -> None:
     """The ledger's key is table and writer."""
     async with scene.agent():
-        done = await scene.run(
-            "ledger", "correct", "--writer", "absent", "--batch-id", "none", "--reason", "test"
-        )
-        with_table = await scene.run(
-            *("ledger", "correct", "--writer", "absent", "--batch-id", "none", "--reason", "test"),
-            *("--table", scene.table, "--output", "json"),
-        )
+        correct = ("ledger", "correct", "--writer", "absent", "--batch-id", "none", "--reason", "test")
+        done = await scene.run(*correct)
+        with_table = await scene.answer(*correct, "--table", scene.table, "--output", "json")
 
     assert done.returncode == 1
     assert "the ledger has no entry of writer absent; check the name" in done.stderr
-    assert json.loads(with_table.stdout)["before"] is None
-    assert json.loads(with_table.stdout)["after"]["batch_id"] is None
+    assert json.loads(with_table)["before"] is None
+    assert json.loads(with_table)["after"]["batch_id"] is None
