@@ -236,7 +236,7 @@ def denied_write(error: KafkaError, topic: str) -> str | None:
     return None
 
 
-def denied_to_command(error: KafkaError) -> str | None:
+def denied_to_command(error: Exception) -> str | None:
     """Which right a reading command lacks, if `error` says so."""
     match error:
         case TopicAuthorizationFailedError(args=(topics, *_)):

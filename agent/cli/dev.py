@@ -18,7 +18,13 @@ import typer
 
 from lakewarden.agent.cli import options
 from lakewarden.agent.cli.output import print_json, print_line, print_lines
-from lakewarden.agent.embedded.kafka import EmbeddedKafka, JarsUnavailable, JdkMissing, KafkaStartError
+from lakewarden.agent.embedded.kafka import (
+    EmbeddedKafka,
+    JarsUnavailable,
+    JdkMissing,
+    KafkaStartError,
+    free_port,
+)
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.serving.foreground import serve_until_signal
@@ -182,9 +188,10 @@ def dev_command(
                 replication=1,
             )
             if "http_listen" not in settings.model_fields_set:
-                # Another agent of this machine may have the default port.
+                # Another agent of this machine may have the default port. The number is printed before the agent listens there.
                 host, port = settings.http_address or (None, 0)
-                settings = settings.model_copy(update={"http_listen": f"{host}:{_free(port)}"})
+                port = _if_free(port) or free_port()
+                settings = settings.model_copy(update={"http_listen": f"{host}:{port}"})
             web_port = web_port or _if_free(ports.get("page"))
             options.run(lambda: _serve(settings, web_port, data, checked.tables, output))
     except (JdkMissing, KafkaStartError, JarsUnavailable) as error:
@@ -251,15 +258,6 @@ def _if_free(port: int | None) -> int:
         except OSError:
             return 0
     return port or 0
-
-
-def _free(port: int) -> int:
-    """The port, or another one if it is in use, so that its number is known before the agent listens there."""
-    if _if_free(port):
-        return port
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _create_folder(folder: Path) -> None:

@@ -71,7 +71,7 @@ async def ledger(settings: KafkaSettings, names: Collection[str] = ()) -> list[L
         return await ledger_lines(log, names)
 
 
-async def ledger_lines(log: Log, names: Collection[str] = ()) -> list[LedgerLine]:
+async def ledger_lines(log: Log, names: Collection[str]) -> list[LedgerLine]:
     """As `ledger`, read through an open connection."""
     lines: dict[tuple[str, str], LedgerLine] = {}
     async with aclosing(entries_in_force(log)) as entries:

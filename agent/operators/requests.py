@@ -36,6 +36,7 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import first_of
 from lakewarden.events.access import stop_client
 from lakewarden.events.base import Integer, Name
+from lakewarden.handlers.explain.outcomes import phase_of
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
@@ -102,23 +103,20 @@ async def abort(
         await _publish(settings, [request], number)
         report(f"{name}, {phase.value}: abort requested")
         topics = settings.topics
-        spans = {
-            each: replay.next_offsets[each]
-            for each in (TopicPartition(topics.writers, number), TopicPartition(topics.decisions, number))
-        }
+        writers, decisions = (TopicPartition(each, number) for each in (topics.writers, topics.decisions))
+        spans = {each: replay.next_offsets[each] for each in (writers, decisions)}
         term = decoded_decisions(Position(0, None), replay.decisions[number]).term
         withdrawn = _withdrawn(replay, transaction.id)
         with anyio.move_on_after(requester.timeout_seconds):
             async with aclosing(log.follow(spans)) as batches:
                 async for batch in batches:
-                    decided = batch.get(TopicPartition(topics.decisions, number), ())
-                    published = decoded_decisions(Position(0, term), decided)
+                    published = decoded_decisions(Position(0, term), batch.get(decisions, ()))
                     term = published.term
                     # Decisions first: a completion counts only after the grant that it names.
                     for decision in published.all():
                         replay.apply(decision)
-                    events = batch.get(TopicPartition(topics.writers, number), ())
-                    replay.replay(number, events, decoded_decisions(Position(0, None), ()))
+                    for record in batch.get(writers, ()):
+                        replay.apply_event(number, record)
                     ended = _outcome(state, transaction.id)
                     if ended is not None:
                         return AbortOutcome(
@@ -247,8 +245,7 @@ async def _nothing_open(log: Log, prefix: str, table: str | None) -> AgentError:
 
 def _outcome(state: TableState, transaction: str) -> tuple[str, str | None, str | None] | None:
     """How a transaction ended, with the reason and detail of its abort; None while it is open."""
-    kept, closed = state.transactions.get(transaction), state.closed.get(transaction)
-    phase = kept.phase if kept is not None else closed.phase if closed is not None else None
+    phase, closed = phase_of(state, transaction), state.closed.get(transaction)
     if phase is Phase.UNKNOWN:
         return "outcome-unknown", "outcome-unknown", "check whether the table contains the batch"
     if phase in LANDED:

@@ -243,8 +243,7 @@ def explained(error: Exception, settings: Settings) -> str:
     """Why the log can't be read, and what to do."""
     if isinstance(error, AgentError):
         return str(error)
-    denied = denied_to_command(error) if isinstance(error, KafkaError) else None
-    return denied or f"Kafka at {settings.bootstrap_servers} doesn't answer: {error!r}"
+    return denied_to_command(error) or f"Kafka at {settings.bootstrap_servers} doesn't answer: {error!r}"
 
 
 def _require_tasks(consumer: AIOKafkaConsumer) -> None:

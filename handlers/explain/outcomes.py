@@ -36,11 +36,8 @@ class _Remembered:
 
 def phase_of(state: TableState, transaction: str) -> Phase | None:
     """The phase of a transaction, open or ended, or None if the state doesn't have it."""
-    kept = state.transactions.get(transaction)
-    if kept is not None:
-        return kept.phase
-    closed = state.closed.get(transaction)
-    return None if closed is None else closed.phase
+    known = state.transactions.get(transaction) or state.closed.get(transaction)
+    return None if known is None else known.phase
 
 
 class Outcomes:

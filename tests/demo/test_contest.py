@@ -45,14 +45,12 @@ def step(at: float, what: str, transaction: str, writer: str, batch: int = 0, **
     return AttemptStep(BEGAN + at, what, "file:///lake/t", writer, transaction, batch, 0, detail)
 
 
-def committed(
-    transaction: str, writer: str, began: float, computed: float, batch: int = 0
-) -> list[AttemptStep]:
+def committed(transaction: str, writer: str, began: float, computed: float) -> list[AttemptStep]:
     """An attempt that is admitted immediately, computes, waits half a second for its grant, and commits."""
     requested = began + computed
     times = {"intent": began, "admitted": began, "requested": requested}
     times |= {"granted": requested + 0.5, "completed": requested + 1.0}
-    return [step(at, what, transaction, writer, batch) for what, at in times.items()]
+    return [step(at, what, transaction, writer) for what, at in times.items()]
 
 
 def lost(transaction: str, began: float, aborted: float, stopped: float) -> list[AttemptStep]:

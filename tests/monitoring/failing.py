@@ -29,7 +29,7 @@ from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.kafka_fixture import administering
 from tests.monitoring.recording import Recording, Selectors
-from tests.processes import AGENT_PROGRAM, AgentProcess, environment
+from tests.processes import AgentProcess, environment
 from tests.real.writers import World, Writer, markers, world
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
@@ -89,7 +89,7 @@ class Failing:
 
     # -- agents and writers ------------------------------------------------------------------------------------------
 
-    async def start_agents(self, count: int, program: str = AGENT_PROGRAM) -> None:
+    async def start_agents(self, count: int, program: str) -> None:
         """Start agents, and name the one that owns the table `a`."""
         started = []
         for number in range(count):
@@ -99,7 +99,7 @@ class Failing:
             started.append((agent, values, port))
             self.agents[f"started-{number}"] = agent
             await agent.ready()
-        await self.commit()
+        await anyio.to_thread.run_sync(self._commit_first)
         owners = [port for _, _, port in started if await self._has_granted(port)]
         started.sort(key=lambda each: each[2] not in owners)
         self.agents.clear()
@@ -134,21 +134,20 @@ class Failing:
             grant_timeout_seconds=self.patience_seconds,
         )
 
-    async def commit(self, writer: str = "first") -> None:
-        """Commit one batch."""
+    def _commit(self, gate: CommitGate, writer: str, number: int) -> None:
+        with gate.transaction(table=self.table, writer=writer, batch_id=number) as txn:
+            txn.touch(writer, "*", "merge")
+            with txn.commit() as grant:
+                grant.version = str(number)
 
-        def write() -> None:
-            with self.gate() as gate, gate.transaction(table=self.table, writer=writer, batch_id=1) as txn:
-                txn.touch(writer, "*", "merge")
-                with txn.commit() as grant:
-                    grant.version = "1"
+    def _commit_first(self) -> None:
+        with self.gate() as gate:
+            self._commit(gate, "first", 1)
 
-        await anyio.to_thread.run_sync(write)
-
-    async def next_commits(self, count: int = 3) -> None:
+    async def next_commits(self) -> None:
         """Wait until the writers have committed again."""
         before = self.commits
-        await until(lambda: self.commits >= before + count)
+        await until(lambda: self.commits >= before + 3)
 
     def _write(self, name: str) -> None:
         """Commit one batch after another. An error is a reason to begin the next one, as it is for a streaming query."""
@@ -157,10 +156,7 @@ class Failing:
             while self._writing.is_set():
                 number += 1
                 try:
-                    with gate.transaction(table=self.table, writer=name, batch_id=number) as txn:
-                        txn.touch(name, "*", "merge")
-                        with txn.commit() as grant:
-                            grant.version = str(number)
+                    self._commit(gate, name, number)
                     self.commits += 1
                 except GateError:
                     pass

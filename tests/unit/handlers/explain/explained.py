@@ -15,15 +15,13 @@ from tests.unit.handlers.table.world import TABLE, World
 SECOND = 1_000
 
 
-def published(
-    w: World, agent: str = "agent-1", term: str = "term-1"
-) -> list[tuple[RecordRef, DecisionRecord]]:
+def published(w: World) -> list[tuple[RecordRef, DecisionRecord]]:
     """What an agent of this world published, each a second after the event that it names."""
     decisions = [each for each in w.log if not isinstance(each, tuple)]
     return [
         (
             RecordRef("decisions", number, decision.cause_offset * SECOND + 500),
-            wire_events.stamped(decision, agent, term),
+            wire_events.stamped(decision, "agent-1", "term-1"),
         )
         for number, decision in enumerate(decisions)
     ]

@@ -110,20 +110,20 @@ def overlapping(overlap: LeaseOverlap) -> tuple[str, str, float, float]:
     return (overlap.earlier.owner, overlap.later.owner, overlap.since - EPOCH_MS, overlap.until - EPOCH_MS)
 
 
-ALONE: dict[str, tuple[str, tuple[float, float] | None]] = {
+ALONE: dict[str, tuple[str, tuple[float, float, str, int, int] | None]] = {
     # An owner's interval.
     "it runs from its confirmation to the request for its release": (
         "x acquired 1000; x renewed 4000; x released 9000 duration_ms=2500",
-        (1_000, 6_500),
+        (1_000, 6_500, "released", 0, 2),
     ),
     # If a release is requested during a renewal, its `duration_ms` counts from the beginning of the renewal.
     "a release that took long undoes no confirmation": (
         "x acquired 1000; x renewed 8000; x released 9000 duration_ms=5000",
-        (1_000, 8_000),
+        (1_000, 8_000, "released", 0, 2),
     ),
     "a crash ends it with the lease of the last confirmation less the drift": (
         "x acquired 0; x renewed 3000",
-        (0, 3_000 + VALIDITY - DRIFT),
+        (0, 3_000 + VALIDITY - DRIFT, "lease", 0, 1),
     ),
     # An agent is stopped (SIGSTOP) for longer than its lease. It publishes its loss long after another one acquired the lock.
     "what a suspended holder publishes after its lease extends nothing": (
@@ -133,7 +133,7 @@ ALONE: dict[str, tuple[str, tuple[float, float] | None]] = {
     # A renewal was confirmed too late: the object named the same owner all the time, and the agent relies on it again.
     "after a loss the same owner can begin another hold": (
         "x acquired 0; x lost 10000; x acquired 12000; x released 13000; y acquired 10100; y released 11900",
-        (0, 10_000),
+        (0, 10_000, "lost", 0, 1),
     ),
     "a renewal after the end of the lease does not cover the gap": (
         "x acquired 0; x renewed 60000; y acquired 30500; y released 39000",
@@ -151,11 +151,11 @@ ALONE: dict[str, tuple[str, tuple[float, float] | None]] = {
     # An agent restarts while a grant runs: the lease of the former owner continues under the name of the new one.
     "an adopter's begins at the end of the adopted lease": (
         "x acquired 0; y acquired 5000 adopted=x valid_until=40000; y released 35000",
-        (0, VALIDITY - DRIFT),
+        (0, VALIDITY - DRIFT, "lease", 0, 0),
     ),
     "an adopter's begins at the former owner's loss if that comes first": (
         "x acquired 0; y acquired 5000 adopted=x; x lost 8000 holder=y; y released 34000",
-        (8_000, 34_000),
+        (8_000, 34_000, "released", 1, 3),
     ),
     # Its former owner relied on nothing any more, so a third owner overlaps with no one.
     "a lock that was handed over may be acquired again before the former lease ends": (
@@ -175,7 +175,7 @@ ALONE: dict[str, tuple[str, tuple[float, float] | None]] = {
         None,
     ),
 }
-"""Histories in which no two owners overlap, and the longest interval where the rule is about it."""
+"""Histories in which no two owners overlap. Where the rule is about the longest interval: that, its end, and its events."""
 
 
 @pytest.mark.parametrize("rule", ALONE)
@@ -185,25 +185,9 @@ def test_an_owners_interval(rule: str) -> None:
 
     assert (lock.violations, lock.within_drift) == (0, 0)
     if longest is not None:
-        assert lock.longest is not None
-        assert span(lock.longest) == longest
-
-
-@pytest.mark.parametrize(
-    ("text", "ended_by", "first", "last"),
-    [
-        ("x acquired 1000; x renewed 4000; x released 9000 duration_ms=2500", "released", 0, 2),
-        ("x acquired 0; x renewed 3000", "lease", 0, 1),
-    ],
-)
-def test_an_interval_says_what_ended_it_and_names_its_events(
-    text: str, ended_by: str, first: int, last: int
-) -> None:
-    longest = checked(*history(text)).longest
-
-    assert longest is not None
-    assert longest.ended_by == ended_by
-    assert (longest.first, longest.last) == (AuditPosition(0, first), AuditPosition(0, last))
+        found = lock.longest
+        assert found is not None
+        assert (*span(found), found.ended_by, found.first.offset, found.last.offset) == longest
 
 
 TOGETHER: dict[str, tuple[str, list[tuple[str, str, float, float]]]] = {
