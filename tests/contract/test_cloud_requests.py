@@ -317,13 +317,6 @@ async def test_a_write_that_does_not_change_the_version_is_unknown(cloud: Cloud)
         assert isinstance(await store.write(cloud.uri, b"body", IfMatch(cloud.before)), Unknown)
 
 
-async def test_a_read_returns_body_and_version(cloud: Cloud) -> None:
-    async with faulty_server([cloud.done(body=b"body")]) as server, cloud.store(server) as store:
-        assert await store.read(cloud.uri) == Found(b"body", cloud.after)
-
-    assert len(server.received) == 1
-
-
 async def test_an_object_beyond_the_size_limit_is_refused_without_reading_it(cloud: Cloud) -> None:
     """The server announces more than the limit and never sends the rest; a client that reads it runs into the timeout."""
     reply = cloud.done(body=b"x" * (MAX_OBJECT_BYTES + 1), fault="hang")

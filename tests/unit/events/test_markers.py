@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from hypothesis import given, strategies as st
 
 from lakewarden.events import MAX_EVENT_BYTES, Marker, MarkerCreated, encode, event_chunks
-
-AT = datetime(2026, 3, 1, tzinfo=UTC)
+from tests.unit.events.building import made
 
 
 @given(
@@ -19,7 +16,4 @@ def test_markers_are_split_into_records_that_fit(pairs: list[tuple[str, str]]) -
 
     assert [marker for chunk in chunks for marker in chunk] == list(dict.fromkeys(markers))
     for chunk in chunks:
-        event = MarkerCreated(
-            event_id="e", table="file:///t/t", transaction="t", writer="w", at=AT, markers=chunk
-        )
-        assert len(encode(event)) < MAX_EVENT_BYTES
+        assert len(encode(made(MarkerCreated, markers=chunk))) < MAX_EVENT_BYTES

@@ -64,27 +64,23 @@ def test_an_update_of_a_merge_on_read_table_is_an_append() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "plan"),
-    [("mor-v9", "20261122140253806.compaction.requested"), ("mor-v6", "20261122140752514.compaction.requested")],
-)  # fmt: skip
-def test_a_compaction_plan_names_the_file_groups_that_it_is_going_to_rewrite(table: str, plan: str) -> None:
+    ("table", "plan", "kind", "operation"),
+    [
+        ("mor-v9", "20261122140253806.compaction.requested", "COMPACT", "merge"),
+        ("mor-v6", "20261122140752514.compaction.requested", "COMPACT", "merge"),
+        # In layout 1 it is a `replacecommit` like that of an insert_overwrite; only the plan distinguishes them.
+        ("cow-v6", "20261122140741473.replacecommit.requested", "CLUSTER", "delete"),
+    ],
+)
+def test_a_plan_names_the_file_groups_that_it_is_going_to_rewrite_or_replace(
+    table: str, plan: str, kind: str, operation: str
+) -> None:
     metadata = read_metadata(recorded(table, plan))
 
-    assert metadata.operation == "COMPACT"
+    assert metadata.operation == kind
     assert sorted((each.partition, each.operation) for each in metadata.touched) == [
-        ("p=d0", "merge"),
-        ("p=d1", "merge"),
-    ]
-
-
-def test_a_clustering_plan_names_the_file_groups_that_it_is_going_to_replace() -> None:
-    """In layout 1 it is a `replacecommit` like that of an insert_overwrite; only the plan distinguishes them."""
-    metadata = read_metadata(recorded("cow-v6", "20261122140741473.replacecommit.requested"))
-
-    assert metadata.operation == "CLUSTER"
-    assert sorted((each.partition, each.operation) for each in metadata.touched) == [
-        ("p=d0", "delete"),
-        ("p=d1", "delete"),
+        ("p=d0", operation),
+        ("p=d1", operation),
     ]
 
 

@@ -26,10 +26,6 @@ an unknown acquisition that did not take effect is sent again
     acquire; reads absent; writes unknown; reads absent → put if-absent
     writes won v1 → Confirmed
 
-a write in doubt is read back
-    # 409: another conditional request was in progress. The object shows which one won.
-    acquire; reads absent; writes unknown → Get, no LockDenied
-
 a write that lost to our own first attempt is ours
     # The client library sent the request twice: the first attempt took effect, the second got the 412.
     acquire; reads absent; writes lost; reads ours v1; writes won v2 → Confirmed

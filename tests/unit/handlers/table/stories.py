@@ -12,7 +12,6 @@ merge), fields (`writer=w`), an admission or a conflict rule, a number. Other st
 | --- | --- |
 | `restart`, `crash`, `outage` | an agent has replayed the log; one without the last step's decisions; one without any |
 | `restart s3://…` | the same, by an agent that knows that the table's lock is there |
-| `known A w 4 v7` | the ledger has this batch of writer w, committed by A as version v7 |
 | `wait 5` | a pause |
 | `lag`, `catch_up` | from one to the other, the agent has unread records |
 | `deliver_again 1`, `deliver_all_again` | the event at this offset is read again; all are, and none has an effect |
@@ -57,7 +56,6 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table import effects
 from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock, Warn
-from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.world import VERDICTS, World, batch_entry, facts, m, world
 from tests.unit.stories import Language, Story, fits, value
@@ -128,11 +126,6 @@ def _holds(w: World, expected: str) -> bool:
     return w.phase(what) is Phase(rest.removeprefix("is "))
 
 
-def _known(w: World, transaction: str, writer: str, batch: int, version: str | None = None) -> World:
-    w.state.ledger[writer] = CommittedBatch(batch, transaction, version)
-    return w
-
-
 def _note(w: World) -> World:
     w.noted = facts(w.state)
     return w
@@ -189,7 +182,6 @@ LANGUAGE = Language(
         "outage": lambda w: w.read_the_events().replayed(),
         "replay_last": lambda w, count: w.rebuilt(w.log[-count:]).replayed(),
         "swap_last_two": lambda w: w.rebuilt(w.log[:-3:-1]).replayed(),
-        "known": _known,
         "restart_incomplete": lambda w, why="records are missing": _incomplete(w.rebuilt(), why),
         "restart_without_decisions": lambda w, why="records are missing": _incomplete(
             w.read_the_events(), why

@@ -68,10 +68,6 @@ a newcomer that overlaps an older queued transaction loses
     # Otherwise optimistic writers would overtake a waiting retry forever.
     intent A; touch A p/f; intent B p/f p/g queued; intent C; touch C p/g → aborted C conflict
 
-a queued transaction does not abort an earlier one
-    # A larger priority gives it a better place in the queue, but doesn't stop transactions that compute.
-    intent A priority=-1; touch A p/f; intent B p/f queued priority=9 → nothing, A is active
-
 a commit during the wait does not conflict
     # The transaction reads its base when it is admitted, which is the purpose of the wait.
     intent A; touch A p/f; intent B p/f queued; lock; commits A; touch B p/f → no abort
@@ -259,10 +255,6 @@ repeated markers do not count towards max_markers
     # Speculative tasks publish them again.
     world max_markers=3
     intent A; touch A p/1 p/2 p/3:append; touch A p/1 p/2 p/3:append → no abort
-
-the first intent of a table requests its lock
-    # With `while-active` the agent acquires the lock early, so that no grant waits for the store.
-    intent A → AcquireLock adopt=None
 
 an intent that names another lock is refused and changes nothing else
     # Neither the place of the lock, nor the writer's own older transaction, nor a later intent.

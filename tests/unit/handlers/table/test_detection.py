@@ -149,12 +149,6 @@ an abandonment of an unknown transaction needs no answer
     # The writer committed nothing and waits for nothing.
     abandon X → nothing
 
-late markers of an aborted transaction are ignored
-    # Its executors were still running when it was aborted.
-    intent A; touch A p/f; intent B; touch B p/f → aborted B conflict
-    touch B p/g → nothing
-    intent C; touch C p/g → no abort
-
 an unknown transaction is aborted once across a restart
     # The abort is in the log.
     beat X; restart; beat X → nothing

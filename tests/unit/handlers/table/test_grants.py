@@ -226,28 +226,17 @@ a commit missing in the ledger is recorded after the replay
     # The agent died between reading the completion and publishing the ledger's record.
     intent A batch_id=4; lock; commits A version=s-1; restart → recorded A w-A 4 s-1
 
-a completion without a grant is reported and changes nothing
-    # A writer violates the protocol, or another client uses its names.
-    intent A batch_id=4; touch A p/f; intent B; note; complete A → warned commit-without-grant of A, unchanged
-    touch B p/f → aborted B conflict
-
-a publish that hangs does not own the table
+a publish that hangs does not own the table and may still be reported
     # Heartbeats come from a thread of their own, so they continue while the publish hangs on a socket without timeout. The lapse
     # is in the log, and a replay needs no clock.
     world max_grant=30.0
-    intent A; intent B; lock; request A; request B; tick 10; lock; beat B; beat A → GrantRenewed transaction=A
+    intent A batch_id=4; intent B; lock; request A; request B; tick 10; lock; beat B; beat A → GrantRenewed transaction=A
     tick 10; lock; beat B; beat A; tick 9.9; lock; beat B; beat A → GrantRenewed transaction=A
     tick 5; lock; beat B; beat A → no renewal
     tick 10; lock; beat B; beat A → no renewal
     tick 4.8 → no abort
     tick 0.5 → Abort transaction=A reason=outcome-unknown retriable=True detail~"not extended beyond 30 s, the limit of max_grant"
     → granted B, a replay agrees
-
-a grant that ends for its age may still be reported
-    # The publish came through after all: the same as after any lapse.
-    world max_grant=30.0
-    intent A batch_id=4; lock; request A; tick 15; lock; beat A; tick 15; lock; beat A
-    tick 5.1 → aborted A outcome-unknown
     complete A → recorded A w-A 4, A is committed
 """
 

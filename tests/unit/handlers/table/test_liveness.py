@@ -12,11 +12,6 @@ queued and waiting transactions need heartbeats too
     intent A; touch A p/f; request A; intent B p/f queued
     tick 15.1 → aborted A writer-lost and B writer-lost
 
-a granted transaction is judged by its lease alone
-    # Its writer may publish many files. An abort would only make the outcome unknown earlier.
-    intent A; lock; request A; tick 16 → no abort, A is granted
-    tick 5 → aborted A outcome-unknown
-
 silence ends when the agent requested the end of the log
     # Kafka or the agent was slow: a heartbeat may be in the log behind the end that the agent knows.
     intent A; tick 17 request_age=2.5 → no abort

@@ -92,10 +92,6 @@ the checkpoint does not hold the intent of a lapsed transaction for ever
 an abandonment after a lapse lets the checkpoint go
     intent gone; lock; request gone; tick 21; intent B; request B; abandon gone → needs 2
 
-a batch in the ledger is skipped after the log is deleted
-    # The log was deleted after seven days, and a writer replays its last batch.
-    known old w-A 7; intent A batch_id=7 → AlreadyCommitted committed_transaction=old
-
 a replay starts at the oldest intent that is needed
     # The committed offset covers the open transactions and what they may still conflict with.
     intent x; abandon x; intent A; lock; touch A p/f → needs 2, busy

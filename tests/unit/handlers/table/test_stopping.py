@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 
 from lakewarden.events import Abort, CommitGranted, CommitIntent
@@ -16,13 +14,12 @@ from lakewarden.handlers.table.stopping import (
     answered_before,
     failed_step,
 )
+from tests.unit.events.building import made
 from tests.unit.handlers.table.world import TABLE, World, decided, m, world
 
 
 def intent(transaction: str) -> CommitIntent:
-    return CommitIntent(
-        event_id="e", table=TABLE, transaction=transaction, writer=f"w-{transaction}", at=datetime.now(UTC)
-    )
+    return made(CommitIntent, table=TABLE, transaction=transaction, writer=f"w-{transaction}")
 
 
 def abort(transaction: str) -> Abort:
