@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
 from aiokafka.admin import NewPartitions
 
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.operators.ledger import ledger, ledger_at_rest
 from lakewarden.events import Abort, AlreadyCommitted, BatchCommitted, CommitGranted, ConflictsLost, encode
 from lakewarden.events.access import partition_of
-from tests.kafka_fixture import KafkaServer, administering
+from tests.kafka_fixture import administering
 from tests.real.writers import World, world
 from tests.unit.events.building import made
-
-pytestmark = [pytest.mark.real]
 
 FEW, MANY = 3, 12
 TABLES = 5
 
-
-@pytest_asyncio.fixture
-async def old(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=FEW) as made:
-        yield made
+pytestmark = [pytest.mark.real, pytest.mark.world(partitions=FEW)]
 
 
 async def refusals(scene: World) -> list[str]:
@@ -62,52 +52,52 @@ async def commit_everywhere(scene: World) -> None:
     await scene.settle(tables(scene)[0])
 
 
-async def test_an_agent_of_the_new_prefix_knows_what_is_committed(old: World) -> None:
+async def test_an_agent_of_the_new_prefix_knows_what_is_committed(scene: World) -> None:
     """The operator's steps of docs/kafka.md."""
-    async with old.agent():
-        await commit_everywhere(old)
+    async with scene.agent():
+        await commit_everywhere(scene)
 
-    shown = await old.run("ledger", "show", "--at-rest", "--output", "json", replication=1)
+    shown = await scene.run("ledger", "show", "--at-rest", "--output", "json", replication=1)
 
     assert (shown.returncode, shown.stderr) == (0, "")
-    backup = old.root / "ledger.json"
+    backup = scene.root / "ledger.json"
     backup.write_text(shown.stdout)
-    async with world(old.bootstrap_servers, f"{old.prefix}-new", old.root, partitions=MANY) as new:
+    async with world(scene.bootstrap_servers, f"{scene.prefix}-new", scene.root, partitions=MANY) as new:
         async with new.agent():
             restored = await new.run(
                 "ledger", "restore", str(backup), "--reason", "more partitions", replication=1
             )
             assert (restored.returncode, restored.stderr) == (0, "")
-            for number, table in enumerate(tables(old)):
+            for number, table in enumerate(tables(scene)):
                 repeated = new.writer("w", table)
                 await repeated.send_intent(batch_id=40 + number)
                 assert (await repeated.wait_for(AlreadyCommitted)).committed_batch_id == 40 + number
-            await commit(new, tables(old)[0], 41)
+            await commit(new, tables(scene)[0], 41)
             await new.wait_for(BatchCommitted, lambda batch: batch.batch_id == 41)
         assert {each.partition for each in new.received if isinstance(each.event, AlreadyCommitted)} == {
-            partition_of(table, MANY) for table in tables(old)
+            partition_of(table, MANY) for table in tables(scene)
         }
 
 
-async def test_while_anything_is_open_the_ledger_is_not_printed(old: World) -> None:
+async def test_while_anything_is_open_the_ledger_is_not_printed(scene: World) -> None:
     """An agent serves; then it is gone, and a transaction is open; then a writer was still running when the agent stopped."""
-    async with old.agent():
-        hung = old.writer("hung")
+    async with scene.agent():
+        hung = scene.writer("hung")
         await hung.begin(batch_id=7)
-        served = await refusals(old)
-    left = await refusals(old)
-    async with old.agent():
+        served = await refusals(scene)
+    left = await refusals(scene)
+    async with scene.agent():
         await hung.abandon()
-        await old.settle()
-    assert await ledger_at_rest(old.settings()) == (await ledger(old.settings()), 0)
-    await old.writer("late").heartbeat()
-    late = await refusals(old)
+        await scene.settle()
+    assert await ledger_at_rest(scene.settings()) == (await ledger(scene.settings()), 0)
+    await scene.writer("late").heartbeat()
+    late = await refusals(scene)
 
-    assert served[0].startswith(f"agents serve prefix {old.prefix} (lakewarden-agent at ")
-    still_open = f"transaction {hung.transaction} of writer hung, table {old.table}, active"
+    assert served[0].startswith(f"agents serve prefix {scene.prefix} (lakewarden-agent at ")
+    still_open = f"transaction {hung.transaction} of writer hung, table {scene.table}, active"
     assert any(still_open in each for each in served)
     assert still_open in left[0]
-    assert late[0].partition(" (")[0] == f"no checkpoint covers the last events of {old.prefix}.writers"
+    assert late[0].partition(" (")[0] == f"no checkpoint covers the last events of {scene.prefix}.writers"
 
 
 async def _add_partitions(scene: World, *topics: str) -> None:
@@ -122,21 +112,23 @@ async def _publish_grant(scene: World, table: str) -> None:
     await scene.producer.send_and_wait(f"{scene.prefix}.decisions", encode(grant), key=table.encode())
 
 
-async def test_events_since_partitions_were_added_are_left_behind_unless_one_was_granted(old: World) -> None:
+async def test_events_since_partitions_were_added_are_left_behind_unless_one_was_granted(
+    scene: World,
+) -> None:
     """An operator changed the topics. Agents refuse them from then on, so nothing that follows is ever decided."""
-    async with old.agent():
-        await commit(old, old.table, 40)
-        await old.wait_for(BatchCommitted)
-        await old.settle()
-    await _add_partitions(old, "writers")
+    async with scene.agent():
+        await commit(scene, scene.table, 40)
+        await scene.wait_for(BatchCommitted)
+        await scene.settle()
+    await _add_partitions(scene, "writers")
     with pytest.raises(SettingsError, match="add partitions to the smaller ones"):
-        await ledger_at_rest(old.settings())
-    await _add_partitions(old, "decisions", "ledger")
-    await old.writer("late", tables(old)[1]).send_intent(batch_id=1)
-    lines, left_behind = await ledger_at_rest(old.settings())
-    await _publish_grant(old, tables(old)[2])
-    [refusal, *_] = await refusals(old)
+        await ledger_at_rest(scene.settings())
+    await _add_partitions(scene, "decisions", "ledger")
+    await scene.writer("late", tables(scene)[1]).send_intent(batch_id=1)
+    lines, left_behind = await ledger_at_rest(scene.settings())
+    await _publish_grant(scene, tables(scene)[2])
+    [refusal, *_] = await refusals(scene)
 
     assert ([each.batch_id for each in lines], left_behind) == ([40], 1)
-    assert f"partitions were added to the topics of prefix {old.prefix} ({FEW}, now {MANY})" in refusal
-    assert f"transaction unsettled of writer w, table {tables(old)[2]}, granted" in refusal
+    assert f"partitions were added to the topics of prefix {scene.prefix} ({FEW}, now {MANY})" in refusal
+    assert f"transaction unsettled of writer w, table {tables(scene)[2]}, granted" in refusal

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
-from lakewarden.events import AlreadyCommitted, CommitGranted
+from lakewarden.events import AlreadyCommitted
 from tests.kafka_fixture import TAKES_KAFKA_AWAY
 from tests.real.writers import World, world
 
@@ -22,9 +22,9 @@ async def test_kafka_is_lost(tmp_path: Path, topic_prefix: str) -> None:
     root.mkdir()
     with EmbeddedKafka(tmp_path / "kafka") as first:
         async with world(first.bootstrap_servers, topic_prefix, root) as scene, scene.agent():
-            await commit(scene, "orders", 7)
+            await commit(scene, 7)
             backup.write_text(await scene.answer(*SHOW))
-            await commit(scene, "orders", 8)
+            await commit(scene, 8)
     shutil.rmtree(tmp_path / "kafka")
 
     with EmbeddedKafka(tmp_path / "another-kafka") as second:
@@ -43,18 +43,18 @@ async def test_kafka_is_lost(tmp_path: Path, topic_prefix: str) -> None:
             await late.send_intent(batch_id=8)
             await late.wait_for(AlreadyCommitted)
 
-            await commit(scene, "orders", 9)
+            await commit(scene, 9)
 
 
 async def test_a_bucket_is_restored_from_yesterday(scene: World, tmp_path: Path) -> None:
     """Yesterday the table had batch 1. Today's batches 2 and 3 are lost with the restore, and the ledger has them."""
     yesterday, backup = tmp_path / "yesterday", tmp_path / "ledger.json"
     async with scene.agent():
-        await commit(scene, "orders", 1)
+        await commit(scene, 1)
         backup.write_text(await scene.answer(*SHOW))
         shutil.copytree(scene.locks, yesterday)
-        await commit(scene, "orders", 2)
-        await commit(scene, "orders", 3)
+        await commit(scene, 2)
+        await commit(scene, 3)
     shutil.rmtree(scene.locks)
     shutil.copytree(yesterday, scene.locks)
 
@@ -68,7 +68,7 @@ async def test_a_bucket_is_restored_from_yesterday(scene: World, tmp_path: Path)
         assert "batch 3 instead of 1; their batches would be written again" in refused.stderr
         await restore(scene, backup, "bucket restored from yesterday", "--lower")
         for batch_id in (2, 3):
-            await commit(scene, "orders", batch_id)
+            await commit(scene, batch_id)
 
         shown = json.loads(await scene.answer(*SHOW))
         assert [(each["writer"], each["batch_id"]) for each in shown] == [("orders", 3)]
@@ -78,15 +78,14 @@ SHOW = ("ledger", "show", "--output", "json")
 RESTORE = ("ledger", "restore")
 
 
-async def commit(scene: World, name: str, batch_id: int) -> CommitGranted:
+async def commit(scene: World, batch_id: int) -> None:
     """Commit a batch, and wait until it is in the ledger."""
-    writer = scene.writer(name)
+    writer = scene.writer("orders")
     await writer.begin(batch_id=batch_id)
     await writer.touch(f"f{batch_id}")
-    grant = await writer.obtain_grant()
+    await writer.obtain_grant()
     await writer.complete()
     await scene.settle()
-    return grant
 
 
 async def restore(scene: World, backup: Path, reason: str, *more: str) -> None:

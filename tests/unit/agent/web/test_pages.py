@@ -14,9 +14,8 @@ from lakewarden.agent.web.follower import Changes, Follower
 from lakewarden.agent.web.pages import Pages, seconds_clock
 from lakewarden.agent.web.views import Sources, View
 from lakewarden.handlers.setup import Member
-from tests.unit.agent.web.test_server import State, history, table
+from tests.unit.agent.web.test_server import AT, State, history, table
 
-AT = "2026-11-22T17:00:00.000+00:00"
 REFUSED = LockHolder(
     held=False, lock="l", agent="a", owner="o", valid_until=AT, last_step="lock-refused", detail="why"
 )

@@ -34,6 +34,7 @@ from lakewarden.handlers.setup import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
 
+AT = "2026-11-22T17:00:00.000+00:00"
 HOSTILE = """"><script>alert('1')</script><img src=x onerror=alert(2)>{{ 7777*7777 }}\u202e"""
 LIVE = ("/", "/locks", "/waits", "/writer", "/table?uri=s3://lake/t", "/losses", "/refused")
 
@@ -54,20 +55,19 @@ class State:
 
 def table(uri: str = "s3://lake/t", name: str = "w", *, waiting: bool = True) -> TableView:
     """A table with a granted transaction, and maybe one that waits for it."""
-    at = "2026-11-22T17:00:00.000+00:00"
     lock = LockHolder(
         held=True,
         lock="s3://lake/lock",
         agent=f"agent-{name}",
         owner="owner",
-        valid_until=at,
+        valid_until=AT,
         last_step="lock-renewed",
         detail=None,
     )
-    granted = TransactionView(f"A{name}", name, 7, "granted", at, None, 1, 2, at, f"why {name}")
+    granted = TransactionView(f"A{name}", name, 7, "granted", AT, None, 1, 2, AT, f"why {name}")
     blocker = BlockerView(f"A{name}", name, "granted", f"part={name}")
     waits = TransactionView(
-        f"B{name}", f"x{name}", None, "waiting", at, f"the grant of {name}", 1, 2, None, None, at, (blocker,)
+        f"B{name}", f"x{name}", None, "waiting", AT, f"the grant of {name}", 1, 2, None, None, AT, (blocker,)
     )
     return TableView(uri, lock, (granted, waits) if waiting else (granted,), refused=f"stopped {name}")
 
@@ -125,7 +125,7 @@ async def test_names_from_events_are_escaped_in_every_view_and_its_json_has_them
         name, _, query = path.partition("?")
         found = await (await client.get(f"{'/tables' if name == '/' else name}.json?{query}")).json()
 
-    assert found["as_of"] == "2026-11-22T17:00:00.000+00:00"
+    assert found["as_of"] == AT
     assert found["command"].startswith("lakewarden ")
     assert HOSTILE in json.dumps(found, ensure_ascii=False).replace('\\"', '"')
     assert "<script>alert" not in page
@@ -458,8 +458,7 @@ async def test_a_writer_without_the_gate_is_named_so_and_found_by_that_name(path
     "sort, order", [("", ["b", "c", "a"]), ("table", ["a", "b", "c"]), ("open", ["b", "c", "a"])]
 )
 async def test_the_worst_table_is_first_unless_a_column_is_chosen(sort: str, order: list[str]) -> None:
-    at = "2026-11-22T17:00:00.000+00:00"
-    computes = tuple(TransactionView(f"T{n}", "w", n, "active", at, None, 1, 1) for n in range(3))
+    computes = tuple(TransactionView(f"T{n}", "w", n, "active", AT, None, 1, 1) for n in range(3))
     found = [
         TableView("s3://lake/a", None, computes[:1]),
         TableView("s3://lake/b", None, computes, refused="not allowed"),
