@@ -49,6 +49,7 @@ _CLOUDS = ("gs", "az", "abfs")
 _SCHEMES = ("file", "s3", *_CLOUDS)
 OFF = "off"
 _PLACED = "=>"
+_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 """Separates the glob and the place of an entry of `lock_places`."""
 CATALOG_TYPES = ("rest", "sql", "glue", "hive")
 _CATALOG_ENTRY = re.compile(r"([A-Za-z0-9_-]+):(?!/)([^/*?\[]+)\.([^./]+)")
@@ -366,12 +367,8 @@ class Settings(KafkaSettings):
     )
     web_listen: str = Field(
         default="127.0.0.1:8438",
-        description="where `lakewarden web` listens, as host:port; :port: on all addresses",
-    )
-    web_base_path: str = Field(
-        default="",
-        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
-        description="path below which a proxy serves `lakewarden web`, such as /lakewarden",
+        description="where `lakewarden web` listens: host:port, with the path below which a proxy serves it, if any, as in "
+        ":8438/lakewarden; :port: on all addresses",
     )
     web_allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
@@ -474,10 +471,12 @@ class Settings(KafkaSettings):
     def _address(cls, value: str, info: ValidationInfo) -> str:
         if value == OFF and info.field_name == "http_listen":
             return value
-        host, separator, port = value.rpartition(":")
-        if not (separator and port.isdecimal() and int(port) < 65536):
-            off = f", or {OFF} for no endpoint" if info.field_name == "http_listen" else ""
-            raise ValueError(f"{value!r} is not an address; use host:port, or :port for all addresses{off}")
+        is_page = info.field_name == "web_listen"
+        address, slash, path = value.partition("/") if is_page else (value, "", "")
+        host, separator, port = address.rpartition(":")
+        if not (separator and port.isdecimal() and int(port) < 65536 and _PATH.fullmatch(slash + path)):
+            more = ", and a path such as /lakewarden" if is_page else f", or {OFF} for no endpoint"
+            raise ValueError(f"{value!r} is not an address; use host:port, or :port for all addresses{more}")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
             raise ValueError(f"{value!r} is not an address; write an IPv6 address in brackets: [::1]:8437")
         return value
@@ -578,7 +577,13 @@ class Settings(KafkaSettings):
     @property
     def web_address(self) -> tuple[str | None, int]:
         """Host and port of `web_listen`. The host None means all addresses."""
-        return _host_and_port(self.web_listen)
+        return _host_and_port(self.web_listen.partition("/")[0])
+
+    @property
+    def web_base_path(self) -> str:
+        """The path of `web_listen`, such as `/lakewarden`, or an empty text."""
+        _, slash, path = self.web_listen.partition("/")
+        return slash + path
 
     def placement(self) -> Placement:
         """The tables that events may name, and the places of their locks."""

@@ -149,8 +149,9 @@ def web_command(
         str | None,
         typer.Option(
             "--listen",
-            metavar="HOST:PORT",
-            help="Where to listen; :PORT: on all addresses.  [env: LAKEWARDEN_WEB_LISTEN; default: 127.0.0.1:8438]",
+            metavar="HOST:PORT[/PATH]",
+            help="Where to listen, and below which path of a proxy; :PORT: on all addresses.  [env: LAKEWARDEN_WEB_LISTEN; "
+            "default: 127.0.0.1:8438]",
         ),
     ] = None,
     bootstrap_servers: options.BootstrapServers = None,

@@ -283,7 +283,7 @@ def test_the_page_is_probed_by_a_name_that_it_answers_to(
 
     settings = Settings.load()
 
-    assert (settings.web_listen, settings.web_base_path) == (":8438", "/lakewarden")
+    assert (settings.web_address, settings.web_base_path) == ((None, 8438), "/lakewarden")
     assert settings.web_allowed_hosts == ("lake.example.com",)
     for probe in ("livenessProbe", "readinessProbe"):
         asked = container[probe]["httpGet"]

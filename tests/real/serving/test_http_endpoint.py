@@ -203,5 +203,16 @@ def test_the_health_check_asks_where_agents_listen_by_default() -> None:
 
 @pytest.mark.parametrize("listen", ["8437", "host", "localhost:99999", "::1:8437", ""])
 def test_an_address_without_host_or_port_is_refused(listen: str) -> None:
+    for setting in ("http_listen", "web_listen"):
+        with pytest.raises(ValueError, match="is not an address"):
+            Settings.model_validate({setting: listen})
+
+
+@pytest.mark.parametrize(
+    ("setting", "listen"),
+    [("http_listen", ":1/lake"), ("web_listen", ":1/"), ("web_listen", ":1/a?b"), ("web_listen", "off")],
+)
+def test_only_the_page_has_a_path(setting: str, listen: str) -> None:
+    assert Settings(web_listen="[::1]:1/lake/house").web_base_path == "/lake/house"
     with pytest.raises(ValueError, match="is not an address"):
-        Settings(http_listen=listen)
+        Settings.model_validate({setting: listen})

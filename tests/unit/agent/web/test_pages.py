@@ -33,7 +33,7 @@ CANDIDATE = {
 
 def rendered(view: View) -> str:
     """The page of a view."""
-    return Pages(Settings(web_base_path="/base")).render(view, as_of=AT)
+    return Pages(Settings(web_listen=":0/base")).render(view, as_of=AT)
 
 
 @pytest.mark.parametrize(

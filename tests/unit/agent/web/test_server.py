@@ -181,7 +181,7 @@ async def test_only_listed_hosts_are_answered(host: str, status: int) -> None:
 
 async def test_below_a_base_path_every_link_has_it() -> None:
     """Behind a proxy that serves other things too."""
-    async with served(table(), web_base_path="/lake") as (client, _, _):
+    async with served(table(), web_listen=":0/lake") as (client, _, _):
         page = await (await client.get("/lake/")).text()
         outside = await client.get("/")
 
