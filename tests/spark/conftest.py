@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -185,15 +185,28 @@ def make_table(tmp_path: Path) -> MakeTable:
         primary_keys: tuple[str, ...] = (),
         **options: str,
     ) -> str:
-        catalog = CatalogFactory.create({"warehouse": str(folder / "warehouse")})
-        catalog.create_database("test", ignore_if_exists=True)
-        made = Schema.from_pyarrow_schema(
-            schema, partition_keys=list(partition_keys), primary_keys=list(primary_keys), options=options
-        )
-        catalog.create_table(f"test.{name}", made, ignore_if_exists=False)
-        return str(folder / "warehouse" / "test.db" / name)
+        keys = {"partition_keys": partition_keys, "primary_keys": primary_keys}
+        return create_table(str(folder / "warehouse"), name, schema, options=options, **keys)
 
     return make
+
+
+def create_table(
+    warehouse: str,
+    name: str,
+    schema: pa.Schema,
+    *,
+    partition_keys: Sequence[str] = (),
+    primary_keys: Sequence[str] = (),
+    options: dict[str, str] | None = None,
+    store: dict[str, str] | None = None,
+) -> str:
+    """Create a Paimon table and return its place. `store`: the options of the warehouse's store."""
+    catalog = CatalogFactory.create({"warehouse": warehouse, **(store or {})})
+    catalog.create_database("test", ignore_if_exists=True)
+    made = Schema.from_pyarrow_schema(schema, list(partition_keys), list(primary_keys), options)
+    catalog.create_table(f"test.{name}", made, ignore_if_exists=False)
+    return f"{warehouse}/test.db/{name}"
 
 
 def commit_alone(

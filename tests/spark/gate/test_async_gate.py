@@ -12,9 +12,10 @@ import anyio
 import pytest
 import pytest_asyncio
 
-from lakewarden.events import CommitIntent, CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.events import CommitIntent, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import AlreadyCommitted, AsyncGate, CommitAborted, OutcomeUnknown
 from tests.spark.fake_agent import (
+    At,
     FakeAgent,
     aborted,
     admitted,
@@ -31,9 +32,9 @@ FOREVER = 100_000.0
 """Seconds that no test waits: what should end the wait would not."""
 
 
-def abort_markers(event: WriterEventUnion, offset: int = 0) -> list[DecisionEventUnion]:
-    """A script: the first marker is in conflict."""
-    return [aborted(event, MINE)] if event.type == "marker-created" else grant_everything(event, offset)
+def abort_at(kind: str) -> At:
+    """A script: the first event of this type is in conflict."""
+    return At(kind, lambda event: [aborted(event, MINE)])
 
 
 def admit_only(event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
@@ -145,7 +146,7 @@ async def test_an_abort_that_the_body_suppressed_is_raised_at_its_end(
 async def test_a_call_of_the_gate_raises_the_abort_and_later_awaits_go_on(
     harness: Harness, gate: AsyncGate
 ) -> None:
-    agent = harness.agent(abort_markers)
+    agent = harness.agent(abort_at("marker-created"))
     with pytest.raises(CommitAborted) as caught:
         async with gate.transaction(table=TABLE, writer="w") as txn:
             with pytest.raises(CommitAborted):
@@ -162,7 +163,7 @@ async def test_a_call_of_the_gate_raises_the_abort_and_later_awaits_go_on(
 
 
 async def test_an_abort_in_a_child_task_is_raised_as_itself(harness: Harness, gate: AsyncGate) -> None:
-    harness.agent(abort_markers)
+    harness.agent(abort_at("marker-created"))
     with pytest.raises(CommitAborted) as caught:
         async with gate.transaction(table=TABLE, writer="w") as txn, asyncio.TaskGroup() as group:
             group.create_task(txn.touch("month=1/day=3", "*", "merge"))
@@ -172,10 +173,7 @@ async def test_an_abort_in_a_child_task_is_raised_as_itself(harness: Harness, ga
 
 
 async def test_an_abort_ends_the_wait_for_the_grant(harness: Harness, gate: AsyncGate) -> None:
-    def aborting(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        return [aborted(event, MINE)] if isinstance(event, CommitRequested) else admit_only(event, offset)
-
-    harness.agent(aborting)
+    harness.agent(abort_at("commit-requested"))
     with pytest.raises(CommitAborted) as caught:
         async with gate.transaction(table=TABLE, writer="w") as txn, txn.commit():
             pytest.fail("it published")
@@ -405,14 +403,13 @@ async def test_waiting_transactions_do_not_keep_another_from_its_end(
 async def test_the_footprint_of_an_aborted_transaction_is_the_scope_of_its_retry(
     harness: Harness, gate: AsyncGate
 ) -> None:
-    agent = harness.agent(abort_markers)
+    agent = harness.agent(abort_at("marker-created"))
     with pytest.raises(CommitAborted):
         async with gate.transaction(table=TABLE, writer="w") as txn:
             await txn.touch("month=1/day=3", "*", "merge")
             await asyncio.Event().wait()
     scope = await txn.footprint(timeout=60)
 
-    agent.script = grant_everything
     async with (
         gate.transaction(table=TABLE, writer="w", admission="queued", scope=scope) as again,
         again.commit() as grant,

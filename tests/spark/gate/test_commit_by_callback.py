@@ -10,10 +10,10 @@ import pytest
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
-from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.events import Marker
 from lakewarden.spark_jobs import BaseChanged, CallbackErrors, CommitAborted, LeaseLost, OutcomeUnknown
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, grant_everything, granted
+from tests.spark.fake_agent import PATIENCE_SECONDS, At, aborted, grant_everything, granted
 from tests.spark.harness import Harness
 
 pytestmark = [pytest.mark.real]
@@ -87,12 +87,7 @@ def test_a_refused_grant_is_raised_as_itself_out_of_the_jvm_and_not_logged_as_a_
     in_a_java_thread: Callable[[Callable[[], object]], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        return (
-            [aborted(event, MINE)] if isinstance(event, CommitRequested) else grant_everything(event, offset)
-        )
-
-    harness.agent(refusing)
+    harness.agent(At("commit-requested", lambda event: [aborted(event, MINE)]))
     caught: list[BaseException] = []
     discarded: list[str] = []
     with pytest.raises(CommitAborted), harness.gate().transaction(table=TABLE, writer="w") as txn:
@@ -146,9 +141,7 @@ def test_an_unknown_outcome_that_the_body_suppressed_is_raised_at_its_end(harnes
 @pytest.mark.wide
 def test_a_grant_that_arrives_after_the_body_is_not_used(harness: Harness) -> None:
     """The body failed while a callback waited. Its transaction is abandoned, so the callback must not publish."""
-    agent = harness.agent(
-        lambda event, offset: [] if isinstance(event, CommitRequested) else grant_everything(event, offset)
-    )
+    agent = harness.agent(At("commit-requested", lambda _: []))
     looked_up, resume, refused = threading.Event(), threading.Event(), []
 
     def committed(_writer: str, _batch: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import NewPartitions
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.events import (
@@ -39,6 +40,7 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer, administering
 from tests.spark.fake_agent import (
     PATIENCE_SECONDS,
+    At,
     aborted,
     admitted,
     already_committed,
@@ -335,13 +337,13 @@ def test_a_grant_that_does_not_come_in_time(harness: Harness) -> None:
     assert "GrantTimeout" in agent.wait_for("transaction-abandoned")[0].reason
 
 
+def abort_at_the_marker() -> At:
+    return At("marker-created", lambda event: [aborted(event, MINE)])
+
+
 def test_an_abort_in_the_middle_of_the_body(harness: Harness) -> None:
     """Callbacks run at once on another thread. The next call of the gate raises, and names the other writer."""
-
-    def conflicting(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
-        return [aborted(event, MINE)] if event.type == "marker-created" else grant_everything(event)
-
-    agent, gate = harness.agent(conflicting), harness.gate()
+    agent, gate = harness.agent(abort_at_the_marker()), harness.gate()
     called: list[tuple[str, str]] = []
     with pytest.raises(CommitAborted) as caught, gate.transaction(table=TABLE, writer="w") as txn:
         txn.on_abort(lambda error: called.append((threading.current_thread().name, error.reason)))
@@ -366,10 +368,7 @@ def test_an_abort_in_the_middle_of_the_body(harness: Harness) -> None:
 
 
 def test_an_error_that_the_abort_caused_in_the_body_becomes_its_cause(harness: Harness) -> None:
-    def conflicting(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
-        return [aborted(event, MINE)] if event.type == "marker-created" else grant_everything(event)
-
-    harness.agent(conflicting)
+    harness.agent(abort_at_the_marker())
     with pytest.raises(CommitAborted) as caught, harness.gate().transaction(table=TABLE, writer="w") as txn:
         txn._publisher.publish_markers((MINE,))
         wait_until(lambda: txn.aborted)
@@ -379,9 +378,7 @@ def test_an_error_that_the_abort_caused_in_the_body_becomes_its_cause(harness: H
 
 
 def test_an_abort_that_the_body_suppressed_is_raised_at_its_end(harness: Harness) -> None:
-    harness.agent(
-        lambda event, _: [aborted(event)] if event.type == "marker-created" else grant_everything(event)
-    )
+    harness.agent(abort_at_the_marker())
     with pytest.raises(CommitAborted), harness.gate().transaction(table=TABLE, writer="w") as txn:
         txn._publisher.publish_markers((MINE,))
         wait_until(lambda: txn.aborted)
@@ -573,9 +570,6 @@ def test_topics_with_different_numbers_of_partitions_are_refused(harness: Harnes
     """The answers would arrive in a partition that the writer doesn't read."""
     harness.agent(answer_nothing, partitions=2)
     gate = harness.gate()
-    import asyncio
-
-    from aiokafka.admin import NewPartitions
 
     async def widen() -> None:
         async with administering(harness.kafka.bootstrap_servers) as admin:

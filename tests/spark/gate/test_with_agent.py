@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pypaimon import CatalogFactory, Schema
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.streaming.batches import table_uri
 from tests.servers.s3 import S3Server
-from tests.spark.conftest import SCHEMA, MakeTable, paimon_options, rows_of, snapshots_of
+from tests.spark.conftest import SCHEMA, MakeTable, create_table, paimon_options, rows_of, snapshots_of
 from tests.spark.fake_agent import PATIENCE_SECONDS, grant_everything
 from tests.spark.harness import Harness
 from tests.waiting import wait_until
@@ -111,44 +109,6 @@ def test_of_two_drivers_that_wait_for_each_other_one_gives_way_and_is_retried(
     assert any("it waits for writer" in each and "also has open: table=" in each for each in reasons)
 
 
-def test_an_abort_cancels_a_running_spark_job(
-    gate: CommitGate, make_table: MakeTable, spark: SparkSession
-) -> None:
-    table = make_table()
-    steps: list[GateEvent] = []
-    gate.observer = steps.append
-    running = threading.Event()
-
-    def hold(rows: object) -> Iterator[object]:
-        time.sleep(600)
-        yield rows
-
-    def victim(batch: DataFrame, txn: Transaction) -> None:
-        if txn.intent.attempt > 1:
-            with txn.commit():
-                return
-        txn.touch("month=1/day=2", "*", "merge")
-        running.set()
-        batch.rdd.mapPartitions(hold).count()
-
-    with gate.transaction(table=table, writer="older") as older:
-        loser = threading.Thread(
-            target=gate.foreach_batch(victim, table=table, writer="younger"), args=(spark.range(1), 0)
-        )
-        loser.start()
-        assert running.wait(PATIENCE_SECONDS)
-        wait_until(lambda: spark.sparkContext.statusTracker().getActiveJobsIds())
-        older.touch("month=1/day=2", "*", "merge")
-        wait_until(lambda: [step for step in steps if step.what == "jobs-stopped"])
-        with older.commit() as grant:
-            grant.version = "1"
-    loser.join(PATIENCE_SECONDS)
-
-    assert [step.what for step in steps if step.writer == "younger"][3:] == [
-        *("abort", "jobs-stopped", "intent", "admitted", "requested", "granted", "completed")
-    ]
-
-
 def test_a_new_checkpoint_is_a_new_writer(
     gate: CommitGate, make_table: MakeTable, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -181,12 +141,8 @@ def test_upserts_on_s3(harness: Harness, s3_server: S3Server, spark: SparkSessio
     """The table is on an S3 server: executors write it and read it back."""
     bucket = s3_server.bucket()
     options = paimon_options(s3_server)
-    catalog = CatalogFactory.create({"warehouse": f"s3://{bucket}/wh", **options})
-    catalog.create_database("test", ignore_if_exists=True)
-    catalog.create_table(
-        "test.t", Schema.from_pyarrow_schema(SCHEMA, partition_keys=["month", "day"]), ignore_if_exists=False
-    )
-    table = f"s3://{bucket}/wh/test.db/t"
+    days = ("month", "day")
+    table = create_table(f"s3://{bucket}/wh", "t", SCHEMA, partition_keys=days, store=options)
     sink = PaimonSink(table, mode="upsert", keys=["flight"], catalog_options=options)
     harness.agent(grant_everything)
     gate = harness.gate()

@@ -19,7 +19,7 @@ from lakewarden.spark_jobs.sinks.releases import DELTA
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.harness import Harness
-from tests.spark.sinks.cases import DeltaCase, batch_of
+from tests.spark.sinks.cases import COLUMNS, DeltaCase, batch_of
 
 pytestmark = [pytest.mark.real]
 
@@ -34,7 +34,23 @@ def days_table(spark: SparkSession, table: Path, properties: str = "") -> DataFr
     """Create a table with three rows, one of them in a partition without values."""
     spark.sql(f"CREATE TABLE delta.`{table}` ({DAYS}) USING delta PARTITIONED BY (day, region) {properties}")
     rows = [(MONDAY, AWKWARD, 1, "old", 1), (MONDAY, AWKWARD, 2, "old", 1), (None, None, 3, "old", 5)]
-    spark.createDataFrame(rows, DAYS).coalesce(1).write.format("delta").mode("append").save(str(table))
+    append(spark.createDataFrame(rows, DAYS).coalesce(1), table)
+    return read(spark, table)
+
+
+STATES = "day int, id long, state string"
+
+
+def states(spark: SparkSession, *rows: tuple[int, int | None, str]) -> DataFrame:
+    return spark.createDataFrame(list(rows), STATES)
+
+
+def append(frame: DataFrame, table: Path | str) -> None:
+    """Commit rows without the gate."""
+    frame.write.format("delta").mode("append").save(str(table))
+
+
+def read(spark: SparkSession, table: Path | str) -> DataFrame:
     return spark.read.format("delta").load(str(table))
 
 
@@ -90,18 +106,16 @@ def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused
 ) -> None:
     table = tmp_path / "days"
     spark.sql(f"CREATE TABLE delta.`{table}` (day int, id long NOT NULL, state string) USING delta")
-    columns = "day int, id long, state string"
-    old = spark.createDataFrame([(1, 1, "old"), (1, 2, "old")], columns)
-    old.write.format("delta").mode("append").save(str(table))
+    append(states(spark, (1, 1, "old"), (1, 2, "old")), table)
     harness.agent(grant_everything)
     write = harness.gate().foreach_batch(DeltaSink(str(table), mode="upsert", keys=["id"]), writer="w")
 
-    write(spark.createDataFrame([(1, 1, "new"), (1, 3, "new")], columns), 0)
+    write(states(spark, (1, 1, "new"), (1, 3, "new")), 0)
     with pytest.raises(Exception, match=r"(?i)null"):
-        write(spark.createDataFrame([(1, None, "without id"), (1, 2, "new")], columns), 1)
+        write(states(spark, (1, None, "without id"), (1, 2, "new")), 1)
 
     kept = [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
-    assert sorted(tuple(row) for row in spark.read.format("delta").load(str(table)).collect()) == kept
+    assert sorted(tuple(row) for row in read(spark, table).collect()) == kept
 
 
 @pytest.mark.wide
@@ -111,8 +125,7 @@ def test_a_foreign_commit_to_another_partition_does_not_repeat_the_batch(
     case = DeltaCase("delta-upsert", tmp_path / "delta")
 
     def commit_elsewhere(_: WriterEventUnion) -> None:
-        other = spark.createDataFrame([(1, 2, 77)], "month int, day int, flight long")
-        other.write.format("delta").mode("append").save(str(tmp_path / "delta"))
+        append(spark.createDataFrame([(1, 2, 77)], COLUMNS), tmp_path / "delta")
 
     agent = harness.agent(At("commit-requested", commit_elsewhere))
 
@@ -132,11 +145,9 @@ def test_a_stranger_that_rewrites_the_files_or_adds_a_column_before_the_commit_i
 ) -> None:
     """Delta's own check finds it under the grant. The batch is computed again, from the files and columns as they are then."""
     name = f"delta.`{tmp_path}/flights`"
-    spark.sql(f"CREATE TABLE {name} (day int, id long, state string) USING delta PARTITIONED BY (day)")
-    columns = "day int, id long, state string"
+    spark.sql(f"CREATE TABLE {name} ({STATES}) USING delta PARTITIONED BY (day)")
     for number in (1, 2):  # two files, which a compaction joins
-        rows = spark.createDataFrame([(1, number, "old")], columns)
-        rows.write.format("delta").mode("append").save(f"{tmp_path}/flights")
+        append(states(spark, (1, number, "old")), tmp_path / "flights")
 
     def rewrite(_: WriterEventUnion) -> None:
         spark.sql(statement.replace("TABLE_", name))
@@ -144,11 +155,9 @@ def test_a_stranger_that_rewrites_the_files_or_adds_a_column_before_the_commit_i
     harness.agent(At("commit-requested", rewrite))
     sink = DeltaSink(f"{tmp_path}/flights", mode="upsert", keys=["id"])
 
-    harness.gate().foreach_batch(sink, writer="w")(
-        spark.createDataFrame([(1, 1, "new"), (1, 3, "new")], columns), 0
-    )
+    harness.gate().foreach_batch(sink, writer="w")(states(spark, (1, 1, "new"), (1, 3, "new")), 0)
 
-    found = spark.read.format("delta").load(f"{tmp_path}/flights").select("day", "id", "state").collect()
+    found = read(spark, tmp_path / "flights").select("day", "id", "state").collect()
     assert sorted(tuple(row) for row in found) == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
     (abandoned,) = harness.only("abandoned")
     assert "a writer that bypasses the gate committed" in abandoned.detail["reason"]
@@ -171,12 +180,8 @@ CHANGES = {
     ),
     "vacuumed": (
         [
-            "OPTIMIZE TABLE_",
-            f"SET {UNCHECKED}=false",
-            f"SET {LISTING_TASKS}=2",
-            "VACUUM TABLE_ RETAIN 0 HOURS",
-            f"RESET {LISTING_TASKS}",
-            f"RESET {UNCHECKED}",
+            *("OPTIMIZE TABLE_", f"SET {UNCHECKED}=false", f"SET {LISTING_TASKS}=2"),
+            *("VACUUM TABLE_ RETAIN 0 HOURS", f"RESET {LISTING_TASKS}", f"RESET {UNCHECKED}"),
         ],
         "bypasses the gate committed",
         (1, 2, 5),
@@ -205,11 +210,9 @@ def test_what_was_computed_for_a_table_that_changes_meanwhile_is_computed_again(
     statements, reason, kept = CHANGES[change]
     name = f"delta.`{tmp_path}/flights`"
     mapped = "TBLPROPERTIES (delta.columnMapping.mode = 'name')" if change == "renamed" else ""
-    columns = "day int, id long, state string"
-    spark.sql(f"CREATE TABLE {name} ({columns}, note int) USING delta PARTITIONED BY (day) {mapped}")
+    spark.sql(f"CREATE TABLE {name} ({STATES}, note int) USING delta PARTITIONED BY (day) {mapped}")
     for ids in ((5,), (1, 2)):
-        rows = spark.createDataFrame([(1, number, "old") for number in ids], columns).coalesce(1)
-        rows.write.format("delta").mode("append").save(f"{tmp_path}/flights")
+        append(states(spark, *((1, number, "old") for number in ids)).coalesce(1), tmp_path / "flights")
     spark.sql(f"CREATE TABLE lakewarden_changed USING delta LOCATION '{tmp_path}/flights'")
 
     def then(_: WriterEventUnion) -> None:
@@ -223,11 +226,11 @@ def test_what_was_computed_for_a_table_that_changes_meanwhile_is_computed_again(
     sink = DeltaSink(f"{tmp_path}/flights", mode=mode, keys=["id"] if mode == "upsert" else [])
     try:
         write = harness.gate().foreach_batch(sink, writer="w")
-        write(spark.createDataFrame([(1, 1, "new")], columns), 0)
+        write(states(spark, (1, 1, "new")), 0)
     finally:
         spark.sql("DROP TABLE lakewarden_changed")
 
-    found = spark.read.format("delta").load(f"{tmp_path}/flights").select("id", "state").collect()
+    found = read(spark, tmp_path / "flights").select("id", "state").collect()
     others = [(number, "old") for number in kept if mode == "append" or (mode == "upsert" and number != 1)]
     assert sorted((row.id, row.state) for row in found) == sorted([(1, "new"), *others])
     found_out = [reason in event.detail["reason"] for event in harness.only("abandoned")]
@@ -242,13 +245,12 @@ def test_a_batch_that_a_restore_by_a_time_removed_is_not_in_the_table(
 ) -> None:
     """Delta's own record of the batches survives it. `test_contract.py` restores by a version."""
     name = f"delta.`{tmp_path}/flights`"
-    columns = "day int, id long, state string"
-    spark.sql(f"CREATE TABLE {name} ({columns}) USING delta")
+    spark.sql(f"CREATE TABLE {name} ({STATES}) USING delta")
     harness.agent(grant_everything)
     sink = DeltaSink(f"{tmp_path}/flights")
     write = harness.gate().foreach_batch(sink, writer="w")
     for number in range(3):
-        write(spark.createDataFrame([(1, number, "old")], columns), number)
+        write(states(spark, (1, number, "old")), number)
     (then,) = [row.timestamp for row in spark.sql(f"DESCRIBE HISTORY {name}").collect() if row.version == 1]
 
     spark.sql(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{then}'")
@@ -296,13 +298,12 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
     batch = spark.createDataFrame([(TUESDAY, "eu", 4, "new", 2)], DAYS)
 
     write(batch.limit(0), 0)
-    before = spark.read.format("delta").load(str(tmp_path / "days")).collect()
+    before = read(spark, tmp_path / "days").collect()
     write(batch, 1)
-    batch.withColumn("id", batch.id + 1).write.format("delta").mode("append").save(str(tmp_path / "days"))
+    append(batch.withColumn("id", batch.id + 1), tmp_path / "days")
 
-    after = spark.read.format("delta").load(str(tmp_path / "days"))
     assert sorted(row.id for row in before) == [1, 2, 3]
-    assert [row[2] for row in rows_in(after)] == [1, 2, 3, 4, 5]
+    assert [row[2] for row in rows_in(read(spark, tmp_path / "days"))] == [1, 2, 3, 4, 5]
     assert sink.committed("w", 1) is not None
     assert sink.committed("w", 2) is None
 
@@ -373,30 +374,16 @@ def test_types_of_partition_columns_have_the_names_of_a_dataframe(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """So the rows of a batch with the table's types aren't cast."""
-    columns = [
-        "a tinyint",
-        "b smallint",
-        "c int",
-        "d bigint",
-        "e string",
-        "f date",
-        "g decimal(9,2)",
-        "h boolean",
-        "i timestamp",
-        "j timestamp_ntz",
-        "k float",
-        "l double",
-    ]
-    names = ", ".join(column[0] for column in columns)
-    spark.sql(
-        f"CREATE TABLE delta.`{tmp_path}` ({', '.join(columns)}, v int) USING delta PARTITIONED BY ({names})"
+    columns = (
+        "a tinyint, b smallint, c int, d bigint, e string, f date, g decimal(9,2), h boolean, i timestamp, "
+        "j timestamp_ntz, k float, l double"
     )
+    names = ", ".join(column[0] for column in columns.split(", "))
+    spark.sql(f"CREATE TABLE delta.`{tmp_path}` ({columns}, v int) USING delta PARTITIONED BY ({names})")
 
     fields = TableLog(spark, str(tmp_path)).metadata().fields
 
-    assert [(field.column, field.value_type) for field in fields] == spark.read.format("delta").load(
-        str(tmp_path)
-    ).dtypes[:-1]
+    assert [(field.column, field.value_type) for field in fields] == read(spark, tmp_path).dtypes[:-1]
 
 
 @pytest.mark.wide

@@ -39,6 +39,9 @@ COLUMNS = "day int, id long, note string"
 WITHOUT_HOOK = replace(ICEBERG, hooks=frozenset({"org.apache.iceberg.spark.Missing"}))
 """A release with which whole statements run under the grant."""
 
+REWRITE = "rewrite_data_files(table => 'TABLE_', options => map('rewrite-all', 'true'))"
+"""A procedure that joins the files of each partition."""
+
 RELEASE = int(release_of(JARS.get("iceberg", "1.0")).split(".")[1])
 """The minor release of Iceberg 1."""
 
@@ -73,6 +76,21 @@ class Table:
         self.spark.sql(f"REFRESH TABLE {self.name}")
         return list(self.spark.sql(statement.replace("TABLE_", self.name)).collect())
 
+    def call(self, procedure: str) -> None:
+        """Call a procedure of the catalog, which has `TABLE_` for the table's name in it."""
+        catalog, _, name = self.name.partition(".")
+        self.sql(f"CALL {catalog}.system.{procedure.replace('TABLE_', name)}")
+
+    def alter(self, change: str) -> None:
+        self.sql(f"ALTER TABLE TABLE_ {change}")
+
+    def append(self, *rows: tuple[Any, ...], columns: str = COLUMNS) -> None:
+        """Commit rows without the gate, in one file for each partition."""
+        changes(self.spark, *rows, columns=columns).coalesce(1).writeTo(self.name).append()
+
+    def sink(self, mode: Mode = "upsert") -> IcebergSink:
+        return IcebergSink(self.name, mode=mode, keys=["id"] if mode == "upsert" else ())
+
     def rows(self) -> list[tuple[Any, ...]]:
         return sorted((tuple(row) for row in self.sql("SELECT * FROM TABLE_")), key=repr)
 
@@ -102,6 +120,11 @@ def changes(spark: SparkSession, *rows: tuple[Any, ...], columns: str = COLUMNS)
     return spark.createDataFrame(list(rows), columns)
 
 
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Table:
+    return Table(spark, tmp_path, COLUMNS, "day")
+
+
 @pytest.mark.parametrize("mode", [pytest.param("copy-on-write", marks=pytest.mark.matrix), "merge-on-read"])
 def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed_again(
     harness: Harness, spark: SparkSession, tmp_path: Path, mode: str
@@ -109,17 +132,10 @@ def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed
     """Adding the staged files to the compacted table would double the rows."""
     table = Table(spark, tmp_path, COLUMNS, "day", write_merge_mode=mode)
     for number in (1, 2):  # two files, which a compaction joins
-        changes(spark, (1, number, "old"), (1, number + 10, "old")).coalesce(1).writeTo(table.name).append()
-    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
+        table.append((1, number, "old"), (1, number + 10, "old"))
+    harness.agent(At("commit-requested", lambda _: table.call(REWRITE)))
 
-    def compact(_event: object) -> None:
-        catalog, _, name = table.name.partition(".")
-        options = "map('rewrite-all', 'true')"
-        table.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{name}', options => {options})")
-
-    harness.agent(At("commit-requested", compact))
-
-    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
+    harness.gate().foreach_batch(table.sink(), writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
 
     assert table.rows() == [(1, 1, "new"), (1, 11, "old"), (1, 12, "old"), (1, 2, "old"), (1, 3, "new")]
     assert table.operations() == ["append", "append", "replace", "overwrite"]
@@ -132,16 +148,12 @@ def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed
 @pytest.mark.wide
 @pytest.mark.parametrize("step", ["commit-intent", "commit-requested"])
 def test_a_column_that_is_added_meanwhile_loses_no_row_and_is_kept(
-    harness: Harness, spark: SparkSession, tmp_path: Path, step: str
+    harness: Harness, spark: SparkSession, table: Table, step: str
 ) -> None:
-    table = Table(spark, tmp_path, COLUMNS, "day")
-    changes(spark, (1, 1, "old")).writeTo(table.name).append()
+    table.append((1, 1, "old"))
 
-    def add_column(_event: object) -> None:
-        table.sql("ALTER TABLE TABLE_ ADD COLUMN gate string")
-
-    harness.agent(At(step, add_column))
-    write = harness.gate().foreach_batch(IcebergSink(table.name, mode="upsert", keys=["id"]), writer="w")
+    harness.agent(At(step, lambda _: table.alter("ADD COLUMN gate string")))
+    write = harness.gate().foreach_batch(table.sink(), writer="w")
 
     write(changes(spark, (1, 1, "new"), (1, 2, "new")), 0)
     write(changes(spark, (1, 3, "new", "A1"), columns=f"{COLUMNS}, gate string"), 1)
@@ -152,13 +164,12 @@ def test_a_column_that_is_added_meanwhile_loses_no_row_and_is_kept(
 
 @pytest.mark.wide
 def test_a_column_that_the_batch_lacks_gets_the_value_that_an_insert_gives_it(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, table: Table
 ) -> None:
     """Its default, if the release of Iceberg gives Spark the default. Before 1.9 a column has none."""
-    table = Table(spark, tmp_path, COLUMNS, "day")
     default = []
     if RELEASE >= 9:
-        table.sql("ALTER TABLE TABLE_ SET TBLPROPERTIES ('format-version'='3')")
+        table.alter("SET TBLPROPERTIES ('format-version'='3')")
         default = [java_type(spark, "org.apache.iceberg.expressions.Expressions").lit(7)]
     kind = java_type(spark, "org.apache.iceberg.types.Types$IntegerType").get()
     load(spark, table.name).updateSchema().addColumn("n", kind, "of the batch", *default).commit()
@@ -168,7 +179,7 @@ def test_a_column_that_the_batch_lacks_gets_the_value_that_an_insert_gives_it(
     gate = harness.gate()
 
     for number, mode in enumerate(get_args(Mode), 1):
-        sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else ())
+        sink = table.sink(mode)
         gate.foreach_batch(sink, writer=mode)(changes(spark, (number, number, "by the sink")), 0)
 
     rows = table.sql("SELECT n, note FROM TABLE_")
@@ -185,7 +196,7 @@ def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused
         "check-nullability", "false"
     ).append()
     harness.agent(grant_everything)
-    write = harness.gate().foreach_batch(IcebergSink(table.name, mode="upsert", keys=["id"]), writer="w")
+    write = harness.gate().foreach_batch(table.sink(), writer="w")
 
     write(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
     with pytest.raises(Exception, match=r"(?i)null"):
@@ -197,17 +208,13 @@ def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused
 
 @pytest.mark.wide
 def test_a_foreign_commit_elsewhere_costs_no_second_attempt(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, table: Table
 ) -> None:
     """The MERGE names its partitions. Iceberg applies it to the newer version."""
-    table = Table(spark, tmp_path, COLUMNS, "day")
-    changes(spark, (1, 1, "old"), (2, 2, "old")).writeTo(table.name).append()
-    harness.agent(
-        At("commit-requested", lambda _: changes(spark, (2, 3, "foreign")).writeTo(table.name).append())
-    )
+    table.append((1, 1, "old"), (2, 2, "old"))
+    harness.agent(At("commit-requested", lambda _: table.append((2, 3, "foreign"))))
 
-    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
-    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new")), 0)
+    harness.gate().foreach_batch(table.sink(), writer="w")(changes(spark, (1, 1, "new")), 0)
 
     assert table.rows() == [(1, 1, "new"), (2, 2, "old"), (2, 3, "foreign")]
     assert len(harness.only("intent")) == 1
@@ -216,16 +223,15 @@ def test_a_foreign_commit_elsewhere_costs_no_second_attempt(
 
 @pytest.mark.wide
 def test_a_swap_that_another_commit_preceded_is_tried_again_under_the_same_grant(
-    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The foreign commit comes between Iceberg's validation and the swap. The grant is checked before each try."""
-    table = Table(spark, tmp_path, COLUMNS, "day")
     swap, tries = CheckedOperations._swap, []
 
     def overtaken(operations: CheckedOperations, base: Any, metadata: Any) -> None:
         tries.append(operations)
         if len(tries) == 1:
-            changes(spark, (2, 3, "foreign")).writeTo(table.name).append()
+            table.append((2, 3, "foreign"))
         swap(operations, base, metadata)
 
     monkeypatch.setattr(CheckedOperations, "_swap", overtaken)
@@ -248,7 +254,7 @@ def test_transforms_are_scopes_by_value_and_null_is_one(
     table = Table(spark, tmp_path, columns, "days(at), bucket(4, id), truncate(2, region)")
     noon = datetime(2026, 1, 1, 12)  # noqa: DTZ001 - the session's time zone is UTC
     rows = [(noon, 1, "eu-1", 5, "old"), (noon, 2, "eu-2", 5, "old"), (None, 3, None, 5, "old")]
-    changes(spark, *rows, columns=columns).writeTo(table.name).append()
+    table.append(*rows, columns=columns)
     sink = IcebergSink(
         table.name,
         mode="upsert",
@@ -294,16 +300,14 @@ def test_transforms_are_scopes_by_value_and_null_is_one(
 
 @pytest.mark.wide
 def test_an_evolved_partition_spec_is_written_rightly(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, table: Table
 ) -> None:
     """Rows of both specs are found. The scope is that of the current one."""
-    table = Table(spark, tmp_path, COLUMNS, "day")
-    changes(spark, (1, 1, "old"), (1, 2, "old")).writeTo(table.name).append()
-    table.sql("ALTER TABLE TABLE_ ADD PARTITION FIELD bucket(2, id)")
-    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
+    table.append((1, 1, "old"), (1, 2, "old"))
+    table.alter("ADD PARTITION FIELD bucket(2, id)")
     agent = harness.agent(grant_everything)
 
-    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
+    harness.gate().foreach_batch(table.sink(), writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
 
     assert table.rows() == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
     paths = {marker.partition for marker in agent.wait_for("commit-intent")[0].scope}
@@ -318,11 +322,11 @@ OTHER_TYPE = "day int, id string, note string"
 OLD = [(1, 1, "old"), (1, 2, "old"), (1, 5, "old")]
 REPLACED = f"CREATE OR REPLACE {AGAIN}"
 CREATED = ["DROP TABLE TABLE_", f"CREATE {AGAIN}"]
-ROLLED_BACK = "CALL CATALOG_.system.rollback_to_snapshot('NAME_', FIRST_)"
+ROLLED_BACK = "CALL rollback_to_snapshot('TABLE_', FIRST_)"
 ALIKE = {"columns": COLUMNS, "format": ICEBERG_FORMAT}
 EXPIRED = [
-    "CALL CATALOG_.system.rewrite_data_files(table => 'NAME_', options => map('rewrite-all', 'true'))",
-    "CALL CATALOG_.system.expire_snapshots(table => 'NAME_', older_than => TIMESTAMP '9000-01-01', retain_last => 1)",
+    f"CALL {REWRITE}",
+    "CALL expire_snapshots(table => 'TABLE_', older_than => TIMESTAMP '9000-01-01', retain_last => 1)",
 ]
 
 MEANWHILE = {
@@ -353,28 +357,27 @@ def test_what_was_staged_for_a_table_that_changes_meanwhile_is_computed_again(
     *,
     harness: Harness,
     spark: SparkSession,
-    tmp_path: Path,
-    mode: Any,
+    table: Table,
+    mode: Mode,
     statements: list[str],
     reason: str,
     kept: Any,
 ) -> None:
     """Its files are never committed: their columns may be others, and a rewritten file has rows that were removed meanwhile."""
-    table = Table(spark, tmp_path, COLUMNS, "day")
     for rows in ([(1, 5, "old")], [(1, 1, "old"), (1, 2, "old")]):
-        changes(spark, *rows).coalesce(1).writeTo(table.name).append()
-    catalog, _, name = table.name.partition(".")
+        table.append(*rows)
     first = str(list(ancestors(load(spark, table.name)))[-1].snapshotId())
 
     def change(_event: object) -> None:
         for statement in statements:
-            named = statement.replace("TABLE_", table.name).replace("CATALOG_", catalog)
-            spark.sql(named.replace("NAME_", name).replace("FIRST_", first))
+            if statement.startswith("CALL "):
+                table.call(statement.removeprefix("CALL ").replace("FIRST_", first))
+            else:
+                spark.sql(statement.replace("TABLE_", table.name))
 
     harness.agent(At("commit-requested", change))
-    sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
 
-    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new")), 0)
+    harness.gate().foreach_batch(table.sink(mode), writer="w")(changes(spark, (1, 1, "new")), 0)
 
     expected = [row for row in kept if mode == "append" or row[1] != 1] + [(1, 1, "new")]
     assert sorted((day, int(key), note) for day, key, note, *_ in table.rows()) == sorted(expected)
@@ -394,14 +397,9 @@ def test_an_upsert_stops_if_a_changed_partition_spec_gives_its_keys_another_mean
     columns = "at timestamp, id long, note string"
     table = Table(spark, tmp_path, columns, "bucket(2, id)")
     one, two = datetime(2026, 1, 1), datetime(2026, 1, 2)  # noqa: DTZ001 - the session's time zone is UTC
-    changes(spark, (one, 1, "old"), columns=columns).writeTo(table.name).append()
-    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
-
-    def change(_event: object) -> None:
-        table.sql("ALTER TABLE TABLE_ ADD PARTITION FIELD days(at)")
-
-    harness.agent(At(step, change))
-    write = harness.gate().foreach_batch(sink, writer="w")
+    table.append((one, 1, "old"), columns=columns)
+    harness.agent(At(step, lambda _: table.alter("ADD PARTITION FIELD days(at)")))
+    write = harness.gate().foreach_batch(table.sink(), writer="w")
     batch = changes(spark, (two, 1, "new"), columns=columns)
 
     with pytest.raises(
@@ -410,10 +408,7 @@ def test_an_upsert_stops_if_a_changed_partition_spec_gives_its_keys_another_mean
         write(batch, 0)
     assert table.rows() == [(one, 1, "old")]
 
-    catalog, _, name = table.name.partition(".")
-    table.sql(
-        f"CALL {catalog}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
-    )
+    table.call(REWRITE)
     write(batch, 0)
     assert table.rows() == [(one, 1, "old"), (two, 1, "new")]
 
@@ -474,12 +469,9 @@ def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_o
     columns = "at timestamp, id long"
     table = Table(spark, tmp_path, columns, "days(at)")
     noon, tomorrow = datetime(2026, 1, 1, 12), datetime(2026, 1, 2)  # noqa: DTZ001 - the session's time zone is UTC
-    changes(spark, (noon, 1), (tomorrow, 2), (None, 3), columns=columns).writeTo(table.name).append()
+    table.append((noon, 1), (tomorrow, 2), (None, 3), columns=columns)
 
-    def append(_event: object) -> None:
-        changes(spark, (noon, 7), columns=columns).writeTo(table.name).append()
-
-    agent = harness.agent(At("commit-requested", append))
+    agent = harness.agent(At("commit-requested", lambda _: table.append((noon, 7), columns=columns)))
     sink = IcebergSink(table.name, mode="overwrite")
 
     batch = changes(spark, (noon.replace(hour=1), 4), (None, 5), columns=columns)
@@ -490,16 +482,15 @@ def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_o
     assert len(harness.only("intent")) == 2
     (lost,) = (each for each in agent.events if isinstance(each, TransactionAbandoned))
     assert re.match(r"snapshot \d+: append, spark \S+, Spark application \S+", lost.lost_to or "")
-    table.sql("ALTER TABLE TABLE_ ADD PARTITION FIELD bucket(2, id)")
+    table.alter("ADD PARTITION FIELD bucket(2, id)")
     with pytest.raises(ValueError, match="files of an older partition spec, which Iceberg wouldn't replace"):
         sink.scope(batch)
 
 
 @pytest.mark.wide
 def test_a_table_that_is_dropped_meanwhile_is_no_unknown_outcome(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, table: Table
 ) -> None:
-    table = Table(spark, tmp_path, COLUMNS, "day")
 
     def drop(_event: object) -> None:
         spark.sql(f"DROP TABLE {table.name}")
@@ -526,7 +517,7 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
     write(changes(spark, (1, 1, "a")).limit(0), 0)
     assert table.operations() == []
     write(changes(spark, (1, 1, "a")), 1)
-    changes(spark, (1, 2, "other")).writeTo(table.name).append()
+    table.append((1, 2, "other"))
 
     first = table.sql("SELECT snapshot_id FROM TABLE_.snapshots ORDER BY committed_at")[0].snapshot_id
     assert sink.committed("w", 1) == str(first)
@@ -552,19 +543,14 @@ def test_last_commits_beyond_the_newest_are_removed_after_a_day_unless_their_wri
     properties[key("edited by hand")] = "{}"
     table = Table(spark, tmp_path, COLUMNS, "day", **properties)
 
-    def commit(_event: object) -> None:
-        table.sql(f"ALTER TABLE TABLE_ SET TBLPROPERTIES ('{key('back')}'='{text('back', today)}')")
-
-    harness.agent(At("commit-requested", commit))
+    back = f"SET TBLPROPERTIES ('{key('back')}'='{text('back', today)}')"
+    harness.agent(At("commit-requested", lambda _: table.alter(back)))
     sink = IcebergSink(table.name)
 
     harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new")), 1)
-    changes(spark, (1, 2, "foreign")).writeTo(table.name).append()
+    table.append((1, 2, "foreign"))
     version = sink.committed("w", 1)
-    catalog, _, name = table.name.partition(".")
-    table.sql(
-        f"CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => TIMESTAMP '9000-01-01 00:00:00')"
-    )
+    table.call("expire_snapshots(table => 'TABLE_', older_than => TIMESTAMP '9000-01-01 00:00:00')")
 
     left = {row.key for row in table.sql("SHOW TBLPROPERTIES TABLE_")} & properties.keys()
     assert left == {key(writer) for writer in ("w", "back", "new", "newer", "newest")}
@@ -578,13 +564,10 @@ def test_with_a_jdbc_catalog_a_foreign_commit_and_a_replayed_batch_are_found(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
     table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "jdbc"})
-    changes(spark, (1, 1, "old")).writeTo(table.name).append()
+    table.append((1, 1, "old"))
 
-    def append(_event: object) -> None:
-        changes(spark, (1, 2, "foreign")).writeTo(table.name).append()
-
-    harness.agent(At("commit-requested", append))
-    write = harness.gate().foreach_batch(IcebergSink(table.name, mode="upsert", keys=["id"]), writer="w")
+    harness.agent(At("commit-requested", lambda _: table.append((1, 2, "foreign"))))
+    write = harness.gate().foreach_batch(table.sink(), writer="w")
 
     write(changes(spark, (1, 1, "new")), 0)
     write(changes(spark, (1, 1, "newer")), 0)  # a replay
@@ -624,13 +607,13 @@ def test_whatever_a_rest_catalog_answers_the_table_shows_whether_the_batch_is_co
     rest: CatalogProxy,
     status: int | None,
     took_place: bool,
-    mode: Any,
+    mode: Mode,
 ) -> None:
     """Each row is there once, and so are the snapshot's files. Older clients repeat the request after some answers."""
     table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
-    changes(spark, (1, 1, "old"), (2, 2, "old")).coalesce(1).writeTo(table.name).append()
+    table.append((1, 1, "old"), (2, 2, "old"))
     harness.agent(grant_everything)
-    sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
+    sink = table.sink(mode)
     write = harness.gate().foreach_batch(sink, writer="w")
     rest.inject(InjectedAnswer(status, took_place))
 
@@ -674,12 +657,12 @@ def test_a_token_that_expires_in_the_middle_is_named_and_the_batch_is_committed_
 @pytest.mark.wide
 @pytest.mark.parametrize(("mode", "looks"), [("append", 5), ("upsert", 6), ("overwrite", 6)])
 def test_a_batch_asks_a_rest_catalog_a_few_times_for_its_table(
-    *, harness: Harness, spark: SparkSession, tmp_path: Path, rest: CatalogProxy, mode: Any, looks: int
+    *, harness: Harness, spark: SparkSession, tmp_path: Path, rest: CatalogProxy, mode: Mode, looks: int
 ) -> None:
     """Before the catalog's commit. Iceberg's own MERGE asks twice."""
     table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
     harness.agent(grant_everything)
-    sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
+    sink = table.sink(mode)
     write = harness.gate().foreach_batch(sink, writer="w")
     write(changes(spark, (1, 1, "old")), 0)
     rest.asked.clear()
@@ -737,7 +720,7 @@ def test_a_second_write_to_the_staged_table_ends_the_batch_and_nothing_is_publis
 ) -> None:
     """A release that wrote a statement in two steps would otherwise commit what the gate never saw."""
     table = Table(spark, tmp_path, COLUMNS, "")
-    changes(spark, (1, 1, "old")).writeTo(table.name).append()
+    table.append((1, 1, "old"))
     harness.agent(grant_everything)
     once = BatchWrite.run
 
@@ -757,9 +740,8 @@ def test_a_second_write_to_the_staged_table_ends_the_batch_and_nothing_is_publis
 
 @pytest.mark.wide
 def test_a_release_that_was_not_tried_is_refused_unless_the_user_says_so(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Table(spark, tmp_path, COLUMNS, "day")
     tried = replace(ICEBERG, artifacts={"4.0": ("a:b:1.5.0",), "3.5": ("a:c:1.4.1",)})
     monkeypatch.setattr(release, "ICEBERG", tried)
 
@@ -776,15 +758,14 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
     *,
     harness: Harness,
     spark: SparkSession,
-    tmp_path: Path,
+    table: Table,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    mode: Any,
+    mode: Mode,
 ) -> None:
     monkeypatch.setattr(release, "ICEBERG", WITHOUT_HOOK)
-    table = Table(spark, tmp_path, COLUMNS, "day")
-    changes(spark, (1, 1, "old")).writeTo(table.name).append()
-    sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
+    table.append((1, 1, "old"))
+    sink = table.sink(mode)
     written: list[int] = []
     agent = harness.agent(
         At("commit-requested", lambda _: written.append(len(list(table.folder.rglob("*.parquet")))))
@@ -835,17 +816,16 @@ def test_without_the_class_of_the_staged_table_whole_statements_are_granted_if_t
 
 @pytest.mark.wide
 def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Table(spark, tmp_path, COLUMNS, "day")
     with pytest.raises(ValueError, match="no Iceberg table of this name"):
         IcebergSink(f"{table.name}_missing")
-    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
+    sink = table.sink()
     with pytest.raises(ValueError, match=r"the table has no columns \['other'\]"):
         sink.scope(changes(spark, (1, 1, "x"), columns="day int, id long, other string"))
     with pytest.raises(ValueError, match=r"the batch lacks columns \['day'\]"):
         sink.scope(changes(spark, (1, "x"), columns="id long, note string"))
-    table.sql("ALTER TABLE TABLE_ CREATE BRANCH dev")
+    table.alter("CREATE BRANCH dev")
     with pytest.raises(
         ValueError, match=r"'branch_dev' is a branch, a tag or a time of .* writes the main branch only"
     ):

@@ -50,7 +50,13 @@ SUM = {
     "fields.delay.aggregate-function": "sum",
 }
 
+KEYED: dict[str, Any] = {"partition_keys": (), "schema": SUMS, "primary_keys": ("flight",)}
+BY_MONTH: dict[str, Any] = {"partition_keys": ("month",), "schema": FLIGHTS}
+WHOLE: dict[str, Any] = {"partition_keys": (), "schema": FLIGHTS}
+
 Rows = list[tuple[Any, ...]]
+
+SIX = [(1, number) for number in range(6)]
 
 MAX_ROUNDS = 20
 
@@ -63,6 +69,13 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPaimon]:
 
 def commit_rows(table: str, schema: pa.Schema, rows: Rows) -> None:
     commit_alone(table, [dict(zip(schema.names, row, strict=True)) for row in rows])
+
+
+def commit_one_by_one(table: str, *rows: tuple[int, int]) -> Rows:
+    """Commit each row of `FLIGHTS` by itself. Return the rows."""
+    for row in rows:
+        commit_rows(table, FLIGHTS, [row])
+    return list(rows)
 
 
 def files_of(table: str) -> set[str]:
@@ -91,10 +104,8 @@ def compactor_of(java: JavaPaimon, gate: CommitGate, table: str, **options: Any)
 
 def test_an_append_table_of_sixty_commits(harness: Harness, make_table: MakeTable, java: JavaPaimon) -> None:
     agent = harness.agent(grant_everything)
-    table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
-    rows: Rows = [(number % 2, number) for number in range(60)]
-    for row in rows:
-        commit_rows(table, FLIGHTS, [row])
+    table = make_table(**BY_MONTH, **{"write-only": "true"})
+    rows = commit_one_by_one(table, *((number % 2, number) for number in range(60)))
     before = files_of(table)
     assert (len(before), manifests_of(table)) == (60, 60)
     compactor = compactor_of(java, harness.gate(), table)
@@ -124,10 +135,8 @@ def test_manifests_are_merged_where_no_file_is_compacted(
 ) -> None:
     harness.agent(grant_everything)
     options = {"write-only": "true", "manifest.merge-min-count": "10"}
-    table = make_table(partition_keys=("month",), schema=FLIGHTS, **options)
-    rows: Rows = [(number, number) for number in range(12)]
-    for row in rows:
-        commit_rows(table, FLIGHTS, [row])
+    table = make_table(**BY_MONTH, **options)
+    rows = commit_one_by_one(table, *((number, number) for number in range(12)))
     before = files_of(table)
 
     assert list(compactor_of(java, harness.gate(), table).run_round()) == [CompactionCommit(13, 0, 0)]
@@ -141,10 +150,8 @@ def test_a_lost_conflict_removes_its_files_and_the_next_transaction_is_queued_wi
 ) -> None:
     partition = Marker(partition="month=1", file_group="*", operation="merge")
     agent = harness.agent(At("commit-requested", lambda event: [aborted(event, partition)]))
-    table = make_table(partition_keys=("month",), schema=FLIGHTS)
-    rows: Rows = [(number % 2, number) for number in range(12)]
-    for row in rows:
-        commit_rows(table, FLIGHTS, [row])
+    table = make_table(**BY_MONTH)
+    rows = commit_one_by_one(table, *((number % 2, number) for number in range(12)))
     before = files_of(table)
     compactor = compactor_of(java, harness.gate(), table)
 
@@ -165,7 +172,7 @@ def test_a_lost_compaction_removes_no_file_that_it_only_moves_to_another_level(
 ) -> None:
     """Java's own `abort` removes it, and with it rows of the table."""
     harness.agent(At("commit-requested", lambda event: [aborted(event)]))
-    table = make_table(partition_keys=(), schema=SUMS, primary_keys=("flight",), **SUM)
+    table = make_table(**KEYED, **SUM)
     rows: Rows = [(number, 1) for number in range(8)]
     commit_rows(table, SUMS, rows)
     compactor = compactor_of(java, harness.gate(), table, full=True)
@@ -180,7 +187,7 @@ def test_files_that_a_writer_without_the_gate_has_rewritten(
     harness: Harness, make_table: MakeTable, java: JavaPaimon
 ) -> None:
     """Java finds them under the grant."""
-    table = make_table(partition_keys=(), schema=FLIGHTS)
+    table = make_table(**WHOLE)
     foreign: list[str] = []
 
     def overtaken(_event: object) -> None:
@@ -188,8 +195,7 @@ def test_files_that_a_writer_without_the_gate_has_rewritten(
         foreign.extend(files_of(table))
 
     agent = harness.agent(At("commit-requested", overtaken))
-    for number in range(6):
-        commit_rows(table, FLIGHTS, [(1, number)])
+    commit_one_by_one(table, *SIX)
     before = files_of(table)
     compactor = compactor_of(java, harness.gate(), table)
 
@@ -205,8 +211,7 @@ def test_files_that_a_writer_without_the_gate_has_rewritten(
 
 def computed(java: JavaPaimon, table: str, spill: Path) -> tuple[JavaTable, list[Any]]:
     """Commit six rows, and compute their compaction. Return the table and the messages to commit."""
-    for number in range(6):
-        commit_rows(table, FLIGHTS, [(1, number)])
+    commit_one_by_one(table, *SIX)
     return compacted(java, table, spill)
 
 
@@ -232,7 +237,7 @@ def test_a_snapshot_id_that_is_taken_and_a_lease_that_is_lost(
     def lease_lost() -> None:
         raise LeaseLost("the lease expired")
 
-    table = make_table(partition_keys=(), schema=FLIGHTS)
+    table = make_table(**WHOLE)
     opened, messages = computed(java, table, tmp_path)
 
     with pytest.raises(NothingPublished) as refused:
@@ -244,7 +249,7 @@ def test_a_snapshot_id_that_is_taken_and_a_lease_that_is_lost(
     published = opened.commit(messages, transaction="t", token=1, check=lambda: None)
     assert published is not None
     assert published.number == 8
-    assert_readers_see(java, table, [*((1, number) for number in range(6)), (1, 100)])
+    assert_readers_see(java, table, [*SIX, (1, 100)])
     assert len(files_of(table)) == 2
 
 
@@ -257,7 +262,7 @@ def test_a_put_without_an_answer_is_read_back(
         assert isinstance(put(self, name, body), Written)
         return NotWritten("no answer")
 
-    table = make_table(partition_keys=(), schema=FLIGHTS)
+    table = make_table(**WHOLE)
     opened, messages = computed(java, table, tmp_path)
     monkeypatch.setattr(LinkedSnapshots, "put_if_absent", put_without_answer)
 
@@ -265,12 +270,12 @@ def test_a_put_without_an_answer_is_read_back(
 
     assert published is not None
     assert published.number == 7
-    assert_readers_see(java, table, [(1, number) for number in range(6)])
+    assert_readers_see(java, table, SIX)
 
 
 def with_vectors(make_table: MakeTable, java: JavaPaimon) -> tuple[str, Rows]:
     """Create a table of eight files with two rows each, three of which Java deletes. Return the table and the other rows."""
-    table = make_table(partition_keys=(), schema=FLIGHTS, **{"deletion-vectors.enabled": "true"})
+    table = make_table(**WHOLE, **{"deletion-vectors.enabled": "true"})
     for number in range(8):
         commit_rows(table, FLIGHTS, [(1, number), (2, number)])
     first, second, *_ = sorted(files_of(table))
@@ -323,7 +328,7 @@ def test_a_compaction_of_dynamic_buckets_leaves_each_key_in_its_bucket(
 ) -> None:
     harness.agent(grant_everything)
     options = SUM | {"bucket": "-1", "dynamic-bucket.target-row-num": "2"}
-    table = make_table(partition_keys=(), schema=SUMS, primary_keys=("flight",), **options)
+    table = make_table(**KEYED, **options)
     for _ in range(3):
         commit_rows(table, SUMS, [(key, 1) for key in range(6)])
 
@@ -342,12 +347,7 @@ def test_two_writers_sum_while_a_compactor_runs(
     spark: SparkSession,
 ) -> None:
     """No batch is tried twice, no row is lost, and the compactor has its commits while they write."""
-    table = make_table(
-        partition_keys=(),
-        schema=SUMS,
-        primary_keys=("flight",),
-        **{"num-sorted-run.compaction-trigger": "2"} | SUM,
-    )
+    table = make_table(**KEYED, **{"num-sorted-run.compaction-trigger": "2"} | SUM)
     batches, keys = 3, 10
 
     def drive(writer: str) -> None:
@@ -381,10 +381,8 @@ def test_writers_that_always_compute_on_its_files_delay_it_by_a_bounded_number_o
     gate: CommitGate, another_gate: Callable[..., CommitGate], make_table: MakeTable, java: JavaPaimon
 ) -> None:
     """Two writers with optimistic admission take turns, so that one of them has always touched the whole partition."""
-    table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
-    rows: Rows = [(1, number) for number in range(6)]
-    for row in rows:
-        commit_rows(table, FLIGHTS, [row])
+    table = make_table(**BY_MONTH, **{"write-only": "true"})
+    rows = commit_one_by_one(table, *SIX)
     stop, touched = threading.Event(), [threading.Event(), threading.Event()]
     aborts: list[int] = []
     lost: list[int] = []
@@ -428,10 +426,8 @@ def test_a_protected_compaction_aborts_no_writer_that_computes(
     another_gate: Callable[..., CommitGate], make_table: MakeTable, java: JavaPaimon
 ) -> None:
     """It waits for the one that computes, and stops the one that begins meanwhile, at its markers. Even after a restart."""
-    table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
-    rows: Rows = [(1, number) for number in range(6)]
-    for row in rows:
-        commit_rows(table, FLIGHTS, [row])
+    table = make_table(**BY_MONTH, **{"write-only": "true"})
+    rows = commit_one_by_one(table, *SIX)
     admissions: list[str] = []
 
     def note(step: GateEvent) -> None:
@@ -484,9 +480,7 @@ def test_tables_that_cannot_be_compacted(
     options: dict[str, str], why: str, harness: Harness, make_table: MakeTable, java: JavaPaimon
 ) -> None:
     gate = harness.gate()
-    table = make_table(
-        partition_keys=(), schema=SUMS, primary_keys=("flight",), **options, **{"write-only": "true"}
-    )
+    table = make_table(**KEYED, **options, **{"write-only": "true"})
     commit_rows(table, SUMS, [(1, 1)])
 
     with pytest.raises(ValueError, match=why):

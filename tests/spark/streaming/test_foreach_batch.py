@@ -23,7 +23,7 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.streaming import cancelling
 from lakewarden.spark_jobs.streaming.batches import wire_name
 from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY, query_of
-from tests.spark.fake_agent import aborted, already_committed, grant_everything
+from tests.spark.fake_agent import At, aborted, already_committed, grant_everything
 from tests.spark.harness import Harness
 from tests.unit.events.building import made
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -85,6 +85,12 @@ class LoseFirst:
         if event.type == "marker-created" and event.transaction == self.first:
             return [aborted(event, *event.markers)]
         return grant_everything(event, offset)
+
+
+def commit(_batch: DataFrame, txn: Transaction) -> None:
+    """A write that writes nothing."""
+    with txn.commit():
+        pass
 
 
 def publish_when_running(txn: Transaction, jobs: int) -> threading.Thread:
@@ -185,8 +191,7 @@ def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
                 batch.mapInArrow(last_step_before, "id long").selectExpr(COMPUTES_FOR_SECONDS).collect()
             finally:
                 loser.join()
-        with txn.commit():
-            pass
+        commit(batch, txn)
 
     run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
 
@@ -230,42 +235,11 @@ def test_a_job_submitted_after_the_cancel_is_cancelled_too(harness: Harness, run
                     context.parallelize([1], 1).mapPartitions(hold).count()
                 ended.append(job)
             txn.check()
-        with txn.commit():
-            pass
+        commit(batch, txn)
 
     run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
 
     assert ended == ["first", "second"]
-
-
-@pytest.mark.wide
-def test_dataframe_actions_are_cancelled(harness: Harness, run_query: RunQuery) -> None:
-    harness.agent(LoseFirst())
-    causes: list[BaseException | None] = []
-
-    def write(batch: DataFrame, txn: Transaction) -> None:
-        if txn.intent.attempt == 1:
-            marker = publish_when_running(txn, 1)
-            try:
-                batch.mapInArrow(hold_arrow, batch.schema).collect()
-            except Exception as error:
-                causes.append(error)
-                raise
-            finally:
-                marker.join()
-        with txn.commit():
-            pass
-
-    run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
-
-    assert len(causes) == 1
-    assert "cancel" in str(causes[0]).lower()
-
-
-def hold_arrow(batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        time.sleep(600)
-        yield batch
 
 
 def test_a_query_that_always_loses_fails_with_the_last_abort(harness: Harness, run_query: RunQuery) -> None:
@@ -380,12 +354,9 @@ def no_scope(_batch: DataFrame) -> None:
 def test_an_error_that_is_not_retriable_is_raised_at_once_and_logged_last(
     harness: Harness, run_query: RunQuery, scope: Any, error: str, intents: int
 ) -> None:
-    def refusing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
-        return (
-            [aborted(event, reason="not-allowed", retriable=False)] if isinstance(event, CommitIntent) else []
-        )
-
-    agent = harness.agent(refusing)
+    agent = harness.agent(
+        At("commit-intent", lambda event: [aborted(event, reason="not-allowed", retriable=False)])
+    )
     write = harness.gate().foreach_batch(
         lambda *_: pytest.fail("it ran"), table=TABLE, writer="w", scope=scope
     )
@@ -414,10 +385,9 @@ def test_committed_batches_are_skipped_with_a_warning_and_the_query_continues(
     agent = harness.agent(remembering)
     written: list[int | None] = []
 
-    def write(_batch: DataFrame, txn: Transaction) -> None:
+    def write(batch: DataFrame, txn: Transaction) -> None:
         written.append(txn.batch_id)
-        with txn.commit():
-            pass
+        commit(batch, txn)
 
     query = harness.gate().foreach_batch(write, table=TABLE, writer="w")
     run_query(query, files=2)
@@ -452,8 +422,7 @@ def test_the_tag_is_removed_after_the_batch_and_the_query_keeps_its_job_group(
         tags.append({tag for tag in context.getJobTags() if tag.startswith("lakewarden-")})
         groups.append(context.getLocalProperty("spark.jobGroup.id"))
         assert batch.count() == 1
-        with txn.commit():
-            pass
+        commit(batch, txn)
 
     def around(batch: DataFrame, batch_id: int) -> None:
         before = context.getLocalProperty("spark.jobGroup.id")
@@ -473,12 +442,8 @@ def test_the_tag_is_removed_after_the_batch_and_the_query_keeps_its_job_group(
 def test_the_scope_is_published_before_the_batch_is_computed(harness: Harness, spark: SparkSession) -> None:
     agent = harness.agent(grant_everything)
 
-    def write(_batch: DataFrame, txn: Transaction) -> None:
-        with txn.commit():
-            pass
-
     harness.gate().foreach_batch(
-        write,
+        commit,
         table=TABLE,
         writer="compaction",
         admission="queued",
@@ -506,8 +471,7 @@ def test_markers_of_executors_precede_the_request(harness: Harness, spark: Spark
                 yield row
 
         batch.rdd.mapPartitions(publishing).count()
-        with txn.commit():
-            pass
+        commit(batch, txn)
 
     harness.gate().foreach_batch(write, table=TABLE, writer="w")(spark.range(0, 20, 1, 2), 0)
 
@@ -534,11 +498,10 @@ def test_executors_without_kafka_fail(spark: SparkSession) -> None:
 def test_the_observer_receives_the_steps_in_order(harness: Harness, spark: SparkSession) -> None:
     harness.agent(LoseFirst())
 
-    def write(_batch: DataFrame, txn: Transaction) -> None:
+    def write(batch: DataFrame, txn: Transaction) -> None:
         txn.touch(MINE.partition, "*", "merge")
         wait_until(lambda: txn.aborted or txn.intent.attempt > 1)
-        with txn.commit():
-            pass
+        commit(batch, txn)
 
     harness.gate().foreach_batch(write, table=TABLE, writer="w", max_attempts=2)(spark.range(1), 0)
 
@@ -578,8 +541,7 @@ def test_jobs_of_the_clean_up_are_not_cancelled(harness: Harness, run_query: Run
                 batch.rdd.mapPartitions(hold).count()
             finally:
                 marker.join()
-        with txn.commit():
-            pass
+        commit(batch, txn)
 
     run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
 
@@ -593,25 +555,20 @@ def test_a_catalog_name_stands_for_the_tables_location(
     """Writers with other catalogs, or none, name the same table by its URI."""
     agent = harness.agent(grant_everything)
     gate = harness.gate()
-
-    def write(_batch: DataFrame, txn: Transaction) -> None:
-        with txn.commit():
-            pass
-
     spark.sql(f"create table named_trips (id long) using parquet location '{tmp_path}/trips'")
     try:
         for name in ("named_trips", "default.named_trips", "spark_catalog.default.named_trips"):
-            gate.foreach_batch(write, table=name, writer=name)(spark.range(1), 0)
+            gate.foreach_batch(commit, table=name, writer=name)(spark.range(1), 0)
     finally:
         spark.sql("drop table named_trips")
 
     uris = {event.table for event in agent.wait_for("commit-completed", 3)}
     assert uris == {(tmp_path / "trips").as_uri()}
     with pytest.raises(ValueError, match=r"no table of this name: 'named_trips'; .*TABLE_OR_VIEW_NOT_FOUND"):
-        gate.foreach_batch(write, table="named_trips", writer="w")
+        gate.foreach_batch(commit, table="named_trips", writer="w")
     spark.range(1).createOrReplaceTempView("a_view")
     with pytest.raises(ValueError, match="the catalog gives no location for table 'a_view'; write its URI"):
-        gate.foreach_batch(write, table="a_view", writer="w")
+        gate.foreach_batch(commit, table="a_view", writer="w")
 
 
 def test_a_table_is_named_by_the_sink_or_by_the_argument(harness: Harness) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
+from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs import TABLE_SERVICE_PRIORITY, CommitAborted, CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer
@@ -145,10 +145,7 @@ def test_overlapping_scopes_run_one_after_the_other(
     wait_until(lambda: "intent" in scene.of("second"))
     # The agent admits a third writer, whose intent is later and whose scope is disjoint. So it has read the second's intent.
     with scene.gate.transaction(
-        table=sink.table,
-        writer="third",
-        admission="queued",
-        scope=[Marker(partition="month=2/day=1", file_group=ALL_FILE_GROUPS, operation="merge")],
+        table=sink.table, writer="third", admission="queued", scope=["month=2/day=1"]
     ):
         assert scene.of("second") == ["intent"]
     proceed.set()
@@ -164,7 +161,7 @@ def test_overlapping_scopes_run_one_after_the_other(
 @pytest.mark.wide
 def test_a_marker_beyond_the_scope_is_checked_like_any_other(scene: Scene) -> None:
     """A queued transaction may touch more than its scope. There the usual rules decide which transaction loses."""
-    table, scope = "file:///lake/beyond", (Marker(partition="p=1", file_group="*", operation="merge"),)
+    table = "file:///lake/beyond"
     with scene.gate.transaction(table=table, writer="older") as older:
         older.touch("p=2", "*", "merge")
 
@@ -172,7 +169,7 @@ def test_a_marker_beyond_the_scope_is_checked_like_any_other(scene: Scene) -> No
             with (
                 pytest.raises(CommitAborted, match="partition p=2 also written by writer 'older'") as caught,
                 scene.gate.transaction(
-                    table=table, writer="younger", admission="queued", scope=scope
+                    table=table, writer="younger", admission="queued", scope=["p=1"]
                 ) as younger,
             ):
                 younger.touch("p=1", "*", "merge")
@@ -194,23 +191,20 @@ def test_a_silent_writer_at_the_head_blocks_the_queue_only_until_it_is_lost(
 ) -> None:
     """It is admitted, and its heartbeats end. The agent takes it for lost and admits the writer behind it."""
     kafka, prefix = agent
-    table = f"file:///lake/head-{how.name}"
+    table, scope = f"file:///lake/head-{how.name}", ["p=1"]
     program = f"""
 import time
-from lakewarden.events import Marker
 from lakewarden.spark_jobs import CommitGate
 gate = CommitGate({kafka.bootstrap_servers!r}, topic_prefix={prefix!r}, heartbeat_seconds=0.5)
-scope = [Marker(partition="p=1", file_group="*", operation="merge")]
-with gate.transaction(table={table!r}, writer="head", admission="queued", scope=scope):
+with gate.transaction(table={table!r}, writer="head", admission="queued", scope={scope}):
     print("admitted", flush=True)
     time.sleep(600)
 """
     head = subprocess.Popen(bound([sys.executable, "-c", program]), stdout=subprocess.PIPE, text=True)
     try:
         assert head.stdout is not None
-        wait_for_line(head.stdout, "admitted")
+        assert "admitted\n" in head.stdout, "the program ended before it was admitted"
         os.kill(head.pid, how)
-        scope = [Marker(partition="p=1", file_group="*", operation="merge")]
         with (
             scene.gate.transaction(table=table, writer="next", admission="queued", scope=scope) as txn,
             txn.commit() as grant,
@@ -220,13 +214,6 @@ with gate.transaction(table={table!r}, writer="head", admission="queued", scope=
         head.kill()
         head.communicate()
     assert scene.of("next") == ["intent", "admitted", "requested", "granted", "completed"]
-
-
-def wait_for_line(lines: Iterator[str], expected: str) -> None:
-    """Read lines until the expected one."""
-    assert any(line.strip() == expected for line in lines), (
-        f"the program ended before it printed {expected!r}"
-    )
 
 
 @pytest.mark.wide
@@ -277,10 +264,7 @@ def test_append_writers_of_one_partition_never_conflict(
         for number in range(batches):
             gated(spark.createDataFrame([(1, 1, first + number)], "month int, day int, flight long"), number)
 
-    threads = [
-        threading.Thread(target=append, args=("a", 0)),
-        threading.Thread(target=append, args=("b", 100)),
-    ]
+    threads = [threading.Thread(target=append, args=each) for each in (("a", 0), ("b", 100))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -157,17 +157,10 @@ def opened(
 
 
 @pytest.fixture
-def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
-    """A function that returns the warnings so far."""
-    caplog.set_level(logging.WARNING, "lakewarden")
-    return lambda: list(caplog.records)
-
-
-@pytest.fixture
 def lines_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
-    """A function that returns the lines about the wait so far: those of level info, and worse ones."""
+    """A function that returns the lines so far, those of level info and worse ones."""
     caplog.set_level(logging.INFO, "lakewarden")
-    return lambda: [record for record in caplog.records if record.levelno >= logging.INFO]
+    return lambda: list(caplog.records)
 
 
 ELSEWHERE = (Marker(partition="day=2", file_group="*", operation="merge"),)
@@ -223,23 +216,19 @@ def test_a_queued_transaction_that_is_not_answered_says_why_long_before_it_fails
         assert "lakewarden status" in fields["detail"]
 
 
-def test_a_transaction_that_fails_at_that_moment_says_it_only_once(
-    warnings_of: Callable[[], list[Any]],
-) -> None:
+def test_a_transaction_that_fails_at_that_moment_says_it_only_once(caplog: pytest.LogCaptureFixture) -> None:
     """The error has the same advice."""
     with pytest.raises(AgentUnreachable, match="start an agent"):
         opened(SilentChannel(), Timing(admission_timeout_seconds=0.01), may_queue=False)
 
-    assert warnings_of() == []
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
-def test_a_transaction_that_is_admitted_at_once_logs_nothing(
-    warnings_of: Callable[[], list[Any]],
-) -> None:
+def test_a_transaction_that_is_admitted_at_once_logs_nothing(lines_of: Callable[[], list[Any]]) -> None:
     """The usual case."""
     opened(SilentChannel(answers=True), Timing(), may_queue=True)
 
-    assert warnings_of() == []
+    assert lines_of() == []
 
 
 def requested_by(writer: str) -> CommitRequested:

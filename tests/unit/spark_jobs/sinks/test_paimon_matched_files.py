@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pypaimon import CatalogFactory, Schema
 
 from lakewarden.spark_jobs.sinks.paimon import matched_files
 from lakewarden.spark_jobs.sinks.paimon.matched_files import (
@@ -22,6 +21,7 @@ from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     without_files,
 )
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address, deletions_of, in_types, read_base
+from tests.spark.conftest import commit_alone, create_table
 
 Fill = Callable[..., TableAddress]
 
@@ -33,18 +33,10 @@ def fill(tmp_path: Path) -> Fill:
     def fill(*files: list[Any], kind: pa.DataType | None = None, **options: str) -> TableAddress:
         schema = pa.schema([("day", pa.int32()), ("key", kind or pa.int64()), ("value", pa.string())])
         named = {name.replace("_", "."): value for name, value in options.items()}
-        catalog = CatalogFactory.create({"warehouse": str(tmp_path)})
-        catalog.create_database("d", ignore_if_exists=True)
-        made = Schema.from_pyarrow_schema(schema, partition_keys=["day"], options=named)
-        catalog.create_table("d.t", made, ignore_if_exists=False)
-        where = address(str(tmp_path / "d.db" / "t"))
+        where = create_table(str(tmp_path), "t", schema, partition_keys=["day"], options=named)
         for keys in files:
-            builder = where.open().new_batch_write_builder()
-            write = builder.new_write()
-            rows = [{"day": 1, "key": key, "value": "a"} for key in keys]
-            write.write_arrow(pa.Table.from_pylist(rows, schema=schema))
-            builder.new_commit().commit(write.prepare_commit())
-        return where
+            commit_alone(where, [{"day": 1, "key": key, "value": "a"} for key in keys])
+        return address(where)
 
     return fill
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pypaimon import CatalogFactory, Schema
 
 from lakewarden.handlers.paimon.primary_key import first_sequence_number
 from lakewarden.spark_jobs import PaimonSink
@@ -34,6 +33,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     require_supported,
     upsert_rule,
 )
+from tests.spark.conftest import commit_alone, create_table, rows_of
 
 KEYS = {"primary_keys": ["day", "flight"], "partition_keys": ["day"]}
 
@@ -54,11 +54,7 @@ Make = Callable[..., TableAddress]
 def make(tmp_path: Path) -> Make:
     def make(schema: pa.Schema = FLIGHTS, keys: dict[str, list[str]] = KEYS, **options: str) -> TableAddress:
         named = {name.replace("__", ".").replace("_", "-"): value for name, value in options.items()}
-        catalog = CatalogFactory.create({"warehouse": str(tmp_path)})
-        catalog.create_database("d", ignore_if_exists=True)
-        made = Schema.from_pyarrow_schema(schema, options={"bucket": "2"} | named, **keys)
-        catalog.create_table("d.t", made, ignore_if_exists=False)
-        return address(str(tmp_path / "d.db" / "t"))
+        return address(create_table(str(tmp_path), "t", schema, options={"bucket": "2"} | named, **keys))
 
     return make
 
@@ -91,9 +87,7 @@ def commit(where: TableAddress, messages: list[Any], user: str = "w", identifier
 
 
 def read(where: TableAddress) -> list[dict[str, Any]]:
-    builder = where.open().new_read_builder()
-    rows = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()
-    return sorted(rows, key=lambda row: row["flight"])
+    return sorted(rows_of(where.uri), key=lambda row: row["flight"])
 
 
 def test_a_group_is_partition_and_bucket_as_in_the_file_names(make: Make) -> None:
@@ -158,17 +152,8 @@ def test_two_sums_on_one_snapshot_add_up_whatever_their_numbers(make: Make) -> N
 
 def test_a_foreign_writer_is_newer_than_the_transaction_before_it_and_older_than_the_next(make: Make) -> None:
     where = make()
-
-    def foreign(gate: str) -> None:
-        builder = where.open().new_batch_write_builder()
-        write = builder.new_write()
-        write.write_arrow(
-            pa.Table.from_pylist([flight(1, gate), flight(2, gate)], schema=arrow_schema(where.open()))
-        )
-        builder.new_commit().commit(write.prepare_commit())
-
     commit(where, stage(where, [flight(1, "ours"), flight(2, "ours"), flight(3, "ours")]))
-    foreign("foreign")
+    commit_alone(where.uri, [flight(1, "foreign"), flight(2, "foreign")])
     assert [row["gate"] for row in read(where)] == ["foreign", "foreign", "ours"]
     commit(where, stage(where, [flight(1, "next")]), identifier=2)
     assert [row["gate"] for row in read(where)] == ["next", "foreign", "ours"]

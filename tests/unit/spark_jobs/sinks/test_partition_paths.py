@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pypaimon import CatalogFactory, Schema
 
 from lakewarden.events import Marker
 from lakewarden.spark_jobs import PartitionPaths
@@ -19,6 +18,7 @@ from lakewarden.spark_jobs.sinks.paimon.commit import sweep
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
 from lakewarden.spark_jobs.sinks.partition_paths import TableFormat
+from tests.spark.conftest import create_table, data_files_of, rows_of
 
 COLUMNS = {"region": "string", "day": "date"}
 ROW = {"region": "a b/c", "day": date(2026, 11, 21), "other": 1}
@@ -239,18 +239,14 @@ def test_paimons_markers_folders_and_clean_up_agree_for_partitions_of_all_kinds(
     tmp_path: Path, legacy: str
 ) -> None:
     """A cancelled task's files are found by the markers alone."""
-    catalog = CatalogFactory.create({"warehouse": str(tmp_path)})
-    catalog.create_database("d", ignore_if_exists=True)
     options = {"partition.legacy-name": legacy}
-    made = Schema.from_pyarrow_schema(PAIMON_SCHEMA, list(PAIMON_TYPES), options=options)
-    catalog.create_table("d.t", made, ignore_if_exists=False)
-    root = tmp_path / "d.db" / "t"
-    where = address(str(root))
+    root = create_table(str(tmp_path), "t", PAIMON_SCHEMA, partition_keys=list(PAIMON_TYPES), options=options)
+    where = address(root)
 
     messages, paths = stage_in_all_partitions(where, "data-kept-")
     builder = where.open().new_stream_write_builder()
     builder.new_commit().commit(messages, 1)
-    folders = {str(file.parent.parent.relative_to(root)) for file in root.rglob("data-kept-*")}
+    folders = {str(file.parent.parent.relative_to(root)) for file in Path(root).rglob("data-kept-*")}
     assert folders == paths
     assert {PartitionPaths("paimon", {"name": "string"}).path([each[0]]) for each in PAIMON_PARTITIONS} == {
         path.partition("/")[0] for path in paths
@@ -259,7 +255,5 @@ def test_paimons_markers_folders_and_clean_up_agree_for_partitions_of_all_kinds(
     stage_in_all_partitions(where, "data-cancelled-")
     sweep(where.open(), paths, "data-cancelled-")
 
-    assert len(list(root.rglob("data-*.parquet"))) == len(PAIMON_ROWS)
-    read = where.open().new_read_builder()
-    found = read.new_read().to_arrow(read.new_scan().plan().splits()).to_pylist()
-    assert sorted(found, key=lambda row: row["id"]) == PAIMON_ROWS
+    assert len(data_files_of(root)) == len(PAIMON_ROWS)
+    assert sorted(rows_of(root), key=lambda row: row["id"]) == PAIMON_ROWS
