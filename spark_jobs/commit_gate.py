@@ -70,12 +70,7 @@ class CommitGate(TransactionGate):
         """
         require_spark("foreach_batch")
         target = target_of(
-            write,
-            table=table,
-            conflict_rule=conflict_rule,
-            lock=lock,
-            admission=admission,
-            priority=priority,
+            write, table=table, conflict_rule=conflict_rule, lock=lock, admission=admission, priority=priority
         )
         intent_of(
             table=target.table,

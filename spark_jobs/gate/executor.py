@@ -26,12 +26,7 @@ import anyio
 from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode, event_chunks
 from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
-from lakewarden.spark_jobs.gate.kafka import (
-    SEND_TIMEOUT_SECONDS,
-    STOP_SECONDS,
-    LoopThread,
-    make_producer,
-)
+from lakewarden.spark_jobs.gate.kafka import SEND_TIMEOUT_SECONDS, STOP_SECONDS, LoopThread, make_producer
 from lakewarden.spark_jobs.gate.kafka_options import EXECUTOR_CLIENT_ID, KafkaSettings
 from lakewarden.spark_jobs.gate.scope import as_markers, marker_of
 

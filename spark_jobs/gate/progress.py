@@ -75,16 +75,7 @@ class ExpiredLease:
 class GateProgress:
     """The state of one transaction; the module has the rules."""
 
-    __slots__ = (
-        "_names",
-        "abort",
-        "admitted",
-        "committed",
-        "late_abort",
-        "lease",
-        "phase",
-        "send_times",
-    )
+    __slots__ = ("_names", "abort", "admitted", "committed", "late_abort", "lease", "phase", "send_times")
 
     def __init__(self, table: str, writer: str, margin_seconds: float) -> None:
         self._names = (table, writer)

@@ -68,12 +68,7 @@ def folding(spark: SparkSession) -> Callable[[str], str]:
 
 
 def assigned(
-    batch: DataFrame,
-    columns: StructType,
-    table: str,
-    *,
-    partial: bool = False,
-    others: Collection[str] = (),
+    batch: DataFrame, columns: StructType, table: str, *, partial: bool = False, others: Collection[str] = ()
 ) -> DataFrame:
     """Return the batch as the table stores it: the table's columns, in its order, spelling and types.
 

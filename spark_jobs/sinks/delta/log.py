@@ -38,10 +38,7 @@ DELTA_LOG = "org.apache.spark.sql.delta.DeltaLog"
 GENERATED, NUMBERED = "delta.generationExpression", "delta.identity.start"
 """In the metadata of a column that a batch may lack. Numbered ones are identity columns."""
 
-FILLED_IN = {
-    GENERATED: "which Delta generates as {}",
-    DEFAULT: "for which Delta fills in the default {}",
-}
+FILLED_IN = {GENERATED: "which Delta generates as {}", DEFAULT: "for which Delta fills in the default {}"}
 """In the metadata of a column: what Delta stores in it if a batch lacks it."""
 
 SQL_NAMES = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}

@@ -19,13 +19,7 @@ from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import as_markers
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT, NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
-from lakewarden.spark_jobs.sinks.delta.log import (
-    GENERATED,
-    NUMBERED,
-    LastBatches,
-    Metadata,
-    TableLog,
-)
+from lakewarden.spark_jobs.sinks.delta.log import GENERATED, NUMBERED, LastBatches, Metadata, TableLog
 from lakewarden.spark_jobs.sinks.delta.observer import (
     USER_METADATA,
     CommitObserver,
@@ -34,20 +28,10 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
     transaction_label,
 )
 from lakewarden.spark_jobs.sinks.java import java_type
-from lakewarden.spark_jobs.sinks.partitions import (
-    Partition,
-    as_view,
-    computed_once,
-    known_content,
-    quoted,
-)
+from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, computed_once, known_content, quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
-from lakewarden.spark_jobs.sinks.upsert import (
-    Upsert,
-    inexact_keys,
-    require_columns,
-)
+from lakewarden.spark_jobs.sinks.upsert import Upsert, inexact_keys, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -61,10 +61,7 @@ _FIXED: Mapping[str, tuple[str, str]] = {
     "hoodie.clustering.schedule.inline": ("false", "schedule clustering in a job of its own"),
     # Off, Hudi's data source would compact merge-on-read tables inline. On, only its streaming sink does anything.
     "hoodie.datasource.compaction.async.enable": ("true", "with false, Hudi compacts in the writer"),
-    _EXTRA_PREFIX: (
-        "_",
-        "the sink's own entry in the commit's metadata would not be written",
-    ),
+    _EXTRA_PREFIX: ("_", "the sink's own entry in the commit's metadata would not be written"),
 }
 _OLD_NAMES = {"hoodie.cleaner.policy.failed.writes": "hoodie.clean.failed.writes.policy"}
 
@@ -139,7 +136,4 @@ def sql_settings(options: Mapping[str, str]) -> dict[str, str]:
         key: value for key, value in options.items() if key.startswith("hoodie.") and key not in _OF_THE_TABLE
     }
     entry = options[HUDI_LABEL]
-    return kept | {
-        _EXTRA_PREFIX: SQL_EXTRA_METADATA.removesuffix("lakewarden"),
-        SQL_EXTRA_METADATA: entry,
-    }
+    return kept | {_EXTRA_PREFIX: SQL_EXTRA_METADATA.removesuffix("lakewarden"), SQL_EXTRA_METADATA: entry}

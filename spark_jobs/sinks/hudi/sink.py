@@ -138,12 +138,7 @@ class HudiSink(Sink):
     def hudi_options(self, txn: Transaction, spark: SparkSession) -> Iterator[dict[str, str]]:
         """Return the options for one write of one's own by Spark's writer. The block contains the write."""
         write = HudiWrite(
-            spark,
-            self._files,
-            txn,
-            self._options,
-            path=self._path,
-            lock_is_the_agents=self._shares_the_lock,
+            spark, self._files, txn, self._options, path=self._path, lock_is_the_agents=self._shares_the_lock
         )
         txn.on_discard(write.roll_back)
         with CallbackErrors() as errors:

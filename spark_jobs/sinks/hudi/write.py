@@ -343,12 +343,7 @@ class HudiWrite:
 
     def _names(self) -> dict[str, Any]:
         txn = self._txn
-        return {
-            "table": txn.table,
-            "writer": txn.writer,
-            "transaction": txn.id,
-            "instant": self.instant,
-        }
+        return {"table": txn.table, "writer": txn.writer, "transaction": txn.id, "instant": self.instant}
 
     def _facts(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self._names().items())

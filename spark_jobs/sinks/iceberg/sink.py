@@ -44,18 +44,9 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     spec_text,
 )
 from lakewarden.spark_jobs.sinks.java import is_instance
-from lakewarden.spark_jobs.sinks.partitions import (
-    Partition,
-    computed_once,
-    known_content,
-    quoted,
-)
+from lakewarden.spark_jobs.sinks.partitions import Partition, computed_once, known_content, quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
-from lakewarden.spark_jobs.sinks.upsert import (
-    Upsert,
-    inexact_keys,
-    require_columns,
-)
+from lakewarden.spark_jobs.sinks.upsert import Upsert, inexact_keys, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -306,12 +306,7 @@ class PaimonSink(Sink):
             rows.unpersist()
 
     def _stage_merged(
-        self,
-        table: Any,
-        rows: DataFrame,
-        work: _StagedBatch,
-        base: Base,
-        txn: Transaction | None,
+        self, table: Any, rows: DataFrame, work: _StagedBatch, base: Base, txn: Transaction | None
     ) -> None:
         keys = self._all_keys(table, rows)
         # Without a transaction: pypaimon's overwrite replaces whole partitions.
@@ -438,12 +433,7 @@ class PaimonSink(Sink):
         )
 
     def _publish(
-        self,
-        table: Any,
-        work: _StagedBatch,
-        name: CommitName,
-        grant: Grant,
-        check: Callable[[], None],
+        self, table: Any, work: _StagedBatch, name: CommitName, grant: Grant, check: Callable[[], None]
     ) -> str:
         found = publish(table, work.messages or [], name=name, token=grant.token, check=check)
         if isinstance(found, int):

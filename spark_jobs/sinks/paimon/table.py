@@ -18,12 +18,7 @@ from lakewarden.events import ConflictRule, canonical_table
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
 from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, conflict_rule, refusal
 from lakewarden.handlers.partition_spelling import is_blank_in_java
-from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
-    HINT,
-    FolderStore,
-    folder_store,
-    snapshot_store,
-)
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import HINT, FolderStore, folder_store, snapshot_store
 
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition columns, in the table's order. Empty for an unpartitioned table."""

@@ -14,14 +14,7 @@ import pytest_asyncio
 
 from lakewarden.events import CommitIntent, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import AlreadyCommitted, AsyncGate, CommitAborted, OutcomeUnknown
-from tests.spark.fake_agent import (
-    At,
-    FakeAgent,
-    aborted,
-    admitted,
-    answer_nothing,
-    grant_everything,
-)
+from tests.spark.fake_agent import At, FakeAgent, aborted, admitted, answer_nothing, grant_everything
 from tests.spark.harness import Harness
 
 pytestmark = pytest.mark.real

@@ -149,10 +149,7 @@ def test_a_writer_that_lost_a_conflict_waits_for_its_admission_as_long_as_a_queu
         grant.check()
     admission.join()
 
-    with (
-        pytest.raises(AgentUnreachable, match=r"within 0\.5 s"),
-        gate.transaction(table=TABLE, writer="w"),
-    ):
+    with pytest.raises(AgentUnreachable, match=r"within 0\.5 s"), gate.transaction(table=TABLE, writer="w"):
         pytest.fail("the body ran")
 
 
@@ -290,10 +287,7 @@ def test_heartbeats_extend_the_grant_lease(harness: Harness) -> None:
     harness.agent(renewing)
     clock = ManualClock()
     begin = clock.now
-    with (
-        harness.gate(clock=clock).transaction(table=TABLE, writer="w") as txn,
-        txn.commit() as grant,
-    ):
+    with harness.gate(clock=clock).transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
         clock.now = begin + 15.0
         wait_until(lambda: deadline_of(txn) == begin + 34.0)
         clock.now = begin + 33.0

@@ -35,14 +35,7 @@ class MemoryGate(CommitGate):
         txn.executor_channel = lambda: _file_channel(self._folder / f"{txn.id}.markers")  # type: ignore[method-assign]
         return txn
 
-    def write(
-        self,
-        sink: Callable[[], Sink],
-        batch: DataFrame,
-        batch_id: int,
-        *,
-        declared: bool,
-    ) -> None:
+    def write(self, sink: Callable[[], Sink], batch: DataFrame, batch_id: int, *, declared: bool) -> None:
         """Write a batch as a streaming query does. `declared`: whether the batch finds its scope before."""
         self._memory.events.clear()
         admission: Any = "queued" if declared else "optimistic"

@@ -77,7 +77,7 @@ VARIANTS = (
             order_by="n",
             formats=SPARK,
             properties=(("format-version", "3"),),
-        ),
+        )
     }
     if hasattr(t, "VariantType")
     else {}
@@ -659,10 +659,7 @@ SITUATIONS: dict[str, Situation] = {
     },
     # of one format
     "a default": Situation(
-        "id bigint, v int DEFAULT 7",
-        ("SELECT 1L id",),
-        properties=DEFAULTS,
-        formats=("delta",),
+        "id bigint, v int DEFAULT 7", ("SELECT 1L id",), properties=DEFAULTS, formats=("delta",)
     ),
     "a default, given NULL": Situation(
         "id bigint, v int DEFAULT 7, w string DEFAULT 'x'",

@@ -19,14 +19,7 @@ from lakewarden.events import TABLE_SERVICE_PRIORITY, Marker
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.paimon.history import decode
 from lakewarden.handlers.paimon.publish import NotWritten, Written
-from lakewarden.spark_jobs import (
-    BaseChanged,
-    CommitAborted,
-    CommitGate,
-    GateEvent,
-    LeaseLost,
-    PaimonSink,
-)
+from lakewarden.spark_jobs import BaseChanged, CommitAborted, CommitGate, GateEvent, LeaseLost, PaimonSink
 from lakewarden.spark_jobs.sinks.paimon.commit import NothingPublished
 from lakewarden.spark_jobs.sinks.paimon.compaction import CompactionCommit, PaimonCompactor
 from lakewarden.spark_jobs.sinks.paimon.history import COMMITTED

@@ -37,11 +37,7 @@ def many_files(table: str, *files: list[int]) -> None:
 
 @pytest.mark.parametrize("admission", ["optimistic", "queued"])
 def test_an_upsert_rewrites_only_the_files_that_have_its_keys(
-    *,
-    harness: Harness,
-    make_table: MakeTable,
-    departures: Frame,
-    admission: Any,
+    *, harness: Harness, make_table: MakeTable, departures: Frame, admission: Any
 ) -> None:
     """Of four files, one has a key of the batch. One is in its range and has none; two are not in its range."""
     harness.agent(grant_everything)

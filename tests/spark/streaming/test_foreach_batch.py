@@ -278,13 +278,7 @@ def test_a_query_that_always_loses_fails_with_the_last_abort(harness: Harness, r
     ],
 )
 def test_a_stopped_query_ends_its_batch_at_once_with_one_line_and_without_a_retry(
-    *,
-    harness: Harness,
-    spark: SparkSession,
-    run_query: RunQuery,
-    phase: str,
-    last: str,
-    outcome: str,
+    *, harness: Harness, spark: SparkSession, run_query: RunQuery, phase: str, last: str, outcome: str
 ) -> None:
     """`query.stop()` waits for the batch. Its interrupt is no failure of the query, for Spark from 4.0 on either."""
     silent_at = {"queued": CommitIntent, "waiting for the grant": CommitRequested}.get(phase)

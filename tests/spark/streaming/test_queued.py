@@ -222,8 +222,7 @@ def test_compaction_loses_to_ingestion_even_if_it_started_first(scene: Scene) ->
     rule: ConflictRule = "deleted-file"
     with (
         pytest.raises(
-            CommitAborted,
-            match=r"month=1/day=1/bucket-0/data-7\.parquet also written by writer 'deletes'",
+            CommitAborted, match=r"month=1/day=1/bucket-0/data-7\.parquet also written by writer 'deletes'"
         ) as caught,
         scene.gate.transaction(
             table=table, writer="compaction", priority=TABLE_SERVICE_PRIORITY, conflict_rule=rule

@@ -131,11 +131,7 @@ def opened(
 ) -> None:
     """Open a transaction, perhaps request its grant, and wait until its report is written."""
     intent = Intent(
-        table=TABLE,
-        writer="w",
-        batch_id=7,
-        scope=scope,
-        conflict_rule="ordered" if request else "file-group",
+        table=TABLE, writer="w", batch_id=7, scope=scope, conflict_rule="ordered" if request else "file-group"
     )
     txn = Transaction(
         cast("Channel", channel),
@@ -419,10 +415,7 @@ def test_two_commits_inside_each_other_are_refused_out_of_order(
 
     async def commit_both_async() -> None:
         same = AsyncGate(gate)
-        async with (
-            same.transaction(table=A, writer="a") as one,
-            same.transaction(table=B, writer="b") as two,
-        ):
+        async with same.transaction(table=A, writer="a") as one, same.transaction(table=B, writer="b") as two:
             both = (one, two)
             async with both[first].commit(), both[second].commit():
                 pass

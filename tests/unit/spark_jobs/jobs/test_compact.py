@@ -89,12 +89,7 @@ def test_a_stopped_round_is_no_failure(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize(
     "options",
-    [
-        [],
-        ["--once", "--every", "5"],
-        ["--every", "0"],
-        ["--catalog-option", "s3.endpoint"],
-    ],
+    [[], ["--once", "--every", "5"], ["--every", "0"], ["--catalog-option", "s3.endpoint"]],
     ids=" ".join,
 )
 def test_options_that_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,12 +71,7 @@ class World:
         self.committed, self.lease, self.readable = committed, True, readable
         self.modified = 1
         txn: Any = SimpleNamespace(
-            id="t1",
-            table=TABLE,
-            writer="w",
-            batch_id=7,
-            check=lambda: None,
-            request_grant=self.granted,
+            id="t1", table=TABLE, writer="w", batch_id=7, check=lambda: None, request_grant=self.granted
         )
         self.grant: Grant = Grant("g", 1, check=self.check, completed=self.completed, failed=self.unknown)
         spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "4"))
