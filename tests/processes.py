@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import anyio
 import psutil
 
+from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.variables import ENV_PREFIX
 from tests.kafka_fixture import KafkaServer
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -53,6 +54,16 @@ def ask(kafka: KafkaServer, topic_prefix: str, *command: str) -> Any:
     done = run_command(*command, "--output", "json", **settings)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def start_program(
+    program: Sequence[str], log: Path, variables: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a program of the tests, which imports what this process can, and ends with it. Its output goes to the log."""
+    path = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with log.open("ab") as out:
+        env = os.environ | path | (variables or {})
+        return subprocess.Popen(bound(list(program)), stdout=out, stderr=out, env=env, **options)
 
 
 class AgentProcess:

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.spark_jobs.sinks.delta.fence import LOG_STORE
 from tests.kafka_fixture import KafkaServer
 from tests.posix_session import posix_session_members
-from tests.processes import running_agent
+from tests.processes import running_agent, start_program
 from tests.servers.java_classes import HADOOP_VERSION, s3a_jars
 from tests.servers.proxy import Cut, Proxy, Refusal, Request
 from tests.servers.s3 import S3Server
@@ -48,17 +47,8 @@ class Driver:
         program = [sys.executable, str(delta_s3_driver.__file__), "--answers", str(self._answers)]
         program += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
         program += ["--jars", ",".join(map(str, sorted(s3a_jars().glob("*.jar"))))]
-        path = os.pathsep.join(path for path in sys.path if path)
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                bound(program),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                text=True,
-                env=os.environ | {"PYTHONPATH": path, "AWS_ENDPOINT_URL_S3": endpoint},
-                start_new_session=True,
-            )
+        options: dict[str, Any] = {"stdin": subprocess.PIPE, "text": True, "start_new_session": True}
+        self.process = start_program(program, self._log, {"AWS_ENDPOINT_URL_S3": endpoint}, **options)
 
     def ask(self, do: str, **what: Any) -> int:
         """Send a command; return its number."""

@@ -24,10 +24,9 @@ from typing import Any
 
 import pytest
 
-from lakewarden.agent.embedded.bound_child import bound
 from tests.bench.peers.workload import Workload
 from tests.kafka_fixture import KafkaServer
-from tests.processes import ask, start_agent
+from tests.processes import ask, start_agent, start_program
 from tests.servers.hudi import lock_client_jars
 from tests.servers.s3 import S3Server
 from tests.spark import hudi_contender
@@ -132,11 +131,7 @@ class Scene:
         ]
         program += ["--bucket", self.bucket, "--jars", self.jars, "--folder", str(self.folder)]
         program += ["--bootstrap-servers", self._kafka.bootstrap_servers, "--topic-prefix", self._prefix]
-        path = os.pathsep.join(path for path in sys.path if path)
-        with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                bound(program), stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": path}
-            )
+        return start_program(program, self.folder / f"{name}.log")
 
     def run(self, role: str) -> None:
         """Run a role to its end."""

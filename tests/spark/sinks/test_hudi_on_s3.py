@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
-from tests.processes import ask, running_agent
+from tests.processes import ask, running_agent, start_program
 from tests.servers.hudi import lock_client_jars
 from tests.servers.s3 import S3Server
 from tests.spark import hudi_cut_driver, hudi_s3_driver
@@ -34,70 +31,58 @@ def run_driver(module: ModuleType, folder: Path, arguments: Sequence[str]) -> di
     program = [sys.executable, str(module.__file__), *arguments, "--result", str(result)]
     program += ["--jars", ",".join(lock_client_jars(folder))]
     log = folder / "driver.log"
-    with log.open("wb") as errors:
-        done = subprocess.run(
-            bound(program),
-            stdout=errors,
-            stderr=errors,
-            timeout=DRIVER_SECONDS,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            check=False,
-        )
-    assert done.returncode == 0, log.read_text()[-5000:]
+    driver = start_program(program, log)
+    try:
+        assert driver.wait(DRIVER_SECONDS) == 0, log.read_text()[-5000:]
+    finally:
+        driver.kill()
     found: dict[str, Any] = json.loads(result.read_text())
     return found
 
 
-def audit_of(kafka: KafkaServer, topic_prefix: str, lock: str) -> dict[str, Any]:
-    """What `lakewarden lock audit` says of one lock."""
-    (found,) = [each for each in ask(kafka, topic_prefix, "lock", "audit")["locks"] if each["lock"] == lock]
-    return dict(found)
+Run = Callable[[ModuleType], tuple[dict[str, Any], dict[str, Any]]]
 
 
-def test_batches_and_an_unmodified_writer_share_hudis_own_lock(
+@pytest.fixture
+def run(
     kafka: KafkaServer,
     topic_prefix: str,
     tmp_path: Path,
     s3_credentials: S3Server,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    server = s3_credentials
-    bucket = server.bucket()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
-    arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
-    arguments += ["--bucket", bucket]
+) -> Run:
+    """A function that runs a driver and an agent. Returns what the driver has written, and the audit of the table's lock."""
 
-    with running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint):
-        found = run_driver(hudi_s3_driver, tmp_path, arguments)
-        lock = audit_of(kafka, topic_prefix, found["lock"])
+    def run(module: ModuleType) -> tuple[dict[str, Any], dict[str, Any]]:
+        server, bucket = s3_credentials, s3_credentials.bucket()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+        arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
+        with running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint):
+            found = run_driver(module, tmp_path, [*arguments, "--bucket", bucket])
+            locks = ask(kafka, topic_prefix, "lock", "audit")["locks"]
+        lock = f"s3://{bucket}/trips/.hoodie/.locks/table_lock.json"
+        (audit,) = [each for each in locks if each["lock"] == lock]
+        return found, audit
+
+    return run
+
+
+def test_batches_and_an_unmodified_writer_share_hudis_own_lock(run: Run) -> None:
+    found, lock = run(hudi_s3_driver)
 
     flights = [[1, flight] for flight in range(BATCHES + 1)] + [[2, flight] for flight in found["written"]]
     assert found["rows"] == flights
     assert len(found["written"]) == BATCHES
     assert None not in found["versions"][:BATCHES]
     assert found["versions"][BATCHES] is None
-    assert found["lock"] == f"s3://{bucket}/trips/.hoodie/.locks/table_lock.json"
+    assert found["lock"] == lock["lock"]
     assert lock["violations"] == 0
     assert lock["acquisitions"] >= BATCHES
 
 
-def test_a_driver_that_is_cut_off_from_s3_in_its_commits_leaves_each_batch_once(
-    kafka: KafkaServer,
-    topic_prefix: str,
-    tmp_path: Path,
-    s3_credentials: S3Server,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_driver_that_is_cut_off_from_s3_in_its_commits_leaves_each_batch_once(run: Run) -> None:
     """Cut before Hudi looks for conflicts, and before and after the store has the completed instant; also beyond the lease."""
-    server = s3_credentials
-    bucket = server.bucket()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
-    arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
-    arguments += ["--bucket", bucket]
-
-    with running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint):
-        found = run_driver(hudi_cut_driver, tmp_path, arguments)
-        lock = audit_of(kafka, topic_prefix, f"s3://{bucket}/trips/.hoodie/.locks/table_lock.json")
+    found, lock = run(hudi_cut_driver)
 
     print(f"errors of the query: {found['died']}")
     transactions = dict(found["commits"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
-from tests.processes import running_agent
+from tests.processes import running_agent, start_program
 from tests.servers.iceberg_catalogs import (
     running_hive_metastore,
     running_nessie,
@@ -107,13 +104,10 @@ def test_two_drivers_lose_no_row_through_the_gate(
 
 def _run_both(program: list[str], folder: Path) -> list[int | None]:
     """Run both drivers until they have ended, or one has failed. Return their exit codes; None for one that was ended then."""
-    path = os.pathsep.join(path for path in sys.path if path)
     with contextlib.ExitStack() as stack:
         drivers = []
         for writer in WRITERS:
-            log = stack.enter_context((folder / f"driver-{writer}.log").open("wb"))
-            command = bound([*program, "--writer", writer])
-            driver = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": path})
+            driver = start_program([*program, "--writer", writer], folder / f"driver-{writer}.log")
             stack.callback(driver.wait)
             stack.callback(driver.kill)
             drivers.append(driver)
