@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -57,7 +57,7 @@ def ask(kafka: KafkaServer, topic_prefix: str, *command: str) -> Any:
 
 
 def start_program(
-    program: Sequence[str], log: Path, variables: Mapping[str, str] | None = None, **options: Any
+    program: Sequence[str], log: Path, variables: dict[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
     """Start a program of the tests, which imports what this process can, and ends with it. Its output goes to the log."""
     path = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -185,7 +185,7 @@ def make_table(tmp_path: Path) -> MakeTable:
         primary_keys: tuple[str, ...] = (),
         **options: str,
     ) -> str:
-        keys = {"partition_keys": partition_keys, "primary_keys": primary_keys}
+        keys: dict[str, Any] = {"partition_keys": partition_keys, "primary_keys": primary_keys}
         return create_table(str(folder / "warehouse"), name, schema, options=options, **keys)
 
     return make

@@ -121,54 +121,37 @@ JVM_ERROR = (
 )
 
 
-@pytest.mark.parametrize(
-    ("what", "detail", "line"),
-    [
-        ("granted", {"token": 4, "lease_seconds": 20.0}, None),
-        (
-            "queued",
-            {"ahead": (f"crm:{uuid.UUID(int=1)}",), "waited_seconds": 12.3},
-            "INFO gate.queued shop batch 7, attempt 2: waits for crm, 12 s so far",
-        ),
-        (
-            "abort",
-            {"reason": "conflict", "others": ["crm"], "conflicts": [["day=1", "*"]] * 2 + [["day=2", "f"]]},
-            "INFO gate.abort shop batch 7, attempt 2: lost to crm on day=1 *, day=2 f",
-        ),
-        (
-            "abort",
-            {"reason": "superseded", "others": [], "conflicts": []},
-            "INFO gate.abort shop batch 7, attempt 2: aborted (superseded)",
-        ),
-        (
-            "completed",
-            {"version": "12"},
-            "INFO gate.completed shop batch 7, attempt 2: committed to lake/orders, version 12",
-        ),
-        (
-            "abandoned",
-            {"reason": reason_of(None, touched=False)},
-            "INFO gate.abandoned shop batch 7, attempt 2: empty: nothing to write",
-        ),
-        (
-            "abandoned",
-            {"reason": reason_of(RuntimeError(JVM_ERROR), touched=True)},
-            "INFO gate.abandoned shop batch 7, attempt 2: not committed: RuntimeError: java.io.IOException: disk full",
-        ),
-        (
-            "failed",
-            {"outcome": "unknown", "error": "no\nanswer"},
-            "ERROR gate.failed shop batch 7, attempt 2: failed, outcome unknown: no answer",
-        ),
-    ],
+ON_TWO_DAYS = [["day=1", "*"]] * 2 + [["day=2", "f"]]
+SENTENCES: tuple[tuple[Step, dict[str, Any], str | None], ...] = (
+    ("granted", {"token": 4, "lease_seconds": 20.0}, None),
+    ("queued", {"ahead": (f"crm:{uuid.UUID(int=1)}",), "waited_seconds": 12.3}, "waits for crm, 12 s so far"),
+    (
+        "abort",
+        {"reason": "conflict", "others": ["crm"], "conflicts": ON_TWO_DAYS},
+        "lost to crm on day=1 *, day=2 f",
+    ),
+    ("abort", {"reason": "superseded", "others": [], "conflicts": []}, "aborted (superseded)"),
+    ("completed", {"version": "12"}, "committed to lake/orders, version 12"),
+    ("abandoned", {"reason": reason_of(None, touched=False)}, "empty: nothing to write"),
+    (
+        "abandoned",
+        {"reason": reason_of(RuntimeError(JVM_ERROR), touched=True)},
+        "not committed: RuntimeError: java.io.IOException: disk full",
+    ),
+    ("failed", {"outcome": "unknown", "error": "no\nanswer"}, "failed, outcome unknown: no answer"),
 )
+
+
+@pytest.mark.parametrize(("what", "detail", "sentence"), SENTENCES)
 def test_a_step_is_one_sentence_at_info_and_has_its_fields_at_debug(
-    caplog: pytest.LogCaptureFixture, what: Step, detail: dict[str, Any], line: str | None
+    caplog: pytest.LogCaptureFixture, what: Step, detail: dict[str, Any], sentence: str | None
 ) -> None:
     event = GateEvent(0.0, what, "s3://data/lake/orders", f"shop:{uuid.UUID(int=7)}", "t", 7, 2, detail)
     with caplog.at_level(logging.INFO, "lakewarden.gate"):
         notify(None, event)
-    assert [f"{each.levelname} {each.getMessage()}" for each in caplog.records] == [line] * (line is not None)
+    level = "ERROR" if what == "failed" else "INFO"
+    lines = [] if sentence is None else [f"{level} gate.{what} shop batch 7, attempt 2: {sentence}"]
+    assert [f"{each.levelname} {each.getMessage()}" for each in caplog.records] == lines
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "lakewarden.gate"):
         notify(None, event)

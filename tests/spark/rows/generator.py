@@ -68,41 +68,13 @@ PARTITIONS = ("string", "int", "date", "boolean", "bigint", "decimal(9,2)", "tim
 
 NAMES = ("a", "b", "c", "city", "zip", "Name", "value")
 ODD_NAMES = (
-    *(
-        "user-agent",
-        "a b",
-        "select",
-        "ä",
-        "s",
-        "t",
-        "x`y",
-        "row",
-        "old",
-        "new",
-        "rows",
-        "field0",
-        "key0",
-        "most",
-    ),
-    *("_lakewarden_changed", "count", "a.b", "50%"),
+    *("user-agent", "a b", "select", "ä", "s", "t", "x`y", "row", "old", "new", "rows", "field0", "key0"),
+    *("most", "_lakewarden_changed", "count", "a.b", "50%"),
 )
 
 _TEXTS = (
-    "",
-    " ",
-    "a",
-    "B",
-    "7",
-    "07",
-    "2026-01-02",
-    "true",
-    "ä",
-    "e\u0301",
-    "a/b=c%",
-    "abcde",
-    "x  ",
-    "%20",
-    "a'b\"",
+    *("", " ", "a", "B", "7", "07", "2026-01-02", "true", "ä", "e\u0301"),
+    *("a/b=c%", "abcde", "x  ", "%20", "a'b\""),
 )
 _DAYS = (-719162, -141428, -141427, -1, 0, 20455, 20456, 2932896, 3663889)
 _INSTANTS = (

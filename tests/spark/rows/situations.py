@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import types as t
@@ -22,6 +23,8 @@ MAPPED = (
 )
 SPARK = ("delta", "iceberg")
 DEFAULTS = (("delta.feature.allowColumnDefaults", "supported"),)
+ADDRESS = "struct<city:string,zip:string>"
+ZIP_FIRST = "named_struct('zip','10115','city','Berlin')"
 GENERATED_DAY = {"delta.generationExpression": "CAST(at AS date)"}
 
 
@@ -85,52 +88,25 @@ VARIANTS = (
 """PySpark 3.5 has no such type."""
 
 
+SENSITIVE_ID = Situation("id bigint, a string", ("SELECT 1L ID, 'x' A",), settings=SENSITIVE)
+
 SITUATIONS: dict[str, Situation] = {
     # columns and nested fields by name
     "other order": Situation("id bigint, a string, b string", ("SELECT 'b' b, 'a' a, 1L id",)),
-    "struct by name": Situation(
-        "id bigint, addr struct<city:string,zip:string>",
-        ("SELECT 1L id, named_struct('zip','10115','city','Berlin') addr",),
-    ),
-    "struct in an array by name": Situation(
-        "id bigint, addr array<struct<city:string,zip:string>>",
-        ("SELECT 1L id, array(named_struct('zip','10115','city','Berlin')) addr",),
-    ),
-    "struct in a map by name": Situation(
-        "id bigint, addr map<string,struct<city:string,zip:string>>",
-        ("SELECT 1L id, map('home', named_struct('zip','10115','city','Berlin')) addr",),
-    ),
-    "struct as a map's key by name": Situation(
-        "id bigint, addr map<struct<city:string,zip:string>,int>",
-        ("SELECT 1L id, map(named_struct('zip','10115','city','Berlin'), 1) addr",),
-    ),
-    "struct with other names": Situation(
-        "id bigint, addr struct<city:string,zip:string>",
-        ("SELECT 1L id, named_struct('town','Berlin','zip','10115') addr",),
-    ),
-    "struct with a field less": Situation(
-        "id bigint, addr struct<city:string,zip:string>",
-        ("SELECT 1L id, named_struct('city','Berlin') addr",),
-    ),
-    "struct with a field more": Situation(
-        "id bigint, addr struct<city:string>",
-        ("SELECT 1L id, named_struct('city','Berlin','zip','10115') addr",),
-    ),
-    "struct with cases": Situation(
-        "id bigint, addr struct<city:string,zip:string>",
-        ("SELECT 1L id, named_struct('ZIP','10115','City','Berlin') addr",),
-    ),
+    "struct by name": _one(ADDRESS, ZIP_FIRST),
+    "struct in an array by name": _one(f"array<{ADDRESS}>", f"array({ZIP_FIRST})"),
+    "struct in a map by name": _one(f"map<string,{ADDRESS}>", f"map('home', {ZIP_FIRST})"),
+    "struct as a map's key by name": _one(f"map<{ADDRESS},int>", f"map({ZIP_FIRST}, 1)"),
+    "struct with other names": _one(ADDRESS, "named_struct('town','Berlin','zip','10115')"),
+    "struct with a field less": _one(ADDRESS, "named_struct('city','Berlin')"),
+    "struct with a field more": _one("struct<city:string>", "named_struct('city','Berlin','zip','10115')"),
+    "struct with cases": _one(ADDRESS, "named_struct('ZIP','10115','City','Berlin')"),
     "a column less": Situation(
         "id bigint, a string, b string", ("SELECT 1L id, 'x' a", "SELECT 1L id, 'y' b")
     ),
     "a column more": Situation("id bigint, a string", ("SELECT 1L id, 'x' a, 'y' b",)),
     "ID for id": Situation("id bigint, a string", ("SELECT 1L ID, 'x' A", "SELECT 1L Id, 'y' a")),
-    "ID for id, sensitive": Situation(
-        "id bigint, a string",
-        ("SELECT 1L ID, 'x' A",),
-        settings=SENSITIVE,
-        formats=("iceberg", "hudi", "paimon"),
-    ),
+    "ID for id, sensitive": replace(SENSITIVE_ID, formats=("iceberg", "hudi", "paimon")),
     "names that differ only in case, sensitive": Situation(
         "id bigint, a string, A string",
         ("SELECT 1L id, 'x' A, 'y' a",),
@@ -146,14 +122,12 @@ SITUATIONS: dict[str, Situation] = {
     "a dot in a name": Situation(
         "id bigint, `a.b` int", ("SELECT 1L id, 1L `a.b`",), formats=("delta", "paimon")
     ),
-    "odd nested names": Situation(
-        "id bigint, n struct<`user-agent`:int,`a b`:int,`select`:int>",
-        ("SELECT 1L id, named_struct('select', 3, 'a b', 2Y, 'user-agent', 1L) n",),
+    "odd nested names": _one(
+        "struct<`user-agent`:int,`a b`:int,`select`:int>",
+        "named_struct('select', 3, 'a b', 2Y, 'user-agent', 1L)",
         properties=MAPPED,
     ),
-    "a dot in a nested name": Situation(
-        "id bigint, n struct<`a.b`:int>", ("SELECT 1L id, named_struct('a.b', 1L) n",), properties=MAPPED
-    ),
+    "a dot in a nested name": _one("struct<`a.b`:int>", "named_struct('a.b', 1L)", properties=MAPPED),
     "an odd key": Situation(
         "`the key` bigint, `day-of` int, n int",
         ("SELECT 1L `the key`, 1 `day-of`, 1 n", "SELECT 1 `the key`, 1 `day-of`, 2 n"),
@@ -795,26 +769,17 @@ SITUATIONS: dict[str, Situation] = {
         formats=SPARK,
     ),
     **VARIANTS,
-    "microseconds into TIMESTAMP(3)": Situation(
-        "id bigint, at timestamp_ntz",
-        ("SELECT 1L id, timestamp_ntz'2026-01-01 00:00:00.123456' at",),
-        paimon=(("at", "TIMESTAMP(3)"),),
-        formats=("paimon",),
-    ),
-    "microseconds into TIMESTAMP(0)": Situation(
-        "id bigint, at timestamp_ntz",
-        ("SELECT 1L id, timestamp_ntz'2026-01-01 00:00:00.123456' at",),
-        paimon=(("at", "TIMESTAMP(0)"),),
-        formats=("paimon",),
-    ),
+    **{
+        f"microseconds into {kind}": _one(
+            "timestamp_ntz",
+            "timestamp_ntz'2026-01-01 00:00:00.123456'",
+            paimon=(("v", kind),),
+            formats=("paimon",),
+        )
+        for kind in ("TIMESTAMP(3)", "TIMESTAMP(0)")
+    },
     # Delta's overwrite of partitions takes the names without Spark's resolution, whatever the case; the sink refuses them.
-    "ID for id, sensitive, in Delta": Situation(
-        "id bigint, a string",
-        ("SELECT 1L ID, 'x' A",),
-        settings=SENSITIVE,
-        formats=("delta",),
-        modes=("append", "upsert"),
-    ),
+    "ID for id, sensitive, in Delta": replace(SENSITIVE_ID, formats=("delta",), modes=("append", "upsert")),
     "far dates in nested fields": Situation(
         "id bigint, n struct<d:date,at:timestamp>, a array<date>, m map<string,timestamp_ntz>",
         tuple(

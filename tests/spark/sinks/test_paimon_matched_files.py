@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from lakewarden.spark_jobs import CommitReplaced, PaimonSink
+from lakewarden.spark_jobs import CommitReplaced
 from lakewarden.spark_jobs.sinks.paimon import matched_files
 from lakewarden.spark_jobs.sinks.paimon.table import address, read_base
 from tests.spark.conftest import MakeTable, commit_alone, data_files_of, rows_of, snapshots_of
@@ -19,6 +19,7 @@ from tests.spark.sinks.test_paimon_sink import (
     Frame,
     departures as departures,  # noqa: PLC0414 - a fixture
     replaced_later,
+    writing,
 )
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
@@ -44,8 +45,7 @@ def test_an_upsert_rewrites_only_the_files_that_have_its_keys(
     table = make_table()
     many_files(table, [1, 2], [20, 30], [25, 40], [70, 80])
     before = data_files_of(table)
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, writer="w", admission=admission)
+    write = writing(harness, table, admission=admission)
 
     write(departures((1, 1, 25, "new"), (1, 1, 26, "new"), (1, 2, 25, "new")), 0)
 
@@ -66,8 +66,7 @@ def test_partitions_that_share_a_folder_have_files_of_their_own(
     harness.agent(grant_everything)
     schema = pa.schema([("day", pa.string()), ("flight", pa.int64()), ("n", pa.int64())])
     table = make_table("blanks", partition_keys=("day",), schema=schema)
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, writer="w")
+    write = writing(harness, table)
     for number in range(2):
         rows = [(None, 1, number), ("", 50, number), (" ", 99, number)]
         write(spark.createDataFrame(rows, "day string, flight long, n long"), number)
@@ -82,8 +81,7 @@ def test_an_upsert_of_new_keys_removes_no_large_file(
     harness.agent(grant_everything)
     table = make_table()
     many_files(table, [1, 9], [2, 8])
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, writer="w")
+    write = writing(harness, table)
 
     write(departures((1, 1, 5, "new")), 0)
     write(departures((1, 1, 5, "newer"), (1, 1, 9, "newer")), 1)
@@ -105,8 +103,7 @@ def test_a_key_that_a_foreign_writer_inserts_meanwhile_is_found_although_no_file
     table = make_table()
     many_files(table, [1, 2])
     agent = harness.agent(At("commit-requested", lambda _: many_files(table, [50])))
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 50, "mine")), 0)
+    writing(harness, table)(departures((1, 1, 50, "mine")), 0)
 
     assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [
         (1, "old"),
@@ -124,8 +121,7 @@ def test_a_lost_insert_is_not_committed_again_if_another_writer_has_written_the_
     table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 1, "departure": "foreign"}])
     replace = replaced_later(table, 1)
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)
+    write = writing(harness, table, admission="optimistic", max_attempts=1)
     write(departures((1, 1, 1, "mine")), 0)
     replace()
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -68,6 +68,25 @@ def replaced_later(table: str, number: int) -> Callable[[], None]:
     return put
 
 
+def writing(
+    harness: Harness, table: str, mode: Mode = "upsert", **options: Any
+) -> Callable[[DataFrame, int], None]:
+    """The function for `foreachBatch` that writes flights, as the writer `w`."""
+    sink = PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ())
+    return harness.gate().foreach_batch(sink, **({"writer": "w"} | options))
+
+
+def after_staging(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Run `action` each time when the files of a batch are staged."""
+
+    def staged(rows: DataFrame, staging: Any) -> list[Any]:
+        messages = stage_files(rows, staging)
+        action()
+        return messages
+
+    monkeypatch.setattr(sink_module, "stage_files", staged)
+
+
 def foreign_overwrite(table: str, flight: int) -> None:
     """Replace the partition of January 1 as a writer that uses no agent."""
     row = {"month": 1, "day": 1, "flight": flight, "departure": "foreign"}
@@ -78,11 +97,9 @@ def test_append_adds_rows_and_publishes_their_markers_first(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     agent, table = harness.agent(grant_everything), make_table()
-    sink = PaimonSink(table)
+    write = writing(harness, table, "append", writer="departures")
 
-    harness.gate().foreach_batch(sink, writer="departures")(
-        departures((1, 1, 10, "05:17"), (1, 2, 11, "05:33")), 0
-    )
+    write(departures((1, 1, 10, "05:17"), (1, 2, 11, "05:33")), 0)
 
     assert [(row["day"], row["flight"], row["departure"], row["arrival"]) for row in rows_of(table)] == [
         (1, 10, "05:17", None),
@@ -170,7 +187,6 @@ def test_staged_files_are_removed_after_the_jobs_of_the_batch_have_ended(
     """A clean-up in the body would miss the files of a task that is still being cancelled. The jobs' tag shows the body."""
     agent = harness.agent(At("commit-requested", lambda event: [aborted(event)]))
     table = make_table()
-    sink = PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ())
     frame = departures((1, 1, 1, "a"))
     removed_under: list[set[str]] = []
 
@@ -180,7 +196,7 @@ def test_staged_files_are_removed_after_the_jobs_of_the_batch_have_ended(
         return sweep(*args)
 
     monkeypatch.setattr(sink_module, "sweep", recording)
-    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)
+    write = writing(harness, table, mode, admission="optimistic", max_attempts=1)
     with pytest.raises(CommitAborted):
         write(frame, 0)
 
@@ -197,8 +213,7 @@ def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
     table = make_table()
     row = {"month": 1, "day": 1, "flight": 77, "departure": "foreign"}
     agent = harness.agent(At("commit-requested", lambda _: commit_alone(table, [row])))
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, writer="departures", admission="optimistic")
+    write = writing(harness, table, writer="departures", admission="optimistic")
 
     write(departures((1, 1, 10, "mine"), (1, 2, 11, "mine")), 0)
 
@@ -225,10 +240,9 @@ def test_a_rewritten_base_is_a_retriable_error(
     """A foreign writer rewrites the partition while this one waits for its grant."""
     table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 1, "departure": "old"}])
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
     harness.agent(At("commit-requested", lambda _: foreign_overwrite(table, 2)))
     with pytest.raises(BaseChanged) as caught:
-        harness.gate().foreach_batch(sink, writer="w", max_attempts=1)(departures((1, 1, 1, "n")), 0)
+        writing(harness, table, max_attempts=1)(departures((1, 1, 1, "n")), 0)
 
     assert caught.value.retriable
     foreign = snapshots_of(table)[-1].commit_user
@@ -245,35 +259,23 @@ def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
     harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer doesn't wait for a grant that it could not use."""
-    from lakewarden.spark_jobs.sinks.paimon import frames as paimon_frames
-
     agent, table = harness.agent(grant_everything), make_table()
-    stage_files = paimon_frames.stage_files
-
-    def intruded(rows: DataFrame, staging: Any) -> list[Any]:
-        messages = stage_files(rows, staging)
-        commit_alone(table, [{"month": 1, "day": 1, "flight": 77}])
-        return messages
-
-    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.stage_files", intruded)
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    after_staging(monkeypatch, lambda: commit_alone(table, [{"month": 1, "day": 1, "flight": 77}]))
     with pytest.raises(BaseChanged):
-        harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)(
-            departures((1, 1, 1, "n")), 0
-        )
+        writing(harness, table, admission="optimistic", max_attempts=1)(departures((1, 1, 1, "n")), 0)
 
     agent.wait_for("transaction-abandoned")
     assert agent.types() == ["commit-intent", "marker-created", "transaction-abandoned"]
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("keys", [[], ["flight"]], ids=["append", "upsert"])
+@pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_same_grant(
     harness: Harness,
     make_table: MakeTable,
     departures: Frame,
     monkeypatch: pytest.MonkeyPatch,
-    keys: list[str],
+    mode: Mode,
 ) -> None:
     """Two writers of different partitions race for one snapshot id. No transaction is aborted."""
     harness.agent(grant_everything)
@@ -287,8 +289,7 @@ def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_
         return put(self, name, body)
 
     monkeypatch.setattr(LinkedSnapshots, "put_if_absent", overtaken)
-    sink = PaimonSink(table, mode="upsert" if keys else "append", keys=keys)
-    harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 1, "a")), 0)
+    writing(harness, table, mode)(departures((1, 1, 1, "a")), 0)
 
     assert tries == ["snapshot-1", "snapshot-2"]
     assert "abandoned" not in harness.steps()
@@ -303,8 +304,7 @@ def test_a_batch_whose_snapshot_a_foreign_writer_replaced_is_committed_again_bef
 ) -> None:
     """Java Paimon on S3 looks for the id, and copies its snapshot there later, without a condition."""
     agent, table = harness.agent(grant_everything), make_table()
-    sink = PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ())
-    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic")
+    write = writing(harness, table, mode, admission="optimistic")
     commit_alone(table, [{"month": 2, "day": 1, "flight": 7}])
     replace = replaced_later(table, 1)
     write(departures((1, 1, 1, "a")), 0)
@@ -329,8 +329,7 @@ def test_a_replaced_batch_whose_base_is_gone_is_an_error(
     commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
     foreign_overwrite(table, 8)
     replace = replaced_later(table, 2)
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)
+    write = writing(harness, table, admission="optimistic", max_attempts=1)
     write(departures((1, 1, 1, "a")), 0)
     replace()
 
@@ -353,13 +352,12 @@ def test_a_batch_that_was_rolled_back_stays_out_of_the_table(
     harness.agent(grant_everything)
     table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
-    sinks = [PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ()) for _ in range(2)]
-    gates = [harness.gate().foreach_batch(sink, writer=f"w{at}") for at, sink in enumerate(sinks)]
-    gates[0](departures((1, 1, 1, "rolled back")), 0)
+    writes = [writing(harness, table, mode, writer=f"w{at}") for at in range(2)]
+    writes[0](departures((1, 1, 1, "rolled back")), 0)
     address(table).open().rollback_to(1)
-    gates[1](departures((1, 1, 2, "b")), 0)
+    writes[1](departures((1, 1, 2, "b")), 0)
 
-    gates[0](departures((1, 1, 3, "c")), 1)
+    writes[0](departures((1, 1, 3, "c")), 1)
 
     assert sorted(row["flight"] for row in rows_of(table)) == [2, 3, 7]
     assert [snapshot.commit_user for snapshot in snapshots_of(table)][1:] == ["w1", "w0"]
@@ -415,21 +413,20 @@ def test_a_table_that_changes_under_a_batch(
     table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
     commit_alone(table, [{"month": 1, "day": 1, "flight": 5}])
-    stage, changes = stage_files, iter([change])
+    changes = iter([change])
 
     def changing(rows: DataFrame, staging: Any) -> list[Any]:
         found = next(changes, None)
         if found is not None and when == "computing":
             found(table)
-        messages = stage(rows, staging)
+        messages = stage_files(rows, staging)
         if found is not None and when == "staged":
             found(table)
         return messages
 
     monkeypatch.setattr(sink_module, "stage_files", changing)
-    sink = PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ())
 
-    harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 1, "a")), 0)
+    writing(harness, table, mode)(departures((1, 1, 1, "a")), 0)
 
     assert sorted(row["flight"] for row in rows_of(table)) == flights
 
@@ -440,9 +437,8 @@ def test_of_equal_keys_in_one_batch_the_greatest_row_remains(
 ) -> None:
     harness.agent(grant_everything)
     table = make_table()
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
     batch = departures((1, 1, 1, "05:00"), (1, 1, 1, "07:00"), (1, 1, 1, "06:00"))
-    harness.gate().foreach_batch(sink, writer="w")(batch, 0)
+    writing(harness, table)(batch, 0)
     assert [row["departure"] for row in rows_of(table)] == ["07:00"]
 
 
@@ -506,8 +502,7 @@ def test_timestamps_are_rounded_down_to_the_digits_that_the_table_keeps(
 def test_a_null_partition_is_rewritten(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
     agent = harness.agent(grant_everything)
     table = make_table()
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic")
+    write = writing(harness, table, admission="optimistic")
     for batch_id in range(2):
         write(departures((1, None, 1, f"v{batch_id}")), batch_id)
     assert [row["departure"] for row in rows_of(table)] == ["v1"]
@@ -517,9 +512,8 @@ def test_a_null_partition_is_rewritten(harness: Harness, make_table: MakeTable, 
 @pytest.mark.wide
 def test_an_empty_batch_commits_nothing(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
     agent, table = harness.agent(grant_everything), make_table()
-    for mode, keys in (("append", []), ("upsert", ["flight"])):
-        sink = PaimonSink(table, mode=mode, keys=keys)  # type: ignore[arg-type]
-        harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 1, "a")).limit(0), 0)
+    for mode in get_args(Mode):
+        writing(harness, table, mode)(departures((1, 1, 1, "a")).limit(0), 0)
     agent.wait_for("transaction-abandoned", 2)
     assert snapshots_of(table) == []
     assert agent.types() == ["commit-intent", "transaction-abandoned"] * 2
@@ -530,19 +524,10 @@ def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
     make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain pypaimon, as in the demo: the overwrite removes a row that it never read, and reports success."""
-    from lakewarden.spark_jobs.sinks.paimon import frames as paimon_frames
-
     table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    stage_files = paimon_frames.stage_files
-
-    def intrude(rows: DataFrame, staging: Any) -> list[Any]:
-        messages = stage_files(rows, staging)
-        commit_alone(table, [{"month": 1, "day": 1, "flight": 77}])
-        return messages
-
     sink.write(departures((1, 1, 1, "a")), 0)
-    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.stage_files", intrude)
+    after_staging(monkeypatch, lambda: commit_alone(table, [{"month": 1, "day": 1, "flight": 77}]))
     snapshot = sink.write(departures((1, 1, 2, "b")), 1)
 
     assert [row["flight"] for row in rows_of(table)] == [1, 2]

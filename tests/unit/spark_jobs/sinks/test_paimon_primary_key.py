@@ -35,7 +35,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
 )
 from tests.spark.conftest import commit_alone, create_table, rows_of
 
-KEYS = {"primary_keys": ["day", "flight"], "partition_keys": ["day"]}
+KEYS: dict[str, Any] = {"primary_keys": ["day", "flight"], "partition_keys": ["day"]}
 
 FLIGHTS = pa.schema(
     [
@@ -52,7 +52,7 @@ Make = Callable[..., TableAddress]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def make(schema: pa.Schema = FLIGHTS, keys: dict[str, list[str]] = KEYS, **options: str) -> TableAddress:
+    def make(schema: pa.Schema = FLIGHTS, keys: dict[str, Any] = KEYS, **options: str) -> TableAddress:
         named = {name.replace("__", ".").replace("_", "-"): value for name, value in options.items()}
         return address(create_table(str(tmp_path), "t", schema, options={"bucket": "2"} | named, **keys))
 
