@@ -31,6 +31,7 @@ from tests.spark.cluster import ON_CLUSTER, running_cluster
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_CATALOG, OBJECTS, format_settings
 from tests.spark.harness import Harness
+from tests.spark.java_paimon import JavaPaimon, java_paimon
 
 SCHEMA = pa.schema(
     [
@@ -189,6 +190,12 @@ def make_table(tmp_path: Path) -> MakeTable:
         return create_table(str(folder / "warehouse"), name, schema, options=options, **keys)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPaimon]:
+    with java_paimon(tmp_path_factory.mktemp("java")) as paimon:
+        yield paimon
 
 
 def create_table(

@@ -125,6 +125,12 @@ class Tables:
 
     # for the formats that Spark writes
 
+    def _spark_sink(self, kind: type[DeltaSink | IcebergSink], table: str) -> Sink:
+        mode: Any = self.mode
+        if mode != "upsert":
+            return kind(table, mode=mode)
+        return kind(table, mode=mode, keys=self.situation.keys, order_by=self.situation.order_by)
+
     def _write(self, batch: DataFrame, target: str) -> None:
         if self.mode == "append":
             batch.writeTo(target).append()
@@ -215,10 +221,7 @@ class DeltaTables(Tables):
         builder.partitionedBy(fields).execute()
 
     def make_sink(self) -> Sink:
-        keys = self.situation.keys if self.mode == "upsert" else ()
-        order_by = self.situation.order_by if self.mode == "upsert" else None
-        mode: Any = self.mode
-        return DeltaSink(str(self.folder / "sink"), mode=mode, keys=keys, order_by=order_by)
+        return self._spark_sink(DeltaSink, str(self.folder / "sink"))
 
     def write_natively(self, batch: DataFrame) -> None:
         self._write(batch, f"delta.{quoted(str(self.folder / 'native'))}")
@@ -320,10 +323,7 @@ class IcebergTables(Tables):
         return f"{value} + CAST(0 AS {kind})" if kind in {"float", "double"} else value
 
     def make_sink(self) -> Sink:
-        keys = self.situation.keys if self.mode == "upsert" else ()
-        order_by = self.situation.order_by if self.mode == "upsert" else None
-        mode: Any = self.mode
-        return IcebergSink(self._names["sink"], mode=mode, keys=keys, order_by=order_by)
+        return self._spark_sink(IcebergSink, self._names["sink"])
 
     def write_natively(self, batch: DataFrame) -> None:
         # An upsert gets rows, as a stream has them: Spark compares a literal in another type.

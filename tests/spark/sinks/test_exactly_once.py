@@ -100,18 +100,10 @@ def test_a_driver_that_ends_at_any_step_leaves_each_batch_once(
         os.utime(file, (number, number))  # the order in which Spark reads them
 
     def drive(die_at: str) -> tuple[int, str]:
-        program = [sys.executable, str(mortal_driver.__file__)]
+        table = str(case.folder) if isinstance(case, IcebergCase) else path_of(case.sink.table)
+        program = [sys.executable, str(mortal_driver.__file__), "--sink", sink, "--table", table]
         program += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
-        program += [
-            "--sink",
-            sink,
-            "--table",
-            str(case.folder) if isinstance(case, IcebergCase) else path_of(case.sink.table),
-            "--source",
-            str(source),
-            "--checkpoint",
-            str(tmp_path / "checkpoint"),
-        ]
+        program += ["--source", str(source), "--checkpoint", str(tmp_path / "checkpoint")]
         program += ["--events", str(events), "--die-at", die_at, "--way", way]
         stop = tmp_path / f"stop-{die_at}"
         stopping = {STOP: str(stop)} if way != "kill" and die_at != "none" else {}
@@ -130,8 +122,7 @@ def test_a_driver_that_ends_at_any_step_leaves_each_batch_once(
 
     recorded: list[list[tuple[int, str, str]]] = []  # batch, step, transaction: by driver
     committed: dict[int, str] = {}  # the transaction by the batch
-    endpoint = catalog_options().get("s3.endpoint")
-    store = {"S3_ENDPOINT": endpoint} if endpoint else {}
+    store = {"S3_ENDPOINT": endpoint} if (endpoint := catalog_options().get("s3.endpoint")) else {}
     with running_agent(kafka, topic_prefix, tmp_path, VALIDITY_SECONDS=LEASE_SECONDS, **store):
         for batch, step in enumerate((*steps, "none")):
             status, stderr = drive(f"{step}:{batch}" if step != "none" else step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from pathlib import Path
@@ -29,7 +29,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.spark.conftest import MakeTable, commit_alone, data_files_of, index_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.harness import Harness
-from tests.spark.java_paimon import JavaPaimon, java_paimon
+from tests.spark.java_paimon import JavaPaimon
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(900)]
@@ -52,12 +52,6 @@ Rows = list[tuple[Any, ...]]
 SIX = [(1, number) for number in range(6)]
 
 MAX_ROUNDS = 20
-
-
-@pytest.fixture(scope="module")
-def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPaimon]:
-    with java_paimon(tmp_path_factory.mktemp("java")) as paimon:
-        yield paimon
 
 
 def commit_rows(table: str, schema: pa.Schema, rows: Rows) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
-from tests.spark.java_paimon import JavaPaimon, java_paimon
+from tests.spark.java_paimon import JavaPaimon
 from tests.unit.spark_jobs.sinks.test_paimon_dynamic_buckets import stage as stage_dynamic
 from tests.unit.spark_jobs.sinks.test_paimon_primary_key import FLIGHTS as DYNAMIC, commit, flight, stage
 from tests.unit.spark_jobs.sinks.test_partition_paths import (
@@ -27,12 +27,6 @@ pytestmark = [pytest.mark.matrix]
 VALUES = [pa.field("name", pa.string()), pa.field("n", pa.int64()), pa.field("kind", pa.string())]
 
 Rows = list[tuple[Any, ...]]
-
-
-@pytest.fixture(scope="module")
-def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPaimon]:
-    with java_paimon(tmp_path_factory.mktemp("java")) as paimon:
-        yield paimon
 
 
 def upsert(table: str, schema: pa.Schema, *batches: Rows) -> None:

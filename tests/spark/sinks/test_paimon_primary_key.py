@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -18,18 +17,9 @@ from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.harness import Harness
+from tests.unit.spark_jobs.sinks.test_paimon_primary_key import FLIGHTS
 
 pytestmark = [pytest.mark.real]
-
-FLIGHTS = pa.schema(
-    [
-        pa.field("day", pa.int32(), nullable=False),
-        pa.field("flight", pa.int64(), nullable=False),
-        pa.field("gate", pa.string()),
-        pa.field("delay", pa.int64()),
-        pa.field("kind", pa.string()),
-    ]
-)
 
 COLUMNS = "day int, flight long, gate string, delay long, kind string"
 

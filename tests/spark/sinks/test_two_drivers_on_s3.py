@@ -36,20 +36,14 @@ ALONE = 25
 @contextlib.contextmanager
 def catalog_of(kind: str, bucket: str, folder: Path, server: S3Server) -> Iterator[str]:
     """Run the catalog that the kind needs, and yield its URI. Others than REST are files beside the tables."""
-    if kind == "iceberg-rest":
-        with running_rest_catalog(folder, s3_file_io(bucket)) as uri:
-            yield uri
-    elif kind == "iceberg-nessie":
-        with running_nessie(folder, bucket, server) as uri:
-            yield uri
-    elif kind == "iceberg-postgresql":
-        with running_postgresql() as uri:
-            yield uri
-    elif kind == "iceberg-hive":
-        with running_hive_metastore(folder) as uri:
-            yield uri
-    else:
-        yield ""
+    running = {
+        "iceberg-rest": lambda: running_rest_catalog(folder, s3_file_io(bucket)),
+        "iceberg-nessie": lambda: running_nessie(folder, bucket, server),
+        "iceberg-postgresql": running_postgresql,
+        "iceberg-hive": lambda: running_hive_metastore(folder),
+    }.get(kind, lambda: contextlib.nullcontext(""))
+    with running() as uri:
+        yield uri
 
 
 @pytest.mark.parametrize(

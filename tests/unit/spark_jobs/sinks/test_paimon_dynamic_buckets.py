@@ -31,15 +31,17 @@ TWO_KEYS_A_BUCKET = {"bucket": "-1", "dynamic_bucket__target_row_num": "2"}
 DAY = [(1,)]
 
 
-def staging_on(where: TableAddress, snapshot: int) -> Staging:
-    first = first_sequence_number(snapshot)
-    allowed = frozenset({"day=1"})
-    return Staging(where, "w", 1, "data-x-", None, allowed, index_snapshot=snapshot, first_sequence=first)
+def staging_on(where: TableAddress, snapshot: int, allowed: str = "day=1") -> Staging:
+    first, paths = first_sequence_number(snapshot), frozenset({allowed})
+    return Staging(where, "w", 1, "data-x-", None, paths, index_snapshot=snapshot, first_sequence=first)
 
 
-def stage(where: TableAddress, rows: list[dict[str, Any]], snapshot: int | None = None) -> list[Any]:
+def stage(
+    where: TableAddress, rows: list[dict[str, Any]], snapshot: int | None = None, allowed: str = "day=1"
+) -> list[Any]:
     """Stage the rows on a snapshot, by default on the newest one, as one task."""
-    staging = staging_on(where, latest_snapshot_id(where.open()) if snapshot is None else snapshot)
+    on = latest_snapshot_id(where.open()) if snapshot is None else snapshot
+    staging = staging_on(where, on, allowed)
     batches = pa.Table.from_pylist(rows, schema=arrow_schema(where.open())).to_batches()
     found = [batch.column(0) for batch in staging_function(staging)(batches)]
     return [pickle.loads(each.as_py()) for column in found for each in column]  # noqa: S301 - our own
@@ -131,16 +133,6 @@ def test_a_null_in_the_primary_key_is_an_error_that_names_the_column(make: Make)
 
 def test_a_table_without_partitions_has_one_index(make: Make) -> None:
     where = make(keys={"primary_keys": ["flight"], "partition_keys": []}, **TWO_KEYS_A_BUCKET)
-    messages = [
-        pickle.loads(each.as_py())  # noqa: S301 - our own
-        for batch in staging_function(
-            Staging(where, "w", 1, None, None, frozenset({""}), index_snapshot=0, first_sequence=0)
-        )(pa.Table.from_pylist([flight(n) for n in range(5)], schema=FLIGHTS).to_batches())
-        for each in batch.column(0)
-    ]
-    commit(where, messages)
-    assert {name.partition("/")[0] for name in read_base(where.open(), [()]).files} == {
-        "bucket-0",
-        "bucket-1",
-        "bucket-2",
-    }
+    commit(where, stage(where, [flight(number) for number in range(5)], allowed=""))
+    folders = {name.partition("/")[0] for name in read_base(where.open(), [()]).files}
+    assert folders == {"bucket-0", "bucket-1", "bucket-2"}
