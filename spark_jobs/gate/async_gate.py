@@ -25,7 +25,6 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future as ThreadFuture, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import anyio
@@ -51,9 +50,7 @@ class AsyncGate:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -182,9 +182,8 @@ class EventPublisher:
         await acknowledged
 
     def publish_completed(self, grant: str, version: str | None) -> None:
-        named = (
-            version if version is None else version[: events.MAX_VERSION]
-        )  # a durable commit must not fail for its name
+        # A durable commit must not fail for its name.
+        named = None if version is None else version[: events.MAX_VERSION]
         event = events.CommitCompleted(
             **self._header(), grant=grant, version=named, batch_id=self._intent.batch_id
         )

@@ -38,7 +38,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Required, Self, TypedDict, Unpack
 
 from lakewarden import events
@@ -165,9 +164,7 @@ class TransactionGate:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -54,8 +54,8 @@ class Field(Protocol):
     @property
     def value_type(self) -> str: ...
 
-    def expression(self, alias: str) -> str:
-        """Return the SQL of its value in a row of the table."""
+    def expression(self) -> str:
+        """Return the SQL of its value in a row `t` of the table."""
         ...
 
     def computed(self, column: str) -> str:
@@ -72,8 +72,8 @@ class PartitionColumn:
     empty_is_null: bool = False
     """Whether the format stores an empty text as NULL."""
 
-    def expression(self, alias: str) -> str:
-        return f"{alias}.{quoted(self.column)}"
+    def expression(self) -> str:
+        return f"t.{quoted(self.column)}"
 
     def computed(self, column: str) -> str:
         return f"nullif({column}, '')" if self.empty_is_null and self.value_type == "string" else column
@@ -91,7 +91,7 @@ def computed_in(field: Field, stored: Mapping[str, str], alias: str | None = Non
 
 def is_column(field: Field) -> bool:
     """Return whether the field is the column itself, whatever the format makes of an empty text."""
-    return field.expression("t") == f"t.{quoted(field.column)}"
+    return field.expression() == f"t.{quoted(field.column)}"
 
 
 def is_key(field: Field, keys: Collection[str], stored: Mapping[str, str]) -> bool:
@@ -122,8 +122,8 @@ def literal(value: Any, kind: str) -> str:
             raise ValueError(f"{value!r} is not a value of a partition field of type {kind}")
 
 
-def restriction(fields: Sequence[Field], partitions: Sequence[Partition], alias: str) -> str | None:
-    """Return the condition that a row is in one of the partitions, or None if the table is unpartitioned."""
+def restriction(fields: Sequence[Field], partitions: Sequence[Partition]) -> str | None:
+    """Return the condition that a row `t` is in one of the partitions, or None if the table is unpartitioned."""
     if not fields:
         return None
     *outer, last = fields
@@ -132,27 +132,20 @@ def restriction(fields: Sequence[Field], partitions: Sequence[Partition], alias:
         inner.setdefault(partition[:-1], []).append(partition[-1])
     if len(inner) > MAX_COMBINATIONS:
         columns = zip(*partitions, strict=True)
-        return " AND ".join(
-            _one_of(field, values, alias) for field, values in zip(fields, columns, strict=True)
-        )
-    alternatives = [
-        " AND ".join(
-            [
-                *(_one_of(field, [value], alias) for field, value in zip(outer, prefix, strict=True)),
-                _one_of(last, values, alias),
-            ]
-        )
-        for prefix, values in inner.items()
-    ]
+        return " AND ".join(_one_of(*each) for each in zip(fields, columns, strict=True))
+    alternatives = []
+    for prefix, values in inner.items():
+        conditions = [_one_of(field, [value]) for field, value in zip(outer, prefix, strict=True)]
+        alternatives.append(" AND ".join([*conditions, _one_of(last, values)]))
     return (
         alternatives[0] if len(alternatives) == 1 else f"({' OR '.join(f'({one})' for one in alternatives)})"
     )
 
 
-def _one_of(field: Field, values: Sequence[Any], alias: str) -> str:
+def _one_of(field: Field, values: Sequence[Any]) -> str:
     # Iceberg can't push "transform IS NULL" down, nor NaN in a list, and a MERGE with `= NaN` alone doesn't find the rows.
-    expression = field.expression(alias)
-    apart: dict[Any, str] = {None: f"{alias}.{quoted(field.column)} IS NULL"}
+    expression = field.expression()
+    apart: dict[Any, str] = {None: f"t.{quoted(field.column)} IS NULL"}
     if field.value_type in _FLOATS:
         apart["NaN"] = f"isnan({expression})"
         # Up to 3.5, Spark drops one of two zeros in a list, and Iceberg then skips the files of the other one.

@@ -136,7 +136,7 @@ class Upsert:
         # Spark sorts by the columns in this order. With the partition first, the rows of each partition are written in one go.
         # It sorts and hashes by two expressions for each `<=>`, so only what may be NULL has it.
         same = [
-            f"{field.expression('t')} {'<=>' if None in values else '='} {computed_in(field, stored, 's')}"
+            f"{field.expression()} {'<=>' if None in values else '='} {computed_in(field, stored, 's')}"
             for field, values in zip(fields, zip(*partitions, strict=True), strict=True)
             if field.column not in self.keys or field.column in stored
         ]
@@ -145,7 +145,7 @@ class Upsert:
             f"t.{quoted(key)} {'=' if key in required else '<=>'} {given.get(key, f's.{quoted(key)}')}"
             for key in self.keys
         ]
-        within = restriction(fields, partitions, "t")
+        within = restriction(fields, partitions)
         clauses = [
             f"MERGE INTO {target} t USING {source} s ON {' AND '.join([*same, *([within] if within else [])])}"
         ]

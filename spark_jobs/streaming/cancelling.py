@@ -18,7 +18,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lakewarden.spark_jobs.gate.logs import EventLogger
@@ -56,13 +55,10 @@ class TaggedJobs:
         self._context.addJobTag(self.tag)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         self._ended.set()
-        with suppress(
-            Exception
-        ):  # a stopped context raises various errors; no other transaction has this tag
+        # A stopped context raises various errors. No other transaction has this tag.
+        with suppress(Exception):
             self._context.removeJobTag(self.tag)
 
     def cancel_until_ended(self) -> None:

@@ -290,23 +290,15 @@ class TableLog:
         parameters = commit["operationParameters"]
         if parameters.get("version") is not None:
             return int(parameters["version"])
-        moment = self._milliseconds(parameters["timestamp"])
+        # As Delta writes it, in the time zone of the JVM.
+        moment = int(self._timestamp.valueOf(parameters["timestamp"]).getTime())
         files = [file for file in self.commits(0) if file.version < version]
         for file in reversed(files):
             infos = [action for _, action in self.actions(file.version, ["commitInfo"])]
-            if (
-                max(
-                    [info["inCommitTimestamp"] for info in infos if "inCommitTimestamp" in info]
-                    or [file.modified]
-                )
-                <= moment
-            ):
+            times = [info["inCommitTimestamp"] for info in infos if "inCommitTimestamp" in info]
+            if max(times or [file.modified]) <= moment:
                 return file.version
         return files[0].version - 1 if files else version - 1
-
-    def _milliseconds(self, timestamp: str) -> int:
-        """Return a timestamp as Delta writes it, in the time zone of the JVM."""
-        return int(self._timestamp.valueOf(timestamp).getTime())
 
 
 @dataclass(frozen=True, slots=True)

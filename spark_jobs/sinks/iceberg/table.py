@@ -189,9 +189,8 @@ def load(spark: SparkSession, name: str) -> Any:
     """
     table = _loaded(spark, name)
     if not is_instance(table.operations(), HADOOP):
-        with suppress(
-            Exception
-        ):  # of the store, of the catalog, or Iceberg's own for another table at this place
+        # An error of the store, of the catalog, or Iceberg's own for another table at this place.
+        with suppress(Exception):
             table.refresh()
             return table
     forget(spark, name)

@@ -37,9 +37,8 @@ class PartitionField:
         """Type of the field's values in partition paths, where Iceberg spells some of them as text."""
         return "string" if self.transform in {"year", "month", "hour"} else self.value_type
 
-    def expression(self, alias: str) -> str:
-        """Return the SQL that computes the field from a row of the table."""
-        return self.computed(f"{alias}.{quoted(self.column)}")
+    def expression(self) -> str:
+        return self.computed(f"t.{quoted(self.column)}")
 
     def computed(self, column: str) -> str:
         """Return the SQL that computes the field from a value."""

@@ -286,10 +286,7 @@ def is_lost(table: Any, published: PublishedSnapshot) -> bool:
     It is one request as long as the snapshot is in place. A replacement is logged.
     """
     store, name = snapshot_store(table), _name_of(published.number)
-    if store.version(name) in {
-        published.version,
-        None,
-    }:  # None: it has expired, so newer ones are built on it
+    if store.version(name) in {published.version, None}:  # None: expired, so newer ones are built on it
         return False
     found = store.read(name)
     owner = published.name if found is None else history.facts_of(0, found.body).name

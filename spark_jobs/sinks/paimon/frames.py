@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from lakewarden.spark_jobs.sinks.partitions import quoted
 from lakewarden.spark_jobs.sinks.upsert import comparable
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 MAX_VARCHAR = 2**31 - 1
@@ -319,9 +319,16 @@ def read_frame(rows: DataFrame, table: Any, where: TableAddress, base: Base) -> 
     spark, schema = rows.sparkSession, _read_schema(table)
     if not base.splits:
         return spark.createDataFrame([], schema)
-    splits = [pickle.dumps(split) for split in base.splits]
+    return _map_splits(spark, base.splits, partial(stage.reading_function, where), schema)
+
+
+def _map_splits(
+    spark: SparkSession, splits: Sequence[Any], function: Callable[[list[bytes]], Any], schema: StructType
+) -> DataFrame:
+    """Return what executors make of the splits. `function` gets them pickled, and returns one of their numbers."""
     tasks = min(len(splits), spark.sparkContext.defaultParallelism)
-    return spark.range(0, len(splits), 1, tasks).mapInArrow(stage.reading_function(where, splits), schema)
+    pickled = [pickle.dumps(split) for split in splits]
+    return spark.range(0, len(splits), 1, tasks).mapInArrow(function(pickled), schema)
 
 
 def to_rewrite(rows: DataFrame, table: Any, where: TableAddress, base: Base, keys: Sequence[str]) -> Base:
@@ -329,12 +336,8 @@ def to_rewrite(rows: DataFrame, table: Any, where: TableAddress, base: Base, key
     splits = large_files(base)
     if not splits:
         return base
-    found = rows.sparkSession.range(
-        0, len(splits), 1, min(len(splits), rows.sparkSession.sparkContext.defaultParallelism)
-    ).mapInArrow(
-        keys_function(where, [pickle.dumps(split) for split in splits], keys, _ranges_of(rows, table, keys)),
-        _keys_schema(table, keys),
-    )
+    function = partial(keys_function, where, keys=keys, ranges=_ranges_of(rows, table, keys))
+    found = _map_splits(rows.sparkSession, splits, function, _keys_schema(table, keys))
     same = reduce(and_, (found[quoted(key)].eqNullSafe(rows[quoted(key)]) for key in keys))
     matched = {row[0] for row in found.join(rows, same, "left_semi").select(FILE).distinct().collect()}
     return without_files(base, (split for number, split in enumerate(splits) if number not in matched))

@@ -54,7 +54,8 @@ class FolderStore(Protocol):
 
     def version(self, name: str) -> str | None:
         """Return the object's version, or None if there is no object."""
-        ...
+        found = self.read(name)
+        return None if found is None else found.version
 
     def remove(self, name: str) -> None:
         """Remove the object. It may be gone already."""
@@ -86,7 +87,7 @@ def folder_store(table: Any, folder: str) -> FolderStore:
     return UnfencedSnapshots(table.file_io, folder)
 
 
-class LinkedSnapshots:
+class LinkedSnapshots(FolderStore):
     """A folder on a file system with hard links."""
 
     fenced = True
@@ -159,7 +160,7 @@ def _version(found: os.stat_result) -> str:
     return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
 
 
-class ObjectSnapshots:
+class ObjectSnapshots(FolderStore):
     """A prefix of a bucket, through an obstore client without retries."""
 
     fenced = True
@@ -190,10 +191,6 @@ class ObjectSnapshots:
                 return StoredObject(bytes(found.bytes()), found.meta["e_tag"] or "")
             except FileNotFoundError:
                 return None
-
-    def version(self, name: str) -> str | None:
-        found = self.read(name)
-        return None if found is None else found.version
 
     def remove(self, name: str) -> None:
         import obstore
@@ -237,7 +234,7 @@ def _text(error: BaseException) -> str:
     return str(error).partition("\n\nDebug source:\n")[0]
 
 
-class UnfencedSnapshots:
+class UnfencedSnapshots(FolderStore):
     """What pypaimon itself does, for stores without a conditional write here."""
 
     fenced = False
@@ -262,11 +259,6 @@ class UnfencedSnapshots:
             return None
         text = self._io.read_file_utf8(path)
         return StoredObject(text.encode(), text)
-
-    def version(self, name: str) -> str | None:
-        """Read the file: its content is its version."""
-        found = self.read(name)
-        return None if found is None else found.version
 
     def remove(self, name: str) -> None:
         self._io.delete(f"{self._folder}/{name}")

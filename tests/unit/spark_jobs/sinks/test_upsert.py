@@ -45,34 +45,34 @@ def test_a_value_without_a_literal_is_refused() -> None:
 
 
 def test_an_unpartitioned_table_has_no_restriction() -> None:
-    assert restriction([], [()], "t") is None
+    assert restriction([], [()]) is None
 
 
 def test_a_null_partition_is_named_by_its_column() -> None:
     """Iceberg's transforms are NULL only for NULL, and `days(ts) IS NULL` isn't pushed down."""
     days = field("ts", "day", "timestamp")
 
-    assert restriction([days], [(date(2026, 1, 1),), (None,)], "t") == (
+    assert restriction([days], [(date(2026, 1, 1),), (None,)]) == (
         "(`lake`.system.days(t.`ts`) IN (CAST('2026-01-01' AS date)) OR t.`ts` IS NULL)"
     )
-    assert restriction([days], [(None,)], "t") == "t.`ts` IS NULL"
+    assert restriction([days], [(None,)]) == "t.`ts` IS NULL"
 
 
 def test_nan_and_zeros_are_named_by_themselves_and_a_text_like_them_is_not() -> None:
     """Iceberg pushes down no list with NaN, and Spark 3.5 takes one of two zeros out of a list."""
     number, text = field("n", column_type="double"), field("n", column_type="string")
 
-    assert restriction([number], [("NaN",), ("0.0",), ("-0.0",)], "t") == (
+    assert restriction([number], [("NaN",), ("0.0",), ("-0.0",)]) == (
         "(isnan(t.`n`) OR t.`n` BETWEEN CAST('-0.0' AS double) AND CAST('0.0' AS double))"
     )
-    assert restriction([text], [("NaN",), ("0.0",)], "t") == (
+    assert restriction([text], [("NaN",), ("0.0",)]) == (
         "t.`n` IN (CAST(X'4e614e' AS string), CAST(X'302e30' AS string))"
     )
 
 
 def test_combinations_of_values_are_kept_apart() -> None:
     """Otherwise the partition (1, 1) would be part of the MERGE, and its commits would be conflicts."""
-    found = restriction([field("a"), field("b", "bucket", "int", 4)], [(1, 2), (2, 1), (2, 3)], "t")
+    found = restriction([field("a"), field("b", "bucket", "int", 4)], [(1, 2), (2, 1), (2, 3)])
 
     assert found == (
         "((t.`a` IN (CAST(1 AS int)) AND `lake`.system.bucket(4, t.`b`) IN (CAST(2 AS int)))"
@@ -83,7 +83,7 @@ def test_combinations_of_values_are_kept_apart() -> None:
 def test_too_many_combinations_restrict_each_field_by_itself() -> None:
     partitions = [(number, number) for number in range(MAX_COMBINATIONS + 1)]
 
-    found = restriction([field("a"), field("b")], partitions, "t")
+    found = restriction([field("a"), field("b")], partitions)
 
     assert found is not None
     assert found.count("IN (") == 2
