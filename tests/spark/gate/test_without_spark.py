@@ -20,6 +20,7 @@ import importlib.util
 import json
 import sys
 
+from lakewarden import spark_jobs
 from lakewarden.spark_jobs import AlreadyCommitted, AsyncGate, CommitAborted, CommitGate, UnsupportedSpark
 
 brokers, prefix, table = sys.argv[1:]
@@ -45,6 +46,7 @@ async def conflict(gate):
 
 
 report = {"found": [name for name in ("pandas", "pyarrow", "pypaimon", "pyspark") if importlib.util.find_spec(name)]}
+report["names"] = [name for name in spark_jobs.__all__ if getattr(spark_jobs, name) is None]
 with CommitGate(brokers, topic_prefix=prefix, admission_timeout_seconds=120.0) as gate:
     with gate.transaction(table=table, writer="plain", batch_id=1) as txn:
         txn.touch("day=1", "*", "merge")
@@ -86,7 +88,7 @@ def test_a_transaction_a_conflict_and_a_replay_with_the_base_package_alone(
 
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["found"] == []
+    assert report["found"] == report["names"] == [], "every public name is there, and no package of a format"
     assert report["version"] == "1"
     assert (report["lost"], report["others"]) == ("younger", ["older"])
     assert report["async lost"] == ["async younger", ["async older"]]

@@ -69,25 +69,21 @@ def _plain(column: Any) -> list[Any]:
         texts = column.cast(pa.large_binary()).to_pylist()
         return [None if text is None else text.decode(errors="backslashreplace") for text in texts]
     if pa.types.is_timestamp(kind):
-        return [
-            None if value is None else _Number(value, kind.unit)
-            for value in column.cast(pa.int64()).to_pylist()
-        ]
+        return _with_nulls(
+            column, [_Number(f"{each}{kind.unit}") for each in column.cast(pa.int64()).to_pylist()]
+        )
     if pa.types.is_date32(kind):
-        return [
-            None if value is None else _Number(value, "d") for value in column.cast(pa.int32()).to_pylist()
-        ]
+        return _with_nulls(column, [_Number(f"{each}d") for each in column.cast(pa.int32()).to_pylist()])
     return list(column.to_pylist())
 
 
-class _Number:
-    """A count of units since 1970."""
+class _Number(str):
+    """A count of units since 1970, without quotes."""
 
-    def __init__(self, count: int, unit: str) -> None:
-        self._text = f"{count}{unit}"
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return self._text
+        return str(self)
 
 
 class _Entries(list[Any]):
