@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -22,37 +20,30 @@ from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.grant import MAX_SEND_TIMES, SendTimes
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GatePhase, GateProgress, GrantLease
 from lakewarden.spark_jobs.gate.scope import as_scope
-from tests.unit.events.building import an_overlap
+from tests.unit.events.building import E, an_overlap, made
 
-COMMON: dict[str, Any] = {
-    "table": "file:///lake/t",
-    "transaction": "t1",
-    "writer": "w",
-    "at": datetime(2026, 1, 1, tzinfo=UTC),
-    "agent": "a",
-    "cause_offset": 0,
-}
+TABLE = "file:///lake/t"
 
 
-def common() -> dict[str, Any]:
-    return {**COMMON, "event_id": uuid.uuid4().hex}
+def decided(kind: type[E], /, **fields: Any) -> E:
+    return made(kind, table=TABLE, transaction="t1", **fields)
 
 
-ADMITTED = Admitted(**common())
-ABORT = Abort(**common(), reason="conflict", retriable=True)
-COMMITTED = AlreadyCommitted(**common(), committed_transaction="t0", version="4")
+ADMITTED = decided(Admitted)
+ABORT = decided(Abort, reason="conflict")
+COMMITTED = decided(AlreadyCommitted, committed_transaction="t0", version="4")
 
 
-def granted(seq: int, lease: float = 20.0, grant: str = "g") -> CommitGranted:
-    return CommitGranted(**common(), grant=grant, lease_seconds=lease, seq=seq)
+def granted(seq: int) -> CommitGranted:
+    return decided(CommitGranted, grant="g", lease_seconds=20.0, seq=seq)
 
 
 def renewed(seq: int, lease: float = 20.0, grant: str = "g") -> GrantRenewed:
-    return GrantRenewed(**common(), grant=grant, lease_seconds=lease, seq=seq)
+    return decided(GrantRenewed, grant=grant, lease_seconds=lease, seq=seq)
 
 
 def requested(*, sent_at: float = 100.0) -> tuple[GateProgress, int]:
-    progress = GateProgress("file:///lake/t", "w", margin_seconds=1.0)
+    progress = GateProgress(TABLE, "w", margin_seconds=1.0)
     progress.apply(ADMITTED, 0)
     progress.request()
     return progress, progress.send_times.next_seq(sent_at)
@@ -143,7 +134,7 @@ def test_an_abort_for_a_record_whose_writer_the_agent_could_not_read_ends_the_tr
 
 
 def test_a_grant_counts_only_while_the_writer_waits_for_it() -> None:
-    early = GateProgress("file:///lake/t", "w", 1.0)
+    early = GateProgress(TABLE, "w", 1.0)
     early.apply(ADMITTED, 0)
     assert early.apply(granted(early.send_times.next_seq(1.0)), 1) is Change.NONE
 
@@ -153,7 +144,7 @@ def test_a_grant_counts_only_while_the_writer_waits_for_it() -> None:
 
 
 def test_already_committed_ends_the_transaction() -> None:
-    progress = GateProgress("file:///lake/t", "w", 1.0)
+    progress = GateProgress(TABLE, "w", 1.0)
     assert progress.apply(COMMITTED, 0) is Change.ANSWER
     assert progress.phase is GatePhase.ENDED
     assert progress.apply(ADMITTED, 1) is Change.NONE
@@ -195,7 +186,7 @@ def test_the_writers_deadline_is_never_later_than_the_agents(
 
 def test_an_abort_names_the_table_the_other_writer_and_the_overlap() -> None:
     conflicts = tuple(an_overlap(f"month=1/day={day}", "arrivals:q2", file_group="*") for day in range(1, 8))
-    error = CommitAborted(Abort(**common(), reason="conflict", retriable=True, conflicts=conflicts))
+    error = CommitAborted(decided(Abort, reason="conflict", conflicts=conflicts))
 
     assert str(error) == (
         "commit aborted: partition month=1/day=1, partition month=1/day=2, partition month=1/day=3, "
@@ -220,7 +211,7 @@ def test_an_abort_names_the_table_the_other_writer_and_the_overlap() -> None:
     ],
 )
 def test_an_abort_names_who_causes_it(fields: dict[str, Any], begins: str) -> None:
-    assert str(CommitAborted(Abort(**common(), retriable=True, **fields))).startswith(begins)
+    assert str(CommitAborted(decided(Abort, **fields))).startswith(begins)
 
 
 def test_a_scope_that_is_too_long_becomes_whole_partitions() -> None:
@@ -255,7 +246,7 @@ def test_the_package_imports_nothing_heavy() -> None:
 
 def test_an_abort_for_an_unknown_reason_is_raised_by_its_retriable() -> None:
     """A later agent may have reasons that this client doesn't know."""
-    error = CommitAborted(Abort(**common(), reason="eclipse", retriable=True, detail="the sun is gone"))
+    error = CommitAborted(decided(Abort, reason="eclipse", detail="the sun is gone"))
 
     assert error.retriable
     assert "eclipse" in str(error)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -42,6 +41,7 @@ from lakewarden.spark_jobs.gate.scope import marker_of
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.spark.fake_agent import aborted
 from tests.spark.memory_channel import MemoryChannel
+from tests.unit.events.building import E, made
 
 TABLE = "s3://lake/t"
 SCOPE = (Marker(partition="day=1", file_group="*", operation="merge"),)
@@ -76,14 +76,13 @@ class SilentChannel(MemoryChannel):
         """Admit the transaction, if an agent answers."""
         if not self._answers or not isinstance(event, CommitIntent):
             return []
-        header = _header(event.writer, event.transaction)
-        return [Admitted(**header, agent="agent-1", cause_offset=0, turn=self._turn)]
+        return [event_of(Admitted, event.writer, event.transaction, turn=self._turn)]
 
     def read_back(self, _table: str, start: int, _timeout: float) -> list[WriterEventUnion]:
         """Return the events, and a heartbeat of each open transaction after the intent."""
         assert start == 0
         beats = [
-            WriterHeartbeat(**_header(event.writer, event.transaction), seq=2)
+            event_of(WriterHeartbeat, event.writer, event.transaction, seq=2)
             for event in self.events
             if isinstance(event, CommitIntent)
         ]
@@ -102,21 +101,13 @@ class UnreadableChannel(SilentChannel):
         raise GateError("no answer")
 
 
-def _header(writer: str, transaction: str) -> dict[str, Any]:
-    return {
-        "event_id": f"{writer}-{transaction}",
-        "table": TABLE,
-        "transaction": transaction,
-        "writer": writer,
-        "at": datetime.now(UTC),
-    }
+def event_of(kind: type[E], writer: str, transaction: str, **fields: Any) -> E:
+    return made(kind, table=TABLE, writer=writer, transaction=transaction, **fields)
 
 
 def intent_of(writer: str, *scope: Marker) -> CommitIntent:
     """The intent of another writer's transaction."""
-    return CommitIntent(
-        **_header(writer, f"t-{writer}"), admission="queued", scope=scope, heartbeat_seconds=5.0
-    )
+    return event_of(CommitIntent, writer, f"t-{writer}", admission="queued", scope=scope)
 
 
 def opened(
@@ -229,7 +220,7 @@ def test_a_transaction_that_is_admitted_at_once_logs_nothing(lines_of: Callable[
 
 def requested_by(writer: str) -> CommitRequested:
     """The request of another writer's transaction for its grant."""
-    return CommitRequested(**_header(writer, f"t-{writer}"), seq=1)
+    return event_of(CommitRequested, writer, f"t-{writer}", seq=1)
 
 
 @pytest.mark.parametrize("wait", ["admission", "grant"])

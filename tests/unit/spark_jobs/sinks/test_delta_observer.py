@@ -71,9 +71,15 @@ class World:
         self.committed, self.lease, self.readable = committed, True, readable
         self.modified = 1
         txn: Any = SimpleNamespace(
-            id="t1", table=TABLE, writer="w", batch_id=7, check=lambda: None, request_grant=self.granted
+            id="t1", table=TABLE, writer="w", batch_id=7, check=lambda: None, request_grant=lambda: self.grant
         )
-        self.grant: Grant = Grant("g", 1, check=self.check, completed=self.completed, failed=self.unknown)
+        self.grant: Grant = Grant(
+            "g",
+            1,
+            check=self.check,
+            completed=lambda grant: self.reports.append(grant.version),
+            failed=self.unknown,
+        )
         spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "4"))
         table: Any = SimpleNamespace(
             data_path=TABLE, version_of=self.version_of, known=None, commits=self.commits
@@ -84,12 +90,6 @@ class World:
         if not self.lease:
             raise LeaseLost("the lease has expired")
         return 20.0
-
-    def granted(self) -> Grant:
-        return self.grant
-
-    def completed(self, grant: Grant) -> None:
-        self.reports.append(grant.version)
 
     def unknown(self, grant: Grant, error: Exception) -> bool:
         raise OutcomeUnknown(f"{error}", retriable=True)
@@ -103,18 +103,15 @@ class World:
         assert (transaction, since) == ("delta-1", 3)
         return self.committed
 
-    def transaction(self, path: str = TABLE) -> Any:
-        return SimpleNamespace(
+    def start(self, path: str = TABLE) -> None:
+        folder = SimpleNamespace(toString=lambda: path)
+        made = SimpleNamespace(
             txnId=lambda: "delta-1",
             readVersion=lambda: 3,
             readTxn=lambda: SimpleNamespace(**{"$plus$eq": self.read.append}),
             updateSetTransaction=lambda writer, batch, _: self.batches.append((writer, batch)),
-            deltaLog=lambda: SimpleNamespace(dataPath=lambda: path),
+            deltaLog=lambda: SimpleNamespace(dataPath=lambda: folder),
         )
-
-    def start(self, path: str = TABLE) -> None:
-        made = self.transaction(path)
-        made.deltaLog = lambda: SimpleNamespace(dataPath=lambda: SimpleNamespace(toString=lambda: path))
         self.observer.startingTransaction(SimpleNamespace(apply=lambda: made))
 
     def begin_commit(self) -> World:
