@@ -177,6 +177,12 @@ class BaseChanged(GateError):
         super().__init__(message)
 
 
+def base_changed(reason: str, facts: str, lost_to: str | None = None) -> BaseChanged:
+    """Return the error for a batch that must be computed again, for this reason."""
+    text = f"{reason}; nothing was published; the batch must be computed again; {facts}"
+    return BaseChanged(text, lost_to=lost_to)
+
+
 class CommitReplaced(GateError):
     """A writer that bypasses the gate replaced a snapshot of this writer, and its batch can't be restored.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
-from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.gate.errors import base_changed
 from lakewarden.spark_jobs.gate.scope import as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.assignment import naming_values
@@ -167,9 +167,9 @@ def run_under_grant(
             # A commit whose answer was lost can look like a conflict with itself.
             if txn.batch_id is None or not is_conflict(error) or version() is not None:
                 raise
-            raise BaseChanged(
-                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}; nothing was "
-                f"published; the batch must be computed again; table={txn.table} writer={txn.writer} transaction={txn.id}"
+            raise base_changed(
+                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}",
+                f"table={txn.table} writer={txn.writer} transaction={txn.id}",
             ) from error
         grant.version = version()
         if txn.batch_id is not None and grant.version is None:

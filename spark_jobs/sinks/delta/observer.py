@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
-from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, UnsupportedSpark
+from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, UnsupportedSpark, base_changed
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog
@@ -249,10 +249,7 @@ class CommitObserver:
             return None
 
     def _base_changed(self, reason: str, lost_to: str | None = None) -> BaseChanged:
-        return BaseChanged(
-            f"{reason}; nothing was published; the batch must be computed again; {self._facts()}",
-            lost_to=lost_to,
-        )
+        return base_changed(reason, self._facts(), lost_to)
 
     def _after_commit(self) -> None:
         if self.grant is not None:

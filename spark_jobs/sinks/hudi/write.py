@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker
 from lakewarden.handlers.hudi.timeline import UnreadableHudi, taken_for_committed
-from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateError, UnsupportedSpark
+from lakewarden.spark_jobs.gate.errors import CommitAborted, GateError, UnsupportedSpark, base_changed
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
@@ -192,9 +192,10 @@ class HudiWrite:
         """Raise `BaseChanged` if the timeline doesn't have the instant any more (rule 8)."""
         assert self.instant is not None, "a commit has an instant"
         if self._files.instant(self.instant) is None:
-            raise BaseChanged(
+            raise base_changed(
                 "the instant of this batch is no longer on the timeline: the table was restored to a savepoint, or was dropped "
-                f"and created again; nothing was published; the batch must be computed again; {self._facts()}"
+                "and created again",
+                self._facts(),
             )
 
     def _end_commit(self) -> None:
@@ -288,10 +289,10 @@ class HudiWrite:
         if not self._locked:
             grant.not_published()
         elif CONFLICT in str(error):
-            raise BaseChanged(
-                "Hudi found another commit to the file groups of this batch, by a writer that bypasses the gate; nothing was "
-                f"published; the batch must be computed again; {self._facts()}: {_first_line(error)}",
-                lost_to=self._lost_to(),
+            raise base_changed(
+                "Hudi found another commit to the file groups of this batch, by a writer that bypasses the gate",
+                f"{self._facts()}: {_first_line(error)}",
+                self._lost_to(),
             ) from error
         return False
 

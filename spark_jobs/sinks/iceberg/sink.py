@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker, canonical_table
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.spark_jobs.gate.errors import BaseChanged, UnsupportedSpark
+from lakewarden.spark_jobs.gate.errors import UnsupportedSpark, base_changed
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import as_markers
 from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, naming_values, spelled_as
@@ -158,10 +158,8 @@ class IcebergSink(SparkSink[OpenTable]):
             self._told_of_history = True
             log.warning("iceberg.newest-snapshot-only", table=self.table, cost=NEWEST_ONLY_COST)
         if what is not None:
-            raise BaseChanged(
-                f"{what} while the batch was prepared; nothing was published; the "
-                f"batch must be computed again; table={self.table} writer={write.properties[WRITER]}"
-            )
+            facts = f"table={self.table} writer={write.properties[WRITER]}"
+            raise base_changed(f"{what} while the batch was prepared", facts)
         return now
 
     def _layout(self, spark: SparkSession, loaded: Any = None) -> OpenTable:  # noqa: ARG002 - the catalog is that of the sink's session

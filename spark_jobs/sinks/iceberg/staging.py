@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import of_iceberg
-from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
+from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, base_changed
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGED_TABLE
 from lakewarden.spark_jobs.sinks.iceberg.table import (
@@ -232,10 +232,7 @@ class StagedTable:
         raise error if reason is None else self._base_changed(reason, lost_to) from error
 
     def _base_changed(self, reason: str, lost_to: str | None = None) -> BaseChanged:
-        return BaseChanged(
-            f"{reason}; nothing was published; the batch must be computed again; table={self._table.name()}",
-            lost_to=lost_to,
-        )
+        return base_changed(reason, f"table={self._table.name()}", lost_to)
 
     def _gone(self) -> str | None:
         """Return why Iceberg can't commit to the table, if that is because it is another one, or none."""

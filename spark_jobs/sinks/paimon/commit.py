@@ -55,7 +55,7 @@ from lakewarden.handlers.paimon.publish import (
     step,
     traced,
 )
-from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
+from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, base_changed
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.paimon import history
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
@@ -165,9 +165,9 @@ class FencedCommit:
             case Withdrawn():
                 self._require_grant(unanswered=unanswered_before)
                 raise CommitRefused(
-                    BaseChanged(
-                        "the snapshots that this commit was built on expired while the writer was suspended; "
-                        f"nothing was published; the batch must be computed again; {where}"
+                    base_changed(
+                        "the snapshots that this commit was built on expired while the writer was suspended",
+                        where,
                     )
                 )
             case Failed(why):
@@ -410,9 +410,9 @@ def _files_gone(error: Exception, table: Any, user: str) -> BaseChanged | None:
     """Return the error for a base that changed between this module's check and pypaimon's own, or None for another error."""
     if FILES_CONFLICT not in str(error):
         return None
-    return BaseChanged(
-        f"files that this batch replaces are gone: a writer that bypasses the gate rewrote them; nothing was "
-        f"published; the batch must be computed again; table={table.table_path} writer={user}: {error}"
+    return base_changed(
+        "files that this batch replaces are gone: a writer that bypasses the gate rewrote them",
+        f"table={table.table_path} writer={user}: {error}",
     )
 
 

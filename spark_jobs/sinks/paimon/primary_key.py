@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from lakewarden.handlers.paimon.primary_key import SEQUENCE_BITS, first_sequence_number
-from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.gate.errors import base_changed
 from lakewarden.spark_jobs.sinks.paimon.table import (
     TableAddress,
     arrow_schema,
@@ -79,6 +79,14 @@ def _require_keys(keys: Any, table: Any) -> None:
         )
 
 
+def not_deterministic(found: str, listed: str, table: str) -> RuntimeError:
+    """Return the error for rows of what the batch didn't have when it was computed before."""
+    return RuntimeError(
+        f"the batch has rows for {found}, which it didn't have when its {listed} were listed: the query is not deterministic; "
+        f"write it from stable data; table={table}"
+    )
+
+
 def group_writer(write: Any, groups: frozenset[str], uri: str) -> Callable[[Any], None]:
     """Return a function that writes rows, sorted by `GROUP`, to their buckets."""
     import pyarrow.compute as pc
@@ -89,10 +97,7 @@ def group_writer(write: Any, groups: frozenset[str], uri: str) -> Callable[[Any]
         start = 0
         for group, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
             if group not in groups:
-                raise RuntimeError(
-                    f"the batch has rows for bucket {group!r}, which it didn't have when its buckets were listed: the query "
-                    f"is not deterministic; write it from stable data; table={uri}"
-                )
+                raise not_deterministic(f"bucket {group!r}", "buckets", uri)
             write.write_arrow_batch(without.slice(start, end - start), int(group.rpartition("bucket-")[2]))
             start = end
 
@@ -147,10 +152,7 @@ def partition_writer(write: Any, table: Any, allowed: Collection[str] | None) ->
         if allowed is not None:
             unknown = _paths_of(rows, table).difference(allowed)
             if unknown:
-                raise RuntimeError(
-                    f"the batch has rows for partitions {sorted(unknown)[:3]}, which it didn't have when its partitions were "
-                    f"listed: the query is not deterministic; write it from stable data; table={table.table_path}"
-                )
+                raise not_deterministic(f"partitions {sorted(unknown)[:3]}", "partitions", table.table_path)
         write.write_arrow_batch(rows)
 
     return write_rows
@@ -219,9 +221,9 @@ def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
         snapshot = manager.get_snapshot_by_id(number)
         where = f"table={table.table_path} writer={staging.user} snapshot={number}"
         if snapshot is None:
-            raise BaseChanged(
-                f"a snapshot expired that was committed while this batch was computed, so its files are unknown; nothing was "
-                f"published; the batch must be computed again; {where}"
+            raise base_changed(
+                "a snapshot expired that was committed while this batch was computed, so its files are unknown",
+                where,
             )
         for manifest in lists.read_delta(snapshot):
             for entry in files.read(manifest.file_name):
@@ -229,10 +231,10 @@ def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
                 group = group_name(path, entry.bucket)
                 own = group in staging.groups or path in (staging.allowed_partitions or ())
                 if own and entry.file.max_sequence_number >= staging.first_sequence:
-                    raise BaseChanged(
+                    raise base_changed(
                         f"commit user {snapshot.commit_user!r} has written {group} with sequence numbers that aren't smaller "
-                        f"than those of this batch: its publish arrived late; nothing was published; the batch must be computed "
-                        f"again; {where}",
-                        lost_to=f"commit user {snapshot.commit_user}",
+                        "than those of this batch: its publish arrived late",
+                        where,
+                        f"commit user {snapshot.commit_user}",
                     )
     return newest

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, Operation
 from lakewarden.handlers.paimon.primary_key import first_sequence_number, missing_columns
 from lakewarden.handlers.paimon.publish import CommitName
-from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced, GateError, repetition
+from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced, GateError, base_changed, repetition
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import BatchScope
@@ -427,9 +427,9 @@ class PaimonSink(Sink):
                 raise nothing.error from None
 
     def _other_table(self, txn: Transaction) -> BaseChanged:
-        return BaseChanged(
-            "the table was changed, or created again, while this batch was computed; nothing was published; the batch must be "
-            f"computed again; table={self.table} writer={txn.writer}"
+        return base_changed(
+            "the table was changed, or created again, while this batch was computed",
+            f"table={self.table} writer={txn.writer}",
         )
 
     def _publish(
@@ -517,11 +517,11 @@ class PaimonSink(Sink):
                 if changes
                 else "a rollback of the table"
             )
-            raise BaseChanged(
+            raise base_changed(
                 f"the base of this batch changed: {len(added)} files were added and {len(gone)} removed in its partitions "
-                f"since snapshot {base.snapshot_id}, by {cause}; nothing was published; "
-                f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}",
-                lost_to=", ".join(f"commit user {user}" for user in reversed(changes)) or None,
+                f"since snapshot {base.snapshot_id}, by {cause}",
+                f"table={self.table} writer={txn.writer} snapshot={now.snapshot_id}",
+                ", ".join(f"commit user {user}" for user in reversed(changes)) or None,
             )
         work.unchanged_at = newest
 

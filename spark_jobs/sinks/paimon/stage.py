@@ -16,6 +16,7 @@ from lakewarden.spark_jobs.sinks.paimon.primary_key import (
     GROUP,
     group_writer,
     name_index_files,
+    not_deterministic,
     number_rows,
     partition_writer,
 )
@@ -168,10 +169,7 @@ def _marker_publisher(staging: Staging, table: Any) -> Callable[[Any], None]:
             known.add((partition, bucket))
             path = partition_path(table, partition)
             if staging.allowed_partitions is not None and path not in staging.allowed_partitions:
-                raise RuntimeError(
-                    f"the batch has rows for partition {path!r}, which it didn't have when its partitions were listed: "
-                    f"the query is not deterministic; write it from stable data; table={staging.table.uri}"
-                )
+                raise not_deterministic(f"partition {path!r}", "partitions", staging.table.uri)
             new.append(Marker(partition=path, file_group=f"bucket-{bucket}", operation="create"))
         if new and staging.channel is not None:
             staging.channel.touch_all(new)
