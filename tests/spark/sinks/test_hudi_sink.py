@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import DecisionEventUnion, Marker
+from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.spark_jobs import GateError, HudiSink, Transaction, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.hudi import provider
@@ -200,7 +200,8 @@ def test_a_jvm_that_is_suspended_in_its_commit_beyond_the_lease_leaves_the_batch
     """
     case = HudiCase(tmp_path / "hudi", spark)
 
-    def grant_shortly(event: Any) -> list[DecisionEventUnion]:
+    def grant_shortly(event: WriterEventUnion) -> list[DecisionEventUnion]:
+        assert isinstance(event, CommitRequested)
         return [granted(event, lease_seconds=LEASE_SECONDS)]
 
     agent = harness.agent(At("commit-requested", grant_shortly))

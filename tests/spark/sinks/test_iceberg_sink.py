@@ -40,7 +40,6 @@ WITHOUT_HOOK = replace(ICEBERG, hooks=frozenset({"org.apache.iceberg.spark.Missi
 """A release with which whole statements run under the grant."""
 
 REWRITE = "rewrite_data_files(table => 'TABLE_', options => map('rewrite-all', 'true'))"
-"""A procedure that joins the files of each partition."""
 
 RELEASE = int(release_of(JARS.get("iceberg", "1.0")).split(".")[1])
 """The minor release of Iceberg 1."""
@@ -76,10 +75,14 @@ class Table:
         self.spark.sql(f"REFRESH TABLE {self.name}")
         return list(self.spark.sql(statement.replace("TABLE_", self.name)).collect())
 
-    def call(self, procedure: str) -> None:
-        """Call a procedure of the catalog, which has `TABLE_` for the table's name in it."""
+    def calling(self, procedure: str) -> str:
+        """Return the statement that calls a procedure of the catalog. `TABLE_` is the table's name in it."""
         catalog, _, name = self.name.partition(".")
-        self.sql(f"CALL {catalog}.system.{procedure.replace('TABLE_', name)}")
+        return f"CALL {catalog}.system.{procedure.replace('TABLE_', name)}"
+
+    def rewrite(self) -> None:
+        """Join the files of each partition."""
+        self.sql(self.calling(REWRITE))
 
     def alter(self, change: str) -> None:
         self.sql(f"ALTER TABLE TABLE_ {change}")
@@ -133,7 +136,7 @@ def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed
     table = Table(spark, tmp_path, COLUMNS, "day", write_merge_mode=mode)
     for number in (1, 2):  # two files, which a compaction joins
         table.append((1, number, "old"), (1, number + 10, "old"))
-    harness.agent(At("commit-requested", lambda _: table.call(REWRITE)))
+    harness.agent(At("commit-requested", lambda _: table.rewrite()))
 
     harness.gate().foreach_batch(table.sink(), writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
 
@@ -370,10 +373,9 @@ def test_what_was_staged_for_a_table_that_changes_meanwhile_is_computed_again(
 
     def change(_event: object) -> None:
         for statement in statements:
-            if statement.startswith("CALL "):
-                table.call(statement.removeprefix("CALL ").replace("FIRST_", first))
-            else:
-                spark.sql(statement.replace("TABLE_", table.name))
+            _, call, procedure = statement.rpartition("CALL ")
+            named = table.calling(procedure) if call else statement.replace("TABLE_", table.name)
+            spark.sql(named.replace("FIRST_", first))
 
     harness.agent(At("commit-requested", change))
 
@@ -408,7 +410,7 @@ def test_an_upsert_stops_if_a_changed_partition_spec_gives_its_keys_another_mean
         write(batch, 0)
     assert table.rows() == [(one, 1, "old")]
 
-    table.call(REWRITE)
+    table.rewrite()
     write(batch, 0)
     assert table.rows() == [(one, 1, "old"), (two, 1, "new")]
 
@@ -491,7 +493,6 @@ def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_o
 def test_a_table_that_is_dropped_meanwhile_is_no_unknown_outcome(
     harness: Harness, spark: SparkSession, table: Table
 ) -> None:
-
     def drop(_event: object) -> None:
         spark.sql(f"DROP TABLE {table.name}")
 
@@ -550,7 +551,8 @@ def test_last_commits_beyond_the_newest_are_removed_after_a_day_unless_their_wri
     harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new")), 1)
     table.append((1, 2, "foreign"))
     version = sink.committed("w", 1)
-    table.call("expire_snapshots(table => 'TABLE_', older_than => TIMESTAMP '9000-01-01 00:00:00')")
+    expiry = "expire_snapshots(table => 'TABLE_', older_than => TIMESTAMP '9000-01-01 00:00:00')"
+    table.sql(table.calling(expiry))
 
     left = {row.key for row in table.sql("SHOW TBLPROPERTIES TABLE_")} & properties.keys()
     assert left == {key(writer) for writer in ("w", "back", "new", "newer", "newest")}
