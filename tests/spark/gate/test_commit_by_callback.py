@@ -11,7 +11,14 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from lakewarden.events import Marker
-from lakewarden.spark_jobs import BaseChanged, CallbackErrors, CommitAborted, LeaseLost, OutcomeUnknown
+from lakewarden.spark_jobs import (
+    BaseChanged,
+    CallbackErrors,
+    CommitAborted,
+    Grant,
+    LeaseLost,
+    OutcomeUnknown,
+)
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.spark.fake_agent import PATIENCE_SECONDS, At, aborted, grant_everything, granted
 from tests.spark.harness import Harness
@@ -175,34 +182,28 @@ def test_a_grant_that_arrives_after_the_body_is_not_used(harness: Harness) -> No
     ]
 
 
+def fail(_grant: Grant) -> None:
+    raise OSError("the session died")
+
+
 @pytest.mark.wide
-@pytest.mark.parametrize("error", [None, OSError("the session died")], ids=["returned", "raised"])
-def test_a_body_that_ends_without_a_report_is_looked_up_in_the_table(
-    harness: Harness, error: Exception | None
+@pytest.mark.parametrize(
+    "end",
+    [lambda _: None, fail, lambda grant: grant.unknown(OSError("connection reset"))],
+    ids=["returned", "raised", "reported as unknown"],
+)
+def test_a_publish_without_a_known_outcome_is_looked_up_in_the_table(
+    harness: Harness, end: Callable[[Grant], None]
 ) -> None:
     agent = harness.agent(grant_everything)
     answers = iter([None, None, "7"])
 
     with harness.gate().transaction(table=TABLE, writer="w", batch_id=1) as txn:
         txn.recognise(lambda _writer, _batch: next(answers))
-        txn.request_grant()
-        if error is not None:
-            raise error
+        end(txn.request_grant())
 
     assert agent.wait_for("commit-completed")[0].version == "7"
     assert harness.steps()[-1] == "completed"
-
-
-@pytest.mark.wide
-def test_a_publish_of_unknown_outcome_is_looked_up_when_it_is_reported(harness: Harness) -> None:
-    agent = harness.agent(grant_everything)
-    answers = iter([None, None, "7"])
-
-    with harness.gate().transaction(table=TABLE, writer="w", batch_id=1) as txn:
-        txn.recognise(lambda _writer, _batch: next(answers))
-        txn.request_grant().unknown(OSError("connection reset"))
-
-    assert agent.wait_for("commit-completed")[0].version == "7"
 
 
 @pytest.mark.wide
