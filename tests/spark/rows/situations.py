@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,16 @@ def _rows(*rows: str, names: str) -> str:
     return f"SELECT * FROM VALUES {', '.join(f'({row})' for row in rows)} AS t({names})"  # noqa: S608 - it consists of its own texts
 
 
+def _names(columns: str) -> str:
+    return ", ".join(re.findall(r"(?:^|, )(`[^`]*`|\S+)", columns))
+
+
+def _table(columns: str, *batches: str | tuple[str, ...], **more: Any) -> Situation:
+    """The batches are SELECTs and ALTER TABLEs, or rows of all columns."""
+    made = (each if isinstance(each, str) else _rows(*each, names=_names(columns)) for each in batches)
+    return Situation(columns, tuple(made), **more)
+
+
 def _one(column: str, *values: str, **more: Any) -> Situation:
     """A column `v` of one type, and a batch for each value."""
     return Situation(f"id bigint, v {column}", tuple(f"SELECT 1L id, {value} v" for value in values), **more)
@@ -60,23 +71,21 @@ def _partitions(column: str, *values: str, **more: Any) -> Situation:
 
 def _twice(columns: str, *rows: str, **more: Any) -> Situation:
     """The rows in two batches, which differ in a further column, `n`."""
-    names = [column.split()[0] for column in columns.split(", ")]
-    batches = (_rows(*(f"{row}, {n}" for row in rows), names=", ".join([*names, "n"])) for n in (1, 2))
+    names = f"{_names(columns)}, n"
+    batches = (_rows(*(f"{row}, {n}" for row in rows), names=names) for n in (1, 2))
     return Situation(f"{columns}, n int", tuple(batches), **more)
 
 
 VARIANTS = (
     {
-        "VARIANT": Situation(
+        "VARIANT": _table(
             "id bigint, v variant, n int",
-            (
-                """SELECT 1L id, parse_json('{"b":[1,2.50,null],"a":"x"}') v, 1 n""",
-                "SELECT 1L id, CAST(NULL AS variant) v, 2 n",
-                "SELECT 2L id, parse_json('null') v, 3 n",
-                "SELECT 3L id, CAST(5L AS variant) v, 4 n",
-                "SELECT 4L id, 'text' v, 5 n",
-                _rows("5L, parse_json('1'), 6", "5L, parse_json('[2]'), 7", names="id, v, n"),
-            ),
+            """SELECT 1L id, parse_json('{"b":[1,2.50,null],"a":"x"}') v, 1 n""",
+            "SELECT 1L id, CAST(NULL AS variant) v, 2 n",
+            "SELECT 2L id, parse_json('null') v, 3 n",
+            "SELECT 3L id, CAST(5L AS variant) v, 4 n",
+            "SELECT 4L id, 'text' v, 5 n",
+            ("5L, parse_json('1'), 6", "5L, parse_json('[2]'), 7"),
             order_by="n",
             formats=SPARK,
             properties=(("format-version", "3"),),
@@ -88,11 +97,11 @@ VARIANTS = (
 """PySpark 3.5 has no such type."""
 
 
-SENSITIVE_ID = Situation("id bigint, a string", ("SELECT 1L ID, 'x' A",), settings=SENSITIVE)
+SENSITIVE_ID = _table("id bigint, a string", "SELECT 1L ID, 'x' A", settings=SENSITIVE)
 
 SITUATIONS: dict[str, Situation] = {
     # columns and nested fields by name
-    "other order": Situation("id bigint, a string, b string", ("SELECT 'b' b, 'a' a, 1L id",)),
+    "other order": _table("id bigint, a string, b string", "SELECT 'b' b, 'a' a, 1L id"),
     "struct by name": _one(ADDRESS, ZIP_FIRST),
     "struct in an array by name": _one(f"array<{ADDRESS}>", f"array({ZIP_FIRST})"),
     "struct in a map by name": _one(f"map<string,{ADDRESS}>", f"map('home', {ZIP_FIRST})"),
@@ -101,36 +110,30 @@ SITUATIONS: dict[str, Situation] = {
     "struct with a field less": _one(ADDRESS, "named_struct('city','Berlin')"),
     "struct with a field more": _one("struct<city:string>", "named_struct('city','Berlin','zip','10115')"),
     "struct with cases": _one(ADDRESS, "named_struct('ZIP','10115','City','Berlin')"),
-    "a column less": Situation(
-        "id bigint, a string, b string", ("SELECT 1L id, 'x' a", "SELECT 1L id, 'y' b")
-    ),
-    "a column more": Situation("id bigint, a string", ("SELECT 1L id, 'x' a, 'y' b",)),
-    "ID for id": Situation("id bigint, a string", ("SELECT 1L ID, 'x' A", "SELECT 1L Id, 'y' a")),
+    "a column less": _table("id bigint, a string, b string", "SELECT 1L id, 'x' a", "SELECT 1L id, 'y' b"),
+    "a column more": _table("id bigint, a string", "SELECT 1L id, 'x' a, 'y' b"),
+    "ID for id": _table("id bigint, a string", "SELECT 1L ID, 'x' A", "SELECT 1L Id, 'y' a"),
     "ID for id, sensitive": replace(SENSITIVE_ID, formats=("iceberg", "hudi", "paimon")),
-    "names that differ only in case, sensitive": Situation(
-        "id bigint, a string, A string",
-        ("SELECT 1L id, 'x' A, 'y' a",),
-        settings=SENSITIVE,
-        formats=("paimon",),
+    "names that differ only in case, sensitive": _table(
+        "id bigint, a string, A string", "SELECT 1L id, 'x' A, 'y' a", settings=SENSITIVE, formats=("paimon",)
     ),
     # names
-    "odd names": Situation(
+    "odd names": _table(
         "id bigint, `user-agent` int, `a b` int, `select` int, `ä` int, `t` int, `s` int",
-        ("SELECT 1L id, 1L `user-agent`, 2S `a b`, 3 `select`, 4 `ä`, 5 `t`, 6Y `s`",),
+        "SELECT 1L id, 1L `user-agent`, 2S `a b`, 3 `select`, 4 `ä`, 5 `t`, 6Y `s`",
         properties=MAPPED,
     ),
-    "a dot in a name": Situation(
-        "id bigint, `a.b` int", ("SELECT 1L id, 1L `a.b`",), formats=("delta", "paimon")
-    ),
+    "a dot in a name": _table("id bigint, `a.b` int", "SELECT 1L id, 1L `a.b`", formats=("delta", "paimon")),
     "odd nested names": _one(
         "struct<`user-agent`:int,`a b`:int,`select`:int>",
         "named_struct('select', 3, 'a b', 2Y, 'user-agent', 1L)",
         properties=MAPPED,
     ),
     "a dot in a nested name": _one("struct<`a.b`:int>", "named_struct('a.b', 1L)", properties=MAPPED),
-    "an odd key": Situation(
+    "an odd key": _table(
         "`the key` bigint, `day-of` int, n int",
-        ("SELECT 1L `the key`, 1 `day-of`, 1 n", "SELECT 1 `the key`, 1 `day-of`, 2 n"),
+        "SELECT 1L `the key`, 1 `day-of`, 1 n",
+        "SELECT 1 `the key`, 1 `day-of`, 2 n",
         keys=("the key",),
         partitioned_by=("day-of",),
         properties=MAPPED,
@@ -148,14 +151,12 @@ SITUATIONS: dict[str, Situation] = {
     "bigint into timestamp": _one("timestamp", "1764000000000L"),
     "boolean into int": _one("int", "true"),
     "int into boolean": _one("boolean", "1"),
-    "anything into string": Situation(
+    "anything into string": _table(
         "id bigint, a string, b string, c string, d string, e string, f string",
+        "SELECT 1L id, 1 a, 1.50BD b, true c, date'2026-01-02' d, timestamp'2026-01-02 03:04:05.678' e, -0.0D f",
         (
-            "SELECT 1L id, 1 a, 1.50BD b, true c, date'2026-01-02' d, timestamp'2026-01-02 03:04:05.678' e, -0.0D f",
-            (
-                "SELECT 2L id, 1e100D a, 'x' b, 1Y c, date'0001-01-01' d, timestamp_ntz'2026-01-02 03:04:05.678' e, "
-                "CAST('NaN' AS float) f"
-            ),
+            "SELECT 2L id, 1e100D a, 'x' b, 1Y c, date'0001-01-01' d, timestamp_ntz'2026-01-02 03:04:05.678' e, "
+            "CAST('NaN' AS float) f"
         ),
         settings=BERLIN,
     ),
@@ -167,70 +168,59 @@ SITUATIONS: dict[str, Situation] = {
         "INTERVAL '1-2' YEAR TO MONTH",
         "make_interval(1, 2, 3)",
     ),
-    "the hours of summer time": Situation(
+    "the hours of summer time": _table(
         "id bigint, a timestamp, b timestamp_ntz, c date",
         (
-            _rows(
-                "1L, timestamp_ntz'2026-03-29 02:30:00', timestamp'2026-03-28 23:30:00 UTC', timestamp'2026-03-28 23:30:00 UTC'",
-                "2L, timestamp_ntz'2026-03-29 03:00:00', timestamp'2026-03-29 01:00:00 UTC', timestamp'2026-03-29 01:00:00 UTC'",
-                "3L, timestamp_ntz'2026-10-25 02:30:00', timestamp'2026-10-25 00:30:00 UTC', timestamp'2026-10-24 22:30:00 UTC'",
-                "4L, timestamp_ntz'2026-10-25 03:00:00', timestamp'2026-10-25 01:30:00 UTC', timestamp'2026-10-25 23:30:00 UTC'",
-                names="id, a, b, c",
-            ),
+            "1L, timestamp_ntz'2026-03-29 02:30:00', timestamp'2026-03-28 23:30:00 UTC', timestamp'2026-03-28 23:30:00 UTC'",
+            "2L, timestamp_ntz'2026-03-29 03:00:00', timestamp'2026-03-29 01:00:00 UTC', timestamp'2026-03-29 01:00:00 UTC'",
+            "3L, timestamp_ntz'2026-10-25 02:30:00', timestamp'2026-10-25 00:30:00 UTC', timestamp'2026-10-24 22:30:00 UTC'",
+            "4L, timestamp_ntz'2026-10-25 03:00:00', timestamp'2026-10-25 01:30:00 UTC', timestamp'2026-10-25 23:30:00 UTC'",
         ),
         settings=BERLIN,
     ),
-    "date into timestamp": Situation(
+    "date into timestamp": _table(
         "id bigint, a timestamp, b timestamp_ntz, c date, d timestamp",
         (
-            (
-                "SELECT 1L id, date'2026-03-29' a, date'2026-03-29' b, timestamp'2026-03-28 23:30:00' c, "
-                "timestamp_ntz'2026-03-29 02:30:00' d"
-            ),
+            "SELECT 1L id, date'2026-03-29' a, date'2026-03-29' b, timestamp'2026-03-28 23:30:00' c, "
+            "timestamp_ntz'2026-03-29 02:30:00' d"
         ),
         settings=BERLIN,
     ),
-    "numbers widen": Situation(
+    "numbers widen": _table(
         "id bigint, a bigint, b double, c decimal(20,2), d float, e int",
-        ("SELECT 1Y id, 2S a, 3 b, 4L c, 5 d, 6.4BD e",),
+        "SELECT 1Y id, 2S a, 3 b, 4L c, 5 d, 6.4BD e",
     ),
-    "conversions in nested fields": Situation(
+    "conversions in nested fields": _table(
         "id bigint, n struct<a:bigint,b:array<double>,c:map<string,date>>",
-        (
-            "SELECT 1L id, named_struct('c', map('x', date'2026-01-01'), 'a', 1Y, 'b', array(1, 2)) n",
-            "SELECT 2L id, named_struct('c', map('x', 'no date'), 'a', 1Y, 'b', array(1, 2)) n",
-        ),
+        "SELECT 1L id, named_struct('c', map('x', date'2026-01-01'), 'a', 1Y, 'b', array(1, 2)) n",
+        "SELECT 2L id, named_struct('c', map('x', 'no date'), 'a', 1Y, 'b', array(1, 2)) n",
     ),
     "LEGACY": _one("int", "'abc'", settings=LEGACY + ANSI_OFF),
     "LEGACY overflow": _one("int", "3000000000L", settings=LEGACY + ANSI_OFF),
-    "STRICT": Situation(
-        "id bigint, v int", ("SELECT 1L id, 1 v", "SELECT 2L id, 1L v", "SELECT 3L id"), settings=STRICT
+    "STRICT": _table(
+        "id bigint, v int", "SELECT 1L id, 1 v", "SELECT 2L id, 1L v", "SELECT 3L id", settings=STRICT
     ),
     "a NULL of no type": _one("int", "NULL"),
-    "no rows, of other columns": Situation(
+    "no rows, of other columns": _table(
         "id bigint, v int NOT NULL",
-        tuple(f"SELECT {columns} WHERE false" for columns in ("1L id, '7' v", "1L id, 1 v, 2 w")),
+        *(f"SELECT {columns} WHERE false" for columns in ("1L id, '7' v", "1L id, 1 v, 2 w")),
     ),
     # lengths and NOT NULL
     "VARCHAR": _one("varchar(3)", "'abc'", "'abc  '", "'abcd'"),
     "CHAR": _one("char(3)", "'a'", "'abcd'"),
     "VARCHAR in an array": _one("array<varchar(3)>", "array('abc')", "array('abcd')"),
     "NOT NULL": _one("int NOT NULL", "1", "CAST(NULL AS int)"),
-    "NOT NULL, the column is missing": Situation("id bigint, v int NOT NULL", ("SELECT 1L id",)),
-    "nested NOT NULL": Situation(
+    "NOT NULL, the column is missing": _table("id bigint, v int NOT NULL", "SELECT 1L id"),
+    "nested NOT NULL": _table(
         "id bigint, n struct<a:int NOT NULL>",
-        (
-            "SELECT 1L id, named_struct('a', 1) n",
-            "SELECT 2L id, CAST(NULL AS struct<a:int>) n",
-            "SELECT 1L id, named_struct('a', CAST(NULL AS int)) n",
-        ),
+        "SELECT 1L id, named_struct('a', 1) n",
+        "SELECT 2L id, CAST(NULL AS struct<a:int>) n",
+        "SELECT 1L id, named_struct('a', CAST(NULL AS int)) n",
     ),
-    "NULL above NOT NULL": Situation(
+    "NULL above NOT NULL": _table(
         "id bigint, n array<struct<a:int NOT NULL,b:struct<c:string NOT NULL> NOT NULL>>",
-        (
-            "SELECT 1L id, array(named_struct('a', 1, 'b', named_struct('c', 'x')), NULL) n",
-            "SELECT 2L id, CAST(NULL AS array<struct<a:int,b:struct<c:string>>>) n",
-        ),
+        "SELECT 1L id, array(named_struct('a', 1, 'b', named_struct('c', 'x')), NULL) n",
+        "SELECT 2L id, CAST(NULL AS array<struct<a:int,b:struct<c:string>>>) n",
         formats=("iceberg", "paimon"),  # Delta has no NOT NULL in arrays
     ),
     "NULL in a map": _one(
@@ -243,19 +233,17 @@ SITUATIONS: dict[str, Situation] = {
         "array<map<string,int>>", "array(CAST(NULL AS map<string,int>))", "array(map())"
     ),
     # values
-    "floats": Situation(
+    "floats": _table(
         "id bigint, v double, f float, a array<double>, n struct<d:double>",
+        "SELECT 1L id, -0.0D v, CAST('-0.0' AS float) f, array(-0.0D, 0.0D) a, named_struct('d', -0.0D) n",
         (
-            "SELECT 1L id, -0.0D v, CAST('-0.0' AS float) f, array(-0.0D, 0.0D) a, named_struct('d', -0.0D) n",
-            (
-                "SELECT 2L id, CAST('NaN' AS double) v, CAST('-Infinity' AS float) f, array(CAST('NaN' AS double)) a, "
-                "CAST(NULL AS struct<d:double>) n"
-            ),
+            "SELECT 2L id, CAST('NaN' AS double) v, CAST('-Infinity' AS float) f, array(CAST('NaN' AS double)) a, "
+            "CAST(NULL AS struct<d:double>) n"
         ),
     ),
-    "far dates": Situation(
+    "far dates": _table(
         "id bigint, d date, at timestamp, local timestamp_ntz",
-        tuple(
+        *(
             f"SELECT {number}L id, date'{day}' d, timestamp'{day} 01:02:03.456789' at, "
             f"timestamp_ntz'{day} 01:02:03.456789' local"
             for number, day in enumerate(("0001-01-01", "1500-02-28", "9999-12-31", "+12000-06-01"))
@@ -266,53 +254,44 @@ SITUATIONS: dict[str, Situation] = {
     "maps keep their order": _one("map<string,int>", "map('b', 1, 'a', 2)", "CAST(map() AS map<string,int>)"),
     "unicode": _one("string", "'\u00e9'", "'e\u0301'", "' '", "''"),
     # keys
-    "a repeated key beside a map": Situation(
+    "a repeated key beside a map": _table(
         "id bigint, n int, m map<string,int>",
-        (_rows("1L, 1, map('a', 1)", "1L, 2, map('b', 2)", names="id, n, m"),),
+        ("1L, 1, map('a', 1)", "1L, 2, map('b', 2)"),
         order_by="n",
         modes=("upsert", "key"),
     ),
-    "a repeated key beside names of the sink": Situation(
+    "a repeated key beside names of the sink": _table(
         "id bigint, `row` map<string,int>, old int, `new` int, t int, _lakewarden_row int, _lakewarden_partition int, seq int",
-        (
-            _rows(
-                "1L, map('a', 1), 2, 3, 4, 5, 6, 1",
-                "1L, map('b', 2), 7, 8, 9, 10, 11, 2",
-                names="id, `row`, old, `new`, t, _lakewarden_row, _lakewarden_partition, seq",
-            ),
-        ),
+        ("1L, map('a', 1), 2, 3, 4, 5, 6, 1", "1L, map('b', 2), 7, 8, 9, 10, 11, 2"),
         order_by="seq",
         partitioned_by=("t",),
         modes=("upsert",),
     ),
-    "a repeated key in a table that is partitioned by texts": Situation(
+    "a repeated key in a table that is partitioned by texts": _table(
         "id bigint, p string, n int",
-        (
-            _rows("1L, 'a', 1", "1L, 'a', 2", "1L, 'b', 1", names="id, p, n"),
-            _rows("1L, 'a', 4", "1L, 'b', 3", "1L, 'b', 2", names="id, p, n"),
-        ),
+        ("1L, 'a', 1", "1L, 'a', 2", "1L, 'b', 1"),
+        ("1L, 'a', 4", "1L, 'b', 3", "1L, 'b', 2"),
         order_by="n",
         partitioned_by=("p",),
         modes=("upsert",),
     ),
     "an order_by that the batch lacks": _keys("bigint", "1L", order_by="seen", modes=("upsert", "key")),
-    "a repeated key": Situation(
+    "a repeated key": _table(
         "id bigint, n int, a string",
-        (_rows("1L, 1, 'z'", "1L, 2, 'y'", "2L, 1, 'a'", names="id, n, a"),),
+        ("1L, 1, 'z'", "1L, 2, 'y'", "2L, 1, 'a'"),
         order_by="n",
         modes=("upsert", "key"),
     ),
-    "NULL as a key": Situation(
+    "NULL as a key": _table(
         "id bigint, n int",
-        (_rows("CAST(NULL AS bigint), 1", "1L, 1", names="id, n"), "SELECT CAST(NULL AS bigint) id, 2 n"),
+        ("CAST(NULL AS bigint), 1", "1L, 1"),
+        "SELECT CAST(NULL AS bigint) id, 2 n",
         modes=("upsert",),
     ),
-    "floats as keys": Situation(
+    "floats as keys": _table(
         "id double, n int",
-        (
-            _rows("-0.0D, 1", "CAST('NaN' AS double), 1", "1.5D, 1", names="id, n"),
-            _rows("0.0D, 2", "CAST('NaN' AS double), 2", names="id, n"),
-        ),
+        ("-0.0D, 1", "CAST('NaN' AS double), 1", "1.5D, 1"),
+        ("0.0D, 2", "CAST('NaN' AS double), 2"),
         modes=("upsert",),
     ),
     "a key that is converted": _keys("bigint", "1L", "1", "1.0D", "1.5D"),
@@ -332,21 +311,11 @@ SITUATIONS: dict[str, Situation] = {
         "timestamp'2026-01-01 01:00:00 Europe/Berlin'",
         settings=BERLIN,
     ),
-    "a key in the hours of summer time": Situation(
+    "a key in the hours of summer time": _table(
         "id timestamp, n int",
-        (
-            _rows(
-                "timestamp'2026-10-25 00:30:00 UTC', 1",
-                "timestamp'2026-10-25 01:30:00 UTC', 2",
-                names="id, n",
-            ),
-            _rows(
-                "timestamp_ntz'2026-10-25 02:30:00', 3",
-                "timestamp_ntz'2026-03-29 02:30:00', 4",
-                names="id, n",
-            ),
-            "SELECT timestamp'2026-03-29 01:30:00 UTC' id, 5 n",
-        ),
+        ("timestamp'2026-10-25 00:30:00 UTC', 1", "timestamp'2026-10-25 01:30:00 UTC', 2"),
+        ("timestamp_ntz'2026-10-25 02:30:00', 3", "timestamp_ntz'2026-03-29 02:30:00', 4"),
+        "SELECT timestamp'2026-03-29 01:30:00 UTC' id, 5 n",
         settings=BERLIN,
     ),
     "a text that is no UTF-8 as a key": _keys(
@@ -381,13 +350,11 @@ SITUATIONS: dict[str, Situation] = {
         partitioned_by=("p",),
     ),
     "an empty text as a partition": _partitions("string", "''", "''", "''"),
-    "a blank and NULL as partitions": Situation(
+    "a blank and NULL as partitions": _table(
         "id bigint, p string, n int",
-        (
-            "SELECT 1L id, ' ' p, 1 n",
-            "SELECT 1L id, CAST(NULL AS string) p, 2 n",
-            _rows("1L, ' ', 3", "1L, NULL, 4", names="id, p, n"),
-        ),
+        "SELECT 1L id, ' ' p, 1 n",
+        "SELECT 1L id, CAST(NULL AS string) p, 2 n",
+        ("1L, ' ', 3", "1L, NULL, 4"),
         partitioned_by=("p",),
     ),
     "dates as partitions": _twice(
@@ -412,13 +379,11 @@ SITUATIONS: dict[str, Situation] = {
         *(f"1L, CAST({p} AS double)" for p in ("'NaN'", "'-0.0'", "'Infinity'", "NULL", "'1.5'")),
         partitioned_by=("p",),
     ),
-    "both zeros as partitions": Situation(
+    "both zeros as partitions": _table(
         "id bigint, p double, n int",
-        (
-            "SELECT 1L id, -0.0D p, 1 n",
-            "SELECT 1L id, 0.0D p, 2 n",
-            _rows("1L, -0.0D, 3", "2L, 0.0D, 3", names="id, p, n"),
-        ),
+        "SELECT 1L id, -0.0D p, 1 n",
+        "SELECT 1L id, 0.0D p, 2 n",
+        ("1L, -0.0D, 3", "2L, 0.0D, 3"),
         partitioned_by=("p",),
     ),
     "timestamps as partitions": _partitions(
@@ -461,12 +426,10 @@ SITUATIONS: dict[str, Situation] = {
         settings=BERLIN,
         formats=("iceberg",),
     ),
-    "the repeated hour as a partition": Situation(
+    "the repeated hour as a partition": _table(
         "id bigint, p timestamp, n int",
-        (
-            "SELECT 1L id, timestamp'2026-10-25 00:30:00 UTC' p, 1 n",
-            "SELECT 2L id, timestamp'2026-10-25 01:30:00 UTC' p, 2 n",
-        ),
+        "SELECT 1L id, timestamp'2026-10-25 00:30:00 UTC' p, 1 n",
+        "SELECT 2L id, timestamp'2026-10-25 01:30:00 UTC' p, 2 n",
         partitioned_by=("p",),
         settings=BERLIN,
         formats=("iceberg",),
@@ -480,25 +443,27 @@ SITUATIONS: dict[str, Situation] = {
         partitioned_by=("p", "q"),
         formats=SPARK,
     ),
-    "NaN alone, and a text NaN, as partitions": Situation(
+    "NaN alone, and a text NaN, as partitions": _table(
         "id bigint, p double, q string, n int",
-        ("SELECT 1L id, double('NaN') p, 'NaN' q, 1 n", "SELECT 1L id, double('NaN') p, 'NaN' q, 2 n"),
+        "SELECT 1L id, double('NaN') p, 'NaN' q, 1 n",
+        "SELECT 1L id, double('NaN') p, 'NaN' q, 2 n",
         partitioned_by=("p", "q"),
         formats=SPARK,
     ),
     "a date for an instant as a partition": _partitions(
         "timestamp", "date'2026-01-02'", "timestamp_ntz'2026-01-02 00:00:00'", settings=UTC, formats=SPARK
     ),
-    "an empty binary as a partition": Situation(
+    "an empty binary as a partition": _table(
         "id bigint, p binary, n int",
-        (_rows("1L, X'', 1", "1L, NULL, 2", "1L, X'fffe', 3", names="id, p, n"), "SELECT 1L id, X'' p, 4 n"),
+        ("1L, X'', 1", "1L, NULL, 2", "1L, X'fffe', 3"),
+        "SELECT 1L id, X'' p, 4 n",
         partitioned_by=("p",),
         formats=("iceberg",),
     ),
     "binary as partitions": _partitions("binary", "X'6162'", "X'6162'", "X'ff00'"),
     "a partition that is converted": _partitions("int", "3", "3L", "3.0D", "'03'"),
-    "a partition column with another case": Situation(
-        "id bigint, p int, n int", ("SELECT 1L id, 3 P, 1 n", "SELECT 1L id, 3 P, 2 n"), partitioned_by=("p",)
+    "a partition column with another case": _table(
+        "id bigint, p int, n int", "SELECT 1L id, 3 P, 1 n", "SELECT 1L id, 3 P, 2 n", partitioned_by=("p",)
     ),
     "VARCHAR as a partition": _partitions("varchar(3)", "'abc'", "'abcd'"),
     "transforms": _twice(
@@ -531,100 +496,84 @@ SITUATIONS: dict[str, Situation] = {
         formats=("iceberg",),
     ),
     # tables that change
-    "a nested field is added": Situation(
+    "a nested field is added": _table(
         "id bigint, n struct<a:int,b:int>, m map<string,struct<a:int>>",
-        (
-            "SELECT 1L id, named_struct('b', 2, 'a', 1) n, map('x', named_struct('a', 1)) m",
-            "ALTER TABLE {table} ADD COLUMN n.c int AFTER a",
-            "ALTER TABLE {table} ADD COLUMN m.value.b int",
-            "SELECT 1L id, named_struct('c', 3, 'b', 2, 'a', 1) n, map('x', named_struct('b', 2, 'a', 1)) m",
-            "SELECT 1L id, named_struct('a', 1, 'b', 2) n, map('x', named_struct('a', 1)) m",
-        ),
+        "SELECT 1L id, named_struct('b', 2, 'a', 1) n, map('x', named_struct('a', 1)) m",
+        "ALTER TABLE {table} ADD COLUMN n.c int AFTER a",
+        "ALTER TABLE {table} ADD COLUMN m.value.b int",
+        "SELECT 1L id, named_struct('c', 3, 'b', 2, 'a', 1) n, map('x', named_struct('b', 2, 'a', 1)) m",
+        "SELECT 1L id, named_struct('a', 1, 'b', 2) n, map('x', named_struct('a', 1)) m",
         formats=SPARK,
     ),
-    "a column is added": Situation(
+    "a column is added": _table(
         "id bigint, a int",
-        (
-            "SELECT 1L id, 1 a",
-            "ALTER TABLE {table} ADD COLUMN b int FIRST",
-            "SELECT 1L id, 2 a",
-            "SELECT 1L id, 3 a, 4 b",
-        ),
+        "SELECT 1L id, 1 a",
+        "ALTER TABLE {table} ADD COLUMN b int FIRST",
+        "SELECT 1L id, 2 a",
+        "SELECT 1L id, 3 a, 4 b",
         formats=SPARK,
     ),
-    "a column is renamed": Situation(
+    "a column is renamed": _table(
         "id bigint, p int, a int",
-        (
-            "SELECT 1L id, 1 p, 1 a",
-            "ALTER TABLE {table} RENAME COLUMN a TO c",
-            "ALTER TABLE {table} RENAME COLUMN p TO q",
-            "SELECT 1L id, 1 q, 2 c",
-            "SELECT 1L id, 1 p, 2 a",
-        ),
+        "SELECT 1L id, 1 p, 1 a",
+        "ALTER TABLE {table} RENAME COLUMN a TO c",
+        "ALTER TABLE {table} RENAME COLUMN p TO q",
+        "SELECT 1L id, 1 q, 2 c",
+        "SELECT 1L id, 1 p, 2 a",
         partitioned_by=("p",),
         modes=("append", "overwrite"),
         properties=MAPPED,
         formats=SPARK,
     ),
-    "a column gets wider": Situation(
+    "a column gets wider": _table(
         "id bigint, a int, n struct<f:float>",
-        (
-            "SELECT 1L id, 1 a, named_struct('f', 1.5F) n",
-            "ALTER TABLE {table} ALTER COLUMN a TYPE bigint",
-            "SELECT 1L id, 3000000000L a, named_struct('f', 1.5F) n",
-        ),
+        "SELECT 1L id, 1 a, named_struct('f', 1.5F) n",
+        "ALTER TABLE {table} ALTER COLUMN a TYPE bigint",
+        "SELECT 1L id, 3000000000L a, named_struct('f', 1.5F) n",
         formats=("iceberg",),
     ),
-    "a column is dropped, and is there again": Situation(
+    "a column is dropped, and is there again": _table(
         "id bigint, a int, n struct<x:int,y:int>",
-        (
-            "SELECT 1L id, 1 a, named_struct('x', 1, 'y', 2) n",
-            "ALTER TABLE {table} DROP COLUMN a",
-            "ALTER TABLE {table} DROP COLUMN n.x",
-            "SELECT 1L id, 2 a, named_struct('y', 3) n",
-            "SELECT 1L id, named_struct('y', 3) n",
-            "ALTER TABLE {table} ADD COLUMN a string",
-            "SELECT 1L id, named_struct('y', 4) n",
-            "SELECT 2L id, 'p' a, named_struct('y', 4) n",
-        ),
+        "SELECT 1L id, 1 a, named_struct('x', 1, 'y', 2) n",
+        "ALTER TABLE {table} DROP COLUMN a",
+        "ALTER TABLE {table} DROP COLUMN n.x",
+        "SELECT 1L id, 2 a, named_struct('y', 3) n",
+        "SELECT 1L id, named_struct('y', 3) n",
+        "ALTER TABLE {table} ADD COLUMN a string",
+        "SELECT 1L id, named_struct('y', 4) n",
+        "SELECT 2L id, 'p' a, named_struct('y', 4) n",
         properties=MAPPED,
         formats=SPARK,
     ),
-    "columns swap their names": Situation(
+    "columns swap their names": _table(
         "id bigint, a int, b int",
-        (
-            "SELECT 1L id, 1 a, 2 b",
-            "ALTER TABLE {table} RENAME COLUMN a TO other",
-            "ALTER TABLE {table} RENAME COLUMN b TO a",
-            "ALTER TABLE {table} RENAME COLUMN other TO b",
-            "SELECT 1L id, 3 a",
-            "SELECT 2L id, 1 a, 3 b",
-        ),
+        "SELECT 1L id, 1 a, 2 b",
+        "ALTER TABLE {table} RENAME COLUMN a TO other",
+        "ALTER TABLE {table} RENAME COLUMN b TO a",
+        "ALTER TABLE {table} RENAME COLUMN other TO b",
+        "SELECT 1L id, 3 a",
+        "SELECT 2L id, 1 a, 3 b",
         properties=MAPPED,
         formats=SPARK,
     ),
-    "a key, a partition and others get wider": Situation(
+    "a key, a partition and others get wider": _table(
         "id int, p int, n struct<f:float>, d decimal(5,2)",
-        (
-            "SELECT 1 id, 1 p, named_struct('f', 1.5F) n, 1.5BD d",
-            *(f"ALTER TABLE {{table}} ALTER COLUMN {name} TYPE bigint" for name in ("id", "p")),
-            "ALTER TABLE {table} ALTER COLUMN n.f TYPE double",
-            "ALTER TABLE {table} ALTER COLUMN d TYPE decimal(10,2)",
-            "SELECT 1 id, 1L p, named_struct('f', 1.5F) n, 1.5BD d",
-            "SELECT 3000000000L id, 3000000000L p, named_struct('f', 0.1D) n, 12345678.5BD d",
-        ),
+        "SELECT 1 id, 1 p, named_struct('f', 1.5F) n, 1.5BD d",
+        *(f"ALTER TABLE {{table}} ALTER COLUMN {name} TYPE bigint" for name in ("id", "p")),
+        "ALTER TABLE {table} ALTER COLUMN n.f TYPE double",
+        "ALTER TABLE {table} ALTER COLUMN d TYPE decimal(10,2)",
+        "SELECT 1 id, 1L p, named_struct('f', 1.5F) n, 1.5BD d",
+        "SELECT 3000000000L id, 3000000000L p, named_struct('f', 0.1D) n, 12345678.5BD d",
         partitioned_by=("p",),
         properties=(("delta.enableTypeWidening", "true"),),
         formats=SPARK,
     ),
     **{
-        f"a partition field is dropped, version {version}": Situation(
+        f"a partition field is dropped, version {version}": _table(
             "id bigint, p int, q string",
-            (
-                "SELECT 1L id, 1 p, 'a' q",
-                "ALTER TABLE {table} DROP PARTITION FIELD p",
-                "SELECT 1L id, 1 p, 'a' q",
-            ),
+            "SELECT 1L id, 1 p, 'a' q",
+            "ALTER TABLE {table} DROP PARTITION FIELD p",
+            "SELECT 1L id, 1 p, 'a' q",
             partitioned_by=("p", "q"),
             properties=(("format-version", version),),
             formats=("iceberg",),
@@ -632,140 +581,130 @@ SITUATIONS: dict[str, Situation] = {
         for version in "12"
     },
     # of one format
-    "a default": Situation(
-        "id bigint, v int DEFAULT 7", ("SELECT 1L id",), properties=DEFAULTS, formats=("delta",)
+    "a default": _table(
+        "id bigint, v int DEFAULT 7", "SELECT 1L id", properties=DEFAULTS, formats=("delta",)
     ),
-    "a default, given NULL": Situation(
+    "a default, given NULL": _table(
         "id bigint, v int DEFAULT 7, w string DEFAULT 'x'",
-        ("SELECT 1L id, CAST(NULL AS int) v", "SELECT 1L id, 'y' w", "SELECT 2L id, 3 v"),
+        "SELECT 1L id, CAST(NULL AS int) v",
+        "SELECT 1L id, 'y' w",
+        "SELECT 2L id, 3 v",
         properties=DEFAULTS,
         formats=("delta",),
     ),
-    "CHECK": Situation(
+    "CHECK": _table(
         "id bigint, n int, s struct<a:int>",
-        (
-            "ALTER TABLE {table} ADD CONSTRAINT few CHECK (n < 10 AND s.a > 0)",
-            "SELECT 1L id, 1 n, named_struct('a', 1) s",
-            "SELECT 1L id, CAST(NULL AS int) n, CAST(NULL AS struct<a:int>) s",
-            "SELECT 1L id, 11 n, named_struct('a', 1) s",
-            "SELECT 1L id, 1 n, named_struct('a', 0) s",
-            "SELECT 2L id, 9 n",
-        ),
+        "ALTER TABLE {table} ADD CONSTRAINT few CHECK (n < 10 AND s.a > 0)",
+        "SELECT 1L id, 1 n, named_struct('a', 1) s",
+        "SELECT 1L id, CAST(NULL AS int) n, CAST(NULL AS struct<a:int>) s",
+        "SELECT 1L id, 11 n, named_struct('a', 1) s",
+        "SELECT 1L id, 1 n, named_struct('a', 0) s",
+        "SELECT 2L id, 9 n",
         formats=("delta",),
     ),
-    "a generated column": Situation(
+    "a generated column": _table(
         "id bigint, at timestamp, day date, n int",
-        (
-            "SELECT 1L id, timestamp'2026-01-02 03:04:05' at, 1 n",
-            "SELECT 1L id, timestamp'2026-01-03 03:04:05' at, 2 n",
-            "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-04' day, 3 n",
-            "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-05' day, 4 n",
-            "SELECT 1L id, CAST(NULL AS timestamp) at, 5 n",
-            "SELECT 1L id, 6 n",
-            "SELECT 2L id, 7 n",
-        ),
+        "SELECT 1L id, timestamp'2026-01-02 03:04:05' at, 1 n",
+        "SELECT 1L id, timestamp'2026-01-03 03:04:05' at, 2 n",
+        "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-04' day, 3 n",
+        "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-05' day, 4 n",
+        "SELECT 1L id, CAST(NULL AS timestamp) at, 5 n",
+        "SELECT 1L id, 6 n",
+        "SELECT 2L id, 7 n",
         generated=(("day", GENERATED_DAY),),
         formats=("delta",),
     ),
-    "a generated partition column": Situation(
+    "a generated partition column": _table(
         "id bigint, at timestamp, day date, n int",
-        (
-            "SELECT 1L id, timestamp'2026-01-02 03:04:05' at, date'2026-01-02' day, 1 n",
-            "SELECT 1L id, timestamp'2026-01-02 13:04:05' at, date'2026-01-02' day, 2 n",
-            "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-05' day, 3 n",
-            "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-02' day, 4 n",
-            "SELECT 1L id, timestamp'2026-01-05 03:04:05' at, 5 n",
-        ),
+        "SELECT 1L id, timestamp'2026-01-02 03:04:05' at, date'2026-01-02' day, 1 n",
+        "SELECT 1L id, timestamp'2026-01-02 13:04:05' at, date'2026-01-02' day, 2 n",
+        "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-05' day, 3 n",
+        "SELECT 1L id, timestamp'2026-01-04 03:04:05' at, date'2026-01-02' day, 4 n",
+        "SELECT 1L id, timestamp'2026-01-05 03:04:05' at, 5 n",
         partitioned_by=("day",),
         generated=(("day", GENERATED_DAY),),
         formats=("delta",),
     ),
-    "a generated key": Situation(
+    "a generated key": _table(
         "a int, id bigint, n int",
-        ("SELECT 1 a, 2L id, 1 n", "SELECT 1 a, 2L id, 2 n", "SELECT 2 a, 2L id, 3 n", "SELECT 2 a, 3 n"),
+        "SELECT 1 a, 2L id, 1 n",
+        "SELECT 1 a, 2L id, 2 n",
+        "SELECT 2 a, 2L id, 3 n",
+        "SELECT 2 a, 3 n",
         generated=(("id", {"delta.generationExpression": "CAST(a AS bigint) * 2"}),),
         formats=("delta",),
     ),
-    "an identity column": Situation(
+    "an identity column": _table(
         "id bigint, number bigint, n int",
-        (
-            "SELECT 1L id, 1 n",
-            "SELECT 1L id, 2 n",
-            "SELECT 2L id, 9L number, 3 n",
-            "SELECT 3L id, CAST(NULL AS bigint) number, 4 n",
-            "SELECT 3L id, 5 n",
-        ),
+        "SELECT 1L id, 1 n",
+        "SELECT 1L id, 2 n",
+        "SELECT 2L id, 9L number, 3 n",
+        "SELECT 3L id, CAST(NULL AS bigint) number, 4 n",
+        "SELECT 3L id, 5 n",
         generated=(("number", _identity(5, 2, given=False)),),
         formats=("delta",),
     ),
-    "an identity column by default": Situation(
+    "an identity column by default": _table(
         "id bigint, number bigint, n int",
-        (
-            "SELECT 1L id, 7L number, 1 n",
-            "SELECT 1L id, 2 n",
-            "SELECT 2L id, 3 n",
-            "SELECT 3L id, CAST(NULL AS bigint) number, 4 n",
-        ),
+        "SELECT 1L id, 7L number, 1 n",
+        "SELECT 1L id, 2 n",
+        "SELECT 2L id, 3 n",
+        "SELECT 3L id, CAST(NULL AS bigint) number, 4 n",
         generated=(("number", _identity(1, 1, given=True)),),
         formats=("delta",),
     ),
-    "an identity column as a key": Situation(
+    "an identity column as a key": _table(
         "id bigint, n int",
-        ("SELECT 7L id, 1 n", "SELECT 7L id, 2 n", "SELECT 3 n"),
+        "SELECT 7L id, 1 n",
+        "SELECT 7L id, 2 n",
+        "SELECT 3 n",
         generated=(("id", _identity(1, 1, given=True)),),
         formats=("delta",),
     ),
-    "a default of a partition column": Situation(
+    "a default of a partition column": _table(
         "id bigint, p int DEFAULT 7, n int",
-        ("SELECT 1L id, 7 p, 1 n", "SELECT 1L id, 2 n"),
+        "SELECT 1L id, 7 p, 1 n",
+        "SELECT 1L id, 2 n",
         partitioned_by=("p",),
         properties=DEFAULTS,
         formats=("delta",),
     ),
-    "CHECK of a partition column": Situation(
+    "CHECK of a partition column": _table(
         "id bigint, p int, n int",
-        (
-            "ALTER TABLE {table} ADD CONSTRAINT few CHECK (p < 10)",
-            "SELECT 1L id, 1 p, 1 n",
-            "SELECT 1L id, 11 p, 1 n",
-            "SELECT 1L id, 1L p, 2 n",
-        ),
+        "ALTER TABLE {table} ADD CONSTRAINT few CHECK (p < 10)",
+        "SELECT 1L id, 1 p, 1 n",
+        "SELECT 1L id, 11 p, 1 n",
+        "SELECT 1L id, 1L p, 2 n",
         partitioned_by=("p",),
         formats=("delta",),
     ),
-    "lengths in nested types": Situation(
+    "lengths in nested types": _table(
         "id bigint, n struct<a:char(3),b:varchar(2)>, m map<string,varchar(2)>",
-        (
-            "SELECT 1L id, named_struct('b', 'xy', 'a', 'x') n, map('k', 'xy') m",
-            "SELECT 2L id, named_struct('a', 'x', 'b', 'xy ') n, map('k', 'x  ') m",
-            "SELECT 3L id, named_struct('a', 'xyzä', 'b', 'x') n, map('k', 'x') m",
-            "SELECT 4L id, named_struct('a', 'x', 'b', 'x') n, map('k', 'xyz') m",
-        ),
+        "SELECT 1L id, named_struct('b', 'xy', 'a', 'x') n, map('k', 'xy') m",
+        "SELECT 2L id, named_struct('a', 'x', 'b', 'xy ') n, map('k', 'x  ') m",
+        "SELECT 3L id, named_struct('a', 'xyzä', 'b', 'x') n, map('k', 'x') m",
+        "SELECT 4L id, named_struct('a', 'x', 'b', 'x') n, map('k', 'xyz') m",
         formats=SPARK,
     ),
     "CHAR as a key": _keys("char(3)", "'a'", "'a  '", "'a'", "'abcd'", formats=SPARK),
     "VARCHAR as a key": _keys("varchar(3)", "'a'", "'a'", "'abcd'", "'abc  '", formats=SPARK),
     "CHAR as a partition": _partitions("char(3)", "'a'", "'a  '", "'abcd'", formats=SPARK),
-    "local timestamps": Situation(
+    "local timestamps": _table(
         "id timestamp_ntz, a array<timestamp_ntz>, n int",
-        (
-            "SELECT timestamp_ntz'2026-03-29 02:30:00' id, array(timestamp_ntz'1500-01-01 00:00:00') a, 1 n",
-            "SELECT timestamp_ntz'2026-03-29 02:30:00' id, array(timestamp'2026-10-25 02:30:00') a, 2 n",
-            "SELECT timestamp'2026-03-29 03:30:00' id, array(CAST(NULL AS timestamp_ntz)) a, 3 n",
-            "SELECT date'2026-03-29' id, array(timestamp_ntz'+12000-01-01 00:00:00.123456') a, 4 n",
-        ),
+        "SELECT timestamp_ntz'2026-03-29 02:30:00' id, array(timestamp_ntz'1500-01-01 00:00:00') a, 1 n",
+        "SELECT timestamp_ntz'2026-03-29 02:30:00' id, array(timestamp'2026-10-25 02:30:00') a, 2 n",
+        "SELECT timestamp'2026-03-29 03:30:00' id, array(CAST(NULL AS timestamp_ntz)) a, 3 n",
+        "SELECT date'2026-03-29' id, array(timestamp_ntz'+12000-01-01 00:00:00.123456') a, 4 n",
         settings=BERLIN,
         formats=SPARK,
     ),
-    "nested NOT NULL, twice": Situation(
+    "nested NOT NULL, twice": _table(
         "id bigint, n struct<a:struct<b:int NOT NULL> NOT NULL>",
-        (
-            "SELECT 1L id, named_struct('a', named_struct('b', 1)) n",
-            "SELECT 2L id, CAST(NULL AS struct<a:struct<b:int>>) n",
-            "SELECT 3L id, named_struct('a', CAST(NULL AS struct<b:int>)) n",
-            "SELECT 4L id, named_struct('a', named_struct('b', CAST(NULL AS int))) n",
-            "SELECT 5L id",
-        ),
+        "SELECT 1L id, named_struct('a', named_struct('b', 1)) n",
+        "SELECT 2L id, CAST(NULL AS struct<a:struct<b:int>>) n",
+        "SELECT 3L id, named_struct('a', CAST(NULL AS struct<b:int>)) n",
+        "SELECT 4L id, named_struct('a', named_struct('b', CAST(NULL AS int))) n",
+        "SELECT 5L id",
         formats=SPARK,
     ),
     **VARIANTS,
@@ -780,9 +719,9 @@ SITUATIONS: dict[str, Situation] = {
     },
     # Delta's overwrite of partitions takes the names without Spark's resolution, whatever the case; the sink refuses them.
     "ID for id, sensitive, in Delta": replace(SENSITIVE_ID, formats=("delta",), modes=("append", "upsert")),
-    "far dates in nested fields": Situation(
+    "far dates in nested fields": _table(
         "id bigint, n struct<d:date,at:timestamp>, a array<date>, m map<string,timestamp_ntz>",
-        tuple(
+        *(
             f"SELECT {number}L id, named_struct('d', date'{day}', 'at', timestamp'{day} 01:02:03') n, array(date'{day}') a, "
             f"map('k', timestamp_ntz'{day} 01:02:03') m"
             for number, day in enumerate(("0001-01-01", "9999-12-31", "+12000-06-01"))
