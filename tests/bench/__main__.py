@@ -18,6 +18,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import aiokafka
 import pydantic
@@ -53,8 +54,10 @@ LOCK = "lock"
 
 
 def _on_s3(measure: Callable[[Run, S3Server], Figures]) -> Callable[[Run], Figures]:
+    """With its credentials where the standard chain looks for them, here and in the processes that are started."""
+
     def measured(run: Run) -> Figures:
-        with running_s3_server() as server, _environment(server.environment):
+        with running_s3_server() as server, patch.dict(os.environ, server.environment):
             return measure(run, server)
 
     return measured
@@ -116,7 +119,7 @@ def _measure_peers(size: Size, options: argparse.Namespace) -> Figures:
     with (
         _place(options.bootstrap_servers) as place,
         running_s3_server() if {"hudi", "paimon"} & set(formats) else contextlib.nullcontext() as server,
-        _environment({} if server is None else server.environment),
+        patch.dict(os.environ, {} if server is None else server.environment),
     ):
         run = place(size)
         workloads = {
@@ -152,19 +155,7 @@ def _place(bootstrap_servers: str | None, *, broker: bool = True) -> Iterator[Ca
         yield lambda size: Run(size, bootstrap_servers or "", prefix, Path(name))
 
 
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set credentials where the standard chain looks for them, here and in the processes that are started."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _options(arguments: list[str] | None) -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
 
     def several(name: str, choices: Sequence[str], what: str, **more: object) -> None:
@@ -195,12 +186,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--repeat", type=int, default=1, metavar="N", help="with --peers, likewise: run each way so often"
     )
     parser.add_argument("--bootstrap-servers", help="a broker to use; default: an embedded one for this run")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Measure, print the tables, write the JSON."""
-    options = _options(arguments)
+    options = _options()
     began = time.monotonic()
     report: Figures = {"quick": options.quick, "machine": _machine()}
     size = QUICK if options.quick else Size()

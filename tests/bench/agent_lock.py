@@ -49,7 +49,7 @@ class AgentLock:
     def operations(self, rounds: int, repetitions: int) -> Figures:
         return asyncio.run(self._operations(rounds, repetitions))
 
-    def hand_over(self, rounds: int) -> Figures:
+    def hand_over(self, rounds: int) -> dict[str, float]:
         return asyncio.run(self._hand_over(rounds))
 
     def contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
@@ -88,7 +88,7 @@ class AgentLock:
             for number, name in enumerate(OPERATIONS)
         }
 
-    async def _hand_over(self, rounds: int) -> Figures:
+    async def _hand_over(self, rounds: int) -> dict[str, float]:
         """Milliseconds from the request for the release until the other agent holds the lock."""
         uri = f"s3://{self._server.bucket()}/locks/handed-over.json"
         async with AsyncExitStack() as stack:
@@ -102,29 +102,21 @@ class AgentLock:
             await stack.enter_async_context(keeping(holder, waiter))
             holder.keeper.acquire(None)
             await holder.acquired()
-            times: list[float] = []
-            requests = 0
-            for number in range(WARM_UP + rounds):
-                seconds, sent = await _hand_over(holder, waiter)
-                if number >= WARM_UP:
-                    times.append(seconds * 1e3)
-                    requests += sent
+            times = []
+            for _ in range(WARM_UP + rounds):
+                times.append(await _hand_over(holder, waiter) * 1e3)
                 holder, waiter = waiter, holder
             await holder.release()
-        return {"requests": round(requests / rounds, 2), "ms": summary(times)}
+        return summary(times[WARM_UP:])
 
     async def _contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
         uri = f"s3://{self._server.bucket()}/locks/contended.json"
         async with AsyncExitStack() as stack:
             log = await stack.enter_async_context(audit_log(self._settings))
-            stores = [
-                await stack.enter_async_context(s3_store(self._server, uri, endpoint))
-                for _ in range(CONTENDERS)
-            ]
-            parties = [
-                Party(f"contender-{number}", uri, store, lease.LeaseSettings(), log.publish)
-                for number, store in enumerate(stores)
-            ]
+            parties = []
+            for number in range(CONTENDERS):
+                store = await stack.enter_async_context(s3_store(self._server, uri, endpoint))
+                parties.append(Party(f"contender-{number}", uri, store, lease.LeaseSettings(), log.publish))
             log.listeners.extend(party.observe for party in parties)
             await stack.enter_async_context(keeping(*parties))
             contest = Contest()
@@ -134,8 +126,7 @@ class AgentLock:
                 await anyio.sleep(seconds)
                 contest.over = True
                 took = time.perf_counter() - contest.began
-                requests = sum(store.requests for store in stores)
-        return contention(contest.spans, took, requests)
+        return contention(contest.spans, took)
 
     async def _lose(self, operation: str) -> float:
         """Seconds until a writer holds the lock again."""
@@ -202,17 +193,16 @@ async def _counted_round(party: Party, proxy: Proxy) -> list[int]:
     return [after - before for before, after in itertools.pairwise(totals)]
 
 
-async def _hand_over(holder: Party, waiter: Party) -> tuple[float, int]:
-    """Seconds, and the number of the waiter's requests. Afterwards the waiter holds the lock."""
+async def _hand_over(holder: Party, waiter: Party) -> float:
+    """Seconds. Afterwards the waiter holds the lock."""
     waiter.keeper.acquire(None)
     await waiter.wait_for(lease.LockDenied)
     await anyio.sleep(SETTLE_SECONDS)
-    before = waiter.store.requests
     began = time.perf_counter()
     holder.keeper.release()
     held = await waiter.acquired()
     await holder.keeper.wait_released()
-    return held - began, waiter.store.requests - before
+    return held - began
 
 
 class Contest:

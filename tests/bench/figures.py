@@ -16,10 +16,10 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 2) for name, value in figures.items()} | {"count": len(ordered)}
 
 
-def shown(figure: dict[str, float], *, digits: str = "1", unit: str = "ms", names: str = "p50 p99") -> str:
+def shown(figure: dict[str, float], *, digits: str = "1", names: str = "p50 p99") -> str:
     """Some values of a summary as text. `digits` has one for all, or one for each."""
     return ", ".join(
-        f"{name} {figure[name]:.{digits[min(number, len(digits) - 1)]}f} {unit}"
+        f"{name} {figure[name]:.{digits[min(number, len(digits) - 1)]}f} ms"
         for number, name in enumerate(names.split())
     )
 

@@ -49,13 +49,13 @@ class HudiLock:
             for name in OPERATIONS
         }
 
-    def hand_over(self, rounds: int) -> Figures:
-        return {"ms": summary(self._run("hand-over", min(rounds, HAND_OVERS))["ms"])}
+    def hand_over(self, rounds: int) -> dict[str, float]:
+        return summary(self._run("hand-over", min(rounds, HAND_OVERS))["ms"])
 
     def contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
         numbers = (CONTENDERS, round(seconds), round(HOLD_SECONDS * 1e3))
         found = self._run("contention", *numbers, endpoint=endpoint)
-        return contention(found["spans"], round(seconds), found["requests"])
+        return contention(found["spans"], round(seconds))
 
     def lose(self, operation: str) -> Figures:
         """And what became of the writer."""

@@ -1,6 +1,6 @@
 """The participants of the lock benchmarks: production keepers and stores, connected by the audit topic.
 
-Only the observers are not the product's: a store that counts requests, and a callback that records
+Only the observers are not the product's: a store that records when a write began, and a callback that records
 each keeper event with its time. Events are published and consumed as in `agent/locks/table_locks.py` and
 `agent/serving/peer_listener.py`.
 """
@@ -43,18 +43,15 @@ SomeKeeperEvent = TypeVar("SomeKeeperEvent", bound=KeeperEvent)
 
 @dataclass(slots=True)
 class Timed:
-    """Counts the requests to a store, each of which it sends once. `wrote_at`: when the last write began, by `perf_counter`."""
+    """Records when the last write to a store began, by `time.perf_counter`."""
 
     store: ConditionalStore
-    requests: int = 0
     wrote_at: float = 0.0
 
     async def read(self, uri: str) -> ReadOutcome:
-        self.requests += 1
         return await self.store.read(uri)
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        self.requests += 1
         self.wrote_at = time.perf_counter()
         return await self.store.write(uri, body, condition)
 

@@ -113,12 +113,7 @@ def _kinds(spark: SparkSession, folder: Path) -> dict[str, Write]:
     def silent(_batch: DataFrame, _txn: Transaction) -> None:
         spark.range(0, 2, 1, 2).mapInArrow(for_a_minute, "id long").collect()
 
-    return {
-        "jvm": jvm,
-        "python_flowing": flowing,
-        "python_silent": silent,
-        "paimon": _upsert(spark, folder),
-    }
+    return {"jvm": jvm, "python_flowing": flowing, "python_silent": silent, "paimon": _upsert(spark, folder)}
 
 
 def _upsert(spark: SparkSession, folder: Path) -> Write:

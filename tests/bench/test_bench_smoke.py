@@ -29,13 +29,16 @@ IN_EVERY_RUN = ("check", "steps", "waste", "latency")
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1500)]
 
 
-def bench(kafka: KafkaServer, folder: Path, *options: str, **environment: str) -> tuple[str, dict[str, Any]]:
-    """Return what a smoke run prints, and its report."""
+def bench(
+    kafka: KafkaServer, folder: Path, *options: str, s3: S3Server | None = None
+) -> tuple[str, dict[str, Any]]:
+    """Return what a smoke run prints, and its report. It leaves no process behind."""
+    store = {} if s3 is None else s3.environment | {ENDPOINT_VARIABLE: s3.endpoint}
     json_path = folder / "bench.json"
     places = ["--json", str(json_path), "--bootstrap-servers", kafka.bootstrap_servers]
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", "--quick", *places, *options],
-        env=os.environ | environment | {"TMPDIR": str(folder)},
+        env=os.environ | store | {"TMPDIR": str(folder)},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -44,6 +47,7 @@ def bench(kafka: KafkaServer, folder: Path, *options: str, **environment: str) -
     assert done.returncode == 0, done.stderr
     report = json.loads(json_path.read_text())
     assert isinstance(report, dict)
+    assert _started_with(folder) == []
     return done.stdout, report
 
 
@@ -57,7 +61,6 @@ def test_some_parts_of_the_benchmark_run_and_report_their_figures(kafka: KafkaSe
     _check_memory(report)
     _check_waste(report["waste"])
     assert (tmp_path / "waste.png").read_bytes().startswith(b"\x89PNG")
-    assert _started_with(tmp_path) == []
 
 
 def test_a_part_that_fails_is_measured_once_more_and_the_figures_of_the_others_are_kept() -> None:
@@ -90,8 +93,7 @@ def test_a_part_that_fails_is_measured_once_more_and_the_figures_of_the_others_a
 def test_the_benchmark_runs_and_reports_every_figure(
     kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    store = s3_server.environment | {ENDPOINT_VARIABLE: s3_server.endpoint}
-    printed, report = bench(kafka, tmp_path, **store)
+    printed, report = bench(kafka, tmp_path, s3=s3_server)
 
     assert "8 contenders" in printed
     _check_latencies(report["latency"])
@@ -111,15 +113,13 @@ def test_the_benchmark_runs_and_reports_every_figure(
         assert report["watching"]["commits"][form]["commit"]["delay_ms"]["count"] == 3
     assert report["web"]["first"]["ms"]["count"] > 0
     assert report["web"]["hour"]["records"] == 38 * 8 + 2 * 7 + 2  # committed, aborted, the last one open
-    assert _started_with(tmp_path) == []
 
 
 @pytest.mark.matrix
 def test_hudis_own_lock_is_measured_beside_the_agents(
     kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    store = s3_server.environment | {ENDPOINT_VARIABLE: s3_server.endpoint}
-    printed, report = bench(kafka, tmp_path, "--peers", "hudi", "--workload", "lock", **store)
+    printed, report = bench(kafka, tmp_path, "--peers", "hudi", "--workload", "lock", s3=s3_server)
 
     assert f"Hudi {HUDI_VERSION}" in printed
     ours, hudi = report["locks"]["agent"], report["locks"]["hudi"]
@@ -133,17 +133,15 @@ def test_hudis_own_lock_is_measured_beside_the_agents(
         assert hudi["lost"][name]["seconds"] > LOST_LEASE.validity - 2, (
             "Hudi waits for the end of its own lease"
         )
-    assert _started_with(tmp_path) == []
 
 
 @pytest.mark.matrix
 def test_each_formats_own_way_is_measured_beside_the_gate(
     kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    store = s3_server.environment | {ENDPOINT_VARIABLE: s3_server.endpoint}
     selected = ["--workload", "2-same", "--ways", "native", "auto"]
 
-    _, report = bench(kafka, tmp_path, "--peers", "delta", "iceberg", "hudi", *selected, **store)
+    _, report = bench(kafka, tmp_path, "--peers", "delta", "iceberg", "hudi", *selected, s3=s3_server)
 
     assert {(run["format"], run["way"]) for run in report["peers"]} == {
         (form, way) for form in ("delta", "iceberg", "hudi") for way in ("native", "auto")
@@ -153,7 +151,6 @@ def test_each_formats_own_way_is_measured_beside_the_gate(
         assert len(run["useful_seconds"]) == run["workload"]["writers"] * run["workload"]["batches"]
         if run["way"] == "auto":
             assert run["deaths"] == 0
-    assert _started_with(tmp_path) == []
 
 
 def _check_latencies(latencies: dict[str, Any]) -> None:
@@ -189,12 +186,10 @@ def _check_locks(report: dict[str, Any]) -> None:
     """The numbers of requests and lost leases don't depend on the machine's speed."""
     agent = report["agent"]
     assert {name: agent["operations"][name]["requests"] for name in REQUESTS} == REQUESTS
-    assert agent["hand_over"]["requests"] >= 2
-    assert agent["hand_over"]["ms"]["count"] > 0
+    assert agent["hand_over_ms"]["count"] > 0
     for name in ("contention", "contention_delayed"):
         assert agent[name]["cycles_per_second"]["median"] > 0
         assert 0 < agent[name]["jain"]["median"] <= 1
-        assert agent[name]["requests_per_cycle"]["median"] > 2
     kept = report["renewals"]
     assert kept["late_ms"]["count"] > 0
     assert kept["pause"]["renewed"] == kept["locks"]

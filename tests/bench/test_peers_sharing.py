@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from tests.bench.peers.sharing import Attempt, Looks, Write, seconds_to_stop
+from tests.waiting import wait_until
 
 FIRST, SECOND, THIRD = "20260101000000001", "20260101000000002", "20260101000000003"
 
@@ -90,12 +90,6 @@ def mark(table: Path, instant: str, file_group: str) -> None:
     (folder / f"{file_group}_0-1-2_{instant}.parquet.marker.MERGE").touch()
 
 
-def wait(condition: object) -> None:
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
-        time.sleep(0.01)
-
-
 def test_the_looks_see_requests_markers_and_commits(table: Path) -> None:
     timeline = table / ".hoodie/timeline"
     (timeline / f"{FIRST}.commit.requested").touch()
@@ -103,13 +97,13 @@ def test_the_looks_see_requests_markers_and_commits(table: Path) -> None:
     with Looks(HudiFiles(table.as_uri()), {FIRST: "a", SECOND: "b"}.get) as looks:
         (timeline / f"{SECOND}.commit.requested").touch()
         mark(table, FIRST, "f")
-        wait(lambda: looks.writes() and looks.writes()[0].shown)
+        wait_until(lambda: looks.writes() and looks.writes()[0].shown)
         mark(table, SECOND, "f")
-        wait(lambda: len(looks.writes()) == 2 and looks.writes()[1].shown)
+        wait_until(lambda: len(looks.writes()) == 2 and looks.writes()[1].shown)
         (timeline / f"{FIRST}_{THIRD}.commit").touch()
-        wait(lambda: looks.writes()[0].committed)
+        wait_until(lambda: looks.writes()[0].committed)
         (timeline / f"{SECOND}.commit.requested").unlink()
-        wait(lambda: looks.writes()[1].ended)
+        wait_until(lambda: looks.writes()[1].ended)
 
     first, second = looks.writes()
     assert (first.attempt, second.attempt) == ("a", "b")

@@ -138,8 +138,6 @@ class Tally:
     lost: float = 0.0
     """Seconds computed for commits that another commit overwrote."""
     lost_updates: int = 0
-    longest_streak: int = 0
-    """The most aborts of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +302,6 @@ class Writer:
         since, self._since = self._since, len(self._agent.log)
         while not (yield from self._attempt(batch, touched, queued=queued)):
             aborts += 1
-            self._tally.longest_streak = max(self._tally.longest_streak, aborts)
             queued = self._mode.queued_retries
         if self._mode.auto:
             self._learn(batch, choice, since, lost=aborts > 0)
@@ -411,7 +408,6 @@ def _figures(mode: Mode, workload: Workload, *, seeds: int, hours: float) -> Fig
     return {
         "per_hour": over_runs(hourly),
         "latency_seconds": {"p50": round(median(latencies), 1), "p95": round(p95, 1)},
-        "longest_streak": max(run.longest_streak for run in runs),
     }
 
 
@@ -428,7 +424,6 @@ def rows(report: Figures) -> Iterator[tuple[str, ...]]:
         "against the better",
         "latency p50",
         "p95",
-        "most aborts of a batch",
     )
     for workload, modes in {SPREAD.name: report["modes"], **report["extremes"]}.items():
         batches = {name: figures["per_hour"]["batches"]["median"] for name, figures in modes.items()}
@@ -447,7 +442,6 @@ def rows(report: Figures) -> Iterator[tuple[str, ...]]:
                 f"{100 * (batches[name] / better - 1):+.1f} %",
                 f"{latency['p50']:.0f} s",
                 f"{latency['p95']:.0f} s",
-                f"{figures['longest_streak']}",
             )
 
 

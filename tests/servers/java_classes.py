@@ -8,7 +8,6 @@ comes from Maven Central, and Hadoop and Spark from pyspark's jars.
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,15 +17,12 @@ from typing import Final
 import pyspark
 
 from lakewarden.agent.embedded.jars import Library, downloaded
-from lakewarden.agent.embedded.jdk import REMEDY, find_java
 from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.releases import ICEBERG, SPARK, minor
 from tests.servers.hudi import hudi_jars
-
-COMPILER = "jdk.compiler/com.sun.tools.javac.Main"
-"""`javac` as a module of the Java that is found: every JDK has it, no JRE does."""
+from tests.servers.program import compile_java
 
 HADOOP_VERSION: Final = SPARK[minor(pyspark.__version__)].hadoop
 _DELTA: Final = "io.delta:delta-storage:4.0.0"
@@ -84,15 +80,8 @@ class JavaClasses:
     def compiled(self) -> dict[str, bytes]:
         """Compile the sources. Return the class files by name."""
         with tempfile.TemporaryDirectory() as folder:
-            command = [str(find_java()), "--module", COMPILER, "--release", "8", "-g:none", "-proc:none"]
-            command += ["-Xlint:-options", "-d", folder]
-            command += ["-cp", ":".join(map(str, sorted(self.class_path())))]
-            command += map(str, sorted(self.sources.glob("*.java")))
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise RuntimeError(
-                    f"the classes in {self.sources} can't be compiled: {done.stderr.strip()[-2000:]}; no compiler? {REMEDY}"
-                )
+            sources, jars = sorted(self.sources.glob("*.java")), sorted(self.class_path())
+            compile_java(sources, jars, Path(folder), "--release", "8", "-g:none", "-Xlint:-options")
             return {path.name: path.read_bytes() for path in Path(folder).rglob("*.class")}
 
     def renew(self) -> None:

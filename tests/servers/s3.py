@@ -96,16 +96,10 @@ class _Program:
 
 
 VERSITYGW: Final = _Program(
-    "versitygw",
-    "github.com/versity/versitygw/cmd/versitygw",
-    "v1.8.0",
-    needs_xattr=True,
+    "versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0", needs_xattr=True
 )
 _MINIO: Final = _Program(
-    "minio",
-    "github.com/minio/minio",
-    "v0.0.0-20260212201848-7aac2a2c5b7c",
-    needs_xattr=False,
+    "minio", "github.com/minio/minio", "v0.0.0-20260212201848-7aac2a2c5b7c", needs_xattr=False
 )
 _PROGRAMS: Final = (VERSITYGW, _MINIO)
 

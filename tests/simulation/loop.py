@@ -60,20 +60,12 @@ class NodeLoop(asyncio.BaseEventLoop):
         return handle
 
     def call_later(
-        self,
-        delay: float,
-        callback: Callable[[*_Ts], object],
-        *args: *_Ts,
-        context: Context | None = None,
+        self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
-        self,
-        when: float,
-        callback: Callable[[*_Ts], object],
-        *args: *_Ts,
-        context: Context | None = None,
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._count += 1

@@ -98,29 +98,13 @@ AGAINST_THE_DESIGN = [
     ("agent", "from lakewarden.spark_jobs import gate", "Imports point downward"),
     ("agent/stores", "from lakewarden.agent.locks import keeper", "Floors of agent"),
     ("agent/locks", "from lakewarden.agent.serving import agent", "Floors of agent"),
-    (
-        "agent/serving/partition",
-        "from lakewarden.agent.serving import session",
-        "Floors of serving",
-    ),
+    ("agent/serving/partition", "from lakewarden.agent.serving import session", "Floors of serving"),
     ("handlers/lease", "from lakewarden.handlers.table import facts", "Floors of handlers"),
-    (
-        "handlers/table",
-        "from lakewarden.handlers.explain import timeline",
-        "Floors of handlers",
-    ),
-    (
-        "spark_jobs/gate",
-        "from lakewarden.spark_jobs.sinks import upsert",
-        "Floors of spark_jobs",
-    ),
+    ("handlers/table", "from lakewarden.handlers.explain import timeline", "Floors of handlers"),
+    ("spark_jobs/gate", "from lakewarden.spark_jobs.sinks import upsert", "Floors of spark_jobs"),
     ("spark_jobs/gate", "import pyspark", "The gate needs no Spark"),
     ("events", "import pyarrow", "The gate needs no Spark"),
-    (
-        "spark_jobs/sinks",
-        "from lakewarden.spark_jobs import streaming",
-        "Floors of spark_jobs",
-    ),
+    ("spark_jobs/sinks", "from lakewarden.spark_jobs import streaming", "Floors of spark_jobs"),
 ]
 """A package, a line in one of its modules, and how the rule begins that the line breaks."""
 

@@ -139,10 +139,7 @@ def main() -> None:
     workload = Workload(**json.loads(options.workload))
     store = None if options.store is None else Store(**json.loads(options.store))
     spark = spark_session(
-        "lakewarden-peers",
-        master="local[2,4]",
-        memory="2g",
-        **settings_of(options.table_format, store),
+        "lakewarden-peers", master="local[2,4]", memory="2g", **settings_of(options.table_format, store)
     )
     with ExitStack() as stack:
         record = Record()

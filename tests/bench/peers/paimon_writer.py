@@ -69,10 +69,7 @@ class _Writer:
         self._options = options
         self._gate = gate
         self._name = f"writer-{options.number}"
-        self._address = address(
-            options.table,
-            catalog_options(os.environ["AWS_ENDPOINT_URL"]),
-        )
+        self._address = address(options.table, catalog_options(os.environ["AWS_ENDPOINT_URL"]))
         self._table = self._address.open()
 
     def commit_all(self) -> dict[str, Any]:

@@ -24,10 +24,7 @@ FORMATS = ("delta", "iceberg", "hudi")
 _COLUMNS = SCHEMA.replace("id long", "id long NOT NULL")
 """Of the tables of Delta and Iceberg, as docs/delta.md advises for keys."""
 
-HUDI_PARALLELISM = {
-    "hoodie.upsert.shuffle.parallelism": "2",
-    "hoodie.insert.shuffle.parallelism": "2",
-}
+HUDI_PARALLELISM = {"hoodie.upsert.shuffle.parallelism": "2", "hoodie.insert.shuffle.parallelism": "2"}
 HUDI_OPTIONS = HUDI_PARALLELISM | {
     "hoodie.table.name": "bench",
     "hoodie.datasource.write.recordkey.field": "id",

@@ -29,7 +29,7 @@ import anyio
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.embedded.jars import Library, downloaded
 from lakewarden.agent.embedded.jdk import OLDEST, find_java
-from tests.servers.program import NoServerError, built, one_at_a_time
+from tests.servers.program import compile_java, one_at_a_time
 from tests.servers.s3 import S3Server
 
 HUDI_VERSION: Final = "1.2.1"
@@ -47,8 +47,6 @@ _SDK: Final = "software.amazon.awssdk:s3:2.29.52"
 _LEFT_OUT: Final = ("io.netty", "org.slf4j")
 """Not needed: the asynchronous part of the SDK is not used, and pyspark contains a newer slf4j with a logger."""
 _JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=info")
-_COMPILER: Final = "jdk.compiler/com.sun.tools.javac.Main"
-"""`javac` as a module of the Java that is found: every JDK has it, no JRE does."""
 
 
 def hudi_class_path() -> str:
@@ -83,22 +81,10 @@ def lock_client_jars(folder: Path) -> list[str]:
 
 def _compile(classes: Path, libraries: Iterable[Path]) -> None:
     # The program javac expands `folder/*`, but the compiler module does not.
-    path = ":".join(str(jar) for folder in libraries for jar in sorted(folder.glob("*.jar")))
-    tried: list[str] = []
+    jars = [jar for folder in libraries for jar in sorted(folder.glob("*.jar"))]
     with tempfile.TemporaryDirectory(dir=classes.parent) as folder:
         new = Path(folder) / "classes"
-        compiler = [
-            str(find_java()),
-            "--module",
-            _COMPILER,
-            "--release",
-            str(OLDEST),
-            "-nowarn",
-            "-proc:none",
-        ]
-        arguments = ["-d", str(new), "-cp", path, *map(str, _SOURCES)]
-        if not built([*compiler, *arguments], {}, folder, tried):
-            raise NoServerError(f"Hudi's writers could not be compiled; install a JDK: {'; '.join(tried)}")
+        compile_java(_SOURCES, jars, new, "--release", str(OLDEST), "-nowarn")
         new.rename(classes)
 
 

@@ -16,8 +16,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -78,29 +77,18 @@ NOTICE_SECONDS = 3.0
 """Without faults, an owner has read a record after this time."""
 
 
-class _Time:
-    """Replaces the module `time`."""
-
-    def clock_gettime(self, _: int) -> float:
-        return current_process().node.now()
-
-    def time_ns(self) -> int:
-        return current_process().node.wall_ms() * 1_000_000
-
-
-class _Datetime:
-    """Replaces the class `datetime`."""
-
-    def now(self, zone: tzinfo) -> datetime:
-        return datetime.fromtimestamp(current_process().node.wall_ms() / 1000, zone)
-
-
-def _chance() -> float:
-    return current_process().random.random()
-
-
-def _uuid4() -> uuid.UUID:
-    return uuid.UUID(int=current_process().random.getrandbits(128))
+CLOCK = {
+    "time": SimpleNamespace(
+        clock_gettime=lambda _: current_process().node.now(),
+        time_ns=lambda: current_process().node.wall_ms() * 1_000_000,
+    ),
+    "datetime": SimpleNamespace(
+        now=lambda zone: datetime.fromtimestamp(current_process().node.wall_ms() / 1000, zone)
+    ),
+    "uuid": SimpleNamespace(uuid4=lambda: uuid.UUID(int=current_process().random.getrandbits(128))),
+    "random": SimpleNamespace(random=lambda: current_process().random.random()),  # noqa: PLW0108 - of the process that runs then
+}
+"""What `agent/clock.py` imports."""
 
 
 async def _no_connection(*_: object, **__: object) -> None:
@@ -129,10 +117,7 @@ def simulated(world: World) -> Iterator[None]:
     configured = structlog.get_config() if structlog.is_configured() else None
     with ExitStack() as stack:
         for where, what, instead in (
-            (clock, "time", _Time()),
-            (clock, "datetime", _Datetime()),
-            (clock, "uuid", SimpleNamespace(uuid4=_uuid4)),
-            (clock, "random", SimpleNamespace(random=_chance)),
+            *((clock, name, module) for name, module in CLOCK.items()),
             (kafka, "AIOKafkaConsumer", clients.SimConsumer),
             (kafka, "AIOKafkaProducer", clients.SimProducer),
             (kafka, "AIOKafkaAdminClient", clients.SimAdmin),
@@ -189,13 +174,6 @@ class ObservedTables(Tables):
             self.on_stop(uri, failed.intent is not None)
 
 
-@dataclass
-class _ObservedPublisher:
-    """Replaces a publisher: passes each record to a function."""
-
-    put: Callable[[Outgoing], None]
-
-
 class ObservedSession(KafkaSession):
     """A session that must have recorded a lost ledger again at its end, if Kafka answers in time.
 
@@ -243,7 +221,7 @@ class ObservedOwner(PartitionOwner):
         partitions: int,
         **shared: Any,
     ) -> None:
-        observed: Any = _ObservedPublisher(self._publish)
+        observed: Any = SimpleNamespace(put=self._publish)
         super().__init__(number, settings, observed, *rest, partitions=partitions, **shared)
         assert isinstance(self.tables, ObservedTables)
         self.tables.on_stop = self._on_stop
@@ -494,15 +472,9 @@ class _DecisionRecorder:
             self.decisions.append(record.value)
 
 
-class _NoTasks:
-    """Replaces a task group: a replay requests no locks."""
-
-    def start_soon(self, *_: object, **__: object) -> None:
-        return
-
-
 def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
-    recorder, tasks, stores = _DecisionRecorder(), _NoTasks(), SimStores()
+    recorder, stores = _DecisionRecorder(), SimStores()
+    tasks = SimpleNamespace(start_soon=lambda *_, **__: None)  # a replay requests no locks
     # With the default budget: in a replay, a smaller one may be exceeded at other moments (handlers/table/memory.py).
     settings = owner.settings.model_copy(update={"memory_mb": SETTINGS.memory_mb})
     arguments: tuple[Any, ...] = (owner.number, settings, recorder, stores, tasks)

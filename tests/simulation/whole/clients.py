@@ -25,14 +25,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, OutOfOrderSequ
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
-from tests.simulation.whole.broker import (
-    FETCH_WAIT_SECONDS,
-    FetchAnswer,
-    Fetched,
-    Joined,
-    Record,
-    Sent,
-)
+from tests.simulation.whole.broker import FETCH_WAIT_SECONDS, FetchAnswer, Fetched, Joined, Record, Sent
 from tests.simulation.whole.connection import ANSWER_SECONDS, RETRY_SECONDS
 from tests.simulation.whole.processes import current_process
 

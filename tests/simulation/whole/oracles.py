@@ -122,7 +122,6 @@ class Oracles(ViolationRecorder):
         self.knowledge = LogKnowledge(timeline, tables, partition_of)
         self._decisions = DecisionOracles(settings, tables, self.knowledge, self.violated)
         self.windows = 0
-        self.unknown_twice = 0
         self._longest_grant = settings.max_grant_seconds + settings.grant_seconds
         self._extended_since: dict[tuple[str, str | None], float] = {}
         """By grant and term: when an owner decided on the grant first. An owner counts its age from its own replay."""
@@ -450,9 +449,8 @@ class Oracles(ViolationRecorder):
             self.knowledge.histories[other.commit.transaction],
             self.knowledge.histories[landed.commit.transaction],
         )
-        known = first.completed is not None and again.granted is not None and not first.unreported
         reported = (
-            known
+            not first.unreported
             and again.granted is not None
             and first.completed is not None
             and first.completed <= again.granted.cause_offset
@@ -464,5 +462,3 @@ class Oracles(ViolationRecorder):
                 "once",
                 f"batch {batch} is there by {other.commit.transaction} and {landed.commit.transaction}",
             )
-        else:
-            self.unknown_twice += 1

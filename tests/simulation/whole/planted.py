@@ -41,14 +41,7 @@ from lakewarden.handlers.lease.conditional import Refused
 from lakewarden.handlers.lease.machine import LeaseSettings, LockDenied, Moment, Work
 from lakewarden.handlers.lease.placement import LockLocation
 from lakewarden.handlers.lease.types import Step
-from lakewarden.handlers.table import (
-    admission,
-    detection,
-    facts,
-    grants,
-    machine as table,
-    memory,
-)
+from lakewarden.handlers.table import admission, detection, facts, grants, machine as table, memory
 from lakewarden.handlers.table.conflicts import conflicting, touches_conflict
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
@@ -114,11 +107,7 @@ BUGS.add(
     (GateProgress, "_expired", staticmethod(lambda *_: None)),
 )
 # A commit that landed since a transaction began conflicts with it.
-BUGS.add(
-    "landed commits ignored",
-    "no overlap",
-    *_conflicting_if(_not_landed),
-)
+BUGS.add("landed commits ignored", "no overlap", *_conflicting_if(_not_landed))
 # A published decision is a fact for later owners.
 BUGS.skip("published decisions ignored", "consistent decisions", replay_module, "decisions_in", ())
 # An owner whose partition was taken over later restarts its session.

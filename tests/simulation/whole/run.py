@@ -145,7 +145,6 @@ class World:
         self._processes: list[Process] = []
         self._programs: dict[str, Agent] = {}
         self._jobs: list[Job] = []
-        self._agents_left: dict[str, bool] = {}
         self._restarts = 0
         self._comparisons: list[asyncio.Task[None]] = []
         for table in self.tables.values():

@@ -89,11 +89,7 @@ class LakeTable:
         return next((each.version for each in self.landed if each.commit.transaction == transaction), None)
 
     def unchanged(
-        self,
-        since: int,
-        touched: Iterable[Marker],
-        rule: ConflictRule,
-        number: tuple[int, int] | None,
+        self, since: int, touched: Iterable[Marker], rule: ConflictRule, number: tuple[int, int] | None
     ) -> bool:
         """Return whether no commit after version `since` conflicts with these markers, or has newer rows there."""
         mine = frozenset(touched)

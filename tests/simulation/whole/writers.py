@@ -468,8 +468,7 @@ class Attempt:
         self._progress.request()
         await self._counted(lambda seq: CommitRequested(**self._common(), seq=seq))
         await self._until(
-            lambda: self._progress.lease is not None or self._progress.abort is not None,
-            TIMING.grant_timeout,
+            lambda: self._progress.lease is not None or self._progress.abort is not None, TIMING.grant_timeout
         )
         if self._progress.lease is None and self._progress.abort is None:
             self._progress.end()
