@@ -145,6 +145,8 @@ class EmbeddedKafka:
         properties: Mapping[str, str] | None = None,
     ) -> None:
         self.data_dir = data_dir.resolve()
+        self._settings = self.data_dir / "server.properties"
+        self._console, self._log = self.data_dir / "console.log", self.data_dir / "broker.log"
         self._properties = dict(properties or {})
         self._requested_port = port
         self._on_progress = on_progress
@@ -311,18 +313,6 @@ class EmbeddedKafka:
                 raise self._failure(f"Kafka did not answer within {START_SECONDS} s")
             time.sleep(POLL_SECONDS)
         return True
-
-    @property
-    def _settings(self) -> Path:
-        return self.data_dir / "server.properties"
-
-    @property
-    def _console(self) -> Path:
-        return self.data_dir / "console.log"
-
-    @property
-    def _log(self) -> Path:
-        return self.data_dir / "broker.log"
 
     def _write_settings(self, port: int, controller_port: int) -> None:
         (self.data_dir / "log4j2.properties").write_text(_LOGGING)
