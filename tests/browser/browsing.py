@@ -21,7 +21,6 @@ DESK: ViewportSize = {"width": 1180, "height": 760}
 
 
 def find_chromium() -> str | None:
-    """The path of Chromium, or None."""
     return next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
 
 

@@ -84,7 +84,6 @@ class Failing:
 
     @property
     def table(self) -> str:
-        """The table of all writers."""
         return f"s3://{self.bucket}/orders"
 
     # -- agents and writers ------------------------------------------------------------------------------------------
@@ -248,7 +247,6 @@ class Failing:
                 popen.send_signal(signal.SIGCONT)
 
     def _lag_grows(self) -> bool:
-        """Return whether the lag of a partition has grown in the last scrapes."""
         return any(
             (lags[-1] or 0.0) > (lags[0] or 0.0) + AFTER_SCRAPES / 3
             for lags in self.recording.last_of_each(LAG, AFTER_SCRAPES)

@@ -82,7 +82,6 @@ class Recording:
         return {name: _notation(values) for name, values in sorted(self.series.items())}
 
     def save(self) -> None:
-        """Write it to the folder of the recordings."""
         FOLDER.mkdir(exist_ok=True)
         content = {"failure": self.failure, "marks": self.marks, "series": self.notation()}
         path = FOLDER / f"{self.failure.replace(' ', '-')}.yml"

@@ -45,7 +45,6 @@ So if the store is slow, increase `validity_seconds`.
 
 
 def render() -> str:
-    """The whole page."""
     sections = [_INTRODUCTION]
     left = dict(Settings.model_fields)
     for title, prefixes in _GROUPS:

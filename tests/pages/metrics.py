@@ -21,7 +21,6 @@ The agent answers `/metrics` at `http_listen`, in the text format of Prometheus 
 
 
 def render() -> str:
-    """The whole page."""
     rows = [
         f"| `{each.name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels) or '–'} | {each.text} |"
         for each in AgentMetrics().descriptions

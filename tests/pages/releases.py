@@ -69,7 +69,6 @@ PLATFORMS: Final = (
 
 
 def render() -> str:
-    """The whole page."""
     rows = "\n".join(
         f"| {spark} | {its.pyspark} | {its.python} | {its.hadoop} | {release_of(its.kafka)} | "
         + " | ".join(_versions(form, spark) for form in FORMATS.values())

@@ -4,7 +4,6 @@ from lakewarden.agent.stores.classify import TABLE
 
 
 def render() -> str:
-    """The whole page."""
     rows = "\n".join(
         f"| {row.answer} | {' | '.join(meaning or '–' for meaning in row.means)} | {row.why} |"
         for row in TABLE

@@ -32,7 +32,6 @@ CANDIDATE = {
 
 
 def rendered(view: View) -> str:
-    """The page of a view."""
     return Pages(Settings(web_listen=":0/base")).render(view, as_of=AT)
 
 

@@ -528,7 +528,6 @@ async def test_pages_of_other_sites_get_nothing(path: str, site: str, mode: str,
 
 
 async def message(stream: ClientResponse) -> str:
-    """The next message of a stream."""
     with anyio.fail_after(60):
         while True:
             part = (await stream.content.readuntil(b"\n\n")).decode()
