@@ -184,48 +184,27 @@ def _counted(topics: Topics) -> tuple[str, ...]:
 
 
 def _judge_topic(wanted: TopicSettings, facts: TopicFacts, rights: Iterable[str]) -> list[Finding]:
+    def finding(result: Result, what: str, do: str | None = None) -> Finding:
+        return Finding("topic", result, facts.name, what, do)
+
     found: list[Finding] = []
     if facts.leaderless:
-        found.append(
-            Finding(
-                "topic",
-                "problem",
-                facts.name,
-                f"no leader for partition {', '.join(str(each) for each in facts.leaderless)}",
-                "start the brokers that have its replicas",
-            )
-        )
+        partitions = ", ".join(str(each) for each in facts.leaderless)
+        do = "start the brokers that have its replicas"
+        found.append(finding("problem", f"no leader for partition {partitions}", do))
     if (lacking := missing_rights("topic", facts.name, facts.operations, rights)) is not None:
         found.append(lacking)
-    found += [
-        Finding(
-            "topic",
-            "warning",
-            facts.name,
-            f"{each.setting}={each.value}: {each.risk}",
-            f"set {each.setting}={each.wanted} (kafka-configs.sh --alter)",
-        )
-        for each in differences(wanted, facts.values or {})
-    ]
+    for each in differences(wanted, facts.values or {}):
+        do = f"set {each.setting}={each.wanted} (kafka-configs.sh --alter)"
+        found.append(finding("warning", f"{each.setting}={each.value}: {each.risk}", do))
     if found:
         return found
     size = f"{len(facts.replicas)} partition{'' if len(facts.replicas) == 1 else 's'}"
     may = "rights unknown" if facts.operations is None else f"may {' and '.join(rights)}"
     if facts.values is None:
-        return [
-            Finding(
-                "topic",
-                "warning",
-                facts.name,
-                f"{size}, {may}; its settings can't be checked",
-                "grant describe-configs on the topic",
-            )
-        ]
-    return [
-        Finding(
-            "topic", "ok", facts.name, f"{size}, {may}, settings as the agent needs them, any compression"
-        )
-    ]
+        do = "grant describe-configs on the topic"
+        return [finding("warning", f"{size}, {may}; its settings can't be checked", do)]
+    return [finding("ok", f"{size}, {may}, settings as the agent needs them, any compression")]
 
 
 def missing_rights(

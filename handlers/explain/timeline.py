@@ -90,16 +90,7 @@ class Blocker:
 
 
 VictimRule: TypeAlias = Literal["landed", "observed", "granted", "protected", "priority", "sequence"]
-"""Why the agent chose the victim.
-
-| value | the winner |
-| --- | --- |
-| `landed` | has committed since the victim began, or may have committed |
-| `granted` | holds the grant |
-| `protected` | belongs to a writer that lost `max_losses` conflicts in a row |
-| `priority` | has the higher priority |
-| `sequence` | opened earlier |
-"""
+"""Why the agent chose the victim: what the winner is, by the rules for the victim in `handlers/table/conflicts.py`."""
 
 
 @dataclass(frozen=True, slots=True)

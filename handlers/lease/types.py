@@ -199,15 +199,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class LockDenied:
-    """The lock can't be acquired or renewed now, and `kind` says why.
-
-    | kind | meaning |
-    | --- | --- |
-    | waiting | another owner holds it, or the store doesn't answer |
-    | refused | the store refuses, and the automaton retries; a lease that the caller relies on stays in force |
-    | refused-too-long | the store has refused for `refusal_seconds`, and there is no lease |
-    | unusable | the object is not a lock record, or the store ignores conditions: only an operator can change that |
-    """
+    """The lock can't be acquired or renewed now. Kinds other than waiting: see Refusals in `machine.py`."""
 
     why: str
     kind: Literal["waiting", "refused", "refused-too-long", "unusable"]

@@ -32,6 +32,7 @@ from lakewarden.handlers.partition_spelling import PAIMON_NULL, date_of, escape_
 _INTEGERS: Final = {"TINYINT": "<b", "SMALLINT": "<h", "INT": "<i", "INTEGER": "<i", "BIGINT": "<q"}
 _TEXTS: Final = frozenset({"STRING", "VARCHAR", "CHAR"})
 _DECIMALS: Final = frozenset({"DECIMAL", "NUMERIC"})
+_SPELLED: Final = {*_INTEGERS, *_TEXTS, *_DECIMALS, "BOOLEAN", "DATE", "TIMESTAMP", "LTZ"}
 _INLINE: Final = 0x80
 _COMPACT_PRECISION: Final = 18
 """Precision of decimals that fit into a field."""
@@ -92,12 +93,7 @@ class PartitionSpelling:
                 why = "the name of its folder depends on the release of Java"
             elif column.base == "LTZ" and not self.legacy:
                 why = "with partition.legacy-name=false the name of its folder depends on the time zone of a machine"
-            elif (
-                column.base in _INTEGERS
-                or column.base in _TEXTS
-                or column.base in _DECIMALS
-                or column.base in {"BOOLEAN", "DATE", "TIMESTAMP", "LTZ"}
-            ):
+            elif column.base in _SPELLED:
                 continue
             else:
                 why = "its values have no name of a folder that all readers find"
