@@ -1,7 +1,6 @@
 """The commands `lakewarden lock …`: their options, output and exit codes."""
 
 import os
-import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from lakewarden.agent.cli import lock_text, options
 from lakewarden.agent.cli.output import print_line, print_lines, print_message
 from lakewarden.agent.locks import commands as lock_commands
 from lakewarden.agent.locks.hold import GRACE_SECONDS, HoldOptions, hold
-from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.name_text import typed
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError
@@ -223,8 +221,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
 
 def _settings(config: Path | None, table: str | None = None, **flags: object) -> Settings:
     """Load the settings. A table on the command line is allowed without the setting `tables`."""
-    configure_logging("error", stream=sys.stderr)
-    settings = Settings.load(config, **flags)
+    settings = options.settings_of(Settings, config, logs="error", **flags)
     if table is None:
         return settings
     return settings.model_copy(update={"tables": (table,)})

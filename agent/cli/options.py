@@ -111,10 +111,12 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Print all of it: ids, 
 OutputFormat = Annotated[Output, typer.Option("--output", help="Output format.")]
 
 
-def settings_of(kind: type[_Settings], config: Path | None, **flags: object) -> _Settings:
-    """The settings of a command that prints, whose warnings go to stderr."""
+def settings_of(
+    kind: type[_Settings], config: Path | None, *, logs: str = "warning", **flags: object
+) -> _Settings:
+    """The settings of a command that prints, whose logs from this level on go to stderr."""
     settings = kind.load(config, **flags)
-    configure_logging("warning", stream=sys.stderr)
+    configure_logging(logs, stream=sys.stderr)
     return settings
 
 

@@ -196,10 +196,8 @@ def doctor_command(
 
     Exit codes: 0 no problem; 1 at least one problem; 2 usage error.
     """
-    configure_logging("error", stream=sys.stderr)
-    settings = Settings.load(
-        config, bootstrap_servers=bootstrap_servers, lock_root=lock_root, s3_endpoint=s3_endpoint
-    )
+    flags = {"bootstrap_servers": bootstrap_servers, "lock_root": lock_root, "s3_endpoint": s3_endpoint}
+    settings = options.settings_of(Settings, config, logs="error", **flags)
     findings = options.run(lambda: diagnose(settings, tables or []))
     options.print_as(output, [asdict(each) for each in findings], map(line_of, findings))
     raise typer.Exit(options.EXIT_FAILED if has_problem(findings) else 0)

@@ -38,7 +38,7 @@ MOST_SHOWN = 20
 
 
 class Explainer:
-    """Create it with the table's decisions, `add` every event of the table in order, then call `explanation`."""
+    """Create it with the table's decisions and take-overs, `add` every event of the table in order, then call `explanation`."""
 
     def __init__(
         self,
@@ -68,12 +68,7 @@ class Explainer:
         self._load(decisions)
 
     def _load(self, decisions: Iterable[tuple[timeline.RecordRef, events.DecisionRecord]]) -> None:
-        known = [
-            (record, decision)
-            for record, decision in decisions
-            if not isinstance(decision, events.LocksHandedOver)
-            and (isinstance(decision, events.PartitionTaken) or decision.table == self._table)
-        ]
+        known = [(record, one) for record, one in decisions if not isinstance(one, events.LocksHandedOver)]
         self._published = PublishedDecisions(
             Position(0, None), ((record.offset, decision) for record, decision in known)
         )
