@@ -22,7 +22,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
-from tests.servers.memory_store import DelayedDelivery, Fault, MemoryStore, Request
+from tests.servers.memory_store import Fault, MemoryStore, Request
 
 FOLDER = "memory://twin/table/.hoodie/.locks"
 
@@ -182,7 +182,7 @@ class CancelAt:
         self._scope = scope
         self._left = at
 
-    async def before(self, _request: Request) -> Fault | DelayedDelivery | None:
+    async def before(self, _request: Request) -> Fault | None:
         return None
 
     async def after(self, _request: Request, _outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:

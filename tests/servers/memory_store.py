@@ -11,10 +11,9 @@ caller sees the same, but the object differs.
 """
 
 import hashlib
-import heapq
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar, assert_never
 
 import anyio
@@ -35,13 +34,6 @@ class Request:
     condition: conditional.Condition | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DelayedDelivery:
-    """The caller gets no answer (unknown), and the write reaches the store after `seconds`, still under its condition."""
-
-    seconds: float
-
-
 Fault: TypeAlias = conditional.Throttled | conditional.Unknown | conditional.Refused
 
 _Outcome = TypeVar("_Outcome", bound=conditional.ReadOutcome | conditional.WriteOutcome | None)
@@ -50,7 +42,7 @@ _Outcome = TypeVar("_Outcome", bound=conditional.ReadOutcome | conditional.Write
 class Faults(Protocol):
     """Hooks before and after the store acts. Each may sleep (`anyio.sleep`) for latency; None means no fault."""
 
-    async def before(self, request: Request, /) -> Fault | DelayedDelivery | None:
+    async def before(self, request: Request, /) -> Fault | None:
         """Return a fault to keep the store from acting."""
         ...
 
@@ -100,13 +92,6 @@ def version_of(body: bytes) -> str:
     return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
 
 
-@dataclass(order=True, slots=True)
-class _DelayedRequest:
-    at: float
-    order: int
-    act: Callable[[], object] = field(compare=False)
-
-
 class MemoryStore(LocatingStore[str]):
     """A client for objects under any scheme. Clients with the same `objects` share them, as two agents share a bucket."""
 
@@ -120,8 +105,6 @@ class MemoryStore(LocatingStore[str]):
         self._timeout = require_timeout(request_timeout_seconds)
         self._objects = Objects(objects)
         self._faults = faults
-        self._delayed: list[_DelayedRequest] = []
-        self._arrivals = 0
         self._is_open = False
 
     @asynccontextmanager
@@ -143,7 +126,7 @@ class MemoryStore(LocatingStore[str]):
     ) -> conditional.WriteOutcome:
         # Compare and swap, without an await in between.
         return await self._request(
-            Request("write", key, body, condition), lambda: self._put(key, body, condition)
+            Request("write", key, body, condition), lambda: self._objects.put(key, body, condition)
         )
 
     async def _remove(self, key: str) -> None:
@@ -159,24 +142,9 @@ class MemoryStore(LocatingStore[str]):
             fault = await self._faults.before(request) if self._faults else None
             # As with a request over a network, other tasks run before the store acts.
             await anyio.lowlevel.checkpoint()
-            self._deliver_due()
-            if isinstance(fault, DelayedDelivery):
-                heapq.heappush(
-                    self._delayed, _DelayedRequest(anyio.current_time() + fault.seconds, self._arrivals, act)
-                )
-                self._arrivals += 1
-                await anyio.sleep_forever()
-            elif fault is not None:
+            if fault is not None:
                 return fault
             outcome = act()
             lost = await self._faults.after(request, outcome) if self._faults else None
             return outcome if lost is None else lost
         return timed_out
-
-    def _deliver_due(self) -> None:
-        """Apply the delayed writes that are due, in the order of their times."""
-        while self._delayed and self._delayed[0].at <= anyio.current_time():
-            heapq.heappop(self._delayed).act()
-
-    def _put(self, key: str, body: bytes, condition: conditional.Condition) -> conditional.WriteOutcome:
-        return self._objects.put(key, body, condition)

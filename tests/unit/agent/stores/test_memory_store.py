@@ -19,7 +19,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
-from tests.servers.memory_store import DelayedDelivery, Fault, MemoryStore, Request
+from tests.servers.memory_store import Fault, MemoryStore, Request
 
 pytestmark = pytest.mark.anyio
 
@@ -37,13 +37,13 @@ class Once:
 
     def __init__(
         self,
-        before: Fault | DelayedDelivery | None = None,
+        before: Fault | None = None,
         after: Unknown | None = None,
         latency: float = 0.0,
     ) -> None:
         self._before, self._after, self._latency = before, after, latency
 
-    async def before(self, _request: Request) -> Fault | DelayedDelivery | None:
+    async def before(self, _request: Request) -> Fault | None:
         latency, self._latency = self._latency, 0.0
         await anyio.sleep(latency)
         fault, self._before = self._before, None
@@ -79,32 +79,6 @@ async def test_a_request_slower_than_the_timeout_is_unknown() -> None:
         assert isinstance(await store.write(URI, b"x", IfAbsent()), Unknown)
         assert anyio.current_time() - started == pytest.approx(SECONDS)
         assert await store.read(URI) == Absent()
-
-
-async def test_a_delayed_write_is_applied_after_its_callers_timeout() -> None:
-    """The request times out after three seconds and reaches the store after ten."""
-    async with client(Once(before=DelayedDelivery(10.0))) as store:
-        assert isinstance(await store.write(URI, b"late", IfAbsent()), Unknown)
-        assert await store.read(URI) == Absent()
-        await anyio.sleep(10.0)
-        found = await store.read(URI)
-
-    assert isinstance(found, Found)
-    assert found.body == b"late"
-
-
-async def test_a_delayed_write_still_has_to_meet_its_condition() -> None:
-    """This protects a lock: a write in between changes the version."""
-    objects = {URI: b"old"}
-    async with client(objects=objects) as other, client(Once(before=DelayedDelivery(10.0)), objects) as store:
-        old = await other.read(URI)
-        assert isinstance(old, Found)
-        assert isinstance(await store.write(URI, b"late", IfMatch(old.version)), Unknown)
-        new = await store.write(URI, b"new", IfMatch(old.version))
-        await anyio.sleep(10.0)
-
-        assert isinstance(new, Won)
-        assert await store.read(URI) == Found(b"new", new.version)
 
 
 async def test_the_same_bytes_have_the_same_version_as_on_s3() -> None:
