@@ -168,6 +168,13 @@ def driver(
             driver.close()
 
 
+@pytest.fixture
+def table(driver: Driver, s3_server: S3Server) -> Table:
+    found = Table(s3_server)
+    driver.do("create", table=found.uri)
+    return found
+
+
 def append(table: Table, batch: int, flights: Sequence[int], **what: Any) -> dict[str, Any]:
     """The command that appends a batch."""
     return {"table": table.uri, "mode": "append", "writer": "w", "batch": batch, "flights": flights} | what
@@ -179,14 +186,12 @@ def write(driver: Driver, table: Table, batch: int, flights: Sequence[int], **wh
 
 @pytest.mark.parametrize("conflict", [False, True], ids=["append", "conflict"])
 def test_a_put_that_comes_late_does_not_replace_the_commit_of_another_driver(
-    *, driver: Driver, proxy: Proxy, s3_server: S3Server, conflict: bool
+    *, driver: Driver, proxy: Proxy, table: Table, conflict: bool
 ) -> None:
     """The other one commits after this driver has looked whether the version is free. Delta's check decides what follows.
 
     The table was opened with Delta's own log store when it was created, and Delta has kept it.
     """
-    table = Table(s3_server)
-    driver.do("create", table=table.uri)
     mode = "upsert" if conflict else "append"
     write(driver, table, 0, [1], mode=mode)
 
@@ -205,9 +210,7 @@ def test_a_put_that_comes_late_does_not_replace_the_commit_of_another_driver(
     assert set(written["log_stores"]) == {LOG_STORE}
 
 
-def test_a_put_whose_answer_is_lost_is_recognised(driver: Driver, proxy: Proxy, s3_server: S3Server) -> None:
-    table = Table(s3_server)
-    driver.do("create", table=table.uri)
+def test_a_put_whose_answer_is_lost_is_recognised(driver: Driver, proxy: Proxy, table: Table) -> None:
     proxy.arm(Cut(table.put_of(1), answered=True, seconds=0.5))
 
     written = write(driver, table, 0, [1])
@@ -220,10 +223,8 @@ def test_a_put_whose_answer_is_lost_is_recognised(driver: Driver, proxy: Proxy, 
 
 @pytest.mark.parametrize("status", [409, 503])
 def test_a_put_that_is_refused_for_the_moment_is_repeated(
-    *, driver: Driver, proxy: Proxy, s3_server: S3Server, status: int
+    *, driver: Driver, proxy: Proxy, table: Table, status: int
 ) -> None:
-    table = Table(s3_server)
-    driver.do("create", table=table.uri)
 
     with proxy.refusing(table.conditional_puts(status, times=2)) as refusal:
         written = write(driver, table, 0, [1])
@@ -243,10 +244,8 @@ def test_a_log_store_that_the_user_has_chosen_stays(driver: Driver, s3_server: S
 
 
 def test_a_store_without_conditional_puts_gets_the_commit_without_condition_and_a_warning(
-    driver: Driver, proxy: Proxy, s3_server: S3Server
+    driver: Driver, proxy: Proxy, table: Table
 ) -> None:
-    table = Table(s3_server)
-    driver.do("create", table=table.uri)
 
     with proxy.refusing(table.conditional_puts(501, times=100)) as refusal:
         warnings = [write(driver, table, batch, [batch])["warnings"] for batch in range(2)]
@@ -258,9 +257,7 @@ def test_a_store_without_conditional_puts_gets_the_commit_without_condition_and_
     assert "has no conditional put" in warnings[0][0]
 
 
-def test_without_hadoops_s3a_of_3_4_the_sink_warns_once(driver: Driver, s3_server: S3Server) -> None:
-    table = Table(s3_server)
-    driver.do("create", table=table.uri)
+def test_without_hadoops_s3a_of_3_4_the_sink_warns_once(driver: Driver, table: Table) -> None:
     driver.do("hide-internals")
 
     written = [write(driver, table, batch, [batch]) for batch in range(2)]

@@ -60,6 +60,11 @@ def make_sink(tmp_path: Path) -> MakeSink:
     return make
 
 
+@pytest.fixture
+def sink(make_sink: MakeSink) -> HudiSink:
+    return make_sink()
+
+
 def rows(spark: SparkSession, *values: tuple[int, int, str]) -> DataFrame:
     """A batch of (day, flight, departure)."""
     return spark.createDataFrame([(1, *each) for each in values], COLUMNS).coalesce(1)
@@ -126,11 +131,10 @@ def test_a_table_has_the_rows_of_each_operation(
 
 
 def test_an_instant_is_announced_before_its_first_marker(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink
+    harness: Harness, spark: SparkSession, sink: HudiSink
 ) -> None:
     """A watcher sees the instant on the timeline, too. Unannounced, it would be another writer that touches the same."""
     agent = harness.agent(grant_everything)
-    sink = make_sink()
 
     harness.gate().foreach_batch(sink, writer="w", admission="optimistic")(rows(spark, (1, 1, "08:00")), 0)
 
@@ -328,9 +332,8 @@ def suspend(process: int, until: float) -> None:
         os.kill(process, signal.SIGCONT)
 
 
-def test_options_for_a_write_of_ones_own(harness: Harness, spark: SparkSession, make_sink: MakeSink) -> None:
+def test_options_for_a_write_of_ones_own(harness: Harness, spark: SparkSession, sink: HudiSink) -> None:
     harness.agent(grant_everything)
-    sink = make_sink()
 
     def write(batch: DataFrame, txn: Transaction) -> None:
         txn.recognise(sink.committed)
@@ -345,11 +348,10 @@ def test_options_for_a_write_of_ones_own(harness: Harness, spark: SparkSession, 
 
 
 def test_a_rollback_that_fails_after_the_commit_fails_no_batch(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink, caplog: pytest.LogCaptureFixture
+    harness: Harness, spark: SparkSession, sink: HudiSink, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before 1.2, Hudi's cleaning executes a rollback that another writer is about to end."""
     harness.agent(grant_everything)
-    sink = make_sink()
 
     def write(batch: DataFrame, txn: Transaction) -> None:
         with sink.hudi_options(txn, batch.sparkSession) as options:
@@ -397,10 +399,9 @@ def test_sql_writes_a_batch_once(
 
 
 def test_a_write_without_the_options_of_its_transaction_is_an_error(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink
+    harness: Harness, spark: SparkSession, sink: HudiSink
 ) -> None:
     harness.agent(grant_everything)
-    sink = make_sink()
 
     def write(batch: DataFrame, txn: Transaction) -> None:
         with sink.hudi_options(txn, batch.sparkSession):
@@ -457,10 +458,9 @@ def test_a_batch_is_found_in_hudis_archive(
 
 
 def test_a_release_of_hudi_that_is_not_known_is_refused(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, sink: HudiSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.agent(grant_everything)
-    sink = make_sink()
     monkeypatch.setattr(provider, "HUDI", replace(HUDI, artifacts={"3.5": ("a:b:1.3.0",)}))
 
     with pytest.raises(UnsupportedSpark, match=r"Hudi \d\.\d+\.\d on Spark .* is not accepted"):
@@ -497,11 +497,10 @@ def test_before_1_an_upsert_without_an_ordering_field_is_refused(
 
 
 def test_a_section_of_hudi_that_is_not_known_is_refused(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink
+    harness: Harness, spark: SparkSession, sink: HudiSink
 ) -> None:
     """Hudi's inline clustering commits in a section of its own. The options refuse it; the class in the JVM does so too."""
     harness.agent(grant_everything)
-    sink = make_sink()
     sink._options |= {"hoodie.clustering.inline": "true", "hoodie.clustering.inline.max.commits": "1"}
 
     with pytest.raises(Exception, match=r"refused a lock for \w+\.completeClustering"):
@@ -509,9 +508,8 @@ def test_a_section_of_hudi_that_is_not_known_is_refused(
 
 
 def test_a_table_that_is_dropped_and_created_again_meanwhile_gets_the_batch_once(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink, tmp_path: Path
+    harness: Harness, spark: SparkSession, sink: HudiSink, tmp_path: Path
 ) -> None:
-    sink = make_sink()
     agent = harness.agent(grant_everything)
     write = harness.gate().foreach_batch(sink, writer="w")
     write(rows(spark, (1, 0, "old"), (1, 1, "old")), 0)

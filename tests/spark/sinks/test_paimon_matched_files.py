@@ -19,6 +19,7 @@ from tests.spark.sinks.test_paimon_sink import (
     Frame,
     departures as departures,  # noqa: PLC0414 - a fixture
     replaced_later,
+    table as table,  # noqa: PLC0414
     writing,
 )
 
@@ -38,11 +39,10 @@ def many_files(table: str, *files: list[int]) -> None:
 
 @pytest.mark.parametrize("admission", ["optimistic", "queued"])
 def test_an_upsert_rewrites_only_the_files_that_have_its_keys(
-    *, harness: Harness, make_table: MakeTable, departures: Frame, admission: Any
+    *, harness: Harness, table: str, departures: Frame, admission: Any
 ) -> None:
     """Of four files, one has a key of the batch. One is in its range and has none; two are not in its range."""
     harness.agent(grant_everything)
-    table = make_table()
     many_files(table, [1, 2], [20, 30], [25, 40], [70, 80])
     before = data_files_of(table)
     write = writing(harness, table, admission=admission)
@@ -75,11 +75,8 @@ def test_partitions_that_share_a_folder_have_files_of_their_own(
     assert sorted(found, key=lambda row: row[1]) == [(None, 1, 1), ("", 50, 1), (" ", 99, 1)]
 
 
-def test_an_upsert_of_new_keys_removes_no_large_file(
-    harness: Harness, make_table: MakeTable, departures: Frame
-) -> None:
+def test_an_upsert_of_new_keys_removes_no_large_file(harness: Harness, table: str, departures: Frame) -> None:
     harness.agent(grant_everything)
-    table = make_table()
     many_files(table, [1, 9], [2, 8])
     write = writing(harness, table)
 
@@ -97,10 +94,9 @@ def test_an_upsert_of_new_keys_removes_no_large_file(
 
 
 def test_a_key_that_a_foreign_writer_inserts_meanwhile_is_found_although_no_file_has_it(
-    harness: Harness, make_table: MakeTable, departures: Frame
+    harness: Harness, table: str, departures: Frame
 ) -> None:
     """The batch inserts the same key. Without the comparison of whole partitions there would be two rows."""
-    table = make_table()
     many_files(table, [1, 2])
     agent = harness.agent(At("commit-requested", lambda _: many_files(table, [50])))
     writing(harness, table)(departures((1, 1, 50, "mine")), 0)
@@ -114,11 +110,10 @@ def test_a_key_that_a_foreign_writer_inserts_meanwhile_is_found_although_no_file
 
 
 def test_a_lost_insert_is_not_committed_again_if_another_writer_has_written_the_partition(
-    harness: Harness, make_table: MakeTable, departures: Frame
+    harness: Harness, table: str, departures: Frame
 ) -> None:
     """It replaced no file, so its files could be committed. But the other writer may have inserted the same keys."""
     harness.agent(grant_everything)
-    table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 1, "departure": "foreign"}])
     replace = replaced_later(table, 1)
     write = writing(harness, table, admission="optimistic", max_attempts=1)

@@ -49,6 +49,12 @@ def arrivals(spark: SparkSession) -> Frame:
     return make
 
 
+@pytest.fixture
+def table(make_table: MakeTable) -> str:
+    """A table of flights, partitioned by month and day."""
+    return make_table()
+
+
 def replaced_later(table: str, number: int) -> Callable[[], None]:
     """Take away the newest snapshot, a foreign writer's, as if it had only looked for its id. Return what puts it back."""
     snapshot = Path(table) / "snapshot" / f"snapshot-{number}"
@@ -94,9 +100,9 @@ def foreign_overwrite(table: str, flight: int) -> None:
 
 
 def test_append_adds_rows_and_publishes_their_markers_first(
-    harness: Harness, make_table: MakeTable, departures: Frame
+    harness: Harness, table: str, departures: Frame
 ) -> None:
-    agent, table = harness.agent(grant_everything), make_table()
+    agent = harness.agent(grant_everything)
     write = writing(harness, table, "append", writer="departures")
 
     write(departures((1, 1, 10, "05:17"), (1, 2, 11, "05:33")), 0)
@@ -121,10 +127,10 @@ def test_append_adds_rows_and_publishes_their_markers_first(
 
 
 def test_upsert_keeps_columns_that_the_batch_does_not_have(
-    harness: Harness, make_table: MakeTable, departures: Frame, arrivals: Frame
+    harness: Harness, table: str, departures: Frame, arrivals: Frame
 ) -> None:
     """Two feeds of the same flights have half of the columns each. Three partitions are rewritten in one snapshot."""
-    agent, table = harness.agent(grant_everything), make_table()
+    agent = harness.agent(grant_everything)
     sink, gate = PaimonSink(table, mode="upsert", keys=["flight"]), harness.gate()
     leave = gate.foreach_batch(sink, writer="departures", admission="optimistic")
     land = gate.foreach_batch(sink, writer="arrivals", admission="optimistic")
@@ -148,9 +154,7 @@ def test_upsert_keeps_columns_that_the_batch_does_not_have(
 
 
 @pytest.mark.wide
-def test_files_of_cancelled_tasks_are_removed(
-    harness: Harness, make_table: MakeTable, spark: SparkSession
-) -> None:
+def test_files_of_cancelled_tasks_are_removed(harness: Harness, table: str, spark: SparkSession) -> None:
     """One task has staged its file when the abort cancels the job. Its commit message is lost."""
 
     def fast_and_slow(batches: Any) -> Any:
@@ -163,7 +167,6 @@ def test_files_of_cancelled_tasks_are_removed(
         wait_until(lambda: data_files_of(table))
         return [aborted(event, *event.markers, retriable=False)]
 
-    table = make_table()
     harness.agent(At("marker-created", conflicting))
     sink = PaimonSink(table)
     schema = "month int, day int, flight long"
@@ -182,11 +185,10 @@ def test_files_of_cancelled_tasks_are_removed(
 @pytest.mark.wide
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_staged_files_are_removed_after_the_jobs_of_the_batch_have_ended(
-    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch, mode: Mode
+    harness: Harness, table: str, departures: Frame, monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
     """A clean-up in the body would miss the files of a task that is still being cancelled. The jobs' tag shows the body."""
     agent = harness.agent(At("commit-requested", lambda event: [aborted(event)]))
-    table = make_table()
     frame = departures((1, 1, 1, "a"))
     removed_under: list[set[str]] = []
 
@@ -207,10 +209,9 @@ def test_staged_files_are_removed_after_the_jobs_of_the_batch_have_ended(
 
 @pytest.mark.wide
 def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
-    harness: Harness, make_table: MakeTable, departures: Frame
+    harness: Harness, table: str, departures: Frame
 ) -> None:
     """It comes between the read of the base and the commit. Its row stays, and the batch is computed again."""
-    table = make_table()
     row = {"month": 1, "day": 1, "flight": 77, "departure": "foreign"}
     agent = harness.agent(At("commit-requested", lambda _: commit_alone(table, [row])))
     write = writing(harness, table, writer="departures", admission="optimistic")
@@ -234,11 +235,8 @@ def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
 
 
 @pytest.mark.wide
-def test_a_rewritten_base_is_a_retriable_error(
-    harness: Harness, make_table: MakeTable, departures: Frame
-) -> None:
+def test_a_rewritten_base_is_a_retriable_error(harness: Harness, table: str, departures: Frame) -> None:
     """A foreign writer rewrites the partition while this one waits for its grant."""
-    table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 1, "departure": "old"}])
     harness.agent(At("commit-requested", lambda _: foreign_overwrite(table, 2)))
     with pytest.raises(BaseChanged) as caught:
@@ -256,10 +254,10 @@ def test_a_rewritten_base_is_a_retriable_error(
 
 @pytest.mark.wide
 def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
-    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, table: str, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer doesn't wait for a grant that it could not use."""
-    agent, table = harness.agent(grant_everything), make_table()
+    agent = harness.agent(grant_everything)
     after_staging(monkeypatch, lambda: commit_alone(table, [{"month": 1, "day": 1, "flight": 77}]))
     with pytest.raises(BaseChanged):
         writing(harness, table, admission="optimistic", max_attempts=1)(departures((1, 1, 1, "n")), 0)
@@ -271,15 +269,10 @@ def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
 @pytest.mark.wide
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_same_grant(
-    harness: Harness,
-    make_table: MakeTable,
-    departures: Frame,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: Mode,
+    harness: Harness, table: str, departures: Frame, monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
     """Two writers of different partitions race for one snapshot id. No transaction is aborted."""
     harness.agent(grant_everything)
-    table = make_table()
     put, tries = LinkedSnapshots.put_if_absent, []
 
     def overtaken(self: Any, name: str, body: bytes) -> Any:
@@ -300,10 +293,10 @@ def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_
 @pytest.mark.wide
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_batch_whose_snapshot_a_foreign_writer_replaced_is_committed_again_before_the_next(
-    harness: Harness, make_table: MakeTable, departures: Frame, mode: Mode
+    harness: Harness, table: str, departures: Frame, mode: Mode
 ) -> None:
     """Java Paimon on S3 looks for the id, and copies its snapshot there later, without a condition."""
-    agent, table = harness.agent(grant_everything), make_table()
+    agent = harness.agent(grant_everything)
     write = writing(harness, table, mode, admission="optimistic")
     commit_alone(table, [{"month": 2, "day": 1, "flight": 7}])
     replace = replaced_later(table, 1)
@@ -321,11 +314,10 @@ def test_a_batch_whose_snapshot_a_foreign_writer_replaced_is_committed_again_bef
 
 @pytest.mark.wide
 def test_a_replaced_batch_whose_base_is_gone_is_an_error(
-    harness: Harness, make_table: MakeTable, departures: Frame
+    harness: Harness, table: str, departures: Frame
 ) -> None:
     """The files that the lost batch replaced were rewritten by the foreign writer."""
     harness.agent(grant_everything)
-    table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
     foreign_overwrite(table, 8)
     replace = replaced_later(table, 2)
@@ -346,11 +338,10 @@ def test_a_replaced_batch_whose_base_is_gone_is_an_error(
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_batch_that_was_rolled_back_stays_out_of_the_table(
-    harness: Harness, make_table: MakeTable, departures: Frame, caplog: pytest.LogCaptureFixture, mode: Mode
+    harness: Harness, table: str, departures: Frame, caplog: pytest.LogCaptureFixture, mode: Mode
 ) -> None:
     """Another gate user commits until the snapshot id exists again. No writer has replaced a snapshot."""
     harness.agent(grant_everything)
-    table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
     writes = [writing(harness, table, mode, writer=f"w{at}") for at in range(2)]
     writes[0](departures((1, 1, 1, "rolled back")), 0)
@@ -399,7 +390,7 @@ def _with_another_column(table: str) -> None:
 )
 def test_a_table_that_changes_under_a_batch(
     *,
-    make_table: MakeTable,
+    table: str,
     harness: Harness,
     departures: Frame,
     monkeypatch: pytest.MonkeyPatch,
@@ -410,7 +401,6 @@ def test_a_table_that_changes_under_a_batch(
 ) -> None:
     """The batch is computed again, where it must be. No rows are lost, doubled or unreadable."""
     harness.agent(grant_everything)
-    table = make_table()
     commit_alone(table, [{"month": 1, "day": 1, "flight": 7}])
     commit_alone(table, [{"month": 1, "day": 1, "flight": 5}])
     changes = iter([change])
@@ -433,10 +423,9 @@ def test_a_table_that_changes_under_a_batch(
 
 @pytest.mark.wide
 def test_of_equal_keys_in_one_batch_the_greatest_row_remains(
-    harness: Harness, make_table: MakeTable, departures: Frame
+    harness: Harness, table: str, departures: Frame
 ) -> None:
     harness.agent(grant_everything)
-    table = make_table()
     batch = departures((1, 1, 1, "05:00"), (1, 1, 1, "07:00"), (1, 1, 1, "06:00"))
     writing(harness, table)(batch, 0)
     assert [row["departure"] for row in rows_of(table)] == ["07:00"]
@@ -499,9 +488,8 @@ def test_timestamps_are_rounded_down_to_the_digits_that_the_table_keeps(
 
 
 @pytest.mark.wide
-def test_a_null_partition_is_rewritten(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
+def test_a_null_partition_is_rewritten(harness: Harness, table: str, departures: Frame) -> None:
     agent = harness.agent(grant_everything)
-    table = make_table()
     write = writing(harness, table, admission="optimistic")
     for batch_id in range(2):
         write(departures((1, None, 1, f"v{batch_id}")), batch_id)
@@ -510,8 +498,8 @@ def test_a_null_partition_is_rewritten(harness: Harness, make_table: MakeTable, 
 
 
 @pytest.mark.wide
-def test_an_empty_batch_commits_nothing(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
-    agent, table = harness.agent(grant_everything), make_table()
+def test_an_empty_batch_commits_nothing(harness: Harness, table: str, departures: Frame) -> None:
+    agent = harness.agent(grant_everything)
     for mode in get_args(Mode):
         writing(harness, table, mode)(departures((1, 1, 1, "a")).limit(0), 0)
     agent.wait_for("transaction-abandoned", 2)
@@ -521,10 +509,9 @@ def test_an_empty_batch_commits_nothing(harness: Harness, make_table: MakeTable,
 
 @pytest.mark.wide
 def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
-    make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    table: str, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain pypaimon, as in the demo: the overwrite removes a row that it never read, and reports success."""
-    table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     sink.write(departures((1, 1, 1, "a")), 0)
     after_staging(monkeypatch, lambda: commit_alone(table, [{"month": 1, "day": 1, "flight": 77}]))
@@ -536,7 +523,7 @@ def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
 
 @pytest.mark.wide
 def test_batches_and_tables_that_it_cannot_write_are_refused(
-    make_table: MakeTable, departures: Frame, spark: SparkSession
+    table: str, departures: Frame, spark: SparkSession
 ) -> None:
     with pytest.raises(ValueError, match="give `keys` only for upsert"):
         PaimonSink("/lake/t", keys=["flight"])
@@ -544,7 +531,6 @@ def test_batches_and_tables_that_it_cannot_write_are_refused(
         PaimonSink("/lake/t", mode="merge")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"metastore='rest': a catalog may keep .*; table=file:///lake/t"):
         PaimonSink("/lake/t", catalog_options={"metastore": "rest", "uri": "http://127.0.0.1"})
-    table = make_table()
     with pytest.raises(ValueError, match=r"the table has no columns \['colour'\]"):
         PaimonSink(table).write(spark.sql("select 1 month, 1 day, 'red' colour"), 0)
     with pytest.raises(ValueError, match=r"lacks key or partition columns \['day', 'flight'\]"):
@@ -552,10 +538,7 @@ def test_batches_and_tables_that_it_cannot_write_are_refused(
 
 
 @pytest.mark.wide
-def test_the_search_for_a_commit_ends_at_an_expired_snapshot(
-    make_table: MakeTable, departures: Frame
-) -> None:
-    table = make_table()
+def test_the_search_for_a_commit_ends_at_an_expired_snapshot(table: str, departures: Frame) -> None:
     sink = PaimonSink(table)
     for number in range(3):
         sink.write(departures((1, 1, number, "a")), number)
@@ -569,10 +552,10 @@ def test_the_search_for_a_commit_ends_at_an_expired_snapshot(
 
 @pytest.mark.wide
 def test_a_scope_that_is_not_the_sinks_own_decides_no_rows(
-    harness: Harness, make_table: MakeTable, departures: Frame
+    harness: Harness, table: str, departures: Frame
 ) -> None:
     """It only decides which transaction waits. The sink lists the partitions of the batch that it is given."""
-    agent, table = harness.agent(grant_everything), make_table()
+    agent = harness.agent(grant_everything)
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     gate, empty = harness.gate(), departures((1, 1, 1, "a")).limit(0)
 
