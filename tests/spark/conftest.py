@@ -28,7 +28,7 @@ from tests.servers.iceberg_catalogs import (
 )
 from tests.servers.s3 import S3Server, started_server
 from tests.spark.cluster import ON_CLUSTER, running_cluster
-from tests.spark.fake_agent import PATIENCE_SECONDS
+from tests.spark.fake_agent import PATIENCE_SECONDS, FakeAgent, grant_everything
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_CATALOG, OBJECTS, format_settings
 from tests.spark.harness import Harness
 from tests.spark.java_paimon import JavaPaimon, java_paimon
@@ -143,6 +143,12 @@ def harness(kafka: KafkaServer, topic_prefix: str) -> Iterator[Harness]:
     """Agents and gates of one test."""
     with Harness(kafka, topic_prefix) as harness:
         yield harness
+
+
+@pytest.fixture
+def agent(harness: Harness) -> FakeAgent:
+    """An agent that admits and grants every transaction."""
+    return harness.agent(grant_everything)
 
 
 @pytest.fixture

@@ -68,9 +68,9 @@ async def abort_of(agent: FakeAgent, gate: AsyncGate, body: Callable[[], Any]) -
     return caught.value
 
 
-async def test_a_transaction_from_intent_to_completion(harness: Harness, gate: AsyncGate) -> None:
-    agent = harness.agent(grant_everything)
-
+async def test_a_transaction_from_intent_to_completion(
+    harness: Harness, gate: AsyncGate, agent: FakeAgent
+) -> None:
     async with gate.transaction(table="/lake/flights", writer="departures", batch_id=3) as txn:
         await txn.touch("month=1/day=3", "*", "merge")
         async with txn.commit() as grant:
@@ -85,9 +85,8 @@ async def test_a_transaction_from_intent_to_completion(harness: Harness, gate: A
     assert harness.steps() == ["intent", "admitted", "markers", "requested", "granted", "completed"]
 
 
-async def test_an_abort_cancels_what_the_body_awaits_once(harness: Harness, gate: AsyncGate) -> None:
+async def test_an_abort_cancels_what_the_body_awaits_once(gate: AsyncGate, agent: FakeAgent) -> None:
     """The clean-up of the body may await."""
-    agent = harness.agent(grant_everything)
     cleaned = []
 
     async def body() -> None:
@@ -104,8 +103,7 @@ async def test_an_abort_cancels_what_the_body_awaits_once(harness: Harness, gate
     assert agent.types() == ["commit-intent"], "it publishes nothing after the abort"
 
 
-async def test_an_abort_cancels_the_child_tasks_of_the_body(harness: Harness, gate: AsyncGate) -> None:
-    agent = harness.agent(grant_everything)
+async def test_an_abort_cancels_the_child_tasks_of_the_body(gate: AsyncGate, agent: FakeAgent) -> None:
     ended = []
 
     async def child() -> None:
@@ -125,10 +123,8 @@ async def test_an_abort_cancels_the_child_tasks_of_the_body(harness: Harness, ga
 
 
 async def test_an_abort_that_the_body_suppressed_is_raised_at_its_end(
-    harness: Harness, gate: AsyncGate
+    gate: AsyncGate, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
-
     async def body() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
@@ -173,8 +169,7 @@ async def test_an_abort_ends_the_wait_for_the_grant(harness: Harness, gate: Asyn
     assert caught.value.reason == "conflict"
 
 
-async def test_a_cancel_from_outside_abandons_the_transaction(harness: Harness, gate: AsyncGate) -> None:
-    agent = harness.agent(grant_everything)
+async def test_a_cancel_from_outside_abandons_the_transaction(gate: AsyncGate, agent: FakeAgent) -> None:
     discarded = []
 
     async def discard() -> None:
@@ -194,9 +189,7 @@ async def test_a_cancel_from_outside_abandons_the_transaction(harness: Harness, 
     assert discarded == ["files"]
 
 
-async def test_a_cancel_beside_an_abort_stays_a_cancel(harness: Harness, gate: AsyncGate) -> None:
-    agent = harness.agent(grant_everything)
-
+async def test_a_cancel_beside_an_abort_stays_a_cancel(gate: AsyncGate, agent: FakeAgent) -> None:
     computing, cleaning = asyncio.Event(), asyncio.Event()
 
     async def write() -> None:
@@ -271,10 +264,9 @@ async def test_a_timeout_of_the_body_ends_the_wait_for_the_grant(harness: Harnes
 
 
 async def test_a_grant_that_a_cancelled_body_received_is_not_published(
-    harness: Harness, gate: AsyncGate
+    gate: AsyncGate, agent: FakeAgent
 ) -> None:
     """The grant arrives, and the table is looked up under it; then the cancel arrives."""
-    agent = harness.agent(grant_everything)
     lookups, proceed = [], asyncio.Event()
 
     async def committed(_writer: str, _batch_id: int) -> str | None:
@@ -301,9 +293,8 @@ async def test_a_grant_that_a_cancelled_body_received_is_not_published(
 
 
 async def test_a_cancel_during_the_publish_leaves_the_outcome_unknown(
-    harness: Harness, gate: AsyncGate
+    harness: Harness, gate: AsyncGate, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     publishing = asyncio.Event()
     transactions = []
 
@@ -329,8 +320,7 @@ async def test_a_publish_that_failed_is_unknown(harness: Harness, gate: AsyncGat
             raise OSError("connection reset")
 
 
-async def test_a_failed_publish_that_the_table_has_is_completed(harness: Harness, gate: AsyncGate) -> None:
-    agent = harness.agent(grant_everything)
+async def test_a_failed_publish_that_the_table_has_is_completed(gate: AsyncGate, agent: FakeAgent) -> None:
     answers = [None, None, "13"]
 
     async def committed(_writer: str, _batch_id: int) -> str | None:
@@ -344,8 +334,7 @@ async def test_a_failed_publish_that_the_table_has_is_completed(harness: Harness
     assert (await arrived(agent, "commit-completed")).version == "13"
 
 
-async def test_a_batch_that_the_table_has_is_not_computed(harness: Harness, gate: AsyncGate) -> None:
-    agent = harness.agent(grant_everything)
+async def test_a_batch_that_the_table_has_is_not_computed(gate: AsyncGate, agent: FakeAgent) -> None:
     with pytest.raises(AlreadyCommitted, match="found in the table"):
         async with gate.transaction(table=TABLE, writer="w", batch_id=3) as txn:
             await txn.recognise(lambda _writer, _batch_id: "12")
@@ -354,8 +343,7 @@ async def test_a_batch_that_the_table_has_is_not_computed(harness: Harness, gate
     assert (await arrived(agent, "commit-completed")).version == "12"
 
 
-async def test_a_declared_outcome_is_reported(harness: Harness, gate: AsyncGate) -> None:
-    agent = harness.agent(grant_everything)
+async def test_a_declared_outcome_is_reported(gate: AsyncGate, agent: FakeAgent) -> None:
     with pytest.raises(OSError, match="reset"):
         async with gate.transaction(table=TABLE, writer="first") as txn, txn.commit() as grant:
             await grant.published("9")

@@ -20,7 +20,7 @@ from lakewarden.spark_jobs import (
     OutcomeUnknown,
 )
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from tests.spark.fake_agent import PATIENCE_SECONDS, At, aborted, grant_everything, granted
+from tests.spark.fake_agent import PATIENCE_SECONDS, At, FakeAgent, aborted, grant_everything, granted
 from tests.spark.harness import Harness
 
 pytestmark = [pytest.mark.real]
@@ -62,9 +62,8 @@ def in_a_java_thread(spark: SparkSession) -> Callable[[Callable[[], object]], No
 
 
 def test_the_grant_is_requested_and_the_commit_reported_in_threads_of_the_jvm(
-    harness: Harness, in_a_java_thread: Callable[[Callable[[], object]], None]
+    harness: Harness, in_a_java_thread: Callable[[Callable[[], object]], None], agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     threads: list[threading.Thread] = []
 
     with harness.gate().transaction(table=TABLE, writer="w", batch_id=1) as txn:
@@ -115,9 +114,8 @@ def test_a_refused_grant_is_raised_as_itself_out_of_the_jvm_and_not_logged_as_a_
 
 
 @pytest.mark.wide
-def test_a_body_that_ends_without_a_report_has_an_unknown_outcome(harness: Harness) -> None:
+def test_a_body_that_ends_without_a_report_has_an_unknown_outcome(harness: Harness, agent: FakeAgent) -> None:
     """The callback after the publish never came."""
-    agent = harness.agent(grant_everything)
     discarded: list[str] = []
 
     with (
@@ -193,9 +191,8 @@ def fail(_grant: Grant) -> None:
     ids=["returned", "raised", "reported as unknown"],
 )
 def test_a_publish_without_a_known_outcome_is_looked_up_in_the_table(
-    harness: Harness, end: Callable[[Grant], None]
+    harness: Harness, end: Callable[[Grant], None], agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     answers = iter([None, None, "7"])
 
     with harness.gate().transaction(table=TABLE, writer="w", batch_id=1) as txn:
@@ -208,9 +205,10 @@ def test_a_publish_without_a_known_outcome_is_looked_up_in_the_table(
 
 @pytest.mark.wide
 @pytest.mark.parametrize("by_callback", [True, False])
-def test_a_changed_base_means_that_nothing_was_published(harness: Harness, *, by_callback: bool) -> None:
+def test_a_changed_base_means_that_nothing_was_published(
+    harness: Harness, *, by_callback: bool, agent: FakeAgent
+) -> None:
     """The agent isn't left to wait for the lapse of the grant, and what was staged is removed."""
-    agent = harness.agent(grant_everything)
     discarded: list[str] = []
 
     def publish(txn: Transaction) -> None:
@@ -255,9 +253,8 @@ def test_what_was_staged_is_kept_if_it_was_published_and_a_failed_clean_up_is_lo
 
 
 @pytest.mark.wide
-def test_declared_markers_are_not_published_again(harness: Harness) -> None:
+def test_declared_markers_are_not_published_again(harness: Harness, agent: FakeAgent) -> None:
     """They count as touched from the admission on."""
-    agent = harness.agent(grant_everything)
     other = Marker(partition="month=1/day=4", file_group="*", operation="merge")
 
     with harness.gate().transaction(table=TABLE, writer="w", admission="queued", scope=[MINE]) as txn:

@@ -41,6 +41,7 @@ from tests.kafka_fixture import KafkaServer, administering
 from tests.spark.fake_agent import (
     PATIENCE_SECONDS,
     At,
+    FakeAgent,
     aborted,
     admitted,
     already_committed,
@@ -378,8 +379,7 @@ def test_an_abort_that_the_body_suppressed_is_raised_at_its_end(harness: Harness
         wait_until(lambda: txn.aborted)
 
 
-def test_a_body_that_fails_abandons_its_transaction(harness: Harness) -> None:
-    agent = harness.agent(grant_everything)
+def test_a_body_that_fails_abandons_its_transaction(harness: Harness, agent: FakeAgent) -> None:
     with pytest.raises(ValueError, match="bad data"), harness.gate().transaction(table=TABLE, writer="w"):
         raise ValueError("bad data")
     assert agent.wait_for("transaction-abandoned")[0].reason == "ValueError: bad data"
@@ -399,8 +399,7 @@ def test_an_abort_after_the_publish_began_only_fails_the_check(harness: Harness)
     assert agent.wait_for("commit-completed")[0].version == "5"
 
 
-def test_a_publish_that_failed_is_not_reported(harness: Harness) -> None:
-    agent = harness.agent(grant_everything)
+def test_a_publish_that_failed_is_not_reported(harness: Harness, agent: FakeAgent) -> None:
     with pytest.raises(OutcomeUnknown, match=r"may have reached the table: connection reset; ") as caught:  # noqa: SIM117
         with harness.gate().transaction(table=TABLE, writer="w") as txn:
             with txn.commit():
@@ -413,8 +412,7 @@ def test_a_publish_that_failed_is_not_reported(harness: Harness) -> None:
     assert harness.events[-1].detail["outcome"] == "unknown"
 
 
-def test_a_failed_publish_that_the_sink_read_back_is_completed(harness: Harness) -> None:
-    agent = harness.agent(grant_everything)
+def test_a_failed_publish_that_the_sink_read_back_is_completed(harness: Harness, agent: FakeAgent) -> None:
     with pytest.raises(OSError, match="reset"):  # noqa: SIM117
         with harness.gate().transaction(table=TABLE, writer="w") as txn:
             with txn.commit() as grant:
@@ -634,9 +632,10 @@ def test_a_log_that_ends_with_the_marker_of_a_kafka_transaction_is_read_back_to_
     assert gate._channel.read_back(TABLE, 0, PATIENCE_SECONDS)[-1] == ended
 
 
-def test_a_function_of_kafka_options_that_hangs_delays_its_own_call_only(harness: Harness) -> None:
+def test_a_function_of_kafka_options_that_hangs_delays_its_own_call_only(
+    harness: Harness, agent: FakeAgent
+) -> None:
     """A vault that answers slowly kept all transactions of the driver from sending heartbeats."""
-    agent = harness.agent(grant_everything)
     hanging, called, answered = False, threading.Event(), threading.Event()
 
     def options() -> dict[str, Any]:

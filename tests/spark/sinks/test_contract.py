@@ -30,6 +30,7 @@ from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import (
     PATIENCE_SECONDS,
     At,
+    FakeAgent,
     aborted,
     already_committed,
     grant_everything,
@@ -89,10 +90,8 @@ def skipped(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_transaction_is_opened_with_what_the_sink_declares(
-    harness: Harness, spark: SparkSession, case: SinkCase
+    harness: Harness, spark: SparkSession, case: SinkCase, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
-
     with session_settings(spark, CODE_GENERATION):
         harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 1, 2), 0)
 
@@ -106,10 +105,9 @@ def test_the_transaction_is_opened_with_what_the_sink_declares(
 
 
 def test_a_replayed_batch_is_recognised_and_not_written_twice(
-    harness: Harness, spark: SparkSession, case: SinkCase
+    harness: Harness, spark: SparkSession, case: SinkCase, agent: FakeAgent
 ) -> None:
     """The driver died between the commit and Spark's checkpoint. The agent here knows no committed batch."""
-    agent = harness.agent(grant_everything)
     write = harness.gate().foreach_batch(case.sink, writer="w")
 
     for batch_id, flight in ((0, 1), (1, 2), (0, 10), (1, 20)):  # a replay may have other rows
@@ -195,10 +193,9 @@ def test_an_abort_while_tasks_run_leaves_nothing_behind_and_the_retry_commits(
 
 
 def test_a_publish_is_refused_without_a_lease(
-    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch, agent: FakeAgent
 ) -> None:
     """An abort revokes the lease between the grant and the last step. Nothing is published, and the retry commits."""
-    agent = harness.agent(grant_everything)
 
     def revoke() -> None:
         agent.publish(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
@@ -217,9 +214,8 @@ def test_a_publish_is_refused_without_a_lease(
 
 
 def test_a_publish_that_failed_after_it_took_effect_is_found_in_the_table(
-    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     case.fail_the_publish(monkeypatch, durable=True)
 
     harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1), 0)
@@ -230,10 +226,9 @@ def test_a_publish_that_failed_after_it_took_effect_is_found_in_the_table(
 
 
 def test_a_failed_publish_that_the_table_does_not_show_keeps_its_files_and_is_not_reported(
-    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch, agent: FakeAgent
 ) -> None:
     """It may still take effect. A new transaction looks again, and writes the batch."""
-    agent = harness.agent(grant_everything)
     case.fail_the_publish(monkeypatch, durable=False)
     write = harness.gate().foreach_batch(case.sink, writer="w", max_attempts=1)
     with pytest.raises(OutcomeUnknown, match="may have reached the table") as caught:
@@ -409,7 +404,7 @@ def test_a_checkpoint_that_is_restored_or_deleted_and_a_query_that_is_renamed(
 
 
 def test_a_queued_batch_declares_its_scope_and_is_computed_once(
-    harness: Harness, spark: SparkSession, case: SinkCase, tmp_path: Path
+    harness: Harness, spark: SparkSession, case: SinkCase, tmp_path: Path, agent: FakeAgent
 ) -> None:
     """All that it touches is in the scope, if the sink has one. Markers of the scope aren't published again."""
     computed = tmp_path / "computed"
@@ -420,7 +415,6 @@ def test_a_queued_batch_declares_its_scope_and_is_computed_once(
                 file.write("once\n")
             yield batch
 
-    agent = harness.agent(grant_everything)
     batch: DataFrame = batch_of(spark, 1).coalesce(1).mapInArrow(counted, COLUMNS)
     gate = harness.gate()
 

@@ -17,7 +17,7 @@ from lakewarden.spark_jobs.sinks.delta import observer
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
 from lakewarden.spark_jobs.sinks.releases import DELTA
 from lakewarden.spark_jobs.sinks.upsert import Mode
-from tests.spark.fake_agent import At, aborted, grant_everything
+from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import COLUMNS, DeltaCase, batch_of
 
@@ -63,10 +63,9 @@ def data_files(folder: Path) -> set[Path]:
 
 
 def test_an_upsert_names_typed_partitions_and_obeys_its_conditions(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, tmp_path: Path, agent: FakeAgent
 ) -> None:
     """NULL is a partition and a key like any other. The batch's day is text, and it has a column that the table lacks."""
-    agent = harness.agent(grant_everything)
     table = days_table(spark, tmp_path / "days")
     sink = DeltaSink(
         str(tmp_path / "days"),
@@ -310,9 +309,8 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
 
 @pytest.mark.wide
 def test_an_overwrite_by_name_replaces_the_partitions_of_the_batch_only(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, tmp_path: Path, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     table = days_table(spark, tmp_path / "days")
     spark.sql(f"CREATE TABLE lakewarden_named USING delta LOCATION '{tmp_path}/days'")
     try:

@@ -26,7 +26,7 @@ from lakewarden.spark_jobs.sinks.hudi.options import ORDERING
 from lakewarden.spark_jobs.sinks.hudi.provider import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from lakewarden.spark_jobs.sinks.releases import HUDI
-from tests.spark.fake_agent import At, grant_everything, granted
+from tests.spark.fake_agent import At, FakeAgent, grant_everything, granted
 from tests.spark.formats import HUDI_TABLE_VERSION
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of, timeline_of
@@ -131,11 +131,9 @@ def test_a_table_has_the_rows_of_each_operation(
 
 
 def test_an_instant_is_announced_before_its_first_marker(
-    harness: Harness, spark: SparkSession, sink: HudiSink
+    harness: Harness, spark: SparkSession, sink: HudiSink, agent: FakeAgent
 ) -> None:
     """A watcher sees the instant on the timeline, too. Unannounced, it would be another writer that touches the same."""
-    agent = harness.agent(grant_everything)
-
     harness.gate().foreach_batch(sink, writer="w", admission="optimistic")(rows(spark, (1, 1, "08:00")), 0)
 
     first, *rest = [event for event in agent.events if event.type == "marker-created"]
@@ -144,9 +142,8 @@ def test_an_instant_is_announced_before_its_first_marker(
 
 
 def test_an_unpartitioned_table_is_one_partition(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink
+    harness: Harness, spark: SparkSession, make_sink: MakeSink, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     sink = make_sink(partition_by=[])
     write = harness.gate().foreach_batch(sink, writer="w")
 
@@ -161,10 +158,9 @@ def test_an_unpartitioned_table_is_one_partition(
 
 
 def test_partitions_are_spelled_as_in_a_table_that_exists(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink
+    harness: Harness, spark: SparkSession, make_sink: MakeSink, agent: FakeAgent
 ) -> None:
     """Hudi's own writer names a directory `1`, and this sink one of a new table `day=1`. Hudi refuses a table with both."""
-    agent = harness.agent(grant_everything)
     path = make_sink().table
     rows(spark, (1, 1, "08:00"), (2, 2, "09:00")).write.format("hudi").options(**NATIVELY).save(path)
     sink = make_sink()
@@ -289,10 +285,9 @@ def test_a_dead_write_before_the_first_commit_is_rolled_back(
 
 
 def test_a_first_commit_waits_for_a_live_write_that_began_before(
-    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: FakeAgent
 ) -> None:
     case = HudiCase(tmp_path / "hudi", spark)
-    agent = harness.agent(grant_everything)
     case.commit(1)
     live = PendingWrite(tmp_path / "hudi")
     roll_back_dead = HudiClient.roll_back_dead
@@ -365,9 +360,8 @@ def test_a_rollback_that_fails_after_the_commit_fails_no_batch(
 
 
 def test_sql_writes_a_batch_once(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink, tmp_path: Path
+    harness: Harness, spark: SparkSession, make_sink: MakeSink, tmp_path: Path, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     spark.sql(
         f"CREATE TABLE trips ({COLUMNS}) USING hudi PARTITIONED BY (day) LOCATION '{tmp_path}/trips' "
         "TBLPROPERTIES (primaryKey = 'flight', `hoodie.metadata.enable` = 'false')"
@@ -508,9 +502,8 @@ def test_a_section_of_hudi_that_is_not_known_is_refused(
 
 
 def test_a_table_that_is_dropped_and_created_again_meanwhile_gets_the_batch_once(
-    harness: Harness, spark: SparkSession, sink: HudiSink, tmp_path: Path
+    harness: Harness, spark: SparkSession, sink: HudiSink, tmp_path: Path, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     write = harness.gate().foreach_batch(sink, writer="w")
     write(rows(spark, (1, 0, "old"), (1, 1, "old")), 0)
 

@@ -28,7 +28,7 @@ from lakewarden.spark_jobs.sinks.releases import ICEBERG, release_of
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.servers.iceberg_catalogs import CatalogProxy, InjectedAnswer, running_nessie
 from tests.servers.s3 import encrypting_s3_server
-from tests.spark.fake_agent import At, aborted, grant_everything
+from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
 from tests.spark.formats import ICEBERG_FORMAT, JARS, iceberg_name
 from tests.spark.harness import Harness
 
@@ -226,7 +226,7 @@ def test_a_foreign_commit_elsewhere_costs_no_second_attempt(
 
 @pytest.mark.wide
 def test_a_swap_that_another_commit_preceded_is_tried_again_under_the_same_grant(
-    harness: Harness, spark: SparkSession, table: Table, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, table: Table, monkeypatch: pytest.MonkeyPatch, agent: FakeAgent
 ) -> None:
     """The foreign commit comes between Iceberg's validation and the swap. The grant is checked before each try."""
     swap, tries = CheckedOperations._swap, []
@@ -238,7 +238,6 @@ def test_a_swap_that_another_commit_preceded_is_tried_again_under_the_same_grant
         swap(operations, base, metadata)
 
     monkeypatch.setattr(CheckedOperations, "_swap", overtaken)
-    agent = harness.agent(grant_everything)
 
     harness.gate().foreach_batch(IcebergSink(table.name), writer="w")(changes(spark, (1, 1, "new")), 0)
 
@@ -250,7 +249,7 @@ def test_a_swap_that_another_commit_preceded_is_tried_again_under_the_same_grant
 
 @pytest.mark.wide
 def test_transforms_are_scopes_by_value_and_null_is_one(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, tmp_path: Path, agent: FakeAgent
 ) -> None:
     """Deletions, conditional updates, and columns that the batch doesn't have, in one batch."""
     columns = "at timestamp, id long, region string, version int, note string"
@@ -276,7 +275,6 @@ def test_transforms_are_scopes_by_value_and_null_is_one(
         (noon, 5, "us-1", 1, "U"),
         columns="at timestamp, id long, region string, version int, op string",
     )
-    agent = harness.agent(grant_everything)
 
     harness.gate().foreach_batch(sink, writer="w")(batch, 0)
 
@@ -303,12 +301,11 @@ def test_transforms_are_scopes_by_value_and_null_is_one(
 
 @pytest.mark.wide
 def test_an_evolved_partition_spec_is_written_rightly(
-    harness: Harness, spark: SparkSession, table: Table
+    harness: Harness, spark: SparkSession, table: Table, agent: FakeAgent
 ) -> None:
     """Rows of both specs are found. The scope is that of the current one."""
     table.append((1, 1, "old"), (1, 2, "old"))
     table.alter("ADD PARTITION FIELD bucket(2, id)")
-    agent = harness.agent(grant_everything)
 
     harness.gate().foreach_batch(table.sink(), writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
 

@@ -27,7 +27,7 @@ from lakewarden.spark_jobs.sinks.paimon.java_table import JavaTable
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.spark.conftest import MakeTable, commit_alone, data_files_of, index_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import At, aborted, grant_everything
+from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.spark.java_paimon import JavaPaimon
 from tests.waiting import wait_until
@@ -89,8 +89,9 @@ def compactor_of(java: JavaPaimon, gate: CommitGate, table: str, **options: Any)
     return PaimonCompactor(java.gateway, gate, table, **options)
 
 
-def test_an_append_table_of_sixty_commits(harness: Harness, make_table: MakeTable, java: JavaPaimon) -> None:
-    agent = harness.agent(grant_everything)
+def test_an_append_table_of_sixty_commits(
+    harness: Harness, make_table: MakeTable, java: JavaPaimon, agent: FakeAgent
+) -> None:
     table = make_table(**BY_MONTH, **{"write-only": "true"})
     rows = commit_one_by_one(table, *((number % 2, number) for number in range(60)))
     before = files_of(table)

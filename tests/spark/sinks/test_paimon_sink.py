@@ -24,7 +24,7 @@ from lakewarden.spark_jobs.sinks.paimon.sink import Mode
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
 from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
 from tests.spark.conftest import MakeTable, commit_alone, data_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import At, aborted, grant_everything
+from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.waiting import wait_until
 
@@ -100,9 +100,8 @@ def foreign_overwrite(table: str, flight: int) -> None:
 
 
 def test_append_adds_rows_and_publishes_their_markers_first(
-    harness: Harness, table: str, departures: Frame
+    harness: Harness, table: str, departures: Frame, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     write = writing(harness, table, "append", writer="departures")
 
     write(departures((1, 1, 10, "05:17"), (1, 2, 11, "05:33")), 0)
@@ -127,10 +126,9 @@ def test_append_adds_rows_and_publishes_their_markers_first(
 
 
 def test_upsert_keeps_columns_that_the_batch_does_not_have(
-    harness: Harness, table: str, departures: Frame, arrivals: Frame
+    harness: Harness, table: str, departures: Frame, arrivals: Frame, agent: FakeAgent
 ) -> None:
     """Two feeds of the same flights have half of the columns each. Three partitions are rewritten in one snapshot."""
-    agent = harness.agent(grant_everything)
     sink, gate = PaimonSink(table, mode="upsert", keys=["flight"]), harness.gate()
     leave = gate.foreach_batch(sink, writer="departures", admission="optimistic")
     land = gate.foreach_batch(sink, writer="arrivals", admission="optimistic")
@@ -254,10 +252,9 @@ def test_a_rewritten_base_is_a_retriable_error(harness: Harness, table: str, dep
 
 @pytest.mark.wide
 def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
-    harness: Harness, table: str, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, table: str, departures: Frame, monkeypatch: pytest.MonkeyPatch, agent: FakeAgent
 ) -> None:
     """The writer doesn't wait for a grant that it could not use."""
-    agent = harness.agent(grant_everything)
     after_staging(monkeypatch, lambda: commit_alone(table, [{"month": 1, "day": 1, "flight": 77}]))
     with pytest.raises(BaseChanged):
         writing(harness, table, admission="optimistic", max_attempts=1)(departures((1, 1, 1, "n")), 0)
@@ -293,10 +290,9 @@ def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_
 @pytest.mark.wide
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_batch_whose_snapshot_a_foreign_writer_replaced_is_committed_again_before_the_next(
-    harness: Harness, table: str, departures: Frame, mode: Mode
+    harness: Harness, table: str, departures: Frame, mode: Mode, agent: FakeAgent
 ) -> None:
     """Java Paimon on S3 looks for the id, and copies its snapshot there later, without a condition."""
-    agent = harness.agent(grant_everything)
     write = writing(harness, table, mode, admission="optimistic")
     commit_alone(table, [{"month": 2, "day": 1, "flight": 7}])
     replace = replaced_later(table, 1)
@@ -433,10 +429,9 @@ def test_of_equal_keys_in_one_batch_the_greatest_row_remains(
 
 @pytest.mark.wide
 def test_an_unpartitioned_table_and_columns_of_other_types(
-    harness: Harness, make_table: MakeTable, spark: SparkSession
+    harness: Harness, make_table: MakeTable, spark: SparkSession, agent: FakeAgent
 ) -> None:
     """Spark's instants become the table's timestamps without zone, ints are widened, and nulls in keys are equal."""
-    agent = harness.agent(grant_everything)
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("note", pa.string())])
     table = make_table("plain", partition_keys=(), schema=schema)
     sink = PaimonSink(table, mode="upsert", keys=["id"])
@@ -488,8 +483,9 @@ def test_timestamps_are_rounded_down_to_the_digits_that_the_table_keeps(
 
 
 @pytest.mark.wide
-def test_a_null_partition_is_rewritten(harness: Harness, table: str, departures: Frame) -> None:
-    agent = harness.agent(grant_everything)
+def test_a_null_partition_is_rewritten(
+    harness: Harness, table: str, departures: Frame, agent: FakeAgent
+) -> None:
     write = writing(harness, table, admission="optimistic")
     for batch_id in range(2):
         write(departures((1, None, 1, f"v{batch_id}")), batch_id)
@@ -498,8 +494,9 @@ def test_a_null_partition_is_rewritten(harness: Harness, table: str, departures:
 
 
 @pytest.mark.wide
-def test_an_empty_batch_commits_nothing(harness: Harness, table: str, departures: Frame) -> None:
-    agent = harness.agent(grant_everything)
+def test_an_empty_batch_commits_nothing(
+    harness: Harness, table: str, departures: Frame, agent: FakeAgent
+) -> None:
     for mode in get_args(Mode):
         writing(harness, table, mode)(departures((1, 1, 1, "a")).limit(0), 0)
     agent.wait_for("transaction-abandoned", 2)
@@ -552,10 +549,9 @@ def test_the_search_for_a_commit_ends_at_an_expired_snapshot(table: str, departu
 
 @pytest.mark.wide
 def test_a_scope_that_is_not_the_sinks_own_decides_no_rows(
-    harness: Harness, table: str, departures: Frame
+    harness: Harness, table: str, departures: Frame, agent: FakeAgent
 ) -> None:
     """It only decides which transaction waits. The sink lists the partitions of the batch that it is given."""
-    agent = harness.agent(grant_everything)
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     gate, empty = harness.gate(), departures((1, 1, 1, "a")).limit(0)
 

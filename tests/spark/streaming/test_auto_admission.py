@@ -12,7 +12,7 @@ from lakewarden.events import Marker
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.spark.conftest import MakeTable
-from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, admitted, grant_everything
+from tests.spark.fake_agent import PATIENCE_SECONDS, FakeAgent, aborted, admitted, grant_everything
 from tests.spark.harness import Harness
 from tests.waiting import wait_until
 
@@ -23,9 +23,8 @@ MINE = Marker(partition="month=1/day=3", file_group="f-1", operation="merge")
 
 
 def test_a_known_scope_is_queued_unless_the_job_chooses_and_the_reason_is_observed(
-    harness: Harness, spark: SparkSession, make_table: MakeTable
+    harness: Harness, spark: SparkSession, make_table: MakeTable, agent: FakeAgent
 ) -> None:
-    agent = harness.agent(grant_everything)
     upsert = PaimonSink(make_table(), mode="upsert", keys=["flight"])
     append = PaimonSink(make_table("appended"))
     batch = spark.sql("select 1 month, 1 day, 7L flight")

@@ -23,7 +23,7 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.streaming import cancelling
 from lakewarden.spark_jobs.streaming.batches import wire_name
 from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY, query_of
-from tests.spark.fake_agent import At, aborted, already_committed, grant_everything
+from tests.spark.fake_agent import At, FakeAgent, aborted, already_committed, grant_everything
 from tests.spark.harness import Harness
 from tests.unit.events.building import made
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -433,9 +433,9 @@ def test_the_tag_is_removed_after_the_batch_and_the_query_keeps_its_job_group(
 
 
 @pytest.mark.wide
-def test_the_scope_is_published_before_the_batch_is_computed(harness: Harness, spark: SparkSession) -> None:
-    agent = harness.agent(grant_everything)
-
+def test_the_scope_is_published_before_the_batch_is_computed(
+    harness: Harness, spark: SparkSession, agent: FakeAgent
+) -> None:
     harness.gate().foreach_batch(
         commit,
         table=TABLE,
@@ -453,9 +453,9 @@ def test_the_scope_is_published_before_the_batch_is_computed(harness: Harness, s
     ]
 
 
-def test_markers_of_executors_precede_the_request(harness: Harness, spark: SparkSession) -> None:
-    agent = harness.agent(grant_everything)
-
+def test_markers_of_executors_precede_the_request(
+    harness: Harness, spark: SparkSession, agent: FakeAgent
+) -> None:
     def write(batch: DataFrame, txn: Transaction) -> None:
         channel = txn.executor_channel()
 
@@ -544,10 +544,9 @@ def test_jobs_of_the_clean_up_are_not_cancelled(harness: Harness, run_query: Run
 
 @pytest.mark.wide
 def test_a_catalog_name_stands_for_the_tables_location(
-    harness: Harness, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, tmp_path: Path, agent: FakeAgent
 ) -> None:
     """Writers with other catalogs, or none, name the same table by its URI."""
-    agent = harness.agent(grant_everything)
     gate = harness.gate()
     spark.sql(f"create table named_trips (id long) using parquet location '{tmp_path}/trips'")
     try:
