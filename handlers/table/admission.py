@@ -49,7 +49,6 @@ from lakewarden import events
 from lakewarden.handlers.table.conflicts import touches_meet
 from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.footprints import Overlap
-from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, OPEN, Phase, Touch, Transaction
@@ -162,7 +161,7 @@ def abort_repeated_batches(context: StepContext, writer: str | None = None) -> N
     candidates = state.transactions if writer is None else state.of_writer.get(writer, {})
     for each in list(candidates.values()):
         done = state.ledger.get(each.writer) if each.phase in (Phase.ACTIVE, Phase.WAITING) else None
-        if done is not None and _already_committed(each, done):
+        if done is not None and done.covers(each.batch_id):
             detail = (
                 f"transaction {done.transaction} committed batch {done.batch_id}; a retry skips this batch"
             )
@@ -190,7 +189,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
             continue
         about = context.about(transaction.id, transaction.writer, transaction.intent_id)
         done = state.ledger.get(transaction.writer)
-        if done is not None and _already_committed(transaction, done):
+        if done is not None and done.covers(transaction.batch_id):
             context.decide(
                 events.AlreadyCommitted.model_construct(
                     **about,
@@ -230,10 +229,6 @@ def _queue_position(state: TableState, transaction: Transaction) -> tuple[bool, 
     """Sort key in the admission queue, earliest first. The order is that in which conflicts are won."""
     protected = state.is_protected(transaction)
     return (not protected, 0 if protected else -transaction.priority, transaction.sequence)
-
-
-def _already_committed(transaction: Transaction, done: CommittedBatch) -> bool:
-    return done.covers(transaction.batch_id)
 
 
 def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[events.Marker, ...]:

@@ -58,7 +58,7 @@ def _check_index(state: TableState) -> None:
                 problem = (
                     f"the index and transaction {transaction.id} disagree on {partition!r} {file_group!r}"
                 )
-                raise _broken(state, problem)
+                _require(state, problem, holds=False)
         checked += len(file_groups)
     _check_index_size(state)
     state.next_entry_to_check = (
@@ -106,8 +106,4 @@ def _check_index_size(state: TableState) -> None:
 
 def _require(state: TableState, problem: str, *, holds: bool) -> None:
     if not holds:
-        raise _broken(state, problem)
-
-
-def _broken(state: TableState, problem: str) -> InvariantBrokenError:
-    return InvariantBrokenError(f"table {state.uri} at moment {state.moment}: {problem}")
+        raise InvariantBrokenError(f"table {state.uri} at moment {state.moment}: {problem}")

@@ -214,14 +214,12 @@ async def test_the_error_for_a_missing_credentials_file_says_what_to_set(
 
 
 @pytest.mark.usefixtures("gcs_server", "azure_server")
-@pytest.mark.parametrize("kind", ["gs", "az"])
+@pytest.mark.parametrize(("kind", "cloud"), [("gs", "gcs"), ("az", "azure")])
 async def test_the_error_for_a_missing_bucket_says_what_to_check(
-    kind: str, request: pytest.FixtureRequest
+    kind: str, cloud: str, request: pytest.FixtureRequest
 ) -> None:
-    if kind == "gs":
-        settings = Settings.load(gcs_endpoint=request.getfixturevalue("gcs_credentials").endpoint)
-    else:
-        settings = Settings.load(azure_endpoint=request.getfixturevalue("azure_credentials").endpoint)
+    endpoint = request.getfixturevalue(f"{cloud}_credentials").endpoint
+    settings = Settings.load(**{f"{cloud}_endpoint": endpoint})
 
     message = await probe_error(settings, f"{kind}://not-there/locks/t.json")
 

@@ -5,6 +5,7 @@ fake-gcs-server doesn't know `x-goog-if-generation-match` (see `tests/servers/gc
 """
 
 from contextlib import AsyncExitStack
+from typing import Any
 
 import obstore
 import pytest
@@ -197,16 +198,13 @@ async def test_nothing_is_sent_without_tls_unless_the_agents_settings_name_the_e
     assert server.connections == 0
 
 
-def settings_for(cloud: str, endpoint: str) -> Settings:
-    return Settings.load(gcs_endpoint=endpoint) if cloud == "gcs" else Settings.load(azure_endpoint=endpoint)
-
-
 @pytest.mark.usefixtures("gcs_server", "azure_server")
 async def test_the_settings_name_the_endpoint_of_a_lock(real: RealBucket) -> None:
     cloud = "gcs" if real.uri.startswith("gs") else "azure"
+    endpoint: dict[str, Any] = {f"{cloud}_endpoint": real.server + real.path}
     uri = f"{real.uri}/orders-1.json"
     async with AsyncExitStack() as stack:
-        stores = Stores(settings_for(cloud, real.server + real.path), stack)
+        stores = Stores(Settings.load(**endpoint), stack)
         store = await stores.for_lock(uri)
         written = await store.write(uri, b"lock", ABSENT)
 

@@ -168,11 +168,7 @@ async def test_concurrent_probes_do_not_interfere(tmp_path: Path) -> None:
         for _ in range(10):
             tasks.start_soon(probe, store, f"file://{tmp_path}/locks")
 
-    assert files_below(tmp_path) == []
-
-
-def files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 class CancelAt:

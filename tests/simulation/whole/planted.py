@@ -118,7 +118,7 @@ BUGS.add(
     kind="take-overs reordered",
 )
 # A batch in the ledger is skipped.
-BUGS.skip("ledger ignored", "committed batch skipped", admission, "_already_committed", result=False)
+BUGS.skip("ledger ignored", "committed batch skipped", CommittedBatch, "covers", result=False)
 # An `ordered` transaction waits for those with earlier turns.
 BUGS.skip("turns ignored", "granted in turn", grants, "earlier_turns", iter(()), addition="ordered")
 # A batch that the table contains is not written again.
