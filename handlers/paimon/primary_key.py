@@ -46,8 +46,8 @@ ENGINES: Final = frozenset({"deduplicate", "partial-update", "aggregation"})
 COMMUTATIVE: Final = frozenset({"sum", "product", "min", "max", "bool_and", "bool_or"})
 """Aggregate functions whose result doesn't depend on the order of the values."""
 
-_ROUNDED: Final = frozenset({"FLOAT", "DOUBLE"})
-"""Types whose `sum` and `product` depend on the order, in their last digits."""
+_FLOATS: Final = frozenset({"FLOAT", "DOUBLE"})
+"""Their sums depend on the order, in the last digits. So does what pypaimon makes of NaN, which it compares as Python does."""
 
 
 def first_sequence_number(snapshot: int, turn: int | None = None) -> int:
@@ -81,6 +81,9 @@ class PrimaryKeyTable:
 
     def is_set(self, option: str) -> bool:
         return self.options.get(option, "false").strip().lower() == "true"
+
+    def is_float(self, column: str) -> bool:
+        return self.types.get(column, "").split(" ")[0].upper() in _FLOATS
 
 
 def refusal(table: PrimaryKeyTable) -> str | None:
@@ -138,8 +141,7 @@ def commutes(table: PrimaryKeyTable) -> bool:
 def _commutes(table: PrimaryKeyTable, column: str) -> bool:
     default = table.options.get("fields.default-aggregate-function")
     function = table.options.get(f"fields.{column}.aggregate-function", default)
-    rounded = table.types[column].split(" ")[0].upper() in _ROUNDED and function in ("sum", "product")
-    return function in COMMUTATIVE and not rounded
+    return function in COMMUTATIVE and not table.is_float(column)
 
 
 def missing_columns(table: PrimaryKeyTable, columns: Sequence[str], given: Collection[str]) -> list[str]:

@@ -290,4 +290,6 @@ def _first(rows: DataFrame, fails: Callable[[DataFrame], bool]) -> str:
 
 
 def _is_analysis(java: Any) -> bool:
-    return str(java.getClass().getName()).endswith(".AnalysisException")
+    return str(java.getClass().getName()).endswith(
+        "AnalysisException"
+    )  # there is an ExtendedAnalysisException, too

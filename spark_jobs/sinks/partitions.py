@@ -280,9 +280,13 @@ def _content_query(
     same = {field.column for field in fields if is_key(field, keys, stored)}
     others = {f"key{number}": quoted(key) for number, key in enumerate(keys) if key not in same}
     computed = ", ".join(f"{value} AS {name}" for name, value in {**named, **others}.items())
+    # Not GROUP BY ALL: it is a syntax error where ANSI's keywords are reserved.
     grouped = ", ".join([*named, *others])
-    query = f"SELECT {grouped}, count(*) AS number FROM (SELECT {hint}{computed} FROM {view}) GROUP BY ALL"  # noqa: S608 - names are quoted
+    query = (
+        f"SELECT {grouped}, count(*) AS number FROM (SELECT {hint}{computed} FROM {view}) GROUP BY {grouped}"  # noqa: S608 - names are quoted
+    )
     if keys:
         columns = ", ".join([*named, "max(number) AS most"])
-        query = f"SELECT {columns} FROM ({query}) GROUP BY ALL HAVING most IS NOT NULL"  # noqa: S608 - likewise
+        groups = f" GROUP BY {', '.join(named)}" if named else ""
+        query = f"SELECT * FROM (SELECT {columns} FROM ({query}){groups}) WHERE most IS NOT NULL"  # noqa: S608 - likewise
     return f"{query} LIMIT {MAX_PARTITIONS + 1}"

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 REST = "org.apache.iceberg.rest.RESTTableOperations"
 
+ANY_SCHEMA = "write.spark.accept-any-schema"
+
 NEW_FILES = "new-files"
 """File group of an append's markers. An upsert of the partition overlaps it, another append doesn't."""
 
@@ -170,6 +172,11 @@ class IcebergSink(SparkSink[OpenTable]):
             raise ValueError(
                 f"the table {self._name!r} is now at {location}, and was at {self._uri} when the sink was created: create a new "
                 "sink, so that its writers take the lock of that table"
+            )
+        if self._mode == "upsert" and str(table.java.properties().get(ANY_SCHEMA)).lower() == "true":
+            raise ValueError(
+                f"the table has the property {ANY_SCHEMA}, with which Spark resolves no columns of a MERGE: unset it; "
+                f"table={self.table}"
             )
         if self._mode == "overwrite" and table.older_specs():
             raise ValueError(

@@ -174,10 +174,17 @@ def open_table(
         columns=columns,
         required=frozenset(field.name for field in columns.fields if not field.nullable),
         defaults={
-            field.name: field.metadata[DEFAULT] for field in columns.fields if DEFAULT in field.metadata
+            field.name: _default(schema, field) for field in columns.fields if DEFAULT in field.metadata
         },
         paths=PartitionPaths("iceberg", {field.name: field.path_type for field in fields}),
     )
+
+
+def _default(schema: Any, field: StructField) -> str:
+    """Return the SQL of a column's default. Spark's own text of an instant is another one in another time zone."""
+    if field.dataType.typeName() == "timestamp":
+        return f"timestamp_micros({schema.findField(field.name).writeDefault()})"
+    return str(field.metadata[DEFAULT])
 
 
 def load(spark: SparkSession, name: str) -> Any:

@@ -256,12 +256,22 @@ def require_python_values(rows: Any, table: Any) -> None:
     """Raise `ValueError` if an Arrow table has a date, or a nested text, that Python lacks, where pypaimon needs it.
 
     Needed are partition columns, bucket keys, and all columns of a table with a primary key: pypaimon merges its rows in Python.
-    A text that is not nested is an error only where it is compared, and Python's own.
+    A text that is not nested is an error only where it is compared, and Python's own. A key that Python doesn't order as Java is
+    one, too: the merge then loses and doubles other rows.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     schema = table.table_schema
+    for name in schema.primary_keys:
+        keys = rows.column(name)
+        if pa.types.is_floating(keys.type):
+            negative_zero = pc.equal(pc.divide(1.0, keys), float("-inf"))
+            if pc.any(pc.or_(pc.is_nan(keys), negative_zero)).as_py():
+                raise ValueError(
+                    f"the key column {name!r} has the value NaN or -0.0, beside which pypaimon loses and doubles rows: "
+                    f"correct or drop the row; table={table.table_path}"
+                )
     for name in rows.column_names if schema.primary_keys else {*schema.partition_keys, *schema.bucket_keys}:
         for values, nested in (leaf for chunk in rows.column(name).chunks for leaf in _leaves(chunk)):
             try:

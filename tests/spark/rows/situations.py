@@ -728,4 +728,11 @@ SITUATIONS: dict[str, Situation] = {
         ),
         settings=BERLIN,
     ),
+    "floats as a primary key": _keys("double", "double('NaN')", "double('NaN')", modes=("key",)),
+    "ANSI's reserved words": Situation(
+        "id bigint, `user` int, p string",
+        ("SELECT 1L id, 1 `user`, 'x' p", "SELECT 1L id, 2L `user`, 'x' p"),
+        partitioned_by=("p",),
+        settings=(*ANSI_ON, ("spark.sql.ansi.enforceReservedKeywords", "true")),
+    ),
 }

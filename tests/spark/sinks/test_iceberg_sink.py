@@ -29,7 +29,7 @@ from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.servers.iceberg_catalogs import CatalogProxy, InjectedAnswer, running_nessie
 from tests.servers.s3 import encrypting_s3_server
 from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
-from tests.spark.formats import ICEBERG_FORMAT, JARS, iceberg_name
+from tests.spark.formats import ICEBERG_FORMAT, JARS, iceberg_name, session_settings
 from tests.spark.harness import Harness
 
 pytestmark = [pytest.mark.real]
@@ -169,24 +169,32 @@ def test_a_column_that_is_added_meanwhile_loses_no_row_and_is_kept(
 def test_a_column_that_the_batch_lacks_gets_the_value_that_an_insert_gives_it(
     harness: Harness, spark: SparkSession, table: Table
 ) -> None:
-    """Its default, if the release of Iceberg gives Spark the default. Before 1.9 a column has none."""
-    default = []
+    """Its default, if the release of Iceberg gives Spark the default. Before 1.9 a column has none.
+
+    A default is the same instant in each time zone, also in one that the session gets when the sink is there.
+    """
     if RELEASE >= 9:
         table.alter("SET TBLPROPERTIES ('format-version'='3')")
-        default = [java_type(spark, "org.apache.iceberg.expressions.Expressions").lit(7)]
-    kind = java_type(spark, "org.apache.iceberg.types.Types$IntegerType").get()
-    load(spark, table.name).updateSchema().addColumn("n", kind, "of the batch", *default).commit()
+    literal = java_type(spark, "org.apache.iceberg.expressions.Expressions").lit
+    types = "org.apache.iceberg.types.Types$"
+    number = java_type(spark, f"{types}IntegerType").get()
+    instant = java_type(spark, f"{types}TimestampType").withZone()
+    update = load(spark, table.name).updateSchema()
+    for name, kind, value in (("n", number, 7), ("seen", instant, "2026-01-02T00:30:00+00:00")):
+        update.addColumn(name, kind, "of the batch", *([literal(value)] if RELEASE >= 9 else []))
+    update.commit()
     with suppress(AnalysisException):  # Spark 3.5 refuses a list of columns that isn't complete
         table.sql("INSERT INTO TABLE_ (day, id, note) VALUES (1, 0, 'natively')")
     harness.agent(grant_everything)
     gate = harness.gate()
 
-    for number, mode in enumerate(get_args(Mode), 1):
+    for day, mode in enumerate(get_args(Mode), 1):
         sink = table.sink(mode)
-        gate.foreach_batch(sink, writer=mode)(changes(spark, (number, number, "by the sink")), 0)
+        with session_settings(spark, {"spark.sql.session.timeZone": "Asia/Tokyo"}):
+            gate.foreach_batch(sink, writer=mode)(changes(spark, (day, day, "by the sink")), 0)
 
-    rows = table.sql("SELECT n, note FROM TABLE_")
-    assert len({row.n for row in rows}) == 1
+    rows = table.sql("SELECT n, seen, note FROM TABLE_")
+    assert len({(row.n, row.seen) for row in rows}) == 1
     assert [row.note for row in rows].count("by the sink") == 3
 
 
@@ -824,6 +832,10 @@ def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
         sink.scope(changes(spark, (1, 1, "x"), columns="day int, id long, other string"))
     with pytest.raises(ValueError, match=r"the batch lacks columns \['day'\]"):
         sink.scope(changes(spark, (1, "x"), columns="id long, note string"))
+    table.alter("SET TBLPROPERTIES ('write.spark.accept-any-schema'='true')")
+    with pytest.raises(ValueError, match="Spark resolves no columns of a MERGE: unset it"):
+        sink.scope(changes(spark, (1, 1), columns="day int, id long"))
+    table.alter("UNSET TBLPROPERTIES ('write.spark.accept-any-schema')")
     table.alter("CREATE BRANCH dev")
     with pytest.raises(
         ValueError, match=r"'branch_dev' is a branch, a tag or a time of .* writes the main branch only"

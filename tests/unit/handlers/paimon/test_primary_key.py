@@ -104,7 +104,6 @@ def aggregating(types: dict[str, str] = VALUES, **options: str) -> PrimaryKeyTab
         (True, aggregating(fields__n__aggregate_function="sum", fields__late__aggregate_function="bool_or")),
         (True, aggregating(fields__default_aggregate_function="max")),
         (True, aggregating(fields__default_aggregate_function="product")),
-        (True, aggregating({**VALUES, "n": "DOUBLE"}, fields__default_aggregate_function="min")),
         (True, aggregating({**VALUES, "n": "DECIMAL(9, 2)"}, fields__default_aggregate_function="sum")),
         (False, aggregating(fields__n__aggregate_function="sum")),
         (False, aggregating(fields__default_aggregate_function="last_value")),
@@ -114,6 +113,7 @@ def aggregating(types: dict[str, str] = VALUES, **options: str) -> PrimaryKeyTab
         ),
         (False, aggregating(fields__default_aggregate_function="sum", sequence__field="n")),
         (False, aggregating({**VALUES, "n": "DOUBLE"}, fields__default_aggregate_function="sum")),
+        (False, aggregating({**VALUES, "n": "DOUBLE"}, fields__default_aggregate_function="min")),
         (False, aggregating({**VALUES, "n": "FLOAT NOT NULL"}, fields__default_aggregate_function="product")),
         (False, PrimaryKeyTable(("day",), (), {"fields.default-aggregate-function": "sum"}, VALUES)),
     ],
@@ -122,7 +122,7 @@ def aggregating(types: dict[str, str] = VALUES, **options: str) -> PrimaryKeyTab
 def test_only_functions_for_which_no_order_matters_commute(
     *, expected: bool, aggregated: PrimaryKeyTable
 ) -> None:
-    """A column without a function takes the last value. Sums of binary fractions differ in their last digits."""
+    """A column without a function takes the last value. Floats never do: sums are rounded, and pypaimon doesn't order NaN."""
     assert commutes(aggregated) is expected
 
 

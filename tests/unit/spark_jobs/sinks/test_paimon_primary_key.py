@@ -245,6 +245,22 @@ def test_a_value_that_python_lacks_is_an_error_at_any_depth_of_a_table_with_a_ke
         require_python_values(rows, make(schema, {"primary_keys": ["flight"]}).open())
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+@pytest.mark.parametrize("key", [float("nan"), -0.0])
+def test_a_key_that_pypaimon_orders_otherwise_than_java_is_an_error(
+    make: Make, kind: pa.DataType, key: float
+) -> None:
+    schema = pa.schema([pa.field("flight", kind, nullable=False), pa.field("gate", kind)])
+    table = make(schema, {"primary_keys": ["flight"]}).open()
+
+    def of(*keys: float) -> pa.Table:
+        return pa.table([pa.array(keys, kind), pa.array([key] * len(keys), kind)], schema=schema)
+
+    require_python_values(of(0.0, -1.5, float("inf"), float("-inf")), table)
+    with pytest.raises(ValueError, match=r"column 'flight' has the value NaN or -0\.0"):
+        require_python_values(of(1.0, key), table)
+
+
 def test_rows_for_a_bucket_that_was_not_listed_are_an_error(make: Make) -> None:
     where = make()
     rows = grouped(where, [flight(1)])
