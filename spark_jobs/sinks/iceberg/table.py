@@ -222,7 +222,7 @@ def forget(spark: SparkSession, name: str) -> None:
 
 def _loaded(spark: SparkSession, name: str) -> Any:
     try:
-        return java_type(spark, f"{_ICEBERG}.Spark3Util").loadIcebergTable(spark._jsparkSession, name)
+        table = java_type(spark, f"{_ICEBERG}.Spark3Util").loadIcebergTable(spark._jsparkSession, name)
     except Exception as error:  # py4j's, or PySpark's own
         if any(is_instance(each, "exceptions.RESTException") for each in java_causes(error)):
             raise RuntimeError(
@@ -232,6 +232,9 @@ def _loaded(spark: SparkSession, name: str) -> Any:
             f"no Iceberg table of this name: {name!r}; give catalog.namespace.table of a catalog in the Spark session; "
             f"{java_text(error)}"
         ) from error
+    if is_instance(table, "BaseMetadataTable"):
+        raise ValueError(f"{name!r} is a metadata table, which can't be written: give the table's name")
+    return table
 
 
 def _catalog_and_identifier(spark: SparkSession, name: str) -> Any:

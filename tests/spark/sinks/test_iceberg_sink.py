@@ -827,6 +827,8 @@ def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
 ) -> None:
     with pytest.raises(ValueError, match="no Iceberg table of this name"):
         IcebergSink(f"{table.name}_missing")
+    with pytest.raises(ValueError, match=r"\.snapshots' is a metadata table"):
+        IcebergSink(f"{table.name}.snapshots")
     sink = table.sink()
     with pytest.raises(ValueError, match=r"the table has no columns \['other'\]"):
         sink.scope(changes(spark, (1, 1, "x"), columns="day int, id long, other string"))
