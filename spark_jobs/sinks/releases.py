@@ -30,9 +30,9 @@ _KAFKA: Final = "org.apache.spark:spark-sql-kafka-0-10"
 SPARK: Final = {
     "3.5": Spark("3.5.9", "3.11", "3.3.4", f"{_KAFKA}_2.12:3.5.7"),
     "4.0": Spark("4.0.5", "3.11 to 3.13", "3.4.1", f"{_KAFKA}_2.13:4.0.0"),
-    "4.1": Spark("4.1.4", "3.11 to 3.13", "3.4.2", f"{_KAFKA}_2.13:4.1.1"),
-    "4.2": Spark("4.2.1", "3.11 to 3.13", "3.5.0", f"{_KAFKA}_2.13:4.2.0"),
-    "4.3": Spark("4.3.0", "3.11 to 3.13", "3.5.0", f"{_KAFKA}_2.13:4.2.0"),
+    "4.1": Spark("4.1.4", "3.11 to 3.14", "3.4.2", f"{_KAFKA}_2.13:4.1.1"),
+    "4.2": Spark("4.2.1", "3.11 to 3.14", "3.5.0", f"{_KAFKA}_2.13:4.2.0"),
+    "4.3": Spark("4.3.0", "3.11 to 3.14", "3.5.0", f"{_KAFKA}_2.13:4.2.0"),
 }
 DEFAULT: Final = "4.1"
 """The minor release of Spark that the lock file has."""

@@ -92,15 +92,16 @@ def render() -> str:
 For authors of jobs. Here you find which releases work together. Made by `python -m tests.pages`,
 from the table that also gives the messages and the jars. `make test-releases RELEASE={DEFAULT}` runs the tests of the gate, the
 sinks and the jobs on a row; Spark {DEFAULT} is what `make test` runs. `.ci/run` covers 3.5 and {DEFAULT}, each with the first
-release of a format in its row. On the others, tests of the sinks ran by hand, not all of them.
+release of a format in its row, on Python 3.11.
 
 | Spark | PySpark | Python | `hadoop-aws` | Kafka source | {" | ".join(form.name for form in FORMATS.values())} |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
 "–": the format has no release for this Spark. There, the sink refuses the session with an `UnsupportedSpark` that names the
-releases of Spark which work. `PaimonSink` needs no jar, so it works with each. pip installs the newest PySpark: name that of
-your format too, `pip install '.[spark]' 'pyspark=={DEFAULT}.*'`.
+releases of Spark which work. `PaimonSink` needs no jar, so it works with each, but not on Python 3.14: pypaimon demands
+pyarrow below 20, which has no packages for it. The rest was tried on 3.14 with Spark 4.1. pip installs the newest PySpark:
+name that of your format too, `pip install '.[spark]' 'pyspark=={DEFAULT}.*'`.
 
 | | Spark | `spark.jars.packages` |
 | --- | --- | --- |
