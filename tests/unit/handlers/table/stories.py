@@ -33,6 +33,7 @@ Behind the arrow may also be:
 | `A is active`, `A is gone` | left the transaction in this phase, keeps nothing of it |
 | `A overtaken=0` | left this field of the transaction |
 | `index is empty`, `ledger w is 7`, `needs 2` | left this state; `needs`: the offset from which a replay must begin |
+| `largest is A` | left this transaction as the one whose abort frees most memory |
 | `unchanged` | left the facts as they were at the last `note` |
 | `a replay agrees` | a replay of the log gives the same state |
 """
@@ -56,6 +57,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table import effects
 from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock, Warn
+from lakewarden.handlers.table.memory import largest_transaction
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.world import VERDICTS, World, batch_entry, facts, m, world
 from tests.unit.stories import Language, Story, fits, value
@@ -104,6 +106,7 @@ _FACTS: dict[str, Callable[[World, str], bool]] = {
     "index": lambda w, _: not w.state.footprints.index,
     "unchanged": lambda w, _: facts(w.state) == w.noted,
     "a": lambda w, _: facts(w.rebuilt().state) == facts(w.state),
+    "largest": lambda w, rest: rest == f"is {(found := largest_transaction(w.state)) and found.transaction}",
     "idle": lambda w, _: w.state.idle(),
     "busy": lambda w, _: not w.state.idle(),
 }

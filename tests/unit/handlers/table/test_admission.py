@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from itertools import permutations
 from typing import Any
 
 import pytest
 
-from lakewarden.events import Abort, Admitted, ConflictsLost
+from lakewarden.events import Admitted, ConflictsLost
 from lakewarden.handlers.table.state import MAX_LOST_ON, MAX_LOST_ON_CHARACTERS
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.stories import Story, stories
@@ -93,6 +92,18 @@ a commit request of a queued transaction is granted after its admission
     # A writer that has nothing to compute, such as a metadata change.
     intent A; touch A p/f; intent B p/f queued; lock; request B → nothing
     abandon A → admitted B, granted B
+
+whatever the order of the requests the grants come in the order of the admissions
+    # Upserts of one bucket wait for their turn instead of aborting each other (docs/decisions/0045).
+    where POLICY is first-intent | first-committer
+    where EARLY is True | False
+    where ORDER is request A; request B; request C | request A; request C; request B | request B; request A; request C
+    | request B; request C; request A | request C; request A; request B | request C; request B; request A
+    world policy=POLICY early_detection=EARLY
+    intent A ordered; intent B ordered; intent C ordered; lock; touch A p/bucket-0; touch B p/bucket-0; touch C p/bucket-0; ORDER
+    → A is granted, no abort
+    complete A → granted B, no abort
+    complete B → granted C, no abort
 
 disjoint buckets are granted in the order of the requests
     intent A ordered; intent B ordered; lock; touch A p/bucket-0; touch B p/bucket-1
@@ -406,28 +417,3 @@ def test_an_event_that_changes_nothing_for_others_costs_the_same_however_many_ar
         return counted
 
     assert calls(200) <= calls(10) + 5
-
-
-# The rule `ordered`: upserts of one bucket wait for their turn instead of aborting each other (docs/decisions/0045).
-
-
-@pytest.mark.parametrize("policy", ["first-intent", "first-committer"])
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("order", list(permutations("ABC")), ids="".join)
-def test_whatever_the_order_of_the_requests_the_grants_come_in_the_order_of_the_admissions(
-    order: tuple[str, ...], policy: str, early: bool
-) -> None:
-    w = world(policy=policy, early_detection=early)
-    for name in "ABC":
-        w.intent(name, conflict_rule="ordered")
-    w.lock()
-    for name in "ABC":
-        w.touch(name, m("p/bucket-0"))
-    granted = []
-    for name in order:
-        granted += w.request(name).granted
-    for _ in order:
-        granted += w.complete(granted[-1]).granted
-
-    assert granted == ["A", "B", "C"]
-    assert not [each for each in w.log if isinstance(each, Abort)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from lakewarden.events import ConflictRule, Operation
 from lakewarden.handlers.table.conflicts import conflict_kind, loser_of, operations_conflict, rule_for
 from lakewarden.handlers.table.transactions import Phase, Transaction
-from tests.unit.handlers.table.world import World, m, world
 
 C, A, M, D = "create", "append", "merge", "delete"
 
@@ -162,36 +160,3 @@ def test_a_granted_transaction_is_never_a_victim(phase: Phase) -> None:
     granted = a_transaction("g", phase=Phase.GRANTED)
 
     assert loser_of(granted, replace(a_transaction("o"), phase=phase), {}, 3) is None
-
-
-# Paimon's two kinds of conflict. A snapshot conflict aborts nothing; a files conflict does.
-#
-# See https://paimon.apache.org/docs/master/concepts/concurrency-control/ and `conflicts.py`.
-
-RULE = "deleted-file"
-
-
-def writers(*names: str) -> World:
-    """Return a world in which these writers have open transactions and the agent holds the lock."""
-    w = world()
-    for name in names:
-        w.intent(name, conflict_rule=RULE)
-    return w.lock()
-
-
-@pytest.mark.parametrize("operation", ["create", "append"])
-@pytest.mark.parametrize("order", list(permutations("ABC")), ids="".join)
-def test_append_only_writers_never_conflict_in_any_order_of_commits(
-    order: tuple[str, ...], operation: Operation
-) -> None:
-    """Each commit takes the snapshot id that the others expected. They take the next id, each under its own grant."""
-    w = writers(*"ABC")
-    for name in "ABC":
-        w.touch(name, m("p/bucket-0", operation), m("/bucket-1", operation))
-        assert w.aborted == {}
-
-    for number, name in enumerate(order):
-        w.request(name)
-        assert (w.granted, w.aborted) == ([name], {})
-        w.complete(name, version=str(number))
-        assert w.aborted == {}

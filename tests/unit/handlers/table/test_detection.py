@@ -16,6 +16,19 @@ under deleted file an append does not conflict with appends committed since it b
     touch slow p/b:append → no abort
     request slow → granted slow
 
+under deleted file append-only writers never conflict in any order of commits
+    # Each commit takes the snapshot id that the others expected. They take the next id, each under its own grant. A conflict of
+    # snapshots aborts nothing, see https://paimon.apache.org/docs/master/concepts/concurrency-control/; one of files does.
+    where OPERATION is create | append
+    where ORDER is commits A; commits B; commits C | commits A; commits C; commits B | commits B; commits A; commits C
+    | commits B; commits C; commits A | commits C; commits A; commits B | commits C; commits B; commits A
+    intent A deleted-file; intent B deleted-file; intent C deleted-file; lock
+    touch A p/bucket-0:OPERATION /bucket-1:OPERATION → no abort
+    touch B p/bucket-0:OPERATION /bucket-1:OPERATION → no abort
+    touch C p/bucket-0:OPERATION /bucket-1:OPERATION → no abort
+    ORDER
+    → no abort
+
 under deleted file a partition overwrite conflicts with deletes and not with appends
     intent overwrite deleted-file; intent compaction deleted-file; intent append deleted-file; touch overwrite p/*:delete
     touch append p/new:append → no abort

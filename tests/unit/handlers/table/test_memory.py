@@ -14,7 +14,6 @@ from lakewarden.handlers.table.memory import (
     largest_transaction,
     used_bytes,
 )
-from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import World, m, world
 
@@ -39,6 +38,11 @@ the abort names the setting and may be retried
     # The operator reads it in `explain`; the writer retries when others have ended.
     intent A; touch A p/1; over_budget A 64000000
     → Abort reason=not-allowed retriable=True detail~memory_mb detail~'64 MB', index is empty
+
+the largest open transaction is chosen and never a granted one
+    # The granted one may be publishing.
+    intent A; intent B; intent C; lock; touch A many/1 many/2 many/3; touch B b/1 b/2; touch C c/1; request A → A is granted
+    → largest is B
 
 a transaction that was granted meanwhile is not aborted
     # It was chosen, and then granted by the abort of another one.
@@ -77,18 +81,6 @@ def test_long_names_count_with_their_length() -> None:
     short, long = (used_bytes(world().intent("A").touch("A", m(f"p/{n * 'f'}")).state) for n in (1, 1_000))
 
     assert long - short == 999
-
-
-def test_the_largest_open_transaction_is_chosen_and_never_a_granted_one() -> None:
-    """The granted one may be publishing."""
-    w = world().intent("A").intent("B").intent("C").lock().touch("A", *_many(30))
-    w.touch("B", m("b/1"), m("b/2")).touch("C", m("c/1")).request("A")
-    assert w.phase("A") is Phase.GRANTED
-
-    chosen = largest_transaction(w.state)
-
-    assert chosen is not None
-    assert chosen.transaction == "B"
 
 
 def test_the_oldest_transaction_counts_with_the_landed_ones_that_are_kept_for_it() -> None:

@@ -9,8 +9,6 @@ from hypothesis import given, strategies as st
 
 from lakewarden.events import Abort, CommitCompleted, Marker
 from lakewarden.handlers.table.invariants import check_invariants
-from lakewarden.handlers.table.memory import largest_transaction
-from lakewarden.handlers.table.step_context import FORGOTTEN
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import World, facts, m, world
@@ -98,6 +96,11 @@ queued and protected writers wait behind an observed transaction
     intent C writer=w → no admission
     land hudi:a → admitted C
     abandon C → admitted B
+
+at the memory budget the largest observed transaction is forgotten
+    intent A; observe hudi:a; touch hudi:a p/1 p/2 → largest is hudi:a
+    over_budget hudi:a 1000000 → Abort transaction=hudi:a detail~'the agent no longer tracks this observed transaction'
+    touch A p/1 → no abort
 
 the commit of a forgotten transaction counts
     intent A; observe hudi:a; over_budget hudi:a 1000000; touch A p/f; land hudi:a p/f → aborted A conflict
@@ -195,18 +198,6 @@ after an incomplete log an observed transaction stays open
 @pytest.mark.parametrize("story", stories(STORIES, observe=observe, land=land), ids=str)
 def test_conflicts_with_observed_transactions(story: Story) -> None:
     story.play()
-
-
-def test_at_the_memory_budget_the_largest_observed_transaction_is_forgotten() -> None:
-    w = observe(world().intent("A")).touch(HUDI, *(m(f"p/{n}") for n in range(9)))
-    excess = largest_transaction(w.state)
-    assert excess is not None
-    assert excess.transaction == HUDI
-
-    w.over_budget(HUDI, 1_000_000)
-
-    assert (w.one(Abort).detail or "").startswith(FORGOTTEN)
-    assert w.touch("A", m("p/1")).aborted == {}
 
 
 # -- any order of events
