@@ -7,30 +7,24 @@
 | Hadoop's configuration class | the jars of pyspark |
 
 Nessie is its own program, `nessie-quarkus`. It lists the newest snapshot of a table only, without a parent. The jars
-are kept in the cache, in a folder per version. `CatalogProxy` stands before any of them.
+are kept in the cache, in a folder per version.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import platform
-import re
 import signal
 import socket
 import subprocess
 import tarfile
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lakewarden.agent.embedded.iceberg_rest import JVM, VERSION, answers, pyspark_jars, server
 from lakewarden.agent.embedded.jars import Library, downloaded
@@ -75,9 +69,9 @@ _NESSIE_JAVA: Final = 21
 def running_rest_catalog(folder: Path, properties: Mapping[str, str]) -> Iterator[str]:
     """Run a server, and yield its URI. `properties` are those of the catalog behind it, whose tables are named in `folder`."""
     port, log = free_port(), folder / "rest-catalog.log"
-    with _running(
-        *server(folder, port, properties, [downloaded(_MORE)]), log, f"http://127.0.0.1:{port}"
-    ) as uri:
+    uri = f"http://127.0.0.1:{port}"
+    command, environment = server(folder, port, properties, [downloaded(_MORE)])
+    with _running(command, log, lambda: answers(uri), environment):
         yield uri
 
 
@@ -119,7 +113,8 @@ def running_nessie(
     }
     options = [f"-D{name}={value}" for name, value in settings.items()]
     command = [str(newest_java(_NESSIE_JAVA)), *JVM[1:], "-Xmx512m", *options, "-jar", str(jar)]
-    with _running(command, {}, folder / "nessie.log", f"http://127.0.0.1:{port}/iceberg") as uri:
+    uri = f"http://127.0.0.1:{port}/iceberg"
+    with _running(command, folder / "nessie.log", lambda: answers(uri)):
         yield uri
 
 
@@ -141,12 +136,8 @@ def running_hive_metastore(folder: Path) -> Iterator[str]:
     program.write_text(_METASTORE)
     command = [str(find_java()), *JVM, *(f"-D{key}={value}" for key, value in properties.items())]
     command += ["-cp", f"{pyspark_jars()}/*", str(program), "-p", str(port)]
-    process = spawn(command, {}, log)
-    try:
-        _wait_until(lambda: _listens(port), process, log)
+    with _running(command, log, lambda: _listens(port)):
         yield f"thrift://127.0.0.1:{port}"
-    finally:
-        stop(process)
 
 
 @contextmanager
@@ -200,104 +191,6 @@ def _postgresql() -> Path:
     return home
 
 
-@dataclass(slots=True)
-class InjectedAnswer:
-    """The answers that clients get from a commit on, instead of the server's."""
-
-    status: int | None
-    """None: the connection is closed without an answer."""
-    took_place: bool
-    """Whether the server has committed."""
-    requests: int = 1
-    """How many are answered so: the commit, and whatever comes next."""
-
-
-class CatalogProxy(ThreadingHTTPServer):
-    """A proxy before a REST catalog. It gives a test's answers instead of the server's."""
-
-    daemon_threads = True
-    _COMMIT: Final = re.compile(r".*/namespaces/[^/]+/tables/[^/]+")
-
-    def __init__(self, server: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self._address, _, self._path = server.removeprefix("http://").partition("/")
-        self.uri = f"http://127.0.0.1:{self.server_port}/{self._path}".rstrip("/")
-        self._answer: InjectedAnswer | None = None
-        self.injected = 0
-        """How often it was given."""
-        self.asked: list[str] = []
-        """The methods of the requests, in their order."""
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def running(self) -> Iterator[CatalogProxy]:
-        thread = threading.Thread(target=self.serve_forever, name="catalog-proxy", daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.shutdown()
-            thread.join()
-            self.server_close()
-
-    def inject(self, answer: InjectedAnswer | None) -> None:
-        """Answer so from the next commit of a table on."""
-        self._answer, self.injected = answer, 0
-
-    def answer_for(self, method: str, path: str) -> InjectedAnswer | None:
-        """Return the answer to a request, None for the server's."""
-        with self._lock:
-            self.asked.append(method)
-            answer, is_commit = self._answer, method == "POST" and self._COMMIT.fullmatch(path) is not None
-            if answer is None or not (self.injected or is_commit) or self.injected == answer.requests:
-                return None
-            self.injected += 1
-            return answer if self.injected == 1 else replace(answer, took_place=False)
-
-    def forwarded(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._address)
-        try:
-            kept = {name: value for name, value in headers.items() if name not in {"Connection", "Upgrade"}}
-            connection.request(
-                method, path, body, {**kept, "Host": self._address, "Accept-Encoding": "identity"}
-            )
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: CatalogProxy
-
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        injected = self.server.answer_for(self.command, self.path)
-        status, answer = 0, b""
-        if injected is None or injected.took_place:
-            status, answer = self.server.forwarded(self.command, self.path, dict(self.headers), body)
-        if injected is not None:
-            assert not injected.took_place or status == 200, answer
-            if injected.status is None:
-                self.close_connection = True
-                return
-            error = {"message": "the proxy's", "type": "of the proxy", "code": injected.status}
-            status, answer = injected.status, json.dumps({"error": error}).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        if status != 204:
-            self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer)
-
-    do_GET = do_HEAD = do_POST = do_DELETE = _answer  # noqa: N815 - of the library
-
-    def log_message(self, format: str, *_: Any) -> None:  # noqa: A002 - of the library
-        """Log nothing."""
-
-
 def newest_java(at_least: int) -> Path:
     """Return the `java` that runs programs of that version: the usual one, or another of this machine."""
     homes = [
@@ -312,11 +205,13 @@ def newest_java(at_least: int) -> Path:
 
 
 @contextmanager
-def _running(command: list[str], environment: Mapping[str, str], log: Path, uri: str) -> Iterator[str]:
-    process = spawn(command, environment, log)
+def _running(
+    command: list[str], log: Path, is_ready: Callable[[], bool], environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    process = spawn(command, environment or {}, log)
     try:
-        _wait_until(lambda: answers(uri), process, log)
-        yield uri
+        _wait_until(is_ready, process, log)
+        yield
     finally:
         stop(process)
 

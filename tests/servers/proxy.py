@@ -125,13 +125,20 @@ class Cut:
 
 @dataclass(slots=True)
 class Refusal:
-    """Requests that get an error as their answer, and never reach the server."""
+    """Requests that get another answer than the server's. They never reach it, unless the first one takes place."""
 
     request: re.Pattern[bytes]
     """Matched against the head of a request."""
-    status: int
+    status: int | None
+    """None: the connection is closed without an answer."""
     times: int
+    body: str = ""
+    takes_place: bool = False
+    later: re.Pattern[bytes] | None = None
+    """Matched instead, once a request has been refused."""
     refused: int = 0
+    hidden: bytes = b""
+    """The server's answer to the first one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -240,11 +247,6 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
-    def cpu_seconds(self) -> float:
-        """CPU time of the proxy since its start."""
-        assert self._thread.ident is not None
-        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
-
     def arm(self, cut: Cut) -> None:
         """Cut the network at the next request that matches, once."""
         self._armed = cut
@@ -346,7 +348,11 @@ class Proxy:
             refusal.refused += 1
             if refusal.refused == refusal.times:
                 self._refusal = None
-            await self._send(connection, _error(refusal.status))
+            refusal.request = refusal.later or refusal.request
+            if refusal.takes_place and refusal.refused == 1:
+                refusal.hidden = await self._whole_answer(request)
+            if refusal.status is not None:
+                await self._send(connection, _answer(refusal.status, refusal.body))
             return False
         if (fault := self._draw()) is not None:
             self.injected[fault] += 1
@@ -478,9 +484,12 @@ def _wire_address(port: int) -> bytes:
     return b"127.0.0.1" + struct.pack(">i", port)
 
 
-def _error(status: int, code: str = "") -> bytes:
-    body = (
-        f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>" if code else ""
+def _error(status: int, code: str) -> bytes:
+    return _answer(
+        status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>"
     )
+
+
+def _answer(status: int, body: str) -> bytes:
     head = f"HTTP/1.1 {status} Injected\r\ncontent-type: application/xml\r\ncontent-length: {len(body)}\r\n"
     return f"{head}connection: close\r\n\r\n{body}".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
@@ -26,7 +27,8 @@ from lakewarden.spark_jobs.sinks.iceberg.table import LastCommit, ancestors, loa
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.releases import ICEBERG, release_of
 from lakewarden.spark_jobs.sinks.upsert import Mode
-from tests.servers.iceberg_catalogs import CatalogProxy, InjectedAnswer, running_nessie
+from tests.servers.iceberg_catalogs import running_nessie
+from tests.servers.proxy import Proxy, Refusal
 from tests.servers.s3 import encrypting_s3_server
 from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
 from tests.spark.formats import ICEBERG_FORMAT, JARS, iceberg_name, session_settings
@@ -586,10 +588,17 @@ def test_with_a_jdbc_catalog_a_foreign_commit_and_a_replayed_batch_are_found(
 
 
 @pytest.fixture(scope="module")
-def rest(catalog_options: Callable[[str], dict[str, str]]) -> Iterator[CatalogProxy]:
+def rest(catalog_options: Callable[[str], dict[str, str]]) -> Iterator[Proxy]:
     """A proxy before Iceberg's REST server."""
-    with CatalogProxy(catalog_options("rest")["uri"]).running() as proxy:
+    with Proxy(catalog_options("rest")["uri"]) as proxy:
         yield proxy
+
+
+def refused_commit(status: int | None, *, takes_place: bool, times: int = 1) -> Refusal:
+    """The commit of a table gets this answer, and so does whatever comes next."""
+    commit = re.compile(rb"POST [^ ]*/namespaces/[^/ ]+/tables/[^/ ]+ ")
+    body = json.dumps({"error": {"message": "the proxy's", "type": "of the proxy", "code": status}})
+    return Refusal(commit, status, times, body, takes_place, later=re.compile(b""))
 
 
 STATUSES = [409, 400, 401, 403, 419, 500, 502, 503, 504, None]
@@ -611,23 +620,24 @@ def test_whatever_a_rest_catalog_answers_the_table_shows_whether_the_batch_is_co
     harness: Harness,
     spark: SparkSession,
     tmp_path: Path,
-    rest: CatalogProxy,
+    rest: Proxy,
     status: int | None,
     took_place: bool,
     mode: Mode,
 ) -> None:
     """Each row is there once, and so are the snapshot's files. Older clients repeat the request after some answers."""
-    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.endpoint})
     table.append((1, 1, "old"), (2, 2, "old"))
     harness.agent(grant_everything)
     sink = table.sink(mode)
     write = harness.gate().foreach_batch(sink, writer="w")
-    rest.inject(InjectedAnswer(status, took_place))
 
-    for note in ("new", "replayed"):
-        write(changes(spark, (1, 1, note)), 0)
+    with rest.refusing(refused_commit(status, takes_place=took_place)) as refusal:
+        for note in ("new", "replayed"):
+            write(changes(spark, (1, 1, note)), 0)
 
-    assert rest.injected == 1
+    assert refusal.refused == 1
+    assert refusal.hidden.startswith(b"HTTP/1.1 200 ") == took_place
     old = [(1, 1, "old")] if mode == "append" else []
     assert table.rows() == [(1, 1, "new"), *old, (2, 2, "old")]
     assert table.operations() == ["append", "append" if mode == "append" else "overwrite"]
@@ -638,22 +648,23 @@ def test_whatever_a_rest_catalog_answers_the_table_shows_whether_the_batch_is_co
 
 @pytest.mark.wide
 def test_a_token_that_expires_in_the_middle_is_named_and_the_batch_is_committed_once(
-    harness: Harness, spark: SparkSession, tmp_path: Path, rest: CatalogProxy
+    harness: Harness, spark: SparkSession, tmp_path: Path, rest: Proxy
 ) -> None:
     """The swap took place. Neither its answer nor the table can be read until the token is renewed."""
-    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.endpoint})
     harness.agent(grant_everything)
     write = harness.gate().foreach_batch(IcebergSink(table.name), writer="w", max_attempts=1)
-    rest.inject(InjectedAnswer(401, took_place=True, requests=1_000))
 
-    with pytest.raises(
-        OutcomeUnknown, match=r"may have reached the table: .*NotAuthorizedException: .*the proxy's"
-    ) as caught:
-        write(changes(spark, (1, 1, "new")), 0)
-    assert "Traceback" not in str(caught.value)
-    with pytest.raises(RuntimeError, match=r"didn't load the table: NotAuthorizedException: .*the proxy's"):
-        write(changes(spark, (1, 1, "new")), 0)
-    rest.inject(None)
+    with rest.refusing(refused_commit(401, takes_place=True, times=1_000)):
+        with pytest.raises(
+            OutcomeUnknown, match=r"may have reached the table: .*NotAuthorizedException: .*the proxy's"
+        ) as caught:
+            write(changes(spark, (1, 1, "new")), 0)
+        assert "Traceback" not in str(caught.value)
+        with pytest.raises(
+            RuntimeError, match=r"didn't load the table: NotAuthorizedException: .*the proxy's"
+        ):
+            write(changes(spark, (1, 1, "new")), 0)
     write(changes(spark, (1, 1, "new")), 0)
 
     assert table.rows() == [(1, 1, "new")]
@@ -664,19 +675,19 @@ def test_a_token_that_expires_in_the_middle_is_named_and_the_batch_is_committed_
 @pytest.mark.wide
 @pytest.mark.parametrize(("mode", "looks"), [("append", 5), ("upsert", 6), ("overwrite", 6)])
 def test_a_batch_asks_a_rest_catalog_a_few_times_for_its_table(
-    *, harness: Harness, spark: SparkSession, tmp_path: Path, rest: CatalogProxy, mode: Mode, looks: int
+    *, harness: Harness, spark: SparkSession, tmp_path: Path, rest: Proxy, mode: Mode, looks: int
 ) -> None:
     """Before the catalog's commit. Iceberg's own MERGE asks twice."""
-    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.endpoint})
     harness.agent(grant_everything)
     sink = table.sink(mode)
     write = harness.gate().foreach_batch(sink, writer="w")
     write(changes(spark, (1, 1, "old")), 0)
-    rest.asked.clear()
+    rest.requests.clear()
 
     write(changes(spark, (1, 1, "new")), 1)
 
-    assert Counter(rest.asked) == {"GET": looks, "POST": 1}
+    assert rest.requests == {"GET": looks, "POST": 1}
 
 
 @pytest.mark.parametrize(
@@ -792,10 +803,10 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
 
 @pytest.mark.wide
 def test_whole_statements_are_refused_in_a_rest_catalog(
-    spark: SparkSession, tmp_path: Path, rest: CatalogProxy, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, rest: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(release, "ICEBERG", WITHOUT_HOOK)
-    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.uri})
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog={"type": "rest", "uri": rest.endpoint})
 
     with pytest.raises(
         UnsupportedSpark,
