@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from lakewarden.events import BatchCommitted, LedgerEventUnion
-from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, Ledger, batch_of
+from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, batch_of
 from lakewarden.handlers.table.machine import restore, take_entry
 from tests.unit.events.building import made
 from tests.unit.handlers.table.stories import Story, stories
-from tests.unit.handlers.table.world import TABLE, World, world
+from tests.unit.handlers.table.world import TABLE, World, ledger_of, world
 
 # -- abort-requested -----------------------------------------------------------------------------------------------------
 
@@ -148,9 +148,7 @@ def entry(batch_id: int | None, corrected_at: int | None = None, transaction: st
 
 def in_force(records: list[BatchCommitted]) -> tuple[LedgerEventUnion, bool]:
     """The entry in force, and whether it is the last one."""
-    ledger = Ledger()
-    for record in records:
-        ledger.add(record)
+    ledger = ledger_of(*records)
     selected = InForce()
     found = [each for each in map(selected.replaces, records) if each is not None][-1]
     assert ledger.tables[TABLE].batches == {"w": batch_of(cast("BatchCommitted", found))}
@@ -186,9 +184,7 @@ def test_a_batch_of_the_ledger_is_read_back_as_it_was() -> None:
 
 def test_a_corrected_writer_is_recorded_in_a_new_topic_and_can_be_corrected_there() -> None:
     """Its correction is at offset 60 of a topic that exists no more. Commits below that offset weren't recorded, for good."""
-    ledger = Ledger()
-    for record in (entry(900), entry(5, 60)):
-        ledger.add(record)
+    ledger = ledger_of(entry(900), entry(5, 60))
     assert ledger.last_correction() == Correction(60, "e60")
     ledger.drop_offsets()
     assert list(ledger.to_repeat) == [("batch-committed", TABLE, "w")]
@@ -211,8 +207,7 @@ def test_a_correction_that_the_log_still_has_is_applied_again_by_the_replay() ->
     live = committed(7).correct("w", 5)
     known = live.state.ledger["w"].correction
     assert known is not None
-    ledger = Ledger()
-    ledger.add(entry(5, known.offset).model_copy(update={"correction": known.event_id}))
+    ledger = ledger_of(entry(5, known.offset).model_copy(update={"correction": known.event_id}))
     ledger.drop_offsets()
     w = world()
     restore(w.state, ledger.tables[TABLE])

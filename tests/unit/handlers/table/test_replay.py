@@ -13,7 +13,7 @@ from lakewarden.events import (
     LedgerRecord,
     Marker,
 )
-from lakewarden.handlers.table.ledger import CommittedBatch, Ledger, LedgerEntries, losses_entry
+from lakewarden.handlers.table.ledger import CommittedBatch, LedgerEntries, losses_entry
 from lakewarden.handlers.table.machine import (
     EntryTaken,
     Tick,
@@ -28,7 +28,7 @@ from lakewarden.handlers.table.state import MAX_CLOSED
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.events.building import made, partition_taken
 from tests.unit.handlers.table.stories import Story, stories
-from tests.unit.handlers.table.world import World, batch_entry, m, world
+from tests.unit.handlers.table.world import World, batch_entry, ledger_of, m, world
 
 STORIES = """
 
@@ -170,16 +170,9 @@ def restore_losses(w: World, writer: str, losses: int, lost_on: tuple[Marker, ..
 
 def _in_force(records: list[LedgerRecord]) -> tuple[int, bool]:
     """The losses in force of the only writer, and whether they must be recorded again."""
-    ledger = _folded(records)
+    ledger = ledger_of(*records)
     found = [losses for entries in ledger.tables.values() for _, losses, _ in entries.losses()]
     return (found[0] if found else 0), bool(ledger.to_repeat)
-
-
-def _folded(records: list[LedgerRecord]) -> Ledger:
-    ledger = Ledger()
-    for record in records:
-        ledger.add(record)
-    return ledger
 
 
 def test_another_agents_entry_makes_the_owner_record_its_own_again() -> None:
@@ -214,7 +207,7 @@ def test_another_agents_batch_that_is_not_smaller_counts_and_is_not_recorded_aga
 
 def test_the_largest_batch_in_the_ledger_counts_whichever_agent_recorded_it() -> None:
     """The commit is a fact, even if the agent that read its completion no longer owned the partition."""
-    ledger = _folded([partition_taken("new"), _batch(7), _batch(6)])
+    ledger = ledger_of(partition_taken("new"), _batch(7), _batch(6))
 
     assert ledger.tables["s3://lake/t"].batches == {"w": CommittedBatch(7, "T", None)}
     assert list(ledger.to_repeat) == [("batch-committed", "s3://lake/t", "w")]
@@ -242,14 +235,7 @@ def _batch(batch_id: int) -> BatchCommitted:
 
 
 def _losses(losses: int, term: str, transaction: str = "") -> ConflictsLost:
-    return made(
-        ConflictsLost,
-        event_id=f"{losses}-{term}",
-        table="s3://lake/t",
-        transaction=transaction,
-        losses=losses,
-        term=term,
-    )
+    return made(ConflictsLost, table="s3://lake/t", transaction=transaction, losses=losses, term=term)
 
 
 @pytest.mark.parametrize("intents", [10, 3 * MAX_POSITIONS])

@@ -26,6 +26,7 @@ from lakewarden.events import (
     DecisionEventUnion,
     GrantRenewed,
     LedgerCorrected,
+    LedgerRecord,
     Marker,
     MarkerCreated,
     Operation,
@@ -34,7 +35,7 @@ from lakewarden.events import (
     WriterHeartbeat,
 )
 from lakewarden.handlers.table.effects import Effect
-from lakewarden.handlers.table.ledger import CommittedBatch, Correction
+from lakewarden.handlers.table.ledger import CommittedBatch, Correction, Ledger
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import (
     EventRead,
@@ -284,6 +285,14 @@ def batch_entry(
 ) -> BatchCommitted:
     """Return the ledger entry of a batch as the core makes it."""
     return CommittedBatch(batch_id, transaction, version, correction).to_entry(TABLE, writer)
+
+
+def ledger_of(*records: LedgerRecord) -> Ledger:
+    """Return the ledger of a partition with these records."""
+    ledger = Ledger()
+    for record in records:
+        ledger.add(record)
+    return ledger
 
 
 def facts(state: TableState) -> dict[str, object]:
