@@ -1,7 +1,5 @@
 """The states of an owner's tables, also of those that it has forgotten and knows from the ledger only."""
 
-from __future__ import annotations
-
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.handlers.table.state import TableState
 

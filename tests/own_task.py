@@ -1,7 +1,5 @@
 """Context managers for fixtures: pytest-asyncio runs the two halves of a fixture in two tasks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

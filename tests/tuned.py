@@ -1,7 +1,5 @@
 """Settings of a test, in which what a user can't set may have other values: durations that follow from a lease, and constants."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lakewarden.agent.settings import Settings

@@ -1,7 +1,5 @@
 """Waiting for another task, thread or process: look until it holds. The bound ends a test that hangs, and measures nothing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The steps of a transaction, and its bar on a time line: of the page, and of the demo's picture. Times are in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

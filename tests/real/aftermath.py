@@ -4,8 +4,6 @@ The checks use the log, the evidence of the writers with times on CLOCK_MONOTONI
 log may contain records of strangers (`strangers.py`); what counts of them is decided by the rules of docs/protocol.md.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter, defaultdict

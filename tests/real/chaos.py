@@ -3,8 +3,6 @@
 Each process records what it does. `tests/real/locks/test_lock_chaos.py` states the properties, `evidence.py` checks them.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -17,8 +17,6 @@ Commands on stdin, one per line: `long` extends the next publish until it is sto
 current batches.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """Fixtures: tables with locks on the local disk and on S3, and a world with faults on every side."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import AsyncIterator

@@ -3,8 +3,6 @@
 This file shares no code with the product, and requests nothing from an agent.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 `tests/real/serving/test_scale_out.py` states the properties.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -21,8 +21,6 @@ The evidence has two JSON objects per lock, with times on CLOCK_MONOTONIC: `{"fr
 renewed nor released, as if the heartbeat thread had died. SIGTERM ends the process after its current lock.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

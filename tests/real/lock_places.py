@@ -1,7 +1,5 @@
 """Tables and lock objects on the local disk and on S3 for tests of `lakewarden lock`, read and written without the product."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

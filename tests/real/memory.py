@@ -1,7 +1,5 @@
 """Whether the memory of processes levels off. Only growth over the run is judged, so a busy machine changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from statistics import median
 

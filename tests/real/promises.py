@@ -6,8 +6,6 @@ a completion, if it names a grant of its transaction. A decision counts if it na
 is in their partition.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Replays a real log with the production code: from the beginning, and from committed checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AsyncExitStack

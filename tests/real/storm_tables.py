@@ -4,8 +4,6 @@ The append of one short line is atomic, even if its writer is killed. The table 
 publishes at once: the tests check whether these happen.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass

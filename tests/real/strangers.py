@@ -7,8 +7,6 @@ On the tables of others a stranger may do what any writer may: open transactions
 then falls silent. So these tables are delayed, and their writers go on once the stranger's transaction was lost or has lapsed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

@@ -1,7 +1,5 @@
 """The Java classes in the wheel are those of the sources beside them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.servers.java_classes import OF_SINKS, JavaClasses

@@ -1,7 +1,5 @@
 """`lakewarden lock audit`, on the log of a real agent and on logs that no agent should write."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import uuid

@@ -3,8 +3,6 @@
 All checks use evidence from outside of the agents. None depends on the speed of the machine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 

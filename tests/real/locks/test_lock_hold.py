@@ -1,7 +1,5 @@
 """`lakewarden lock hold`: acquire the lock, run a command under it, release it."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`lakewarden lock probe`, `show` and `release`: output and exit codes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import datetime

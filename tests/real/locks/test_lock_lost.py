@@ -1,7 +1,5 @@
 """A holder that loses its lock, is suspended or is killed: what becomes of its command."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 With a real agent, real writers, a real Kafka, and a fault proxy in front of a real store.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

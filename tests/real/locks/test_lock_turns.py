@@ -4,8 +4,6 @@ The agents are members of one group, each with its own partition, store client a
 counts the requests of each agent. Without the audit event, an agent would read the object again only after ten minutes.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A log that has lost its beginning, got more partitions, or lost a topic."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from aiokafka import TopicPartition

@@ -1,7 +1,5 @@
 """Kafka is not up yet, or goes down and comes back, while the agent runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Events, locks and stores that the agent refuses. Everything else continues."""
 
-from __future__ import annotations
-
 import base64
 import json
 import signal

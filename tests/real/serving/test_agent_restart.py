@@ -1,7 +1,5 @@
 """A restart, a crash or a second agent changes nothing for the writers."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,7 +1,5 @@
 """The agent's decisions about transactions, over a real broker. The rules: `tests/unit/handlers/table/`."""
 
-from __future__ import annotations
-
 import pytest
 
 from lakewarden.events import (

@@ -1,7 +1,5 @@
 """Every connection to Kafka names its client, so that an operator can set a quota for each kind of client."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A writer that exceeds the limits harms only its own table, neither the other tables of its partition nor the agent."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 

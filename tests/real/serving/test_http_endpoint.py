@@ -1,7 +1,5 @@
 """The agent's HTTP endpoint, on agents as processes: with Kafka, without it, and where the port is in use."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Kafka loses records that the agent needs: it is noticed, logged, shown, and no transaction of before is granted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -3,8 +3,6 @@
 Certificates, passwords and tokens are rotated while the agent and a writer run.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

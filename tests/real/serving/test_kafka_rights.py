@@ -3,8 +3,6 @@
 The broker has Kafka's own authorizer, which denies what no rule allows. Each case has a user of its own.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -4,8 +4,6 @@ A refusal ends the agent, because only an operator can resolve it. The agent wai
 (`test_agent_outage.py`). The writer's client fails within its own timeout in both cases.
 """
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing

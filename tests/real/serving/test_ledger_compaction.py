@@ -3,8 +3,6 @@
 No agent takes it for a loss (docs/decisions/0050-a-lost-ledger.md): compaction doesn't move the beginning of the topic.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import anyio

@@ -1,7 +1,5 @@
 """Kafka fails while writers with the product's client begin, wait for a grant or publish. No writer commits without a grant."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Agents that join, leave and restart: which partitions move."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 

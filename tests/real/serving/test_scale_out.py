@@ -5,8 +5,6 @@ agent. `LAKEWARDEN_TEST_STORM_SECONDS` is the least length of the faults (defaul
 random choices of a run that has printed it.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ grants, locks, priorities and counters to the topic `writers`. `LAKEWARDEN_TEST_
 `make soak` takes 600). `LAKEWARDEN_TEST_CHAOS_SEED` repeats the random choices of a run that has printed it.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

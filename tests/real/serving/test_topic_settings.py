@@ -1,7 +1,5 @@
 """The topics have the settings that the promises rest on, or the agent warns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Records in `decisions` that can't be decoded: agents and writers log and count them. A take-over refuses what is newer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

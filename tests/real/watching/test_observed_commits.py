@@ -1,7 +1,5 @@
 """`lakewarden watch` with a real agent, and tables that show commits only, on a local disk and on an S3 server."""
 
-from __future__ import annotations
-
 import pytest
 
 from lakewarden.agent.operators.explain import explain

@@ -1,7 +1,5 @@
 """A watcher and real REST servers: tables registered there, and commits made by the protocol's own requests."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error

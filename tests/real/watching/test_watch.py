@@ -1,7 +1,5 @@
 """`lakewarden watch` with a real broker, a real agent, and files that Hudi wrote, on a local disk and on an S3 server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Agents with the setting `watch`, as processes, and files that Hudi wrote, on a local disk and on an S3 server (decision 54)."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

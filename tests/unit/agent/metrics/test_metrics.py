@@ -1,7 +1,5 @@
 """The names and labels of all metrics, how the ends of sessions are named, and what is counted of one table and its lock."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any

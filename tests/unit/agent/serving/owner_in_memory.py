@@ -1,7 +1,5 @@
 """The owner of one partition in memory: its log, and what is sent to it. It needs no Kafka, no store and no event loop."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
