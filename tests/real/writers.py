@@ -1,11 +1,12 @@
 """Writers, a consumer of all topics, and agents, for tests over a real broker.
 
-The writers implement the protocol with the events package and aiokafka. They don't use the product's client.
+The writers implement the protocol with the events package and aiokafka. The product's client is `World.gate`.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -47,8 +48,12 @@ from lakewarden.events import (
 )
 from lakewarden.events.access import partition_of, stop_client
 from lakewarden.events.decision import counts
+from lakewarden.handlers.lease.lock_object import LockRecord, parse
+from lakewarden.spark_jobs.commit_gate import CommitGate
+from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from tests.kafka_fixture import committed_offsets, read_to_end
 from tests.processes import AgentProcess, run_command
+from tests.real import promises
 from tests.tuned import tuned
 from tests.waiting import PATIENCE_SECONDS
 
@@ -112,6 +117,11 @@ class World:
         place = self.settings().placement().location(table or self.table, hudi=False)
         return Path(getattr(place, "uri", "").removeprefix("file://"))
 
+    def lock_record(self, table: str | None = None) -> LockRecord:
+        record = parse(self.lock_object(table).read_bytes())
+        assert isinstance(record, LockRecord)
+        return record
+
     def values(self, **more: Any) -> dict[str, Any]:
         """The settings of an agent as keyword arguments."""
         return {
@@ -161,6 +171,11 @@ class World:
         done = await self.run(*arguments)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
+
+    def gate(self, servers: str | None = None, **options: Any) -> CommitGate:
+        """The product's client. It waits for a busy machine."""
+        patience = dict.fromkeys(("admission_timeout_seconds", "send_timeout_seconds"), PATIENCE_SECONDS)
+        return CommitGate(servers or self.bootstrap_servers, topic_prefix=self.prefix, **patience | options)
 
     def writer(self, name: str, table: str | None = None) -> Writer:
         """A new transaction of the writer `name`; nothing is sent yet."""
@@ -242,6 +257,11 @@ class World:
             ]
             for topic in topics
         }
+
+    async def transactions(self) -> dict[promises.Id, promises.TransactionLog]:
+        """All transactions in the log, for `promises.check`."""
+        log, topics = await self.read_log(), self.settings().topics
+        return promises.transactions(log[topics.writers], log[topics.decisions])
 
     async def committed(self) -> dict[int, tuple[int, dict[str, Any]]]:
         """The group's committed offsets and metadata, by partition."""
@@ -366,6 +386,16 @@ async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: An
     finally:
         await stop_client(consumer)  # aiokafka's own `stop` may cancel the calling task
         await stop_client(producer)
+
+
+def commit_through(gate: CommitGate, table: str, batch_id: int = 1) -> None:
+    """Commit a batch of the writer `w`, whose driver and executor touch a file group each."""
+    with gate.transaction(table=table, writer="w", batch_id=batch_id) as txn:
+        txn.touch("p", "from-the-driver", "merge")
+        channel: ExecutorChannel = pickle.loads(pickle.dumps(txn.executor_channel()))  # noqa: S301 - its own bytes
+        channel.touch("p", "from-an-executor", "merge")
+        with txn.commit() as grant:
+            grant.version = "1"
 
 
 def markers(*file_groups: str, operation: Operation = "merge", partition: str = "p") -> tuple[Marker, ...]:

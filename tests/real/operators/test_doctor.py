@@ -1,6 +1,6 @@
 """`lakewarden doctor` on a real Kafka and a real S3 server, and once with each failure that needs no access control.
 
-Passwords and rights are in `tests/real/serving/test_kafka_security.py` and `test_kafka_rights.py`, where the guarded brokers are.
+Passwords and rights: `test_kafka_authentication.py` and `test_kafka_rights.py` in `serving/`, where the guarded brokers are.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.events import Abort, Admitted, CommitGranted, LockAcquired
 from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
-from tests.real.promises import check, transactions
+from tests.real.promises import check
 from tests.real.writers import World, world
 
 pytestmark = [pytest.mark.real, *TAKES_KAFKA_AWAY]
@@ -49,9 +49,7 @@ async def test_an_agent_logs_an_outage_of_kafka_and_continues_after_it(tmp_path:
                 await after.touch("x")
                 await after.obtain_grant()
 
-            log = await scene.read_log()
-            topics = scene.settings().topics
-            check(transactions(log[topics.writers], log[topics.decisions]))
+            check(await scene.transactions())
             assert len(scene.events(Admitted)) == len(scene.events(CommitGranted)) == 2
             assert scene.events(Abort, before.mine) == []
 
@@ -76,8 +74,7 @@ async def test_an_event_whose_decision_kafka_rejected_is_decided_again_from_the_
         await scene.wait_for(LockAcquired)
         await unlucky.begin(heartbeat_seconds=100)
         await unlucky.obtain_grant()
-        log = await scene.read_log()
+        found = await scene.transactions()
 
     assert failures == []
-    topics = scene.settings().topics
-    check(transactions(log[topics.writers], log[topics.decisions]))
+    check(found)

@@ -28,21 +28,18 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.events.access import partition_of
-from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
+from lakewarden.handlers.lease.lock_object import LockRecord, render
 from tests.all_states import all_states
 from tests.kafka_fixture import KafkaServer
-from tests.real.promises import Id, TransactionLog, check, transactions
+from tests.real.promises import check
+from tests.real.replays import facts
 from tests.real.writers import World, Writer, world
 from tests.servers.s3 import S3Server
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
 
-BRISK = {
-    "validity_seconds": 5.0,
-}
-
-
+BRISK = {"validity_seconds": 5.0}
 LONG_LEASES = {"validity_seconds": 600.0}
 """Longer than a test waits for anything."""
 SESSION_SECONDS = 6.0
@@ -64,7 +61,7 @@ async def test_an_agent_that_was_killed_during_a_grant_resumes_with_the_same_dec
         await waiting.request_commit()
         await scene.settle()
         first.kill()
-    owner = _lock(scene).owner
+    owner = scene.lock_record().owner
 
     with scene.process() as second:
         await second.ready()
@@ -82,7 +79,7 @@ async def test_an_agent_that_was_killed_during_a_grant_resumes_with_the_same_dec
     assert [each.reason for each in scene.events(Abort, loser.mine)] == ["conflict"]
     assert scene.events(Abort, committing.mine) == []
     assert len(scene.events(Admitted)) == 3
-    check(await _transactions(scene))
+    check(await scene.transactions())
 
 
 async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
@@ -125,7 +122,7 @@ async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
         taken = scene.events(LockAcquired, lambda lock: lock.fenced)
         assert {each.adopted for each in taken} == {each.owner for each in former}
         assert scene.events(CommitGranted, excluded.mine) == []
-        check(await _transactions(scene), answered=lambda writer: writer != "excluded")
+        check(await scene.transactions(), answered=lambda writer: writer != "excluded")
 
 
 @pytest.mark.wide
@@ -259,7 +256,7 @@ async def test_sigterm_during_a_grant_stops_in_order_and_does_not_release_the_lo
         process.popen.send_signal(signal.SIGTERM)
         assert await process.ended() == 0
 
-    assert not _lock(scene).expired
+    assert not scene.lock_record().expired
     assert process.lines()[-1]["event"] == "agent.stopped"
 
 
@@ -273,7 +270,7 @@ async def test_sigterm_without_a_grant_releases_the_lock(scene: World) -> None:
         process.popen.send_signal(signal.SIGTERM)
         assert await process.ended() == 0
 
-    assert _lock(scene).expired
+    assert scene.lock_record().expired
     await scene.wait_for(LockReleased)
 
 
@@ -305,7 +302,7 @@ async def test_two_agents_share_the_tables_and_one_may_stop_at_any_time(scene: W
                     await jobs.wait_until_finished(48)
         consuming.cancel_scope.cancel()
 
-    found = await _transactions(scene)
+    found = await scene.transactions()
     assert len(found) >= 48
     check(found)
 
@@ -335,7 +332,7 @@ async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_chan
         consuming.cancel_scope.cancel()
 
     assert "was suspended" in waiting["problem"]
-    found = await _transactions(scene)
+    found = await scene.transactions()
     assert len(found) >= 72
     check(found)
 
@@ -378,7 +375,7 @@ async def test_a_suspended_agent_that_resumes_in_an_empty_group_moves_no_checkpo
         if after[partition][0] < offset or after[partition][1]["decisions"] < metadata["decisions"]
     }
     assert moved == {}
-    check(await _transactions(scene))
+    check(await scene.transactions())
 
 
 @pytest.mark.wide
@@ -407,7 +404,7 @@ async def test_a_late_take_over_record_of_a_former_owner_makes_the_owner_take_ov
         await before.complete(grant.grant)
 
     assert "took partition" in waiting["problem"]
-    found = await _transactions(scene)
+    found = await scene.transactions()
     assert found[before.table, before.transaction].decisions("commit-granted"), "the grant counts"
     check(found)
 
@@ -437,7 +434,7 @@ async def test_every_promise_holds_when_the_agent_is_killed_at_any_moment(scene:
         consuming.cancel_scope.cancel()
 
     print(f"seed {seed}: {jobs.outcomes}")
-    found = await _transactions(scene)
+    found = await scene.transactions()
     assert len(found) == 200
     assert jobs.outcomes["committed"] > 0
     check(found)
@@ -490,18 +487,6 @@ def _in_ms(seconds: float) -> int:
     return round((time.time() + seconds) * 1000)
 
 
-def _lock(scene: World) -> LockRecord:
-    record = parse(scene.lock_object().read_bytes())
-    assert isinstance(record, LockRecord)
-    return record
-
-
-async def _transactions(scene: World) -> dict[Id, TransactionLog]:
-    log = await scene.read_log()
-    settings = scene.settings()
-    return transactions(log[settings.topics.writers], log[settings.topics.decisions])
-
-
 async def _committed_to(scene: World, writer: Writer, *, after: bool = False) -> int:
     """Wait until the committed offset has reached this writer's first event, or passed its last one. Return the partition."""
     log = (await scene.read_log())[scene.settings().topics.writers]
@@ -519,31 +504,9 @@ def _table_in_the_other_partition(scene: World) -> str:
     return next(table for table in others if partition_of(table, count) != partition_of(scene.table, count))
 
 
-def _state_of(session: KafkaSession) -> dict[str, Any]:
+def _state_of(session: KafkaSession) -> list[tuple[Any, Any]]:
     """The states of the session's tables without times, and with moments as an order."""
-    return {
-        uri: {
-            "transactions": [
-                (
-                    each.id,
-                    each.phase,
-                    each.sequence,
-                    each.seq,
-                    each.batch_id,
-                    each.requested_id,
-                    each.footprint,
-                    each.grant and (each.grant.id, each.grant.lock_owner, each.grant.revoked),
-                    [
-                        (other.ended > each.began, other.requested > each.requested)
-                        for other in state.transactions.values()
-                    ],
-                )
-                for each in state.transactions.values()
-            ],
-            "ledger": state.ledger,
-            "closed": state.closed,
-            "losses": state.losses,
-        }
-        for owner in session._owners.values()
-        for uri, state in all_states(owner).items()
-    }
+    return [
+        (facts(owner, ()), {uri: state.closed for uri, state in all_states(owner).items()})
+        for _, owner in sorted(session._owners.items())
+    ]

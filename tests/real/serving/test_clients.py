@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import closing
+from functools import partial
 from typing import Any
 
 import aiokafka.client
@@ -14,11 +14,10 @@ from lakewarden.agent.kafka import ended_tasks, producer, reader, start_client
 from lakewarden.agent.operators.status import status
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events.access import stop_client
-from lakewarden.spark_jobs.commit_gate import CommitGate
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import TEST_CLIENT_ID, World
+from tests.real.writers import TEST_CLIENT_ID, World, commit_through
 from tests.servers.proxy import Proxy
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real]
 
@@ -50,27 +49,14 @@ async def test_each_kind_of_client_has_its_own_id(scene: World, connected: set[s
 
 async def test_a_writer_may_choose_its_id(scene: World, connected: set[str]) -> None:
     async with scene.agent():
-        await to_thread.run_sync(_commit, scene, {"client_id": "team-b"})
+        await to_thread.run_sync(partial(_commit, scene, kafka={"client_id": "team-b"}))
 
     assert connected == {"lakewarden-agent", "team-b"}
 
 
-def _commit(scene: World, kafka: dict[str, str] | None = None) -> None:
-    with (
-        closing(
-            CommitGate(
-                scene.bootstrap_servers,
-                topic_prefix=scene.prefix,
-                kafka=kafka,
-                admission_timeout_seconds=PATIENCE_SECONDS,
-                send_timeout_seconds=PATIENCE_SECONDS,
-            )
-        ) as gate,
-        gate.transaction(table=scene.table, writer="w", batch_id=1) as txn,
-    ):
-        txn.executor_channel().touch("p", "x", "merge")
-        with txn.commit() as grant:
-            grant.version = "1"
+def _commit(scene: World, **options: Any) -> None:
+    with scene.gate(**options) as gate:
+        commit_through(gate, scene.table)
 
 
 # The background tasks of aiokafka's clients, as the session watches them. A new aiokafka may rename them.
@@ -124,25 +110,13 @@ async def test_a_transaction_after_a_pause_costs_a_reconnect(
 
     with Proxy(f"kafka://{kafka.bootstrap_servers}", drop_idle_seconds=drop_seconds) as proxy:
         brokers = f"127.0.0.1:{proxy.port}"
-        gate = CommitGate(
-            brokers,
-            topic_prefix=scene.prefix,
-            kafka={"connections_max_idle_ms": round(idle_seconds * 1000)},
-            admission_timeout_seconds=PATIENCE_SECONDS,
-        )
+        gate = scene.gate(brokers, kafka={"connections_max_idle_ms": round(idle_seconds * 1000)})
         async with scene.agent(bootstrap_servers=brokers, kafka_idle_seconds=idle_seconds):
             with gate:
-                await to_thread.run_sync(_quiet_commit, gate, scene.table, 1)
+                await to_thread.run_sync(commit_through, gate, scene.table, 1)
                 await anyio.sleep(drop_seconds + 1)
                 await until(lambda: idle() == (idle_seconds == NEVER))
-                await to_thread.run_sync(_quiet_commit, gate, scene.table, 2)
+                await to_thread.run_sync(commit_through, gate, scene.table, 2)
 
     if idle_seconds == NEVER:
         assert proxy.lost, "no connection was dropped"
-
-
-def _quiet_commit(gate: CommitGate, table: str, batch: int) -> None:
-    with gate.transaction(table=table, writer="w", batch_id=batch) as txn:
-        txn.executor_channel().touch("p", "x", "merge")
-        with txn.commit() as grant:
-            grant.version = str(batch)

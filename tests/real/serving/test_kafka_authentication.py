@@ -1,19 +1,22 @@
-"""Agent, writer, executor and command line against a real broker that demands a client certificate, or a token.
+"""Agent, writer, executor and command line against a real broker that demands a password, a client certificate, or a token.
 
-Certificates, passwords and tokens are rotated while the agent and a writer run.
+Certificates, passwords and tokens are rotated while the agent and a writer run. `test_kafka_rights.py` has the rights.
+
+A refusal ends the agent, because only an operator can resolve it. The agent waits for a broker that does not answer
+(`test_agent_outage.py`). The writer's client fails within its own timeout in both cases.
 """
 
 import base64
 import json
 import os
-import pickle
 import shutil
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
+from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
-from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from tests.kafka_fixture import set_scram_password
 from tests.processes import AgentProcess, environment
-from tests.real.writers import World, world
+from tests.real.writers import World, commit_through, world
 from tests.unit.events.access.certificates import write_certificate
 from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
 from tests.waiting import PATIENCE_SECONDS, until
@@ -47,7 +50,11 @@ AUDIENCE, ISSUER = "kafka", "the-issuer"
 TOKEN_SECONDS = 4
 """Lifetime of a token, and so of a connection: the broker closes it then."""
 SHORT_SECONDS = 15.0
-SECRETS = (SECRET, PASSWORD, KEY_PASSWORD, NEXT_KEY_PASSWORD)
+"""The timeout of writers that are expected to fail."""
+AGENT, WRITER = "the-agent", "the-writer"
+PASSWORDS = {AGENT: "agents-open-sesame", WRITER: "writers-open-sesame"}
+WRONG = "not-the-password"
+SECRETS = (SECRET, PASSWORD, KEY_PASSWORD, NEXT_KEY_PASSWORD, *PASSWORDS.values(), WRONG)
 
 
 @dataclass(frozen=True)
@@ -87,12 +94,32 @@ class Guarded:
     broker: EmbeddedKafka
     mtls: str
     oauth: str
-    scram: str
+    sasl: str
+    tls: str
     folder: Path
     authority: trustme.CA
     retiring: trustme.CA
     """The broker trusts clients of it, too, until a test retires it."""
     issuer: Issuer
+
+    def agent(self, **more: Any) -> dict[str, Any]:
+        """The settings of an agent with user and password."""
+        options = {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_username": AGENT,
+            "sasl_password": PASSWORDS[AGENT],
+        }
+        return _settings(self.sasl, options) | more
+
+    def writer(self, **more: Any) -> dict[str, Any]:
+        """The Kafka options of a writer with user and password."""
+        return {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_plain_username": WRITER,
+            "sasl_plain_password": PASSWORDS[WRITER],
+            **more,
+        }
 
     def certificate(self, folder: Path | None = None) -> dict[str, Any]:
         """The options of a client whose certificate and encrypted key are in `folder`, or in the broker's."""
@@ -123,6 +150,7 @@ def _encoded(value: bytes) -> str:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """PLAINTEXT is the administrator's listener. SASL demands a password, TLS none and no certificate."""
     folder = tmp_path_factory.mktemp("guarded")
     authority, retiring = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "authority.pem"))
@@ -136,14 +164,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     issuer = Issuer(rsa.generate_private_key(65537, 2048))
     (folder / "jwks.json").write_text(issuer.jwks())
     jwks = (folder / "jwks.json").as_uri()
-    mtls, oauth, scram = free_port(), free_port(), free_port()
-    listeners = f"PLAINTEXT://{{host}}:{{port}},MTLS://{{host}}:{mtls},OAUTH://{{host}}:{oauth},SCRAM://{{host}}:{scram}"
+    ports = {name: free_port() for name in ("MTLS", "OAUTH", "SASL", "TLS")}
+    listeners = ",".join(
+        f"{name}://{{host}}:{port}" for name, port in {"PLAINTEXT": "{port}", **ports}.items()
+    )
+    users = " ".join(f'user_{name}="{password}"' for name, password in PASSWORDS.items())
     module = "org.apache.kafka.common.security"
     properties = {
         "listeners": f"{listeners},CONTROLLER://{{host}}:{{controller_port}}",
         "advertised.listeners": listeners,
         "listener.security.protocol.map": (
-            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,MTLS:SSL,OAUTH:SASL_PLAINTEXT,SCRAM:SASL_PLAINTEXT"
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,MTLS:SSL,OAUTH:SASL_PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL"
         ),
         "listener.name.mtls.ssl.client.auth": "required",
         "listener.name.mtls.ssl.keystore.type": "PEM",
@@ -161,22 +192,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "sasl.oauthbearer.jwks.endpoint.url": jwks,
         "sasl.oauthbearer.expected.audience": AUDIENCE,
         "sasl.oauthbearer.expected.issuer": ISSUER,
-        "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-256",
-        "listener.name.scram.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+        "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+        "listener.name.sasl.plain.sasl.jaas.config": f"{module}.plain.PlainLoginModule required {users};",
+        "listener.name.sasl.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+        "listener.name.tls.ssl.keystore.type": "PEM",
+        "listener.name.tls.ssl.keystore.location": str(folder / "broker.pem"),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={jwks}")
         with EmbeddedKafka(folder / "kafka", port=free_port(), properties=properties) as broker:
-            yield Guarded(
-                broker,
-                f"127.0.0.1:{mtls}",
-                f"127.0.0.1:{oauth}",
-                f"127.0.0.1:{scram}",
-                folder,
-                authority,
-                retiring,
-                issuer,
-            )
+            places = (f"127.0.0.1:{port}" for port in ports.values())
+            yield Guarded(broker, *places, folder, authority, retiring, issuer)
 
 
 @pytest.fixture
@@ -191,6 +217,83 @@ async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIte
     """The topics are created and consumed through the administrator's listener."""
     async with world(guarded.broker.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+async def test_a_transaction_commits_with_passwords(guarded: Guarded, scene: World, mechanism: str) -> None:
+    for name, password in PASSWORDS.items():
+        await set_scram_password(guarded.broker.bootstrap_servers, name, password)
+    await _commits(
+        scene, guarded.agent(kafka_sasl_mechanism=mechanism), guarded.writer(sasl_mechanism=mechanism)
+    )
+
+
+async def test_a_transaction_commits_over_tls(guarded: Guarded, scene: World) -> None:
+    cafile = str(guarded.folder / "authority.pem")
+    settings = _settings(guarded.tls, {"security_protocol": "SSL", "ssl_cafile": cafile})
+    await _commits(scene, settings, partial(_tls_options, cafile))
+
+
+def _tls_options(cafile: str) -> dict[str, Any]:
+    """A function, because an SSL context can't be pickled."""
+    return {"security_protocol": "SSL", "ssl_context": ssl.create_default_context(cafile=cafile)}
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+async def test_a_wrong_password_ends_the_agent_and_names_what_to_check(
+    guarded: Guarded, scene: World, mechanism: str
+) -> None:
+    settings = guarded.agent(kafka_sasl_password=WRONG, kafka_sasl_mechanism=mechanism)
+    line = await _ends_with_one_line(scene, settings)
+
+    assert f"refuses user {AGENT}" in line
+    assert f"kafka_sasl_password and kafka_sasl_mechanism ({mechanism})" in line
+
+
+async def test_the_doctor_reports_a_wrong_password_and_goes_on(guarded: Guarded, scene: World) -> None:
+    findings = await diagnose(scene.settings(**guarded.agent(kafka_sasl_password=WRONG)), [])
+
+    [problem] = [each for each in findings if each.result == "problem"]
+    assert problem.check == "kafka"
+    assert f"refuses user {AGENT}" in problem.found
+    assert "kafka_sasl_password" in str(problem.next)
+    assert ("store", "ok") in [(each.check, each.result) for each in findings]
+    assert WRONG not in repr(findings)
+
+
+async def test_a_mechanism_that_the_broker_does_not_offer_ends_the_agent(
+    guarded: Guarded, scene: World
+) -> None:
+    settings = guarded.agent(kafka_sasl_mechanism="SCRAM-SHA-512")
+    line = await _ends_with_one_line(scene, settings)
+
+    assert "kafka_sasl_mechanism (SCRAM-SHA-512)" in line
+
+
+async def test_a_certificate_of_an_unknown_authority_ends_the_agent(guarded: Guarded, scene: World) -> None:
+    line = await _ends_with_one_line(scene, _settings(guarded.tls, {"security_protocol": "SSL"}))
+
+    assert "is not trusted" in line
+    assert "kafka_ssl_cafile" in line
+
+
+@pytest.mark.parametrize("listener", ["sasl", "tls"])
+async def test_an_agent_with_the_wrong_security_protocol_logs_the_setting(
+    guarded: Guarded, scene: World, listener: str
+) -> None:
+    """The broker closes the connection without an answer, as one that is down would, so the agent waits for it."""
+    with scene.process(bootstrap_servers=getattr(guarded, listener)) as agent:
+        waiting = await agent.logged("kafka.waiting")
+
+    assert "its listener uses PLAINTEXT (kafka_security_protocol)" in waiting["problem"]
+
+
+async def test_the_error_of_a_writer_with_a_wrong_password_names_the_security_settings(
+    guarded: Guarded, scene: World
+) -> None:
+    kafka = guarded.writer(sasl_plain_password=WRONG)
+
+    assert "security settings" in await _writer_fails(scene, guarded.sasl, kafka)
 
 
 async def test_all_clients_connect_with_certificates(guarded: Guarded, scene: World) -> None:
@@ -238,13 +341,13 @@ async def test_an_agent_and_a_writer_outlive_their_tokens(
     kafka = guarded.tokens(endpoint.url)
     with (
         scene.process(**_settings(guarded.oauth, kafka)) as agent,
-        closing(_gate(scene, guarded.oauth, kafka)) as gate,
+        scene.gate(guarded.oauth, kafka=kafka) as gate,
     ):
         await agent.ready()
-        await to_thread.run_sync(_commit, gate, scene, 1)
+        await to_thread.run_sync(commit_through, gate, scene.table, 1)
         issued = len(endpoint.requests)
         await until(lambda: len(endpoint.requests) >= issued + 4)
-        await to_thread.run_sync(_commit, gate, scene, 2)
+        await to_thread.run_sync(commit_through, gate, scene.table, 2)
         await _shows_no_secret(agent)
 
     assert len(await scene.wait_for(CommitGranted, count=2)) == 2
@@ -264,11 +367,11 @@ async def test_an_agent_and_a_writer_connect_again_with_a_rotated_password(
         "sasl_password_file": str(tmp_path / "password"),
     }
     with (
-        scene.process(**_settings(guarded.scram, kafka)) as agent,
-        closing(_gate(scene, guarded.scram, kafka)) as gate,
+        scene.process(**_settings(guarded.sasl, kafka)) as agent,
+        scene.gate(guarded.sasl, kafka=kafka) as gate,
     ):
         await agent.ready()
-        await to_thread.run_sync(_commit, gate, scene, 1)
+        await to_thread.run_sync(commit_through, gate, scene.table, 1)
         await set_scram_password(servers, "rotating", "another-password")
         (tmp_path / "password").write_text("another-password")
         guarded.broker.stop()
@@ -290,10 +393,10 @@ async def test_an_agent_and_a_writer_connect_again_with_a_rotated_certificate(
     kafka = guarded.certificate(rotated)
     with (
         scene.process(**_settings(guarded.mtls, kafka)) as agent,
-        closing(_gate(scene, guarded.mtls, kafka)) as gate,
+        scene.gate(guarded.mtls, kafka=kafka) as gate,
     ):
         await agent.ready()
-        await to_thread.run_sync(_commit, gate, scene, 1)
+        await to_thread.run_sync(commit_through, gate, scene.table, 1)
         _write_client(guarded.authority, rotated, NEXT_KEY_PASSWORD)
         (guarded.folder / "trusted.pem").write_bytes(guarded.authority.cert_pem.bytes())
         guarded.broker.stop()
@@ -303,9 +406,7 @@ async def test_an_agent_and_a_writer_connect_again_with_a_rotated_certificate(
         assert agent.log.read_text().count("agent.ready") == 1
 
     assert len({each.transaction for each in await scene.wait_for(CommitGranted, count=2)}) >= 2
-    with scene.process(**_settings(guarded.mtls, guarded.certificate(old)), log_level="error") as refused:
-        assert await refused.ended() == 1
-        [line] = refused.log.read_text().splitlines()
+    line = await _ends_with_one_line(scene, _settings(guarded.mtls, guarded.certificate(old)))
     assert "refuses the TLS connection" in line
 
 
@@ -313,9 +414,7 @@ async def test_an_agent_without_a_certificate_ends_and_names_the_settings(
     guarded: Guarded, scene: World
 ) -> None:
     kafka = {"security_protocol": "SSL", "ssl_cafile": str(guarded.folder / "authority.pem")}
-    with scene.process(**_settings(guarded.mtls, kafka), log_level="error") as agent:
-        assert await agent.ended() == 1
-        [line] = agent.log.read_text().splitlines()
+    line = await _ends_with_one_line(scene, _settings(guarded.mtls, kafka))
 
     assert "refuses the TLS connection" in line
     assert "kafka_ssl_certfile, kafka_ssl_keyfile" in line
@@ -327,10 +426,7 @@ async def test_an_agent_whose_token_the_broker_refuses_ends_and_names_the_settin
     """It has the signature of another issuer."""
     other = Issuer(rsa.generate_private_key(65537, 2048))
     with token_endpoint({CLIENT: SECRET}, other.token) as endpoint:
-        settings = _settings(guarded.oauth, guarded.tokens(endpoint.url))
-        with scene.process(**settings, log_level="error") as agent:
-            assert await agent.ended() == 1
-            [line] = agent.log.read_text().splitlines()
+        line = await _ends_with_one_line(scene, _settings(guarded.oauth, guarded.tokens(endpoint.url)))
 
     assert "refuses the access token" in line
     assert "check kafka_oauth_" in line
@@ -353,23 +449,46 @@ async def test_a_writer_without_a_token_fails_with_the_endpoints_answer(
     guarded: Guarded, scene: World, endpoint: TokenEndpoint
 ) -> None:
     endpoint.secrets.clear()
-    gate = _gate(scene, guarded.oauth, guarded.tokens(endpoint.url), SHORT_SECONDS)
+    failure = await _writer_fails(scene, guarded.oauth, guarded.tokens(endpoint.url))
 
-    with closing(gate), pytest.raises(AgentUnreachable) as failure:
-        await to_thread.run_sync(_commit, gate, scene, 1)
+    assert f"the token endpoint {endpoint.url} answers 401 (invalid_client)" in failure
 
-    assert f"the token endpoint {endpoint.url} answers 401 (invalid_client)" in str(failure.value)
-    assert SECRET not in str(failure.value)
+
+async def _commits(scene: World, settings: dict[str, Any], kafka: Any) -> None:
+    """An agent, a driver and an executor commit a transaction."""
+    with scene.process(**settings) as agent, scene.gate(settings["bootstrap_servers"], kafka=kafka) as gate:
+        await agent.ready()
+        await to_thread.run_sync(commit_through, gate, scene.table)
+        await _shows_no_secret(agent)
+
+    assert len(await scene.wait_for(CommitGranted)) == 1
+
+
+async def _writer_fails(scene: World, servers: str, kafka: dict[str, Any]) -> str:
+    """The error of a writer that reaches no agent."""
+    patience = dict.fromkeys(("admission_timeout_seconds", "send_timeout_seconds"), SHORT_SECONDS)
+    with scene.gate(servers, kafka=kafka, **patience) as gate, pytest.raises(AgentUnreachable) as failure:
+        await to_thread.run_sync(commit_through, gate, scene.table)
+    assert not any(secret in str(failure.value) for secret in SECRETS)
+    return str(failure.value)
+
+
+async def _ends_with_one_line(scene: World, settings: dict[str, Any]) -> str:
+    with scene.process(**settings, log_level="error") as agent:
+        assert await agent.ended() == 1
+        [line] = agent.log.read_text().splitlines()
+    assert not any(secret in line for secret in SECRETS)
+    return line
 
 
 async def _all_clients_connect(scene: World, servers: str, kafka: dict[str, Any]) -> None:
     """An agent, a driver and an executor commit a transaction, and a command prints it."""
     with (
         scene.process(**_settings(servers, kafka)) as agent,
-        closing(_gate(scene, servers, kafka)) as gate,
+        scene.gate(servers, kafka=kafka) as gate,
     ):
         await agent.ready()
-        await to_thread.run_sync(_commit, gate, scene, 1)
+        await to_thread.run_sync(commit_through, gate, scene.table, 1)
         [granted] = await scene.wait_for(CommitGranted)
         explained = await to_thread.run_sync(
             _command, scene, servers, kafka, "explain", granted.transaction, "--output", "json"
@@ -385,31 +504,12 @@ def _settings(servers: str, kafka: dict[str, Any]) -> dict[str, Any]:
     return {"bootstrap_servers": servers, **{f"kafka_{name}": value for name, value in kafka.items()}}
 
 
-def _gate(scene: World, servers: str, kafka: dict[str, Any], timeout: float = PATIENCE_SECONDS) -> CommitGate:
-    return CommitGate(
-        servers,
-        topic_prefix=scene.prefix,
-        kafka=kafka,
-        admission_timeout_seconds=timeout,
-        send_timeout_seconds=timeout,
-    )
-
-
-def _commit(gate: CommitGate, scene: World, batch_id: int) -> None:
-    with gate.transaction(table=scene.table, writer="w", batch_id=batch_id) as txn:
-        channel = pickle.loads(pickle.dumps(txn.executor_channel()))  # noqa: S301 - its own bytes
-        assert isinstance(channel, ExecutorChannel)
-        channel.touch("p", "from-an-executor", "merge")
-        with txn.commit() as grant:
-            grant.version = "1"
-
-
 def _commit_when_possible(gate: CommitGate, scene: World, batch_id: int) -> None:
     """As a restarted query does: a send may fail while the broker restarts."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return _commit(gate, scene, batch_id)
+            return commit_through(gate, scene.table, batch_id)
         except AgentUnreachable:
             if time.monotonic() > deadline:
                 raise

@@ -33,7 +33,6 @@ from lakewarden.events import (
     ConflictDetected,
     DeadLetter,
 )
-from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from tests.kafka_fixture import administering
@@ -313,13 +312,7 @@ def test_a_driver_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None
 
     def commit() -> None:
         with (
-            CommitGate(
-                guarded.sasl,
-                topic_prefix=SHARED,
-                kafka=guarded.options(case),
-                admission_timeout_seconds=PATIENCE_SECONDS,
-                send_timeout_seconds=PATIENCE_SECONDS,
-            ) as gate,
+            guarded.shared.gate(guarded.sasl, kafka=guarded.options(case)) as gate,
             gate.transaction(table=table, writer="w", batch_id=1) as txn,
         ):
             txn.touch("p", "x", "merge")

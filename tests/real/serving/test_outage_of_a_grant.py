@@ -17,14 +17,13 @@ from lakewarden.agent.kafka import ensure_topics, reader, start_client
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort, CommitGranted
 from lakewarden.events.access import stop_client
-from lakewarden.handlers.lease.lock_object import LockRecord, parse
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, GrantTimeout, LeaseLost
 from lakewarden.spark_jobs.gate.observer import Observer
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import TAKES_KAFKA_AWAY
-from tests.real.promises import check, transactions
-from tests.real.writers import World, world
+from tests.real.promises import check
+from tests.real.writers import World, commit_through, world
 from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, *TAKES_KAFKA_AWAY]
@@ -69,19 +68,18 @@ async def test_locks_without_a_grant_are_released_and_a_waiting_writer_gets_an_e
             await to_thread.run_sync(compute)
         await process.logged("kafka.silent")
         await process.logged("kafka.waiting")
-        await until(lambda: _lock(scene, table).expired)
-        held = _lock(scene, scene.table)
+        await until(lambda: scene.lock_record(table).expired)
+        held = scene.lock_record()
         assert (held.owner, held.expired) == (grant.lock_owner, False), (
             "the lock still covers the running grant"
         )
 
         broker.start()
-        await to_thread.run_sync(_commit, gate, table)
+        await to_thread.run_sync(commit_through, gate, table)
         await granted.complete(grant.grant)
-        log = await scene.read_log()
+        found = await scene.transactions()
 
-    topics = scene.settings().topics
-    check(transactions(log[topics.writers], log[topics.decisions]))
+    check(found)
 
 
 async def test_a_grant_that_can_not_be_renewed_ends_by_the_writers_own_clock(
@@ -110,14 +108,13 @@ async def test_a_grant_that_can_not_be_renewed_ends_by_the_writers_own_clock(
         await to_thread.run_sync(stopping.join)
         broker.start()
         [lapse] = await scene.wait_for(Abort, lambda each: each.reason == "outcome-unknown")
-        await to_thread.run_sync(_commit, gate, scene.table)
-        log = await scene.read_log()
+        await to_thread.run_sync(commit_through, gate, scene.table)
+        found = await scene.transactions()
 
     assert checks
     [first, second] = await scene.wait_for(CommitGranted, count=2)
     assert lapse.transaction == first.transaction != second.transaction
-    topics = scene.settings().topics
-    check(transactions(log[topics.writers], log[topics.decisions]))
+    check(found)
 
 
 async def test_kafka_is_down_for_a_minute(broker: EmbeddedKafka, scene: World) -> None:
@@ -142,15 +139,15 @@ async def test_kafka_is_down_for_a_minute(broker: EmbeddedKafka, scene: World) -
             waiting = await process.logged("kafka.waiting", count=3)
             await until(lambda: minute.errors.keys() == minute.writers.keys())
             await until(lambda: all(_free(scene, each) for each in minute.locked))
-            lost_by = _lock(scene, minute.tables["publishing"]).valid_until
+            lost_by = scene.lock_record(minute.tables["publishing"]).valid_until
             await anyio.sleep(max(0.0, back_at - time.monotonic()))
 
         broker.start()
         await process.logged("partitions.live", count=2)
         with _gate(scene) as patient:
             for table in minute.locked:
-                await to_thread.run_sync(_commit, patient, table)
-        log = await scene.read_log()
+                await to_thread.run_sync(commit_through, patient, table)
+        found = await scene.transactions()
         assert process.popen.poll() is None
 
     for line in (silent, waiting):
@@ -170,8 +167,7 @@ async def test_kafka_is_down_for_a_minute(broker: EmbeddedKafka, scene: World) -
             assert f"brokers={scene.bootstrap_servers}" in str(error)
     assert "this writer's heartbeats don't reach Kafka" in str(minute.errors["waiting"])
     assert minute.published_until * 1000 < lost_by, "it stopped before another agent could acquire its lock"
-    topics = scene.settings().topics
-    check(transactions(log[topics.writers], log[topics.decisions]))
+    check(found)
 
 
 class Minute:
@@ -267,19 +263,6 @@ def _gate(scene: World, timeout: float = PATIENCE_SECONDS, observer: Observer | 
     )
 
 
-def _commit(gate: CommitGate, table: str) -> None:
-    with gate.transaction(table=table, writer="after", batch_id=1) as txn:
-        txn.touch("p", "y", "merge")
-        with txn.commit() as grant:
-            grant.version = "1"
-
-
 def _free(scene: World, table: str) -> bool:
     """Whether any contender may acquire the table's lock: it was released, or its lease has ended."""
-    return not _lock(scene, table).held_at(int(time.time() * 1000), drift_ms=0)
-
-
-def _lock(scene: World, table: str) -> LockRecord:
-    record = parse(scene.lock_object(table).read_bytes())
-    assert isinstance(record, LockRecord)
-    return record
+    return not scene.lock_record(table).held_at(int(time.time() * 1000), drift_ms=0)

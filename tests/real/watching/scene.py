@@ -16,7 +16,7 @@ from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import WRITER_EVENT, WriterEvent, decode
 from tests.real.lock_places import Place
-from tests.real.writers import World, world
+from tests.real.writers import World
 from tests.recorded_hudi import recorded
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -130,10 +130,3 @@ class HudiScene(WatchedScene):
                 if len(found) >= count:
                     return found
                 await anyio.sleep(0.1)
-
-
-@asynccontextmanager
-async def hudi_scene(servers: str, prefix: str, folder: Path, place: Place) -> AsyncIterator[HudiScene]:
-    """A scene with an empty Hudi table, and topics of its own."""
-    async with world(servers, prefix, folder) as made:
-        yield HudiScene(made, place).created()

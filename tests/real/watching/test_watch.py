@@ -1,15 +1,8 @@
 """`lakewarden watch` with a real broker, a real agent, and files that Hudi wrote, on a local disk and on an S3 server."""
 
-import json
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import anyio
 import pytest
-import pytest_asyncio
 
 from lakewarden.agent.operators.status import status
 from lakewarden.events import (
@@ -20,21 +13,17 @@ from lakewarden.events import (
     ConflictDetected,
     MarkerCreated,
 )
-from tests.kafka_fixture import KafkaServer
-from tests.processes import environment
+from tests.processes import AgentProcess
 from tests.real.lock_places import Place
-from tests.real.watching.scene import FIRST, OBSERVED, TIME, HudiScene, hudi_scene
-from tests.waiting import PATIENCE_SECONDS
+from tests.real.watching.scene import FIRST, OBSERVED, TIME, HudiScene
+from tests.real.writers import World
 
 pytestmark = [pytest.mark.real]
 
 
-@pytest_asyncio.fixture
-async def scene(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place
-) -> AsyncIterator[HudiScene]:
-    async with hudi_scene(kafka.bootstrap_servers, topic_prefix, tmp_path, place) as made:
-        yield made
+@pytest.fixture
+def scene(scene: World, place: Place) -> HudiScene:
+    return HudiScene(scene, place).created()
 
 
 async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same(scene: HudiScene) -> None:
@@ -137,33 +126,26 @@ async def test_the_gates_own_instant_is_left_alone(scene: HudiScene) -> None:
     assert not w.events(ConflictDetected)
 
 
+class WatchProcess(AgentProcess):
+    command = "watch"
+
+
 async def test_the_command_watches_and_stops_on_a_signal(scene: HudiScene) -> None:
     """What an operator starts as a service."""
-    w = scene.world
-    values = {**w.values(**scene.settings())}
-    log = w.root / "watch.log"
+    w, table = scene.world, ("--table", scene.place.table)
     async with w.agent(**scene.settings()):
-        command = [sys.executable, "-m", "lakewarden.agent", "watch", "--table", scene.place.table]
-        out = log.open("wb")
-        process = await anyio.open_process(
-            command, env={**os.environ, **environment(values)}, stdout=out, stderr=out
+        process = WatchProcess(
+            w.values(**scene.settings()), w.root / "watch.log", launched=lambda command: [*command, *table]
         )
         try:
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while '"watch.table"' not in log.read_text():
-                    assert process.returncode is None, log.read_text()
-                    await anyio.sleep(0.1)
+            await process.logged("watch.table")
             scene.request()
             scene.start()
             await scene.reported(CommitIntent)
-            process.send_signal(signal.SIGTERM)
-            with anyio.fail_after(PATIENCE_SECONDS):
-                code = await process.wait()
+            process.popen.send_signal(signal.SIGTERM)
+            code = await process.ended()
         finally:
-            out.close()
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            process.kill()
 
-    assert code == 0, log.read_text()
-    assert [json.loads(line)["event"] for line in log.read_text().splitlines()][-1] == "watch.stopped"
+    assert code == 0, process.text()
+    assert process.lines()[-1]["event"] == "watch.stopped"

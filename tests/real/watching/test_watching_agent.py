@@ -1,38 +1,23 @@
 """Agents with the setting `watch`, as processes, and files that Hudi wrote, on a local disk and on an S3 server (decision 54)."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import anyio
 import psutil
 import pytest
-import pytest_asyncio
 
 from lakewarden.events import Abort, CommitCompleted, CommitIntent
 from lakewarden.events.access import partition_of
-from tests.kafka_fixture import KafkaServer
 from tests.processes import AgentProcess
 from tests.real.lock_places import Place, runs
-from tests.real.watching.scene import FIRST, OBSERVED, HudiScene, hudi_scene
+from tests.real.watching.scene import FIRST, OBSERVED, HudiScene
+from tests.real.writers import World
 from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = [pytest.mark.real]
 
 
-@pytest_asyncio.fixture
-async def scene(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place
-) -> AsyncIterator[HudiScene]:
-    async with hudi_scene(kafka.bootstrap_servers, topic_prefix, tmp_path, place) as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def local_scene(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, local: Place
-) -> AsyncIterator[HudiScene]:
-    async with hudi_scene(kafka.bootstrap_servers, topic_prefix, tmp_path, local) as made:
-        yield made
+@pytest.fixture
+def scene(scene: World, place: Place) -> HudiScene:
+    return HudiScene(scene, place).created()
 
 
 def watcher_of(agent: AgentProcess) -> psutil.Process:
@@ -85,11 +70,10 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_without_another_proce
 
 
 @pytest.mark.wide
-async def test_a_watcher_that_is_killed_is_started_again_and_its_agent_goes_on(
-    local_scene: HudiScene,
-) -> None:
+@pytest.mark.parametrize("place", ["local"], indirect=True)
+async def test_a_watcher_that_is_killed_is_started_again_and_its_agent_goes_on(scene: HudiScene) -> None:
     """As the kernel does when memory runs out. The agent serves in one session."""
-    scene, w = local_scene, local_scene.world
+    w = scene.world
     with w.process(**scene.watching()) as agent:
         await agent.logged("watch.table")
         writer = w.writer("writer", scene.place.table)
@@ -108,9 +92,10 @@ async def test_a_watcher_that_is_killed_is_started_again_and_its_agent_goes_on(
 
 
 @pytest.mark.wide
-async def test_one_of_two_agents_watches_and_after_its_death_the_other_one(local_scene: HudiScene) -> None:
+@pytest.mark.parametrize("place", ["local"], indirect=True)
+async def test_one_of_two_agents_watches_and_after_its_death_the_other_one(scene: HudiScene) -> None:
     """The commit of what the dead agent's watcher has opened is reported. What is repeated has the same ids."""
-    scene, w = local_scene, local_scene.world
+    w = scene.world
     with w.process(**scene.watching()) as one, w.process(**scene.watching()) as another:
         owner, other = await until_one_watches(scene, one, another)
         watcher = watcher_of(owner)

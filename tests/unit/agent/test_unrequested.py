@@ -4,8 +4,6 @@ Asyncio raises `CancelledError` in a task that awaits a future, or another task,
 end on request. The agent stayed in its group and decided nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -17,10 +15,9 @@ from structlog.testing import capture_logs
 from lakewarden.agent.errors import TaskEndedError
 from lakewarden.agent.serving import agent as agent_module, session as session_module
 from lakewarden.agent.serving.agent import Agent
-from lakewarden.agent.serving.lasting import Lasting
-from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
+from tests.unit.agent.serving.test_session import a_session
 
 PATIENCE_SECONDS = 60.0
 SETTINGS = Settings(tables=("s3://lake/*",))
@@ -81,8 +78,7 @@ class Idle:
 async def test_a_session_ends_with_an_error_if_one_of_its_tasks_is_cancelled(
     monkeypatch: pytest.MonkeyPatch, part: str, method: str, named: str
 ) -> None:
-    stores: Any = None
-    session: Any = KafkaSession(Lasting(SETTINGS), stores)
+    session = a_session()
     check = Idle()
     monkeypatch.setattr(session_module, "PeriodicCheck", lambda *_: check)
     session._publisher, session._peers = Idle(), Idle()
@@ -102,8 +98,7 @@ async def test_a_session_ends_with_an_error_if_a_task_of_a_kafka_client_has_ende
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A consumer whose fetching has ended returns no records, and raises nothing."""
-    stores: Any = None
-    session: Any = KafkaSession(Lasting(SETTINGS), stores)
+    session = a_session()
     monkeypatch.setattr(session_module, "PeriodicCheck", Idle)
     monkeypatch.setattr(session_module, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(session_module, "ended_tasks", lambda _: {"fetching": "cancelled"})
@@ -122,7 +117,7 @@ async def test_a_session_ends_with_an_error_if_a_task_of_a_kafka_client_has_ende
 class ScriptedSession:
     """In place of a session: one of its steps is cancelled in the first session, and the second one serves."""
 
-    sessions: list[ScriptedSession]
+    sessions: list[Any]
     broken: str
     serving: anyio.Event
 
@@ -158,7 +153,7 @@ async def test_a_session_that_was_cancelled_is_logged_and_followed_by_another(
 ) -> None:
     monkeypatch.setattr(agent_module, "KafkaSession", ScriptedSession)
     monkeypatch.setattr(agent_module, "RETRY_SECONDS", (0.0,))
-    sessions: list[ScriptedSession] = []
+    sessions: list[Any] = []
     for name, value in (("sessions", sessions), ("broken", broken), ("serving", anyio.Event())):
         monkeypatch.setattr(ScriptedSession, name, value, raising=False)
     agent = Agent(SETTINGS)

@@ -22,7 +22,7 @@ from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, Unknow
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import LockLocation
-from tests.servers.memory_store import Fault, MemoryStore, Request
+from tests.servers.memory_store import Fault, Faults, MemoryStore, Request
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +45,7 @@ def clock() -> lease.Moment:
 
 
 @dataclass
-class HangingFaults:
+class HangingFaults(Faults):
     """Lets requests hang while `hangs` is set, and records them."""
 
     hangs: bool = False
@@ -55,9 +55,6 @@ class HangingFaults:
         self.requests.append(request)
         if self.hangs:
             await anyio.sleep_forever()
-        return None
-
-    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
         return None
 
 

@@ -31,12 +31,12 @@ from lakewarden.events import (
     encode,
     partition_name,
 )
-from lakewarden.handlers.lease.conditional import IfAbsent, ReadOutcome, Refused, Unknown, WriteOutcome
+from lakewarden.handlers.lease.conditional import IfAbsent, ReadOutcome, Refused, Unknown
 from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
-from tests.servers.memory_store import Fault, MemoryStore, Request
+from tests.servers.memory_store import Fault, Faults, MemoryStore, Request
 from tests.tuned import tuned
 from tests.unit.agent.serving import owner_in_memory
 from tests.unit.agent.serving.owner_in_memory import E, Log, consumed
@@ -64,7 +64,7 @@ EXPIRED = Refused("the store refused the request: status=400 code=ExpiredToken")
 
 
 @dataclass
-class Faults:
+class StoreFaults(Faults):
     """The fault of each request that `concerns`, or no answer to it."""
 
     concerns: Callable[[str], bool]
@@ -79,9 +79,6 @@ class Faults:
         if self.hangs:
             await anyio.sleep_forever()
         return self.fault
-
-    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
-        return None
 
     @property
     def lookups(self) -> int:
@@ -114,7 +111,7 @@ class OneStore:
 class Scene(owner_in_memory.Scene):
     """A live owner whose store is in memory."""
 
-    faults: Faults = field(kw_only=True)
+    faults: StoreFaults = field(kw_only=True)
     objects: dict[str, bytes] = field(kw_only=True)
 
     def begin(self, transaction: str, table: str = TABLE, lock: str | None = None) -> None:
@@ -142,7 +139,7 @@ class Scene(owner_in_memory.Scene):
 async def scene(
     concerns: Callable[[str], bool] = lambda uri: uri.endswith(HUDI_PROPERTIES), **settings: Any
 ) -> AsyncIterator[Scene]:
-    faults, objects, log = Faults(concerns), dict[str, bytes](), Log()
+    faults, objects, log = StoreFaults(concerns), dict[str, bytes](), Log()
     store = MemoryStore(request_timeout_seconds=60, objects=objects, faults=faults)
     values = {"tables": ("s3://lake/warehouse/*",), "lock_root": "s3://lake", **settings}
     async with store, in_own_task(anyio.create_task_group()) as tasks:
@@ -481,7 +478,7 @@ async def test_only_locks_of_former_owners_are_taken_over_at_once(
         ]
         decisions = [consumed(encode(each), offset) for offset, each in enumerate(taken)]
         owner.load(0, 0, Position(0, None), decisions, [], gaps=gaps)
-        scene = Scene(owner, log, None, faults=Faults(lambda _: False), objects={})
+        scene = Scene(owner, log, None, faults=StoreFaults(lambda _: False), objects={})
         for table in (TABLE, OTHER):
             scene.begin(table, table)
         return scene

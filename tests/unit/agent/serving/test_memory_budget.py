@@ -1,6 +1,6 @@
 """The memory budget that the partitions of an agent share."""
 
-from __future__ import annotations
+from typing import Self
 
 import structlog
 
@@ -41,7 +41,7 @@ class PeakBudget(MemoryBudget):
 class Agent:
     """The owners of two partitions with one budget, and their log."""
 
-    def __init__(self, limit: int = LIMIT, log: Agent | None = None) -> None:
+    def __init__(self, limit: int = LIMIT, log: Self | None = None) -> None:
         self.memory = PeakBudget(limit)
         self.log = Log()
         self.log.records += [] if log is None else log.log.records

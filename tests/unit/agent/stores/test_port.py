@@ -9,8 +9,8 @@ from trio.testing import MockClock
 
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.settings import Settings
-from lakewarden.handlers.lease.conditional import Absent, IfAbsent, ReadOutcome, Unknown, Won, WriteOutcome
-from tests.servers.memory_store import MemoryStore, Request
+from lakewarden.handlers.lease.conditional import Absent, IfAbsent, ReadOutcome, Won, WriteOutcome
+from tests.servers.memory_store import Faults, MemoryStore, Request
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return ("trio", {"clock": MockClock(autojump_threshold=0)})
 
 
-class OneAtATime:
+class OneAtATime(Faults):
     """Serves requests one at a time, as a shared processor does."""
 
     def __init__(self) -> None:
@@ -34,9 +34,6 @@ class OneAtATime:
     async def before(self, _request: Request) -> None:
         async with self._busy:
             await anyio.sleep(SERVED_SECONDS)
-
-    async def after(self, _request: Request, _outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
-        return None
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +16,6 @@ from anyio.streams.memory import MemoryObjectSendStream
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from lakewarden.agent.serving.lasting import Lasting
-from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import child, supervisor
 from lakewarden.agent.watching.supervisor import Assignment, decode, keep_watching
@@ -26,6 +24,7 @@ from lakewarden.events import CommitCompleted, CommitIntent
 from lakewarden.events.access import partition_of
 from tests.recorded_hudi import recorded
 from tests.tuned import tuned
+from tests.unit.agent.serving.test_session import a_session
 from tests.unit.agent.watching.lake import QUICK, Lake, Published, logged, looked_at
 from tests.waiting import until
 
@@ -45,6 +44,8 @@ class Agent:
     settings: Settings = field(
         default_factory=lambda: Settings(watch=("s3://lake/*",), kafka_sasl_password=SecretStr("open-sesame"))
     )
+    before_start: Callable[[], object] = lambda: None
+    started: list[anyio.abc.Process] = field(default_factory=list)
 
     @asynccontextmanager
     async def watching(self, program: str) -> AsyncIterator[None]:
@@ -61,9 +62,17 @@ class Agent:
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    made, opened = Agent(tmp_path / "out"), anyio.open_process
+
+    async def open_process(*arguments: Any, **more: Any) -> Any:
+        made.before_start()
+        made.started.append(await opened(*arguments, **more))
+        return made.started[-1]
+
+    monkeypatch.setattr(anyio, "open_process", open_process)
     monkeypatch.setattr(supervisor, "RETRY_SECONDS", (0.01,))
     monkeypatch.setattr(supervisor, "ASSIGNMENT_SECONDS", 0.01)
-    return Agent(tmp_path / "out")
+    return made
 
 
 async def test_the_watcher_gets_the_settings_and_each_new_assignment(agent: Agent) -> None:
@@ -83,25 +92,16 @@ async def test_the_watcher_gets_the_settings_and_each_new_assignment(agent: Agen
     assert [decode(each) for each in assignments] == [ONE, TWO]
 
 
-async def test_no_watcher_starts_before_the_first_assignment(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_watcher_starts_before_the_first_assignment(agent: Agent) -> None:
     """An agent that waits for Kafka, or for the store of its lock root."""
-    started: list[object] = []
-    opened = anyio.open_process
-
-    async def open_process(*arguments: Any, **more: Any) -> Any:
-        started.append(agent.assignment)
-        return await opened(*arguments, **more)
-
-    monkeypatch.setattr(anyio, "open_process", open_process)
-    agent.assignment = None
+    assigned: list[Assignment | None] = []
+    agent.assignment, agent.before_start = None, lambda: assigned.append(agent.assignment)
     async with agent.watching(COPY):
         await anyio.wait_all_tasks_blocked()
         agent.assignment = ONE
         await until(agent.lines)
 
-    assert started == [ONE]
+    assert assigned == [ONE]
 
 
 async def test_a_watcher_that_is_killed_is_started_again(agent: Agent) -> None:
@@ -116,37 +116,24 @@ async def test_a_watcher_that_is_killed_is_started_again(agent: Agent) -> None:
     assert [each["why"] for each in logs] == ["signal 9"]
 
 
-async def test_a_watcher_that_is_being_started_when_the_agent_ends_is_killed_and_reaped(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = anyio.open_process
-    processes: list[anyio.abc.Process] = []
-
-    async def open_process(*arguments: Any, **more: Any) -> Any:
-        ending.cancel()
-        processes.append(await opened(*arguments, **more))
-        return processes[0]
-
-    monkeypatch.setattr(anyio, "open_process", open_process)
+async def test_a_watcher_that_is_being_started_when_the_agent_ends_is_killed_and_reaped(agent: Agent) -> None:
     with anyio.CancelScope() as ending:
+        agent.before_start = ending.cancel
         async with agent.watching(NAME):
             await anyio.sleep_forever()
 
-    assert [each.returncode for each in processes] == [-9]
+    assert [each.returncode for each in agent.started] == [-9]
 
 
-async def test_a_watcher_that_can_not_be_started_is_tried_again(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_watcher_that_can_not_be_started_is_tried_again(agent: Agent) -> None:
     """The limit of processes is reached."""
-    opened, refusals = anyio.open_process, iter([BlockingIOError(11, "no more processes")])
+    refusals = [BlockingIOError(11, "no more processes")]
 
-    async def open_process(*arguments: Any, **more: Any) -> Any:
-        for error in refusals:
-            raise error
-        return await opened(*arguments, **more)
+    def refuse_once() -> None:
+        if refusals:
+            raise refusals.pop()
 
-    monkeypatch.setattr(anyio, "open_process", open_process)
+    agent.before_start = refuse_once
     with capture_logs() as logs:
         async with agent.watching(COPY):
             await until(agent.lines)
@@ -342,8 +329,7 @@ async def test_a_table_that_allow_does_not_cover_is_not_watched(lake: Tables) ->
 
 def test_a_session_has_an_assignment_only_while_it_is_assigned() -> None:
     """Between two, the watcher goes on with the former one."""
-    stores: Any = None
-    session: Any = KafkaSession(Lasting(Settings(tables=("s3://lake/*",))), stores)
+    session = a_session()
     session._partitions, session._owners = 12, {4: None, 7: None}
     found = [session.assignment()]
     session._check = object()

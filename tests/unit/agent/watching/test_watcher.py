@@ -1,9 +1,8 @@
 """The watcher on a local disk: what it publishes, and what it logs when it can't read."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
+from typing import Self
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,7 +13,6 @@ from lakewarden.agent.watching import watcher as watcher_module
 from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import TableFollower
 from lakewarden.agent.watching.formats import follow
-from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import (
     CommitCompleted,
     CommitIntent,
@@ -22,7 +20,7 @@ from lakewarden.events import (
     TransactionAbandoned,
 )
 from tests.recorded_hudi import recorded
-from tests.unit.agent.watching.lake import Lake, logged
+from tests.unit.agent.watching.lake import Lake, logged, looked_at
 from tests.waiting import until
 
 TIME = "20261122135643314"
@@ -37,10 +35,10 @@ class Table(Lake):
     def uri(self) -> str:
         return f"file://{self.root}"
 
-    def create(self) -> Table:
+    def create(self) -> Self:
         return self.add("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
 
-    def add(self, path: str, body: bytes = b"") -> Table:
+    def add(self, path: str, body: bytes = b"") -> Self:
         """Write a file below `.hoodie`."""
         self.put(".hoodie", path, body)
         return self
@@ -51,15 +49,10 @@ def table(tmp_path: Path) -> Table:
     return Table(tmp_path.resolve() / "trips")
 
 
-async def first_round(watcher: Watcher, uri: str) -> None:
-    """Wait until the watcher has looked at the table once."""
-    await until(lambda: (found := watcher.tables.get(uri)) and found.watched and found.watched.began)
-
-
 async def test_a_write_is_reported_from_its_request_to_its_commit(table: Table) -> None:
     table.create()
     async with table.watched(table.uri) as watcher:
-        await first_round(watcher, table.uri)
+        await looked_at(watcher, table.uri)
         table.add(f"timeline/{TIME}.commit.requested")
         (intent,) = await table.published.until(CommitIntent)
         table.add(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
@@ -83,7 +76,7 @@ async def test_a_table_that_is_not_there_yet_is_watched_when_it_appears(table: T
         async with table.watched(table.uri) as watcher:
             await logged(logs, "watch.table-unreadable")
             table.create()
-            await first_round(watcher, table.uri)
+            await looked_at(watcher, table.uri)
 
     events = [each["event"] for each in logs]
     assert events.count("watch.table-unreadable") == 1
@@ -95,7 +88,7 @@ async def test_a_table_that_vanishes_ends_no_transaction(table: Table) -> None:
     table.create()
     with capture_logs() as logs:
         async with table.watched(table.uri) as watcher:
-            await first_round(watcher, table.uri)
+            await looked_at(watcher, table.uri)
             table.add(f"timeline/{TIME}.commit.requested")
             await table.published.until(CommitIntent)
             away = table.root.rename(table.root.with_name("away"))
@@ -110,7 +103,7 @@ async def test_a_table_that_vanishes_ends_no_transaction(table: Table) -> None:
 async def test_an_instant_that_is_rolled_back_is_abandoned(table: Table) -> None:
     table.create()
     async with table.watched(table.uri) as watcher:
-        await first_round(watcher, table.uri)
+        await looked_at(watcher, table.uri)
         table.add(f"timeline/{TIME}.commit.requested")
         await table.published.until(CommitIntent)
         (table.root / f".hoodie/timeline/{TIME}.commit.requested").unlink()
@@ -149,10 +142,10 @@ async def test_a_folder_that_can_not_be_listed_hides_no_other_table_of_its_glob(
     monkeypatch.setattr(watcher_module, "DISCOVERY_SECONDS", 0.01)
     with capture_logs() as logs:
         async with table.watched(f"file://{table.root.parent}/*") as watcher:
-            await first_round(watcher, table.uri)
+            await looked_at(watcher, table.uri)
             assert set(watcher.tables) == {table.uri}
             readable = True
-            await first_round(watcher, secret.uri)
+            await looked_at(watcher, secret.uri)
 
     (line,) = [each for each in logs if each["event"] == "watch.folder-unreadable"]
     assert (line["folder"], line["why"]) == (secret.uri, "access denied")
@@ -168,13 +161,13 @@ async def test_a_table_of_a_glob_that_was_dropped_is_left_and_found_again(
     named = Table(table.root.with_name("named")).create()
     with capture_logs() as logs:
         async with table.watched(f"file://{table.root.parent}/*", named.uri) as watcher:
-            await first_round(watcher, table.uri)
-            await first_round(watcher, named.uri)
+            await looked_at(watcher, table.uri)
+            await looked_at(watcher, named.uri)
             shutil.rmtree(named.root)
             shutil.rmtree(table.root)
             await until(lambda: set(watcher.tables) == {named.uri})
             table.create()
-            await first_round(watcher, table.uri)
+            await looked_at(watcher, table.uri)
 
     events = [each["event"] for each in logs if each.get("table") == table.uri]
     assert [each for each in events if each in ("watch.table-found", "watch.table-dropped")] == [
@@ -198,7 +191,7 @@ async def test_a_table_of_a_glob_that_can_not_be_read_is_not_left(
         raise UnreadableTableError("access denied")
 
     async with table.watched(f"file://{table.root.parent}/*") as watcher:
-        await first_round(watcher, table.uri)
+        await looked_at(watcher, table.uri)
         monkeypatch.setattr(TableFiles, "folders", refusal)
         await until(lambda: refused >= 3)
 
@@ -243,9 +236,9 @@ async def test_a_table_that_fails_unexpectedly_is_begun_again_and_disturbs_no_ot
     with capture_logs() as logs:
         async with table.watched(table.uri, other) as watcher:
             await logged(logs, "watch.table-failed")
-            await first_round(watcher, other)
+            await looked_at(watcher, other)
             broken = False
-            await first_round(watcher, table.uri)
+            await looked_at(watcher, table.uri)
 
     assert [each["table"] for each in logs if each["event"] == "watch.table-failed"] == [table.uri]
     assert "watch.table-readable" in [each["event"] for each in logs]
