@@ -53,3 +53,15 @@ class RecordTooLargeError(AgentError):
 
 class PublishFailedError(AgentError):
     """Kafka rejected a record, so the state in memory is ahead of the log. The session ends; the next one replays the log."""
+
+
+SESSION_ENDS = (
+    KafkaRefusedError,
+    KafkaUnreachableError,
+    LogCutError,
+    PublishFailedError,
+    ReplacedError,
+    SuspendedError,
+    TaskEndedError,
+)
+"""They end a session, and another one may follow."""

@@ -5,7 +5,6 @@ Take-over, the commands and the page read through it, so a question opens two co
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
-from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
@@ -42,9 +41,7 @@ class Log:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -45,8 +45,8 @@ contender that reads the lock less often rarely acquires it."""
 
 _config_file: ContextVar[Path | None] = ContextVar("the settings file that is being read", default=None)
 
-_CLOUDS = ("gs", "az", "abfs")
-_SCHEMES = ("file", "s3", *_CLOUDS)
+SCHEMES = ("file", "s3", "gs", "az", "abfs")
+"""Of the stores that can hold locks."""
 OFF = "off"
 _PLACED = "=>"
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
@@ -451,7 +451,7 @@ class Settings(KafkaSettings):
         value = "file://" + value if value.startswith("/") else value
         scheme, separator, rest = value.partition("://")
         scheme = events.canonical_scheme(scheme)
-        if not separator or scheme not in _SCHEMES or not rest.strip("/"):
+        if not separator or scheme not in SCHEMES or not rest.strip("/"):
             raise ValueError(
                 f"{value!r} is not a location for locks; use file:///folder or s3://bucket[/prefix]; gs, az and abfs as s3"
             )
@@ -618,8 +618,8 @@ def _canonical_place(entry: str) -> str:
         )
     if location not in (HUDI, DEFAULT):
         location = events.canonical_location(location)
-        if location.partition("://")[0] not in _SCHEMES:
-            raise ValueError(f"{location!r} is in no store that can hold locks; use {', '.join(_SCHEMES)}")
+        if location.partition("://")[0] not in SCHEMES:
+            raise ValueError(f"{location!r} is in no store that can hold locks; use {', '.join(SCHEMES)}")
     return f"{events.canonical_glob(glob)}{_PLACED}{location}"
 
 

@@ -282,14 +282,10 @@ class TableLocks:
             case lease.LeaseEnded(why=why, holder=holder):
                 log.warning("lock.lost", table=uri, why=why, holder=holder, lock=location.uri)
                 self._step_table(uri, LockFailed(now, offset, "lost", f"lock {location.uri}: {why}"))
-            case lease.LockDenied(kind="unusable", why=why):
-                log.error("lock.unusable", table=uri, why=why, lock=location.uri)
-                self._step_table(uri, LockFailed(now, offset, "unusable", f"lock {location.uri}: {why}"))
-            case lease.LockDenied(kind="refused-too-long", why=why):
-                log.error("lock.refused-too-long", table=uri, why=why, lock=location.uri)
-                self._step_table(
-                    uri, LockFailed(now, offset, "refused-too-long", f"lock {location.uri}: {why}")
-                )
+            case lease.LockDenied(kind="unusable" | "refused-too-long" as kind, why=why):
+                denied = "lock.unusable" if kind == "unusable" else "lock.refused-too-long"
+                log.error(denied, table=uri, why=why, lock=location.uri)
+                self._step_table(uri, LockFailed(now, offset, kind, f"lock {location.uri}: {why}"))
             case lease.LockDenied(kind="refused", why=why):
                 log.warning("lock.refused", table=uri, why=why, lock=location.uri)
             case lease.LockDenied(why=why, holder=holder, held_until=held_until):

@@ -18,15 +18,6 @@ from lakewarden.agent import errors
 from lakewarden.handlers.explain.condition import NAMES as CONDITIONS
 
 DEFAULT_TABLES = 100
-SESSION_ENDS: tuple[type[errors.AgentError], ...] = (
-    errors.KafkaRefusedError,
-    errors.KafkaUnreachableError,
-    errors.LogCutError,
-    errors.PublishFailedError,
-    errors.ReplacedError,
-    errors.SuspendedError,
-    errors.TaskEndedError,
-)
 WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 REPLAY_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -221,7 +212,7 @@ class AgentMetrics:
         # A counter that appears with its first value shows no increase. So those of few values begin at 0.
         for step in ("acquired", "renewed", "released", "lost", "waiting", "refused"):
             self.lock_steps.labels(step)
-        for reason in ("stopped", "kafka-error", "os-error", *map(_name_of, SESSION_ENDS)):
+        for reason in ("stopped", "kafka-error", "os-error", *map(_name_of, errors.SESSION_ENDS)):
             self.sessions_ended.labels(reason)
         for topic in ("decisions", "conflicts", "audit", "ledger", "dead-letters"):
             self.published.labels(topic)

@@ -145,18 +145,7 @@ class Agent:
                     with anyio.CancelScope(shield=True), guarded("closing the session"):
                         await session.close()
                     background.cancel_scope.cancel()
-        except* (
-            KafkaError,
-            errors.KafkaRefusedError,
-            errors.KafkaUnreachableError,
-            errors.LogCutError,
-            errors.PublishFailedError,
-            errors.SuspendedError,
-            errors.ReplacedError,
-            errors.TaskEndedError,
-            OSError,
-            IllegalStateError,
-        ) as problems:
+        except* (*errors.SESSION_ENDS, KafkaError, OSError, IllegalStateError) as problems:
             ended_by = _first_leaf(problems)
         if ended_by is None and not self._stopping.is_set():
             ended_by = errors.TaskEndedError(

@@ -299,15 +299,12 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     def _create_owner(self, number: int) -> None:
         owner = self._owners[number] = PartitionOwner(
             number,
-            self._settings,
+            self._lasting,
             self._publisher,
             self._stores,
             self._tasks,
             self._watch,
-            undecodable=self._lasting.undecodable,
-            unpublishable=self._lasting.unpublishable,
             memory=self._memory,
-            metrics=self._lasting.metrics,
             partitions=self._partitions,
             cluster=self._cluster,
         )

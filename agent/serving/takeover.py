@@ -113,8 +113,6 @@ async def load(
             start.offset,
             ends[events],
             start.decisions,
-            (),
-            (),
             checkpoint=start.checkpoint,
             gaps=gaps,
             ledger_beginning=ledger.beginning,
@@ -169,14 +167,7 @@ async def find_starts(
             last[events[number]] = checkpoint.read
         if checkpoint is not None and checkpoint.published is not None:
             last[decisions[number]] = checkpoint.published
-    digests = await _digests(
-        reading,
-        {
-            partition: each.offset
-            for partition, each in last.items()
-            if beginnings[partition] <= each.offset < ends[partition]
-        },
-    )
+    digests = await _digests(reading, last, beginnings, ends)
     starts: dict[int, Start] = {}
     for number, checkpoint in checkpoints.items():
         extents = tuple(
@@ -200,8 +191,16 @@ async def find_starts(
     return starts
 
 
-async def _digests(reading: Log, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
-    """The digests of the records at these offsets, without those where there is no record."""
+async def _digests(
+    reading: Log,
+    last: Mapping[TopicPartition, LastRecord],
+    beginnings: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, str]:
+    """The digests of the records at the offsets of these, without those where there is no record."""
+    offsets = {
+        where: each.offset for where, each in last.items() if beginnings[where] <= each.offset < ends[where]
+    }
     records = await reading.read(offsets, {each: offset + 1 for each, offset in offsets.items()})
     return {
         partition: digest(found[0].value)
@@ -221,30 +220,24 @@ async def find_ledger_gaps(
     where = {number: TopicPartition(topic, number) for number in starts}
     beginnings = await reading.beginnings(where.values())
     if ends is None:
-        found_ends = await reading.ends(where.values())
-        ends = {number: found_ends[each] for number, each in where.items()}
+        ended = await reading.ends(where.values())
+    else:
+        ended = {each: ends[number] for number, each in where.items()}
     last = {
-        number: start.checkpoint.entry
+        where[number]: start.checkpoint.entry
         for number, start in starts.items()
         if start.checkpoint is not None and start.checkpoint.entry is not None
     }
-    digests = await _digests(
-        reading,
-        {
-            where[number]: each.offset
-            for number, each in last.items()
-            if beginnings[where[number]] <= each.offset < ends[number]
-        },
-    )
+    digests = await _digests(reading, last, beginnings, ended)
     found: dict[int, LedgerState] = {}
-    for number, start in starts.items():
-        extent = Extent(beginnings[where[number]], ends[number], digests.get(where[number]))
-        checkpoint = start.checkpoint
+    for number, each in where.items():
+        extent = Extent(beginnings[each], ended[each], digests.get(each))
+        checkpoint = starts[number].checkpoint
         gap = find_ledger_gap(
             topic,
             None if checkpoint is None else checkpoint.ledger_beginning,
             0 if checkpoint is None else checkpoint.ledger_end,
-            last.get(number),
+            last.get(each),
             extent,
         )
         found[number] = LedgerState(extent.beginning, gap)

@@ -1,11 +1,9 @@
 """Chooses the store of a URI by its scheme, and passes its settings."""
 
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import SCHEMES, Settings
 from lakewarden.agent.stores.local import LocalStore
 from lakewarden.agent.stores.locations import LocationError, parse_location, scheme_of
 from lakewarden.agent.stores.port import ConditionalStore
-
-SCHEMES = ("file", "s3", "gs", "az", "abfs")
 
 
 def open_store(root: str, settings: Settings) -> ConditionalStore:

@@ -7,9 +7,9 @@ cancellation, which passes through, and a programming error (a negative timeout,
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property
-from types import TracebackType
-from typing import Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import anyio
 import structlog
@@ -42,7 +42,7 @@ MAX_WHY_CHARACTERS: Final = 600
 """Limit for a reason, which goes into logs and events: a store's error page must not."""
 
 
-class ConditionalStore(Protocol):
+class ConditionalStore(AbstractAsyncContextManager["ConditionalStore"], Protocol):
     """A store with conditional writes. Use it inside `async with`; `request_timeout_seconds` bounds each call."""
 
     requests: int
@@ -61,16 +61,6 @@ class ConditionalStore(Protocol):
     async def delete(self, uri: str) -> None:
         """Delete a probe's key. If the store forbids it, log a warning and leave the key behind."""
         ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-        /,
-    ) -> bool | None: ...
 
 
 class LocatingStore(AsyncContextManagerMixin, Generic[Key]):

@@ -129,12 +129,7 @@ class CatalogFollower:
         files = files_of(metadata.location, self._buckets, access)
         uri = canonical_table(metadata.location)
         if self.began and (uri, metadata.uuid) != (self.uri, self._uuid):
-            log.warning(
-                "watch.position-lost",
-                table=uri,
-                name=str(self._name),
-                why="the catalog has another table of this name",
-            )
+            self._warn("watch.position-lost", uri, why="the catalog has another table of this name")
             self._forget()
         self.uri, self.files, self._uuid = uri, files, metadata.uuid
 
@@ -145,10 +140,9 @@ class CatalogFollower:
 
     def _report_cut(self) -> None:
         if not self._is_cut:
-            log.warning(
+            self._warn(
                 "watch.history-cut",
-                table=self.uri,
-                name=str(self._name),
+                self.uri,
                 detail="the catalog doesn't list all snapshots since the last look; those that it doesn't list are not reported; "
                 "the format's own check finds a conflict",
             )
@@ -187,14 +181,12 @@ class CatalogFollower:
             self._stuck = snapshot.id, now
         if snapshot is newest or now - self._stuck[1] < RECHECK_SECONDS:
             return False
-        log.warning(
-            "watch.position-lost",
-            table=self.uri,
-            name=str(self._name),
-            why=f"snapshot {snapshot.id} can't be read",
-        )
+        self._warn("watch.position-lost", self.uri, why=f"snapshot {snapshot.id} can't be read")
         self._newest, self._stuck = snapshot, None
         return True
+
+    def _warn(self, event: str, uri: str | None, **fields: str) -> None:
+        log.warning(event, table=uri, name=str(self._name), **fields)
 
 
 async def _commit(

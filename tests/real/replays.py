@@ -13,6 +13,7 @@ from lakewarden.agent.kafka import BATCH_BYTES
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
+from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
@@ -68,13 +69,15 @@ class Log:
     ) -> PartitionOwner:
         owner = PartitionOwner(
             self.partition,
-            self.scene.settings(),
+            Lasting(self.scene.settings()),
             Publisher(self.scene.producer, batch_bytes=BATCH_BYTES),
             Stores(self.scene.settings(), AsyncExitStack()),
             self.tasks,
             partitions=self.scene.settings().partitions,
         )
-        owner.load(start, NEVER, decided, decisions, ledger)
+        owner.replay.read_decisions(decided, decisions)
+        owner.replay.read_ledger(ledger)
+        owner.load(start, NEVER, decided)
         return owner
 
 

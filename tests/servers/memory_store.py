@@ -50,7 +50,7 @@ class Faults(Protocol):
         self, request: Request, outcome: conditional.ReadOutcome | conditional.WriteOutcome | None, /
     ) -> conditional.Unknown | None:
         """Return `Unknown` to lose the answer. The store has already acted."""
-        ...
+        return None
 
 
 class Objects:

@@ -35,17 +35,16 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden import events
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
-from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
+from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.log_seen import LogSeen, Phase, Progress
 from lakewarden.agent.serving.partition.own_records import OwnRecords
 from lakewarden.agent.serving.partition.refused_events import RefusedEvents
 from lakewarden.agent.serving.partition.replay import Replay
 from lakewarden.agent.serving.partition.tables import Tables
-from lakewarden.agent.settings import Settings
 from lakewarden.handlers.group.ownership import may_resume
 from lakewarden.handlers.group.readiness import Lag, OwnedPartition
 from lakewarden.handlers.table.liveness import CaughtUp
@@ -67,24 +66,18 @@ class PartitionOwner:
     def __init__(  # noqa: PLR0917 - the objects that all owners of an agent share
         self,
         number: int,
-        settings: Settings,
+        lasting: Lasting,
         publisher: Publisher,
         stores: Stores,
         tasks: anyio.abc.TaskGroup,
         watch: SleepWatch | None = None,
         *,
-        undecodable: events.UndecodableRecords | None = None,
-        unpublishable: dict[str, str] | None = None,
         memory: MemoryBudget | None = None,
-        metrics: AgentMetrics | None = None,
         partitions: int = 1,
         cluster: str | None = None,
     ) -> None:
-        """An agent's owners share the last six.
-
-        `unpublishable`: tables whose record a broker refused for its size, with the reason. `partitions`: their number in
-        `writers`, by which each table has its place. `cluster`: the id of the Kafka cluster, if it has one.
-        """
+        """`partitions`: the number that `writers` has, in one of which each table is. `cluster`: the id of the Kafka cluster."""
+        settings = lasting.settings
         self.number = number
         self.follows_paused = False
         """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
@@ -94,12 +87,11 @@ class PartitionOwner:
         """The periodic check notes the ends of the log there."""
         self._progress = Progress()
         self.seen = LogSeen(number, settings)
-        unpublishable = {} if unpublishable is None else unpublishable
-        self.records = OwnRecords(number, settings, publisher, self.seen, unpublishable)
+        self.records = OwnRecords(number, settings, publisher, self.seen, lasting.unpublishable)
         self._takeovers = self.records.takeovers
         memory = memory or MemoryBudget(settings.memory_bytes)
         parts = self._progress, settings, self.records, self.seen
-        self.observer = observer = PartitionMetrics(metrics or AgentMetrics())
+        self.observer = observer = PartitionMetrics(lasting.metrics)
         self.tables = Tables(
             *parts,
             memory,
@@ -111,8 +103,7 @@ class PartitionOwner:
             partitions=partitions,
             cluster=cluster,
         )
-        undecodable = undecodable or events.UndecodableRecords()
-        self.replay = Replay(self._progress, self.tables, self.records, self.seen, undecodable)
+        self.replay = Replay(self._progress, self.tables, self.records, self.seen, lasting.undecodable)
         self._refused = RefusedEvents(self.tables, self.records, observer)
         self._positions = CheckpointPositions()
         self._safe = Checkpoint(0, Position(0, None))
@@ -182,29 +173,25 @@ class PartitionOwner:
         self,
         start: int,
         end: int,
-        decisions_position: Position,
-        decisions: Iterable[ConsumerRecord],
-        ledger: Iterable[ConsumerRecord],
+        decisions: Position,
         *,
         checkpoint: Checkpoint | None = None,
         gaps: Sequence[Gap] = (),
         ledger_beginning: int = 0,
     ) -> None:
-        """Start the replay of `writers` from `start` to `end`.
+        """Start the replay of `writers` from `start` to `end`. `replay` has read the ledger, and decisions from `decisions` on.
 
-        `decisions` and `ledger`: the records that `read_decisions` and `read_ledger` have not been given yet.
         `checkpoint`: the one of the former owner. `gaps`: what the log lacks of what that relies on. `ledger_beginning`: where
         the ledger begins.
         """
         replay, takeovers = self.replay, self._takeovers
         self._progress.position = self.committed = start
-        self.replay.read_decisions(decisions_position, decisions)
-        self.replay.read_ledger(ledger)
+        replay.read_decisions(decisions, ())
         if replay.newer is not None:
             self._refuse_partition(replay.newer, _REFUSED)
             return
         self.seen.compare(checkpoint, gaps, replay.published.all(), end, ledger_beginning)
-        self._safe = self.seen.checkpoint(start, decisions_position)
+        self._safe = self.seen.checkpoint(start, decisions)
         if self.seen.writers_replaced:
             self.tables.ledger.drop_offsets()
         self.tables.repeat_entries()

@@ -201,8 +201,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={jwks}")
         with EmbeddedKafka(folder / "kafka", port=free_port(), properties=properties) as broker:
-            places = (f"127.0.0.1:{port}" for port in ports.values())
-            yield Guarded(broker, *places, folder, authority, retiring, issuer)
+            mtls, oauth, sasl, tls = (f"127.0.0.1:{port}" for port in ports.values())
+            yield Guarded(broker, mtls, oauth, sasl, tls, folder, authority, retiring, issuer)
 
 
 @pytest.fixture

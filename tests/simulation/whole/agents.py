@@ -30,11 +30,11 @@ from lakewarden.agent import clock, kafka
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving import agent as agent_module, session as session_module
 from lakewarden.agent.serving.checkpoint import Checkpoint
+from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition import owner as owner_module, tables as tables_module
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.agent.serving.session import KafkaSession
-from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,
@@ -215,14 +215,14 @@ class ObservedOwner(PartitionOwner):
         self,
         world: World,
         number: int,
-        settings: Settings,
+        lasting: Lasting,
         publisher: Publisher,
         *rest: Any,
         partitions: int,
         **shared: Any,
     ) -> None:
         observed: Any = SimpleNamespace(put=self._publish)
-        super().__init__(number, settings, observed, *rest, partitions=partitions, **shared)
+        super().__init__(number, lasting, observed, *rest, partitions=partitions, **shared)
         assert isinstance(self.tables, ObservedTables)
         self.tables.on_stop = self._on_stop
         read_decisions = self.replay.read_decisions
@@ -232,7 +232,7 @@ class ObservedOwner(PartitionOwner):
             read_decisions(start, without_unknown(records) if newer else records)
 
         setattr(self.replay, "read_decisions", read_known)  # noqa: B010 - mypy refuses the assignment to a method
-        self.settings = settings
+        self.settings = lasting.settings
         self.partitions = partitions
         self._publisher = publisher
         self.node = current_process().node
@@ -477,7 +477,7 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
     tasks = SimpleNamespace(start_soon=lambda *_, **__: None)  # a replay requests no locks
     # With the default budget: in a replay, a smaller one may be exceeded at other moments (handlers/table/memory.py).
     settings = owner.settings.model_copy(update={"memory_mb": SETTINGS.memory_mb})
-    arguments: tuple[Any, ...] = (owner.number, settings, recorder, stores, tasks)
+    arguments: tuple[Any, ...] = (owner.number, Lasting(settings), recorder, stores, tasks)
     rebuilt = PartitionOwner(*arguments, partitions=owner.partitions)
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
     known = owner.broker.group.committed.get(writers)
@@ -487,7 +487,9 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
     decisions = without_unknown(logs[TopicPartition(TOPICS.decisions, owner.number)][decided.offset :])
     rebuilt.consume(_without_ignored(owner, logs[writers][start : owner.position]), 0.0)
     entries: list[Any] = logs[ledger][owner.broker.beginnings[ledger] :]
-    rebuilt.load(start, owner.position, decided, decisions, entries, checkpoint=checkpoint)
+    rebuilt.replay.read_decisions(decided, decisions)
+    rebuilt.replay.read_ledger(entries)
+    rebuilt.load(start, owner.position, decided, checkpoint=checkpoint)
     return rebuilt, recorder.decisions
 
 

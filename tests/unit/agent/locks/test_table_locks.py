@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from lakewarden.agent.locks import table_locks
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -34,12 +35,11 @@ from lakewarden.events import (
 from lakewarden.handlers.lease.conditional import IfAbsent, ReadOutcome, Refused, Unknown
 from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.handlers.table.log_gaps import Gap
-from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
 from tests.servers.memory_store import Fault, Faults, MemoryStore, Request
 from tests.tuned import tuned
 from tests.unit.agent.serving import owner_in_memory
-from tests.unit.agent.serving.owner_in_memory import E, Log, consumed
+from tests.unit.agent.serving.owner_in_memory import BEGINNING, E, Log, consumed
 from tests.unit.events.building import made
 from tests.waiting import until
 
@@ -143,10 +143,9 @@ async def scene(
     store = MemoryStore(request_timeout_seconds=60, objects=objects, faults=faults)
     values = {"tables": ("s3://lake/warehouse/*",), "lock_root": "s3://lake", **settings}
     async with store, in_own_task(anyio.create_task_group()) as tasks:
-        owner = PartitionOwner(
-            0, tuned(**values), cast("Publisher", log), cast("Stores", OneStore(store)), tasks
-        )
-        owner.load(0, 0, Position(0, None), [], [])
+        lasting, stores = Lasting(tuned(**values)), cast("Stores", OneStore(store))
+        owner = PartitionOwner(0, lasting, cast("Publisher", log), stores, tasks)
+        owner.load(0, 0, BEGINNING)
         yield Scene(owner, log, None, faults=faults, objects=objects)
         tasks.cancel_scope.cancel()
 
@@ -467,17 +466,20 @@ async def test_only_locks_of_former_owners_are_taken_over_at_once(
     cluster: str | None, known: tuple[str, ...], gaps: tuple[Gap, ...], fenced: bool
 ) -> None:
     """The former owner was killed, or is paused. Without a proof that it was one, its leases must end first."""
-    store, settings = MemoryStore(request_timeout_seconds=60), Settings(tables=("s3://lake/warehouse/*",))
+    lasting = Lasting(Settings(tables=("s3://lake/warehouse/*",)))
+    store = MemoryStore(request_timeout_seconds=60)
 
     def serve(cluster: str | None, *former: str, gaps: Sequence[Gap] = ()) -> Scene:
         stores, log = cast("Stores", OneStore(store)), Log()
-        owner = PartitionOwner(0, settings, cast("Publisher", log), stores, tasks, cluster=cluster)
+        owner = PartitionOwner(0, lasting, cast("Publisher", log), stores, tasks, cluster=cluster)
         taken = [
             made(PartitionTaken, event_id=each, table=partition_name(0), term=each)
             for each in (owner.records.term if each == "own" else each for each in former)
         ]
-        decisions = [consumed(encode(each), offset) for offset, each in enumerate(taken)]
-        owner.load(0, 0, Position(0, None), decisions, [], gaps=gaps)
+        owner.replay.read_decisions(
+            BEGINNING, (consumed(encode(each), offset) for offset, each in enumerate(taken))
+        )
+        owner.load(0, 0, BEGINNING, gaps=gaps)
         scene = Scene(owner, log, None, faults=StoreFaults(lambda _: False), objects={})
         for table in (TABLE, OTHER):
             scene.begin(table, table)

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from lakewarden.agent import clock
 from lakewarden.agent.locks.keeper import Stores
-from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.publisher import Outgoing
+from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -50,6 +50,7 @@ READERS: dict[str, TypeAdapter[Any]] = {
     TOPICS.ledger: LEDGER_EVENT,
     TOPICS.dead_letters: TypeAdapter(DeadLetter),
 }
+BEGINNING = Position(0, None)
 CONSUMED = -1
 """An end of the log up to which the owner has consumed."""
 
@@ -109,11 +110,13 @@ class Log:
         return [each for each in found if isinstance(each, kind)]
 
 
-def offline_owner(log: Log, settings: Settings = SETTINGS, number: int = 0, **more: Any) -> PartitionOwner:
+def offline_owner(log: Log, lasting: Lasting | None = None, number: int = 0, **more: Any) -> PartitionOwner:
     """An owner that requests and releases no lock, because it has no store."""
     publisher: Any = log
     no_tasks: Any = None
-    owner = PartitionOwner(number, settings, publisher, Stores(settings, AsyncExitStack()), no_tasks, **more)
+    lasting = lasting or Lasting(SETTINGS)
+    stores = Stores(lasting.settings, AsyncExitStack())
+    owner = PartitionOwner(number, lasting, publisher, stores, no_tasks, **more)
     for name in ("start_acquire", "start_release"):
         setattr(owner.tables.locks, name, lambda *_, **__: None)
     return owner
@@ -183,20 +186,19 @@ class Table:
         self.log = Log()
         self.events: list[ConsumerRecord] = []
         self.accepted = 0
-        self.unpublishable: dict[str, str] = {}
-        self.metrics = AgentMetrics()
+        self.lasting = Lasting(CONFIGURED)
+        self.metrics = self.lasting.metrics
         self.start()
 
     def start(self, start_acquire: Callable[..., None] = lambda *_, **__: None) -> None:
         """A new owner replays everything. It requests locks by `start_acquire`."""
-        self.owner = offline_owner(
-            self.log, CONFIGURED, unpublishable=self.unpublishable, metrics=self.metrics
-        )
+        self.owner = offline_owner(self.log, self.lasting)
         setattr(self.owner.tables.locks, "start_acquire", start_acquire)  # noqa: B010 - mypy refuses the assignment to a method
         end = len(self.events)
         self.owner.publish_takeover()
-        decisions, ledger = self.log.of(TOPICS.decisions), self.log.of(TOPICS.ledger)
-        self.owner.load(0, end, Position(0, None), decisions, ledger)
+        self.owner.replay.read_decisions(BEGINNING, self.log.of(TOPICS.decisions))
+        self.owner.replay.read_ledger(self.log.of(TOPICS.ledger))
+        self.owner.load(0, end, BEGINNING)
         self.owner.consume(self.events, self.now)
         self.owner.finish_replay(end)
         assert self.owner.phase == "live"

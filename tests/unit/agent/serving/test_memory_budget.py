@@ -7,8 +7,8 @@ import structlog
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.events import Abort, CommitIntent, Marker, MarkerCreated
 from lakewarden.handlers.table.memory import used_bytes
-from lakewarden.handlers.table.replay import Position
 from tests.unit.agent.serving.owner_in_memory import (
+    BEGINNING,
     OTHER as TRIPS,
     TABLE as ORDERS,
     TOPICS,
@@ -57,8 +57,8 @@ class Agent:
         ]
         self.owners = [each.owner for each in self.scenes]
         for number, scene in enumerate(self.scenes):
-            decisions = self.log.of(TOPICS.decisions, number)
-            scene.owner.load(0, len(scene.events), Position(0, None), decisions, ())
+            scene.owner.replay.read_decisions(BEGINNING, self.log.of(TOPICS.decisions, number))
+            scene.owner.load(0, len(scene.events), BEGINNING)
         for scene in reversed(self.scenes):  # not in the order in which it was live
             scene.owner.consume(scene.events, 0.0)
             scene.owner.finish_replay(len(scene.events))

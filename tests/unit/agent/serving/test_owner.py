@@ -19,16 +19,16 @@ from lakewarden.events import (
     CommitRequested,
     DeadLetter,
     DecisionEvent,
-    LedgerRecord,
     PartitionTaken,
     encode,
     partition_name,
 )
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.table.machine import LockConfirmed
-from lakewarden.handlers.table.replay import Position, PublishedDecisions
+from lakewarden.handlers.table.replay import PublishedDecisions
 from lakewarden.handlers.table.state import LockView
 from tests.unit.agent.serving.owner_in_memory import (
+    BEGINNING,
     OTHER,
     TABLE,
     TOPICS,
@@ -48,7 +48,7 @@ __all__ = ["memory_table"]
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     log = Log()
     made = Scene(offline_owner(log), log)
-    made.owner.load(0, 0, Position(0, None), [], [])
+    made.owner.load(0, 0, BEGINNING)
     monkeypatch.setattr(clock, "time", SetClock(made.time))
     return made
 
@@ -169,17 +169,11 @@ def _intent(number: int) -> Any:
     return consumed(encode(event), topic=TOPICS.writers, partition=number, key=TABLE)
 
 
-def _ledger(*entries: LedgerRecord) -> list[Any]:
-    return [
-        consumed(encode(each), offset, topic=TOPICS.ledger, key=TABLE) for offset, each in enumerate(entries)
-    ]
-
-
 @pytest.mark.parametrize("replayed", [False, True], ids=["live", "replayed"])
 def test_the_owner_of_another_partition_refuses_the_record(replayed: bool) -> None:
     log, number = Log(), (PLACE + 1) % PARTITIONS
     owner = _owner(log, number)
-    owner.load(0, int(replayed), Position(0, None), [], [])
+    owner.load(0, int(replayed), BEGINNING)
 
     owner.consume([_intent(number)], 0.0)
     owner.finish_replay(1)
@@ -205,7 +199,10 @@ def test_a_ledger_entry_in_another_partition_opens_no_table() -> None:
     log, number = Log(), (PLACE + 1) % PARTITIONS
     entries = [BatchCommitted(transaction=f"T{batch}", batch_id=batch, **COMMON) for batch in (7, 6)]
     owner = _owner(log, number)
-    owner.load(0, 0, Position(0, None), [], _ledger(*entries))
+    owner.replay.read_ledger(
+        consumed(encode(each), offset, topic=TOPICS.ledger, key=TABLE) for offset, each in enumerate(entries)
+    )
+    owner.load(0, 0, BEGINNING)
 
     assert owner.phase == "live"
     assert owner.tables.states == {}
@@ -213,14 +210,14 @@ def test_a_ledger_entry_in_another_partition_opens_no_table() -> None:
 
 
 def test_an_operators_replay_ignores_the_record() -> None:
-    starts = {number: Start(None, 0, Position(0, None), ()) for number in range(PARTITIONS)}
+    starts = {number: Start(None, 0, BEGINNING, ()) for number in range(PARTITIONS)}
     number = (PLACE + 1) % PARTITIONS
     found = LogReplay(starts)
 
-    found.replay(number, [_intent(number)], PublishedDecisions(Position(0, None), ()))
+    found.replay(number, [_intent(number)], PublishedDecisions(BEGINNING, ()))
     assert found.tables == {}
 
-    found.replay(PLACE, [_intent(PLACE)], PublishedDecisions(Position(0, None), ()))
+    found.replay(PLACE, [_intent(PLACE)], PublishedDecisions(BEGINNING, ()))
     assert [each.id for each in found.tables[TABLE].open()] == ["T"]
 
 

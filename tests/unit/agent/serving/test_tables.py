@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lakewarden.agent import clock
+from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition.tables import QUIET_SECONDS
 from lakewarden.events import (
     AlreadyCommitted,
@@ -19,8 +20,8 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.handlers.table.ledger import CommittedBatch
-from lakewarden.handlers.table.replay import Position
 from tests.unit.agent.serving.owner_in_memory import (
+    BEGINNING,
     OTHER,
     SETTINGS,
     TABLE,
@@ -40,13 +41,15 @@ COMMON: dict[str, Any] = {"event_id": "e", "table": TABLE, "writer": "w", "at": 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Scene:
     """A live owner of at most one table, whose ledger has a batch and two lost conflicts of writer `w`."""
     log = Log()
-    made = Scene(offline_owner(log, SETTINGS.model_copy(update={"max_tables": 1})), log)
+    made = Scene(offline_owner(log, Lasting(SETTINGS.model_copy(update={"max_tables": 1}))), log)
     entries = (
         BatchCommitted(transaction="T7", batch_id=7, **COMMON),
         ConflictsLost(transaction="T8", losses=2, lost_on=PLACES, **COMMON),
     )
-    ledger = [consumed(encode(entry), number, key=TABLE) for number, entry in enumerate(entries)]
-    made.owner.load(0, 0, Position(0, None), [], ledger)
+    made.owner.replay.read_ledger(
+        consumed(encode(entry), number, key=TABLE) for number, entry in enumerate(entries)
+    )
+    made.owner.load(0, 0, BEGINNING)
     assert made.owner.tables.states == {}, (
         "a take-over with a million entries must not cost a state per table"
     )
