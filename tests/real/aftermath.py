@@ -41,6 +41,14 @@ class Aftermath:
         """The writers' evidence of one kind."""
         return [line for line in self.lines if line["what"] == what]
 
+    def figures(self) -> tuple[Counter[str], Counter[str]]:
+        """How many decisions there are of each kind, and how often a batch was acknowledged in each way."""
+        decided = map(fields, self.records("decisions"))
+        return (
+            Counter(each["type"] + ":" + each.get("reason", "") for each in decided),
+            Counter(line["how"] for line in self.lines_of("acknowledged")),
+        )
+
     def records(self, of: str) -> Iterable[ConsumerRecord]:
         """The records of one topic in all partitions."""
         for log in self.logs.values():

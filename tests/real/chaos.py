@@ -127,19 +127,6 @@ class Chaos:
     def table(self, name: str) -> str:
         return f"s3://{self.bucket}/warehouse/{name}"
 
-    @asynccontextmanager
-    async def consuming(self) -> AsyncGenerator[None]:
-        """Consume what the agents publish, while the block runs."""
-
-        async def consume() -> None:
-            while True:
-                await self.scene.poll()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(consume)
-            yield
-            tasks.cancel_scope.cancel()
-
     # -- processes ---------------------------------------------------------------------------------------------------
 
     async def start_agent(self, **more: Any) -> None:

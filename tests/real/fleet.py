@@ -119,12 +119,14 @@ class Fleet:
                 lines = [line for process, before in later for line in process.lines[before:]]
                 if len({each["writer"] for each in lines if each["what"] == "acknowledged"}) == WRITERS:
                     return
-                for number, process in enumerate(self.writers):
-                    log = self.scene.root / f"writers-{number}.log"
-                    assert process.popen.poll() is None, (
-                        f"writers ended by themselves: {log.read_text()[-3000:]}"
-                    )
+                for number in range(PROCESSES):
+                    self._require_running(number)
                 await anyio.sleep(0.5)
+
+    def _require_running(self, number: int) -> None:
+        log = self.scene.root / f"writers-{number}.log"
+        running = self.writers[number].popen.poll() is None
+        assert running, f"writers ended by themselves: {log.read_text()[-3000:]}"
 
     def line_counts(self) -> list[int]:
         """How many lines of evidence each process of writers has written."""
@@ -164,18 +166,15 @@ class Fleet:
             self._pause_an_agent,
             self._kill_writers,
         ]
-        until = time.monotonic() + seconds
+        ends_at = time.monotonic() + seconds
         rounds = 0
         async with anyio.create_task_group() as tasks:
-            while time.monotonic() < until or rounds < LEAST_ROUNDS:
+            while time.monotonic() < ends_at or rounds < LEAST_ROUNDS:
                 rounds += 1
                 for kind in self.chance.sample(kinds, len(kinds)):
                     tasks.start_soon(kind)
                     await anyio.sleep(self.chance.uniform(*GAP_SECONDS))
-                    await self._wait_for_two_agents()
-
-    async def _wait_for_two_agents(self) -> None:
-        await until(lambda: len(self._free) >= 2, seconds=PATIENCE_SECONDS)
+                    await until(lambda: len(self._free) >= 2, seconds=PATIENCE_SECONDS)
 
     @asynccontextmanager
     async def _victim(self) -> AsyncGenerator[str]:
@@ -217,26 +216,22 @@ class Fleet:
     async def _kill_writers(self) -> None:
         """Kill a process of writers while one writer is between its publish and its completion, or after it, alternately."""
         async with self._killing:
-            await self._kill_pausing_writers()
-
-    async def _kill_pausing_writers(self) -> None:
-        number = self.chance.randrange(PROCESSES)
-        moment = ("published", "completed")[len(self.killed_writers) % 2]
-        process = self.writers[number]
-        log = self.scene.root / f"writers-{number}.log"
-        assert process.popen.poll() is None, f"writers ended by themselves: {log.read_text()[-3000:]}"
-        past = len(process.lines)
-        process.send(f"pause {moment}")
-        await process.wait_for_line(
-            lambda line: line["what"] == "pausing" and line["requested"],
-            f"a writer that pauses after it has {moment}",
-            after=past,
-            patience=PATIENCE_SECONDS,
-        )
-        process.kill()
-        self.killed_writers.append((number, time.monotonic()))
-        self.faults["writers killed"] += 1
-        self.writers[number] = self._start_writers(number)
+            number = self.chance.randrange(PROCESSES)
+            moment = ("published", "completed")[len(self.killed_writers) % 2]
+            process = self.writers[number]
+            self._require_running(number)
+            past = len(process.lines)
+            process.send(f"pause {moment}")
+            await process.wait_for_line(
+                lambda line: line["what"] == "pausing" and line["requested"],
+                f"a writer that pauses after it has {moment}",
+                after=past,
+                patience=PATIENCE_SECONDS,
+            )
+            process.kill()
+            self.killed_writers.append((number, time.monotonic()))
+            self.faults["writers killed"] += 1
+            self.writers[number] = self._start_writers(number)
 
     # -- evidence ---------------------------------------------------------------------------------------------------
 

@@ -74,31 +74,19 @@ class Place:
         return Path(self.lock.removeprefix("file://"))
 
     def write(self, body: bytes, uri: str | None = None) -> None:
-        scheme, rest = (uri or self.lock).split("://", 1)
-        if scheme == "file":
-            path = Path(rest)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_suffix(".fresh")
-            fresh.write_bytes(body)
-            fresh.replace(path)
+        """Write the lock object, or another one, whole at once."""
+        uri = uri or self.lock
+        if self.server is not None:
+            self.server.put(uri, body)
             return
-        assert self.server is not None
-        bucket, key = rest.split("/", 1)
-        client = self.server.new_client()
-        client.put_object(Bucket=bucket, Key=key, Body=body)
-        client.close()
+        path = Path(uri.removeprefix("file://"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f".{path.name}.written")
+        written.write_bytes(body)
+        written.replace(path)
 
     def read(self) -> LockRecord | Malformed:
-        scheme, rest = self.lock.split("://", 1)
-        if scheme == "file":
-            return parse(Path(rest).read_bytes())
-        assert self.server is not None
-        bucket, key = rest.split("/", 1)
-        client = self.server.new_client()
-        try:
-            return parse(client.get_object(Bucket=bucket, Key=key)["Body"].read())
-        finally:
-            client.close()
+        return parse(self.file.read_bytes() if self.server is None else self.server.get(self.lock))
 
     def record(self) -> LockRecord:
         found = self.read()

@@ -209,6 +209,14 @@ class World:
             await self.poll()
             self.notify()
 
+    @asynccontextmanager
+    async def consuming(self) -> AsyncIterator[None]:
+        """Consume while the block runs."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.consume)
+            yield
+            tasks.cancel_scope.cancel()
+
     def notify(self) -> None:
         """Wake those that wait for `changed`."""
         self.changed.set()
@@ -262,6 +270,15 @@ class World:
         """All transactions in the log, for `promises.check`."""
         log, topics = await self.read_log(), self.settings().topics
         return promises.transactions(log[topics.writers], log[topics.decisions])
+
+    async def wait_for_checkpoint(
+        self, matches: Callable[[int, dict[str, Any]], Any] = lambda _, __: True
+    ) -> tuple[int, dict[str, Any]]:
+        """Wait until a partition has a matching checkpoint. Return its offset and metadata."""
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while not (found := [each for each in (await self.committed()).values() if matches(*each)]):
+                await anyio.sleep(0.2)
+        return found[0]
 
     async def committed(self) -> dict[int, tuple[int, dict[str, Any]]]:
         """The group's committed offsets and metadata, by partition."""

@@ -15,7 +15,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -71,12 +71,23 @@ class S3Server:
     def bucket(self) -> str:
         """Create a bucket; return its name."""
         name = new_name()
-        client = self.new_client()
-        try:
+        with closing(self.new_client()) as client:
             client.create_bucket(Bucket=name)
-        finally:
-            client.close()
         return name
+
+    def put(self, uri: str, body: bytes) -> None:
+        """Write the object `s3://bucket/key`."""
+        with closing(self.new_client()) as client:
+            client.put_object(**_named_by(uri), Body=body)
+
+    def get(self, uri: str) -> bytes:
+        with closing(self.new_client()) as client:
+            return bytes(client.get_object(**_named_by(uri))["Body"].read())
+
+
+def _named_by(uri: str) -> dict[str, str]:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return {"Bucket": bucket, "Key": key}
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,7 @@ OURS: dict[str, Any] = {
     "drift_seconds": 0.5,
     "session_timeout_seconds": 30.0,
 }
-OURS_SHORT = {
-    "hudi_validity_seconds": SHORT_LEASE_SECONDS,
-}
+OURS_SHORT = {"hudi_validity_seconds": SHORT_LEASE_SECONDS}
 HUDI_DRIFT_MS = 500
 """A constant of Hudi."""
 OUR_DRIFT_MS = 2_000 * OURS["drift_seconds"]
@@ -86,11 +84,9 @@ class Lake:
 
     def table(self, name: str) -> str:
         """The URI of a Hudi table, which has the file by which the agent recognises one."""
-        key = f"warehouse/{name}"
-        client = self.server.new_client()
-        client.put_object(Bucket=self.bucket, Key=key + HUDI_PROPERTIES, Body=b"hoodie.table.name=t\n")
-        client.close()
-        return f"s3://{self.bucket}/{key}"
+        table = f"s3://{self.bucket}/warehouse/{name}"
+        self.server.put(table + HUDI_PROPERTIES, b"hoodie.table.name=t\n")
+        return table
 
     def values(self, **more: Any) -> dict[str, Any]:
         """Settings of the product."""
@@ -98,12 +94,7 @@ class Lake:
 
     def body(self, table: str) -> bytes:
         """The contents of the table's lock object."""
-        client = self.server.new_client()
-        try:
-            body: bytes = client.get_object(**self._lock(table))["Body"].read()
-        finally:
-            client.close()
-        return body
+        return self.server.get(table + HUDI_LOCK)
 
     def record(self, table: str) -> LockRecord:
         record = parse(self.body(table))
@@ -112,12 +103,7 @@ class Lake:
 
     def put(self, table: str, record: LockRecord) -> None:
         """Write the lock object as the product does."""
-        client = self.server.new_client()
-        client.put_object(**self._lock(table), Body=render(record))
-        client.close()
-
-    def _lock(self, table: str) -> dict[str, str]:
-        return {"Bucket": self.bucket, "Key": (table + HUDI_LOCK).removeprefix(f"s3://{self.bucket}/")}
+        self.server.put(table + HUDI_LOCK, render(record))
 
     async def show(self, table: str) -> dict[str, Any]:
         """The output of `lakewarden lock show`."""
@@ -129,19 +115,9 @@ class Lake:
     @asynccontextmanager
     async def hold(self, table: str, *command: str, **more: Any) -> AsyncIterator[Hold]:
         """Start `lakewarden lock hold`, which waits for the lock. It is killed at the end of the block."""
-        arguments = [
-            "hold",
-            table,
-            "--hudi",
-            "--wait",
-            f"{CONTENTION_PATIENCE_SECONDS:g}",
-            "--seconds",
-            "300",
-            "--",
-            *command,
-        ]
-        if not command:
-            arguments.pop()
+        patience = f"{CONTENTION_PATIENCE_SECONDS:g}"
+        arguments = ["hold", table, "--hudi", "--wait", patience, "--seconds", "300"]
+        arguments += ["--", *command] if command else []
         env = environment(self.values(**more))
         async with await anyio.open_process(_command(*arguments), env=env) as process:
             assert process.stdout is not None

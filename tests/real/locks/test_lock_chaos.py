@@ -28,7 +28,7 @@ HOLDERS = 3
 async def test_a_minute_of_faults_causes_no_two_holders_and_every_loss_is_published(
     lock_storm: Chaos,
 ) -> None:
-    async with lock_storm.consuming():
+    async with lock_storm.scene.consuming():
         await _run_faults(lock_storm)
 
     print(

@@ -85,9 +85,7 @@ class Pair:
 
     def put(self, record: LockRecord) -> None:
         """Write the lock object as another program does."""
-        client = self.server.new_client()
-        client.put_object(Bucket=self.bucket, Key="locks/both.json", Body=render(record))
-        client.close()
+        self.server.put(self.lock, render(record))
 
 
 @pytest.fixture

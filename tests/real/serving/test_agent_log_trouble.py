@@ -12,7 +12,7 @@ from lakewarden.agent.serving import session
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.events import Abort, LockAcquired
 from tests.real.writers import World
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.real]
 
@@ -27,9 +27,7 @@ async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_
         await lost.begin(heartbeat_seconds=100)
         await lost.touch("x")
         await scene.settle()
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while not await scene.committed():
-                await anyio.sleep(0.2)
+        await scene.wait_for_checkpoint()
         process.kill()
     await _remove_all(scene, admin)
 
@@ -56,9 +54,7 @@ async def test_an_agent_does_not_start_after_the_number_of_partitions_has_change
         await process.ready()
         writer = scene.writer("before")
         await writer.begin(heartbeat_seconds=100)
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while not await scene.committed():
-                await anyio.sleep(0.2)
+        await scene.wait_for_checkpoint()
         process.kill()
     await _add_partitions(scene, admin)
 

@@ -94,9 +94,8 @@ async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
         excluded = scene.writer("excluded", tables[2])
         foreign = LockRecord(expired=False, valid_until=_in_ms(3600.0), owner=str(uuid.uuid4()))
         place = scene.settings().placement().location(tables[2], hudi=False)
-        where = {"Bucket": bucket, "Key": getattr(place, "uri", "").removeprefix(f"s3://{bucket}/")}
-        client = s3_credentials.new_client()
-        client.put_object(**where, Body=render(foreign))
+        lock = getattr(place, "uri", "")
+        s3_credentials.put(lock, render(foreign))
         with scene.process() as first:
             await first.ready()
             for each in (running, idle):
@@ -117,8 +116,7 @@ async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
             await after.obtain_grant()
             await after.complete()
 
-        assert client.get_object(**where)["Body"].read() == render(foreign)
-        client.close()
+        assert s3_credentials.get(lock) == render(foreign)
         taken = scene.events(LockAcquired, lambda lock: lock.fenced)
         assert {each.adopted for each in taken} == {each.owner for each in former}
         assert scene.events(CommitGranted, excluded.mine) == []
@@ -286,8 +284,7 @@ async def test_sigterm_while_the_agent_waits_for_kafka_stops_it(scene: World) ->
 
 async def test_two_agents_share_the_tables_and_one_may_stop_at_any_time(scene: World) -> None:
     jobs = WriterJobs(scene)
-    async with anyio.create_task_group() as consuming:
-        consuming.start_soon(scene.consume)
+    async with scene.consuming():
         with scene.process(**BRISK) as first, scene.process(**BRISK) as second:
             await first.ready()
             await second.ready()
@@ -300,7 +297,6 @@ async def test_two_agents_share_the_tables_and_one_may_stop_at_any_time(scene: W
                 with scene.process(**BRISK) as third:
                     await third.ready()
                     await jobs.wait_until_finished(48)
-        consuming.cancel_scope.cancel()
 
     found = await scene.transactions()
     assert len(found) >= 48
@@ -311,8 +307,7 @@ async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_chan
     scene: World,
 ) -> None:
     jobs = WriterJobs(scene)
-    async with anyio.create_task_group() as consuming:
-        consuming.start_soon(scene.consume)
+    async with scene.consuming():
         with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended:
             await suspended.ready()
             async with anyio.create_task_group() as burst:
@@ -329,7 +324,6 @@ async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_chan
                     suspended.popen.send_signal(signal.SIGCONT)
                     waiting = await suspended.logged("kafka.waiting")
                     await jobs.wait_until_finished(72)
-        consuming.cancel_scope.cancel()
 
     assert "was suspended" in waiting["problem"]
     found = await scene.transactions()
@@ -353,8 +347,7 @@ async def test_a_suspended_agent_that_resumes_in_an_empty_group_moves_no_checkpo
             for table in tables:
                 running.start_soon(burst, table, batches)
 
-    async with anyio.create_task_group() as consuming:
-        consuming.start_soon(scene.consume)
+    async with scene.consuming():
         with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended:
             await suspended.ready()
             await bursts(1)
@@ -368,7 +361,6 @@ async def test_a_suspended_agent_that_resumes_in_an_empty_group_moves_no_checkpo
             suspended.popen.send_signal(signal.SIGCONT)
             await bursts(1)
             after = await scene.committed()
-        consuming.cancel_scope.cancel()
     moved = {
         partition: (offset, after[partition][0])
         for partition, (offset, metadata) in before.items()
@@ -415,23 +407,20 @@ async def test_every_promise_holds_when_the_agent_is_killed_at_any_moment(scene:
     """200 transactions of 8 jobs on two tables, with SIGKILL at four random moments."""
     chance = random.Random(seed)
     jobs = WriterJobs(scene)
-    async with anyio.create_task_group() as consuming:
-        consuming.start_soon(scene.consume)
-        async with anyio.create_task_group() as burst:
-            for number in range(8):
-                table = f"{scene.table}-{number % 2}"
-                burst.start_soon(jobs.job, f"job-{number}", 25, random.Random(f"{seed}-{number}"), table)
-            for kills in range(1, 5):
-                with scene.process(**BRISK) as process:
-                    await process.ready()
-                    done = jobs.finished
-                    with anyio.move_on_after(20):
-                        await jobs.wait_until_finished(min(done + chance.randrange(5, 35), 40 * kills))
-                    await anyio.sleep(chance.random() / 20)
-                    process.kill()
+    async with scene.consuming(), anyio.create_task_group() as burst:
+        for number in range(8):
+            table = f"{scene.table}-{number % 2}"
+            burst.start_soon(jobs.job, f"job-{number}", 25, random.Random(f"{seed}-{number}"), table)
+        for kills in range(1, 5):
             with scene.process(**BRISK) as process:
-                await jobs.wait_until_finished(200)
-        consuming.cancel_scope.cancel()
+                await process.ready()
+                done = jobs.finished
+                with anyio.move_on_after(20):
+                    await jobs.wait_until_finished(min(done + chance.randrange(5, 35), 40 * kills))
+                await anyio.sleep(chance.random() / 20)
+                process.kill()
+        with scene.process(**BRISK) as process:
+            await jobs.wait_until_finished(200)
 
     print(f"seed {seed}: {jobs.outcomes}")
     found = await scene.transactions()

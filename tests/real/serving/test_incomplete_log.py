@@ -18,6 +18,11 @@ from tests.waiting import PATIENCE_SECONDS
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.world(partitions=1)]
 
 
+def has_read(_: int, metadata: dict[str, Any]) -> bool:
+    """Whether a checkpoint names an event that was read."""
+    return metadata["read"] is not None
+
+
 async def test_an_agent_aborts_what_is_open_if_decisions_lost_their_beginning(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
@@ -31,7 +36,7 @@ async def test_an_agent_aborts_what_is_open_if_decisions_lost_their_beginning(
         granted = await other.obtain_grant()
         await other.complete(granted.grant)
         await scene.settle()
-        await _committed(scene)
+        await scene.wait_for_checkpoint(has_read)
         process.kill()
     await _remove(scene, admin, scene.settings().topics.decisions)
     before = await status(scene.settings())
@@ -58,7 +63,7 @@ async def test_an_agent_serves_writers_after_their_topic_was_created_again(
     with scene.process() as process:
         await process.ready()
         await scene.writer("before").begin()
-        await _committed(scene)
+        await scene.wait_for_checkpoint(has_read)
         process.kill()
     await _create_again(scene, admin)
 
@@ -81,7 +86,7 @@ async def test_a_running_agent_notices_that_its_topic_was_created_again(
     with scene.process() as process:
         await process.ready()
         await scene.writer("before").begin()
-        await _committed(scene)
+        await scene.wait_for_checkpoint(has_read)
         await _create_again(scene, admin)
         await process.logged("log.incomplete")
         await _commits(scene.writer("after"))
@@ -120,9 +125,7 @@ async def test_a_running_agent_records_a_lost_ledger_again(scene: World, admin: 
         await first.begin(batch_id=7)
         completed = await first.complete((await first.obtain_grant()).grant)
         await scene.settle()
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while all(offset <= completed for offset, _ in (await scene.committed()).values()):
-                await anyio.sleep(0.2)
+        await scene.wait_for_checkpoint(lambda offset, _: offset > completed)
         await _create_again(scene, admin, ledger)
         restored = await process.logged("ledger.restored")
         await process.logged("partitions.live", count=2)
@@ -143,13 +146,6 @@ async def _commits(writer: Writer, **fields: Any) -> None:
     await writer.begin(**fields)
     await writer.touch("x")
     await writer.complete((await writer.obtain_grant()).grant)
-
-
-async def _committed(scene: World) -> None:
-    """Wait until a checkpoint names an event that was read."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while not any(metadata["read"] for _, metadata in (await scene.committed()).values()):
-            await anyio.sleep(0.2)
 
 
 async def _remove(scene: World, admin: AIOKafkaAdminClient, topic: str) -> None:

@@ -86,13 +86,10 @@ async def _commit(scene: World, batch_id: int) -> None:
 async def _checkpoint_with_an_entry(scene: World) -> tuple[OffsetAndMetadata, int]:
     """The first checkpoint that knows an entry beyond the agent's own `partition-taken`, and that entry's offset."""
     settings = scene.settings()
-    where = TopicPartition(settings.topics.writers, 0)
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while True:
-            for _, metadata in (await scene.committed()).values():
-                if metadata["entry"] and metadata["entry"][0] > 0:
-                    return (await committed_offsets(settings))[where], metadata["entry"][0]
-            await anyio.sleep(0.2)
+    _, metadata = await scene.wait_for_checkpoint(lambda _, each: each["entry"] and each["entry"][0] > 0)
+    return (await committed_offsets(settings))[TopicPartition(settings.topics.writers, 0)], metadata["entry"][
+        0
+    ]
 
 
 async def _commit_until_removed(scene: World, known: int) -> int:

@@ -7,7 +7,6 @@ random choices of a run that has printed it.
 
 import os
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest_asyncio
 
 from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
-from tests.real.aftermath import Aftermath, aftermath, check_every_promise, fields
+from tests.real.aftermath import Aftermath, aftermath, check_every_promise
 from tests.real.fleet import PARTITIONS, Fleet, fleet
 from tests.real.storm_writers import WRITERS
 
@@ -60,10 +59,7 @@ async def _run_faults(storm: Fleet) -> None:
 
 def _check_that_faults_had_effects(storm: Fleet, left: Aftermath) -> None:
     """Faults of every kind were injected, and every possible effect on a writer occurred."""
-    decided = Counter(
-        each["type"] + ":" + each.get("reason", "") for each in map(fields, left.records("decisions"))
-    )
-    how = Counter(line["how"] for line in left.lines_of("acknowledged"))
+    decided, how = left.figures()
     retries = sum(line["admission"] == "queued" for line in left.lines_of("try"))
     print(f"decided: {dict(decided)}\nacknowledged: {dict(how)}, retries: {retries}")
     for fault in ("agent killed", "agent stopped in order", "agent paused", "writers killed"):

@@ -20,7 +20,7 @@ import structlog
 from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
 from tests.real import memory
-from tests.real.aftermath import Aftermath, aftermath, check_every_promise, fields
+from tests.real.aftermath import Aftermath, aftermath, check_every_promise
 from tests.real.fleet import AGENTS, PARTITIONS, Fleet, fleet
 from tests.real.storm_writers import TABLES, WRITERS
 from tests.real.strangers import KINDS, Strangers
@@ -123,10 +123,7 @@ def _check_that_no_record_ended_a_session(storm: Fleet) -> None:
 
 
 def _print_figures(left: Aftermath, strangers: Strangers, used: dict[str, list[float]]) -> None:
-    decided = Counter(
-        each["type"] + ":" + each.get("reason", "") for each in map(fields, left.records("decisions"))
-    )
-    how = Counter(line["how"] for line in left.lines_of("acknowledged"))
+    decided, how = left.figures()
     print(f"sent by strangers: {sum(strangers.sent.values())}, {dict(strangers.sent)}")
     print(f"decided: {dict(decided)}\nacknowledged: {dict(how)} by {WRITERS} writers")
     print(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
@@ -47,19 +46,8 @@ class WatchedScene:
         bucket, _, key = location.partition("/")
         if scheme in ("gs", "az"):
             obstore.put(self._cloud(scheme, bucket), f"{key}/{path}", body)
-            return
-        if self.place.server is None:
-            file = Path(self.place.table.removeprefix("file://"), path)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            written = file.with_name(f".{file.name}.written")
-            written.write_bytes(body)
-            written.rename(file)
-            return
-        client = self.place.server.new_client()
-        try:
-            client.put_object(Bucket=bucket, Key=f"{key}/{path}", Body=body)
-        finally:
-            client.close()
+        else:
+            self.place.write(body, f"{self.place.table}/{path}")
 
     def _cloud(self, scheme: str, bucket: str) -> GCSStore | AzureStore:
         if scheme == "gs":

@@ -17,13 +17,12 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.catalogs import Catalog, TableName, catalogs
 from lakewarden.agent.watching.files import Buckets
 from lakewarden.agent.watching.iceberg import CatalogFollower
-from lakewarden.agent.watching.watcher import Watcher
-from lakewarden.events import CommitCompleted, WriterEventUnion
 from lakewarden.handlers.observations import ObservedCommit
 from tests.recorded_iceberg import move, moved
 from tests.servers.iceberg_catalogs import running_nessie, running_postgresql, running_rest_catalog
 from tests.servers.s3 import encrypting_s3_server
 from tests.tuned import tuned
+from tests.unit.agent.watching.lake import Published, watching
 from tests.waiting import until
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
@@ -115,29 +114,19 @@ async def test_a_commit_in_a_rest_catalog_is_reported_and_an_idle_look_is_one_re
     table: RestTable,
 ) -> None:
     """The table has format 3. Version 7 is the gate's. The server's SQL catalog shows the same commits."""
-    published: list[WriterEventUnion] = []
-
-    async def publish(events: list[WriterEventUnion]) -> None:
-        published.extend(events)
-
-    def completed() -> list[str | None]:
-        return [each.version for each in published if isinstance(each, CommitCompleted)]
-
+    published = Published()
     sql, by_sql = follower_of(table, "rest_backend:air.flights")
     assert not (await by_sql.look()).seen
-    running = Watcher(settings_of(table), (NAME,), publish)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(running.run)
+    async with watching(settings_of(table), published) as running:
         await until(lambda: NAME in running.tables and running.tables[NAME].looked_at is not None)
         expected = [await anyio.to_thread.run_sync(table.add_snapshot, 2)]
-        await until(lambda: completed() == expected)
+        await until(lambda: published.versions() == expected)
         expected += [await anyio.to_thread.run_sync(table.add_snapshot, version) for version in (3, 4, 5)]
         await anyio.to_thread.run_sync(table.add_snapshot, 7)
         expected.append(await anyio.to_thread.run_sync(table.add_snapshot, 8))
-        await until(lambda: len(completed()) == len(expected))
-        tasks.cancel_scope.cancel()
+        await until(lambda: len(published.versions()) == len(expected))
 
-    assert completed() == expected
+    assert published.versions() == expected
     assert {each.table for each in published} == {table.location}
     seen = (await by_sql.look()).seen
     assert [each.version for each in seen if isinstance(each, ObservedCommit)] == expected
@@ -173,11 +162,8 @@ async def test_a_table_of_nessie_is_read_with_credentials_that_it_vends_or_with_
         folder, location = tmp_path / "flights", f"s3://{bucket}/warehouse/air/flights"
         move(folder, location)
         (folder / "metadata" / "first.json").write_text(json.dumps(moved(1, location)))
-        client = s3.new_client()
         for path in folder.rglob("*.*"):
-            key = f"warehouse/air/flights/{path.relative_to(folder)}"
-            client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
-        client.close()
+            s3.put(f"{location}/{path.relative_to(folder)}", path.read_bytes())
         for name, value in s3.environment.items():
             monkeypatch.setenv(name, "none" if vends and "KEY" in name else value)
         asked = {"header.X-Iceberg-Access-Delegation": "vended-credentials"} if vends else {}

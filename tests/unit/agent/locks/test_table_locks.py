@@ -165,7 +165,11 @@ async def test_whatever_intents_name_only_the_tables_own_lock_is_written(hudi: b
 
     assert s.faults.written == {TABLE + HUDI_LOCK if hudi else USUAL}
     assert set(s.transactions(Abort)) == refused
-    assert {each.reason for each in s.published(Abort)} == {"not-allowed"}
+    assert {(each.reason, each.retriable) for each in s.published(Abort)} == {("not-allowed", False)}
+    for each in s.published(Abort):
+        named = HOSTILE[int(each.transaction.removeprefix("T"))]
+        assert named in str(each.detail)
+        assert (TABLE + HUDI_LOCK if hudi else USUAL) in str(each.detail)
 
 
 async def test_a_table_with_hudis_properties_shares_hudis_lock_whether_or_not_it_is_named() -> None:

@@ -9,6 +9,7 @@ from lakewarden.agent import clock
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition.tables import QUIET_SECONDS
 from lakewarden.events import (
+    Abort,
     AlreadyCommitted,
     BatchCommitted,
     CommitIntent,
@@ -113,6 +114,9 @@ async def test_forgotten_tables_do_not_count_for_max_tables(quiet: Scene) -> Non
     use_once(quiet)
     quiet.send(CommitIntent, "refused", OTHER)
     assert list(quiet.owner.tables.states) == [TABLE]
+    [abort] = quiet.published(Abort)
+    assert (abort.transaction, abort.reason) == ("refused", "not-allowed")
+    assert "limit of 1 tables" in str(abort.detail)
     quiet.owner.committed = quiet.owner.position
     await quiet.check(after=QUIET_SECONDS)
 
