@@ -140,6 +140,11 @@ class AgentProcess:
         assert self.popen.returncode is not None
         return int(self.popen.returncode)
 
+    async def stop(self, *, patience: float = PATIENCE_SECONDS) -> None:
+        """Stop it in order. It must exit with 0."""
+        self.popen.terminate()
+        assert await self.ended(patience=patience) == 0, self.text()[-3000:]
+
     def kill(self) -> None:
         """Kill it, if it still runs."""
         if self.popen.poll() is None:

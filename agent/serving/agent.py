@@ -60,7 +60,6 @@ class Agent:
 
     @property
     def ready(self) -> anyio.Event:
-        """Set while every assigned partition is live."""
         return self._lasting.ready
 
     @property
@@ -90,7 +89,6 @@ class Agent:
 
     @property
     def undecodable(self) -> UndecodableRecords:
-        """Counts the decisions, ledger entries and audit events that this agent could not decode, in all its sessions."""
         return self._lasting.undecodable
 
     async def run(self) -> None:

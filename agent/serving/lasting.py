@@ -96,7 +96,6 @@ class Lasting:
             self.ready = anyio.Event()
 
     def mark_ready(self) -> None:
-        """Set `ready`: every assigned partition is live."""
         self.ready.set()
         self.ever_ready = True
         if self.collections is not None:

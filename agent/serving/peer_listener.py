@@ -19,6 +19,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden import events
 from lakewarden.agent.errors import DuplicateInstanceError, ReplacedError
 from lakewarden.agent.kafka import reader, start_client
+from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
@@ -32,20 +33,13 @@ TAKE_OVER = b'"type":"partition-taken"'
 class PeerListener:
     """One consumer for all partitions that the agent owns. The caller stops `consumer`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        owners: Mapping[int, PartitionOwner],
-        undecodable: events.UndecodableRecords | None = None,
-        terms: Collection[str] = (),
-    ) -> None:
-        """`terms`: those of all partition owners that this process has had."""
-        self.consumer = reader(settings)
-        self._settings = settings
-        self._topics = settings.topics
+    def __init__(self, lasting: Lasting, owners: Mapping[int, PartitionOwner]) -> None:
+        self.consumer = reader(lasting.settings)
+        self._settings = lasting.settings
+        self._topics = lasting.settings.topics
         self._owners = owners
-        self._undecodable = undecodable or events.UndecodableRecords()
-        self._terms = terms
+        self._undecodable = lasting.undecodable
+        self._terms = lasting.terms
         self._read_until: dict[int, int] = {}
         self._progress = anyio.Event()
 

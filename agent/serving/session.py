@@ -146,7 +146,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         rotating(self._consumer, settings)
         sender = producer(settings)
-        self._peers = PeerListener(settings, self._owners, self._lasting.undecodable, self._lasting.terms)
+        self._peers = PeerListener(self._lasting, self._owners)
         self._clients = [self._consumer, sender, self._peers.consumer]
         self._checkpoints = Checkpoints(self._consumer, self._topic, self._partitions)
         self._publisher = Publisher(sender, batch_bytes=BATCH_BYTES, on_queued=self._count_record)

@@ -139,12 +139,7 @@ class Fleet:
         for process in self.writers:
             await process.ended(patience=PATIENCE_SECONDS)
         for name in AGENTS:
-            await self._stop_in_order(name)
-
-    async def _stop_in_order(self, name: str) -> None:
-        agent = self.agents[name]
-        agent.popen.send_signal(signal.SIGTERM)
-        assert await agent.ended(patience=PATIENCE_SECONDS) == 0, agent.log.read_text()[-3000:]
+            await self.agents[name].stop(patience=PATIENCE_SECONDS)
 
     def kill(self) -> None:
         """Kill all processes."""
@@ -193,7 +188,7 @@ class Fleet:
 
     async def _stop_an_agent(self) -> None:
         async with self._victim() as name:
-            await self._stop_in_order(name)
+            await self.agents[name].stop(patience=PATIENCE_SECONDS)
             self.faults["agent stopped in order"] += 1
             await self._start_again(name)
 

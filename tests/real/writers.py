@@ -160,6 +160,13 @@ class World:
         finally:
             process.kill()
 
+    @asynccontextmanager
+    async def running(self, **more: Any) -> AsyncIterator[AgentProcess]:
+        """The same, and it is ready at the start of the block."""
+        with self.process(**more) as process:
+            await process.ready()
+            yield process
+
     async def run(self, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
         """Run a command on the topics of this test."""
         values = self.values()

@@ -21,8 +21,7 @@ async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
     """The agents were down for longer than the topic's retention."""
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         lost = scene.writer("lost")
         await lost.begin(heartbeat_seconds=100)
         await lost.touch("x")
@@ -50,8 +49,7 @@ async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_
 async def test_an_agent_does_not_start_after_the_number_of_partitions_has_changed(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         writer = scene.writer("before")
         await writer.begin(heartbeat_seconds=100)
         await scene.wait_for_checkpoint()
@@ -96,8 +94,7 @@ async def test_an_agent_stops_when_the_number_of_partitions_changes_while_it_run
 @pytest.mark.wide
 async def test_an_agent_creates_missing_topics_again(scene: World, admin: AIOKafkaAdminClient) -> None:
     """An operator has deleted them. The agent starts with an empty log."""
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         await scene.writer("before").begin()
         process.kill()
     topics = scene.settings().topics

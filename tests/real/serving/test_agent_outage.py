@@ -30,8 +30,7 @@ async def test_an_agent_that_starts_before_kafka_serves_when_kafka_is_up(tmp_pat
 async def test_an_agent_logs_an_outage_of_kafka_and_continues_after_it(tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path / "kafka", port=free_port()) as kafka:
         async with world(kafka.bootstrap_servers, "outage", tmp_path) as scene:
-            with scene.process() as process:
-                await process.ready()
+            async with scene.running() as process:
                 before = scene.writer("before")
                 await before.begin(heartbeat_seconds=100)
                 await before.touch("x")

@@ -50,8 +50,7 @@ JOBS_PATIENCE_SECONDS = 400.0
 
 async def test_an_agent_that_was_killed_during_a_grant_resumes_with_the_same_decisions(scene: World) -> None:
     committing, waiting, loser = scene.writer("committing"), scene.writer("waiting"), scene.writer("loser")
-    with scene.process() as first:
-        await first.ready()
+    async with scene.running() as first:
         for each in (committing, waiting, loser):
             await each.begin(heartbeat_seconds=100)
         await committing.touch("x")
@@ -63,8 +62,7 @@ async def test_an_agent_that_was_killed_during_a_grant_resumes_with_the_same_dec
         first.kill()
     owner = scene.lock_record().owner
 
-    with scene.process() as second:
-        await second.ready()
+    async with scene.running():
         await scene.wait_for(LockAcquired, lambda lock: lock.owner != owner)
         assert scene.events(CommitGranted) == [granted]
         await committing.complete(granted.grant)
@@ -96,16 +94,14 @@ async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
         place = scene.settings().placement().location(tables[2], hudi=False)
         lock = getattr(place, "uri", "")
         s3_credentials.put(lock, render(foreign))
-        with scene.process() as first:
-            await first.ready()
+        async with scene.running() as first:
             for each in (running, idle):
                 await each.begin(heartbeat_seconds=100)
             grant = await running.obtain_grant()
             former = await scene.wait_for(LockAcquired, count=2)
             first.kill()
 
-        with scene.process() as second:
-            await second.ready()
+        async with scene.running():
             await excluded.begin(heartbeat_seconds=100)
             await excluded.request_commit()
             await scene.wait_for(LockRefused, lambda lock: lock.holder == foreign.owner)
@@ -215,8 +211,7 @@ async def test_a_restart_replays_only_from_the_checkpoint(scene: World) -> None:
         await scene.settle()
         await _committed_to(scene, gone, after=True)
 
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         lines = process.lines()
 
     assert [line["open"] for line in lines if line["event"] == "partition.live"] == [0, 0]
@@ -245,28 +240,24 @@ async def test_the_markers_of_a_transactional_producer_delay_neither_replay_nor_
 
 @pytest.mark.wide
 async def test_sigterm_during_a_grant_stops_in_order_and_does_not_release_the_lock(scene: World) -> None:
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         writer = scene.writer("committing")
         await writer.begin(heartbeat_seconds=100)
         await writer.obtain_grant()
 
-        process.popen.send_signal(signal.SIGTERM)
-        assert await process.ended() == 0
+        await process.stop()
 
     assert not scene.lock_record().expired
     assert process.lines()[-1]["event"] == "agent.stopped"
 
 
 async def test_sigterm_without_a_grant_releases_the_lock(scene: World) -> None:
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         writer = scene.writer("computing")
         await writer.begin(heartbeat_seconds=100)
         await scene.wait_for(LockAcquired)
 
-        process.popen.send_signal(signal.SIGTERM)
-        assert await process.ended() == 0
+        await process.stop()
 
     assert scene.lock_record().expired
     await scene.wait_for(LockReleased)
@@ -278,8 +269,7 @@ async def test_sigterm_while_the_agent_waits_for_kafka_stops_it(scene: World) ->
         waiting = await process.logged("kafka.waiting")
         assert "127.0.0.1:9" in str(waiting)
 
-        process.popen.send_signal(signal.SIGTERM)
-        assert await process.ended() == 0
+        await process.stop()
 
 
 async def test_two_agents_share_the_tables_and_one_may_stop_at_any_time(scene: World) -> None:
@@ -292,10 +282,8 @@ async def test_two_agents_share_the_tables_and_one_may_stop_at_any_time(scene: W
                 for number in range(6):
                     burst.start_soon(jobs.job, f"job-{number}", 8, random.Random(number))
                 await jobs.wait_until_finished(20)
-                second.popen.send_signal(signal.SIGTERM)
-                assert await second.ended() == 0
-                with scene.process(**BRISK) as third:
-                    await third.ready()
+                await second.stop()
+                async with scene.running(**BRISK):
                     await jobs.wait_until_finished(48)
 
     found = await scene.transactions()
@@ -307,23 +295,23 @@ async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_chan
     scene: World,
 ) -> None:
     jobs = WriterJobs(scene)
-    async with scene.consuming():
-        with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended:
-            await suspended.ready()
-            async with anyio.create_task_group() as burst:
-                for number in range(6):
-                    burst.start_soon(jobs.job, f"job-{number}", 12, random.Random(number))
-                await jobs.wait_until_finished(12)
-                suspended.popen.send_signal(signal.SIGSTOP)
-                stopped_at = time.monotonic()
-                with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as second:
-                    await second.ready()
-                    await jobs.wait_until_finished(36)
-                    # The suspension must be longer than the session timeout; on most machines it is already.
-                    await anyio.sleep(max(0.0, stopped_at + 2 * SESSION_SECONDS - time.monotonic()))
-                    suspended.popen.send_signal(signal.SIGCONT)
-                    waiting = await suspended.logged("kafka.waiting")
-                    await jobs.wait_until_finished(72)
+    async with (
+        scene.consuming(),
+        scene.running(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended,
+        anyio.create_task_group() as burst,
+    ):
+        for number in range(6):
+            burst.start_soon(jobs.job, f"job-{number}", 12, random.Random(number))
+        await jobs.wait_until_finished(12)
+        suspended.popen.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        async with scene.running(**BRISK, session_timeout_seconds=SESSION_SECONDS):
+            await jobs.wait_until_finished(36)
+            # The suspension must be longer than the session timeout; on most machines it is already.
+            await anyio.sleep(max(0.0, stopped_at + 2 * SESSION_SECONDS - time.monotonic()))
+            suspended.popen.send_signal(signal.SIGCONT)
+            waiting = await suspended.logged("kafka.waiting")
+            await jobs.wait_until_finished(72)
 
     assert "was suspended" in waiting["problem"]
     found = await scene.transactions()
@@ -347,20 +335,19 @@ async def test_a_suspended_agent_that_resumes_in_an_empty_group_moves_no_checkpo
             for table in tables:
                 running.start_soon(burst, table, batches)
 
-    async with scene.consuming():
-        with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended:
-            await suspended.ready()
-            await bursts(1)
-            suspended.popen.send_signal(signal.SIGSTOP)
-            with scene.process(**BRISK, session_timeout_seconds=SESSION_SECONDS) as second:
-                await second.ready()
-                await bursts(3)
-                second.popen.send_signal(signal.SIGTERM)
-                assert await second.ended() == 0
-            before = await scene.committed()
-            suspended.popen.send_signal(signal.SIGCONT)
-            await bursts(1)
-            after = await scene.committed()
+    async with (
+        scene.consuming(),
+        scene.running(**BRISK, session_timeout_seconds=SESSION_SECONDS) as suspended,
+    ):
+        await bursts(1)
+        suspended.popen.send_signal(signal.SIGSTOP)
+        async with scene.running(**BRISK, session_timeout_seconds=SESSION_SECONDS) as second:
+            await bursts(3)
+            await second.stop()
+        before = await scene.committed()
+        suspended.popen.send_signal(signal.SIGCONT)
+        await bursts(1)
+        after = await scene.committed()
     moved = {
         partition: (offset, after[partition][0])
         for partition, (offset, metadata) in before.items()
@@ -375,8 +362,7 @@ async def test_a_late_take_over_record_of_a_former_owner_makes_the_owner_take_ov
     scene: World,
 ) -> None:
     """Found by the simulation: the record arrived after the rebalance. From there on the owner's decisions don't count."""
-    with scene.process(**BRISK) as process:
-        await process.ready()
+    async with scene.running(**BRISK) as process:
         before = scene.writer("before")
         await before.begin(heartbeat_seconds=100)
         partition = next(each.partition for each in scene.received if isinstance(each.event, Admitted))
@@ -412,8 +398,7 @@ async def test_every_promise_holds_when_the_agent_is_killed_at_any_moment(scene:
             table = f"{scene.table}-{number % 2}"
             burst.start_soon(jobs.job, f"job-{number}", 25, random.Random(f"{seed}-{number}"), table)
         for kills in range(1, 5):
-            with scene.process(**BRISK) as process:
-                await process.ready()
+            async with scene.running(**BRISK) as process:
                 done = jobs.finished
                 with anyio.move_on_after(20):
                     await jobs.wait_until_finished(min(done + chance.randrange(5, 35), 40 * kills))

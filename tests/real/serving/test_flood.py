@@ -57,8 +57,7 @@ class Neighbour:
 
 
 async def test_too_many_markers_abort_only_their_own_transaction(scene: World) -> None:
-    with scene.process() as agent:
-        await agent.ready()
+    async with scene.running() as agent:
         before = agent.memory_mb()
         flooding, other = scene.writer("flooding"), scene.writer("other")
         for each in (flooding, other):
@@ -84,8 +83,7 @@ async def test_too_many_markers_abort_only_their_own_transaction(scene: World) -
 async def test_a_transaction_beyond_the_limit_of_markers_is_aborted_however_much_memory_is_free(
     scene: World,
 ) -> None:
-    with scene.process(memory_mb=1_000) as agent:
-        await agent.ready()
+    async with scene.running(memory_mb=1_000):
         large, other = scene.writer("large"), scene.writer("other")
         for each in (large, other):
             await each.begin(heartbeat_seconds=100)
@@ -104,8 +102,7 @@ async def test_a_transaction_beyond_the_limit_of_markers_is_aborted_however_much
 
 
 async def test_too_many_transactions_fill_only_their_own_table(scene: World) -> None:
-    with scene.process() as agent:
-        await agent.ready()
+    async with scene.running() as agent:
         before = agent.memory_mb()
         neighbour = Neighbour(scene)
         async with anyio.create_task_group() as tasks:

@@ -1,7 +1,6 @@
 """The agent's HTTP endpoint, on agents as processes: with Kafka, without it, and where the port is in use."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -175,8 +174,7 @@ async def test_an_agent_whose_port_is_in_use_serves_its_tables_and_takes_the_por
             other.close()
             address = await address_of(agent)
             await wait_for_status(address, 200)
-            agent.popen.send_signal(signal.SIGTERM)
-            assert await agent.ended() == 0
+            await agent.stop()
 
     assert warning["address"] == f"127.0.0.1:{port}"
     assert "another process uses this port" in warning["detail"]

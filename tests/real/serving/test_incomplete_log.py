@@ -28,8 +28,7 @@ async def test_an_agent_aborts_what_is_open_if_decisions_lost_their_beginning(
 ) -> None:
     """Retention by size: the admission of `early`, and what committed since, are gone."""
     early, other = scene.writer("early"), scene.writer("other")
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         await early.begin()
         await other.begin()
         await other.touch("x")
@@ -60,8 +59,7 @@ async def test_an_agent_serves_writers_after_their_topic_was_created_again(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
     """Before, it ignored every event below the committed offset, without a line in the log."""
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         await scene.writer("before").begin()
         await scene.wait_for_checkpoint(has_read)
         process.kill()
@@ -83,8 +81,7 @@ async def test_an_agent_serves_writers_after_their_topic_was_created_again(
 async def test_a_running_agent_notices_that_its_topic_was_created_again(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         await scene.writer("before").begin()
         await scene.wait_for_checkpoint(has_read)
         await _create_again(scene, admin)
@@ -97,8 +94,7 @@ async def test_running_agents_create_deleted_topics_again_and_a_corrected_writer
 ) -> None:
     """Kafka drops the group's checkpoints with the topic; only the ledger still names an offset of it."""
     topics = [scene.settings().topics.writers, scene.settings().topics.decisions]
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         for number in range(20):
             await scene.writer(f"other-{number}").send_intent()
         await _commits(scene.writer("once"), batch_id=2)
@@ -120,8 +116,7 @@ async def test_running_agents_create_deleted_topics_again_and_a_corrected_writer
 async def test_a_running_agent_records_a_lost_ledger_again(scene: World, admin: AIOKafkaAdminClient) -> None:
     """Before, nothing noticed it until the next agent took over, and that one admitted the batch again."""
     ledger, first = scene.settings().topics.ledger, scene.writer("once")
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         await first.begin(batch_id=7)
         completed = await first.complete((await first.obtain_grant()).grant)
         await scene.settle()
@@ -131,8 +126,7 @@ async def test_a_running_agent_records_a_lost_ledger_again(scene: World, admin: 
         await process.logged("partitions.live", count=2)
         process.kill()
     shown = await status(scene.settings())
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         again = scene.writer("once")
         await again.send_intent(batch_id=7)
         skipped = await again.wait_for(AlreadyCommitted)

@@ -11,8 +11,6 @@ import json
 import os
 import shutil
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from tests.kafka_fixture import set_scram_password
-from tests.processes import AgentProcess, environment
+from tests.processes import AgentProcess, run_command
 from tests.real.writers import World, commit_through, world
 from tests.unit.events.access.certificates import write_certificate
 from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
@@ -490,13 +488,14 @@ async def _all_clients_connect(scene: World, servers: str, kafka: dict[str, Any]
         await agent.ready()
         await to_thread.run_sync(commit_through, gate, scene.table, 1)
         [granted] = await scene.wait_for(CommitGranted)
-        explained = await to_thread.run_sync(
-            _command, scene, servers, kafka, "explain", granted.transaction, "--output", "json"
-        )
+        command = ("explain", granted.transaction, "--output", "json")
+        values = scene.values(**_settings(servers, kafka))
+        explained = await to_thread.run_sync(lambda: run_command(*command, **values))
         await _shows_no_secret(agent)
 
-    assert json.loads(explained)["transaction"]["id"] == granted.transaction
-    assert not any(secret in explained for secret in SECRETS)
+    assert explained.returncode == 0, explained.stderr
+    assert json.loads(explained.stdout)["transaction"]["id"] == granted.transaction
+    assert not any(secret in explained.stdout for secret in SECRETS)
 
 
 def _settings(servers: str, kafka: dict[str, Any]) -> dict[str, Any]:
@@ -513,19 +512,6 @@ def _commit_when_possible(gate: CommitGate, scene: World, batch_id: int) -> None
         except AgentUnreachable:
             if time.monotonic() > deadline:
                 raise
-
-
-def _command(scene: World, servers: str, kafka: dict[str, Any], *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "lakewarden.agent", *arguments],
-        env=environment(scene.values(**_settings(servers, kafka))),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def _write_client(authority: trustme.CA, folder: Path, password: str) -> None:

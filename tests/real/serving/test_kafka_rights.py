@@ -36,7 +36,7 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from tests.kafka_fixture import administering
-from tests.processes import AgentProcess, environment
+from tests.processes import AgentProcess, run_command
 from tests.real.lock_places import Place
 from tests.real.watching.scene import HudiScene
 from tests.real.writers import World, world
@@ -449,14 +449,7 @@ async def _create_topics_with_rights(servers: str, prefix: str, case: Case) -> N
 
 def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str], prefix: str = SHARED) -> None:
     values = guarded.shared.values(**guarded.settings(case), topic_prefix=prefix)
-    done = subprocess.run(
-        [sys.executable, "-m", "lakewarden.agent", *arguments],
-        env=environment(values),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
+    done = run_command(*arguments, **values)
 
     assert PASSWORD not in done.stdout + done.stderr
     if case.missing is None:

@@ -44,26 +44,21 @@ async def test_no_agent_takes_compaction_of_the_ledger_for_a_loss(
     """One agent runs while entries disappear. The next one takes over from a checkpoint whose last entry has disappeared."""
     topic = scene.settings().topics.ledger
     await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, COMPACTED_IN_SECONDS)])
-    with scene.process() as process:
-        await process.ready()
+    async with scene.running() as process:
         await _commit(scene, 1)
         checkpoint, known = await _checkpoint_with_an_entry(scene)
-        process.popen.terminate()
-        await process.ended()
+        await process.stop()
 
-    with scene.process() as running:
-        await running.ready()
+    async with scene.running() as running:
         last = await _commit_until_removed(scene, known)
         await anyio.sleep(LEDGER_BEGINNING_SECONDS + 1)  # by then it has asked Kafka where the ledger begins
         await scene.settle()
-        running.popen.terminate()
-        await running.ended()
+        await running.stop()
     partition = TopicPartition(topic, 0)
     beginning = (await scene.consumer.beginning_offsets([partition]))[partition]
     await _restore_checkpoint(scene, checkpoint)
 
-    with scene.process() as next_one:
-        await next_one.ready()
+    async with scene.running() as next_one:
         again = scene.writer("once")
         await again.send_intent(batch_id=last)
         await again.wait_for(AlreadyCommitted)

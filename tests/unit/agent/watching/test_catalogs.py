@@ -4,7 +4,7 @@ import json
 import sqlite3
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,11 +130,16 @@ def settings_of(uri: str, *watch: str, **properties: str) -> Settings:
     return tuned(catalogs=given, watch=watch, watch_seconds=0.01, watch_idle_seconds=0.01)
 
 
-@asynccontextmanager
-async def follower_of(
+def follower_of(
     server: Server, is_own: Callable[[str], bool] = lambda _: True
+) -> AbstractAsyncContextManager[tuple[CatalogFollower, Catalog]]:
+    return following(settings_of(server.uri), is_own)
+
+
+@asynccontextmanager
+async def following(
+    settings: Settings, is_own: Callable[[str], bool] = lambda _: True
 ) -> AsyncIterator[tuple[CatalogFollower, Catalog]]:
-    settings = settings_of(server.uri)
     catalog = catalogs(settings)["prod"]
     yield CatalogFollower(FLIGHTS, catalog, Buckets(settings), is_own), catalog
     await catalog.close()
@@ -502,27 +507,30 @@ class Database:
             connection.execute("INSERT INTO iceberg_tables VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
+def metadata_file(location: str, number: int) -> str:
+    """Write a version of the recorded table. Return the URI of its file."""
+    path = Path(location.removeprefix("file://"), "metadata", f"0000{number}-a.metadata.json")
+    path.write_text(json.dumps(moved(number, location)))
+    return f"file://{path}"
+
+
 async def test_a_table_of_a_sql_catalog(tmp_path: Path) -> None:
     """An idle look is one SELECT, and reads no file. A view is no table."""
     location = move(tmp_path.resolve() / "flights")
     database = Database(tmp_path)
     settings = Settings(catalogs={"prod": {"type": "sql", "uri": f"sqlite:///{database.path}"}})  # type: ignore[dict-item]
-    catalog = catalogs(settings)["prod"]
-    follower = CatalogFollower(FLIGHTS, catalog, Buckets(settings), lambda _: True)
-    with pytest.raises(UnreadableTableError, match="of catalog prod: there is no such table"):
-        await follower.look()
-    database.point("view", "file:///v", "VIEW")
     seen: list[str] = []
-    for number in range(1, 9):
-        path = Path(location.removeprefix("file://"), "metadata", f"0000{number}-a.metadata.json")
-        path.write_text(json.dumps(moved(number, location)))
-        database.point("flights", f"file://{path}", None)
-        seen += await versions(follower)
-        requests = catalog.requests
-        assert await versions(follower) == []
-        assert catalog.requests == requests + 1
-    tables = await catalog.tables(("air",))
-    await catalog.close()
+    async with following(settings) as (follower, catalog):
+        with pytest.raises(UnreadableTableError, match="of catalog prod: there is no such table"):
+            await follower.look()
+        database.point("view", "file:///v", "VIEW")
+        for number in range(1, 9):
+            database.point("flights", metadata_file(location, number), None)
+            seen += await versions(follower)
+            requests = catalog.requests
+            assert await versions(follower) == []
+            assert catalog.requests == requests + 1
+        tables = await catalog.tables(("air",))
 
     assert (seen, tables) == (FOREIGN, ["flights"])
 
@@ -553,12 +561,8 @@ async def test_a_table_of_glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     location = move(tmp_path.resolve() / "flights")
 
     def table(number: int) -> dict[str, Any]:
-        path = Path(location.removeprefix("file://"), "metadata", f"0000{number}-a.metadata.json")
-        path.write_text(json.dumps(moved(number, location)))
-        return {
-            "Name": "flights",
-            "Parameters": {"metadata_location": f"file://{path}", "table_type": "ICEBERG"},
-        }
+        found = metadata_file(location, number)
+        return {"Name": "flights", "Parameters": {"metadata_location": found, "table_type": "ICEBERG"}}
 
     def answer(fields: dict[str, Any]) -> Reply:
         return Reply(
@@ -573,29 +577,22 @@ async def test_a_table_of_glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     ]
     script += [answer({"TableList": [table(1)], "NextToken": "2"}), answer({"TableList": [{"Name": "hive"}]})]
     async with faulty_server(script) as running:
-        given: Any = {
-            "type": "glue",
-            "glue.endpoint": running.endpoint,
-            "glue.id": "12",
-        }
+        given: Any = {"type": "glue", "glue.endpoint": running.endpoint, "glue.id": "12"}
         if place.startswith("AWS"):
             monkeypatch.setenv(place, "eu-central-1")
         else:
             given[place] = "eu-central-1"
         keys = {"glue.access-key-id": "AKID", "glue.secret-access-key": SECRET}
-        settings = Settings(catalogs={"prod": given | keys})
-        catalog = catalogs(settings)["prod"]
-        follower = CatalogFollower(FLIGHTS, catalog, Buckets(settings), lambda _: True)
-        seen = [await versions(follower) for _ in range(4)]
-        for why in (
-            "it is not an Iceberg table",
-            "Glue answers EntityNotFoundException: said so",
-            "Glue answers AccessDenied",
-        ):
-            with pytest.raises(UnreadableTableError, match=f"of catalog prod: {why}"):
-                await follower.look()
-        tables = await catalog.tables(("air",))
-        await catalog.close()
+        async with following(Settings(catalogs={"prod": given | keys})) as (follower, catalog):
+            seen = [await versions(follower) for _ in range(4)]
+            for why in (
+                "it is not an Iceberg table",
+                "Glue answers EntityNotFoundException: said so",
+                "Glue answers AccessDenied",
+            ):
+                with pytest.raises(UnreadableTableError, match=f"of catalog prod: {why}"):
+                    await follower.look()
+            tables = await catalog.tables(("air",))
 
     assert seen == [[], FOREIGN[:1], [], FOREIGN[1:4]]
     assert tables == ["flights"]
@@ -675,11 +672,9 @@ async def test_files_are_read_with_the_credentials_that_the_catalog_vends(
         faulty_server([CONFIG, first, second]) as running,
     ):
         settings = settings_of(running.endpoint).model_copy(update={"s3_endpoint": store.endpoint})
-        catalog = catalogs(settings)["prod"]
-        follower = CatalogFollower(FLIGHTS, catalog, Buckets(settings), lambda _: True)
-        await follower.look()
-        look = await follower.look()
-        await catalog.close()
+        async with following(settings) as (follower, _):
+            await follower.look()
+            look = await follower.look()
 
     assert not look.complete
     headers = store.received[0].headers

@@ -153,16 +153,21 @@ async def test_a_commit_whose_age_is_unknown_is_skipped(lake: Lake, monkeypatch:
     assert line["versions"] == ["2"]
 
 
+SNAPSHOT = "snapshot/snapshot-{}"
+
+
+def put(lake: Lake, files: dict[str, bytes], *paths: str) -> None:
+    """Add some files of a recorded Paimon table."""
+    for path in paths:
+        lake.put("flights", path, files[path])
+
+
 async def test_snapshots_of_paimon_are_reported_with_their_files(lake: Lake) -> None:
     """Snapshot 4 has the gate's property."""
     files = metadata()
-    for path, body in files.items():
-        if not path.startswith("snapshot/"):
-            lake.put("flights", path, body)
-    lake.put("flights", "snapshot/snapshot-1", files["snapshot/snapshot-1"])
+    put(lake, files, *(each for each in files if not each.startswith("snapshot/")), SNAPSHOT.format(1))
     async with lake.followed("flights") as running:
-        for number in (2, 3, 4, 5):
-            lake.put("flights", f"snapshot/snapshot-{number}", files[f"snapshot/snapshot-{number}"])
+        put(lake, files, *map(SNAPSHOT.format, (2, 3, 4, 5)))
         await until(lambda: len(lake.published.versions()) == 3)
         (table,) = running.tables.values()
 
@@ -174,19 +179,15 @@ async def test_snapshots_of_paimon_are_reported_with_their_files(lake: Lake) -> 
 async def test_snapshots_of_paimon_that_only_change_deletion_vectors_are_reported(lake: Lake) -> None:
     """Those of Java Paimon. When snapshot 5 is read, the snapshot before has expired: its delete isn't known."""
     files = metadata("vectors")
-    for path, body in files.items():
-        if not path.startswith("snapshot/"):
-            lake.put("flights", path, body)
-    lake.put("flights", "snapshot/snapshot-2", files["snapshot/snapshot-2"])
+    put(lake, files, *(each for each in files if not each.startswith("snapshot/")), SNAPSHOT.format(2))
     async with lake.followed("flights") as running:
         (table,) = running.tables.values()
         assert table.watched is not None
-        for number in (3, 4):
-            lake.put("flights", f"snapshot/snapshot-{number}", files[f"snapshot/snapshot-{number}"])
+        put(lake, files, *map(SNAPSHOT.format, (3, 4)))
         await until(lambda: len(lake.published.versions()) == 2)
         for number in (3, 4):
             (lake.root / "flights" / "snapshot" / f"snapshot-{number}").unlink()
-        lake.put("flights", "snapshot/snapshot-5", files["snapshot/snapshot-5"])
+        put(lake, files, SNAPSHOT.format(5))
         lake.put("flights", "snapshot/snapshot-6", files["snapshot/snapshot-1"])
         await until(lambda: len(lake.published.versions()) == 3)
 
@@ -218,15 +219,12 @@ async def test_a_snapshot_whose_manifests_are_gone_is_read_again_and_left_behind
     """They expired before the watcher came to read them. It goes on when newer snapshots exist."""
     monkeypatch.setattr(follower, "RECHECK_SECONDS", 0.05)
     files = metadata()
-    for path, body in files.items():
-        if path.startswith("schema/"):
-            lake.put("flights", path, body)
-    lake.put("flights", "snapshot/snapshot-1", files["snapshot/snapshot-1"])
+    put(lake, files, *(each for each in files if each.startswith("schema/")), SNAPSHOT.format(1))
     with capture_logs() as logs:
         async with lake.followed("flights"):
-            lake.put("flights", "snapshot/snapshot-2", files["snapshot/snapshot-2"])
+            put(lake, files, SNAPSHOT.format(2))
             await logged(logs, "watch.file-unreadable")
-            lake.put("flights", "snapshot/snapshot-3", files["snapshot/snapshot-3"])
+            put(lake, files, SNAPSHOT.format(3))
             await logged(logs, "watch.position-lost")
 
     assert lake.published.versions() == []
