@@ -25,11 +25,7 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.admin import ApiVersionRequest
 
-from lakewarden.agent.errors import (
-    KafkaRefusedError,
-    KafkaUnreachableError,
-    SettingsError,
-)
+from lakewarden.agent.errors import KafkaRefusedError, KafkaUnreachableError, SettingsError
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics, access

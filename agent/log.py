@@ -131,9 +131,7 @@ class Log:
             consumer.unsubscribe()  # it fetches nothing until the next reading
 
     async def read(
-        self,
-        starts: Mapping[TopicPartition, int | None],
-        stops: Mapping[TopicPartition, int] | None = None,
+        self, starts: Mapping[TopicPartition, int | None], stops: Mapping[TopicPartition, int] | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """All records of each partition, from its start offset (None: the beginning) to its current end, or before its stop."""
         found: dict[TopicPartition, list[ConsumerRecord]] = {partition: [] for partition in starts}

@@ -40,12 +40,7 @@ from lakewarden.handlers.lease.placement import (
     NotAllowed,
     judge_look_up,
 )
-from lakewarden.handlers.table.machine import (
-    LockConfirmed,
-    LockFailed,
-    LockInput,
-    LockLocated,
-)
+from lakewarden.handlers.table.machine import LockConfirmed, LockFailed, LockInput, LockLocated
 from lakewarden.handlers.table.state import LockView, TableState
 
 log = structlog.get_logger()

@@ -147,8 +147,7 @@ class S3Store(port.LocatingStore[Location]):
 
     async def _write(self, key: Location, body: bytes, condition: Condition) -> WriteOutcome:
         return classify_write(
-            await self._request(lambda client: _put(client, key, body, condition, self._of_writes)),
-            condition,
+            await self._request(lambda client: _put(client, key, body, condition, self._of_writes)), condition
         )
 
     async def _remove(self, key: Location) -> str | None:
@@ -193,10 +192,7 @@ class S3Store(port.LocatingStore[Location]):
                 return _not_sent(NO_CREDENTIALS)
             region = aws_region(session)
             making = session.create_client(
-                "s3",
-                region_name=region,
-                endpoint_url=options.endpoint_url,
-                config=self._config(),
+                "s3", region_name=region, endpoint_url=options.endpoint_url, config=self._config()
             )
             async with AsyncExitStack() as attempt:
                 with anyio.CancelScope(shield=True):  # the session has the credentials: nothing is waited for

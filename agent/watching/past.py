@@ -125,13 +125,7 @@ async def _past(table: str, settings: Settings, days: float, now: float | None) 
                 await _iceberg(files, reading, await newest_metadata(files))
     leftovers = None if form == "hudi" else await _look_for_files(files, reading)
     return TableHistory(
-        table,
-        form,
-        reading.commits[::-1],
-        reading.lost,
-        leftovers,
-        reading.now,
-        reading.notes,
+        table, form, reading.commits[::-1], reading.lost, leftovers, reading.now, reading.notes
     )
 
 

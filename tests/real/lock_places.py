@@ -18,10 +18,7 @@ from tests.servers.s3 import S3Server
 from tests.waiting import PATIENCE_SECONDS
 
 COMMAND = [sys.executable, "-m", "lakewarden.agent", "lock"]
-QUICK = {
-    "validity_seconds": 15,
-    "drift_seconds": 0.2,
-}
+QUICK = {"validity_seconds": 15, "drift_seconds": 0.2}
 ROOMY = {"validity_seconds": 150}
 """Long leases and timeouts, for tests that don't wait for the end of a lease: they suit a busy machine."""
 NOWHERE = "127.0.0.1:9"

@@ -262,12 +262,7 @@ class Job:
     """One writer."""
 
     def __init__(
-        self,
-        name: str,
-        world: World,
-        evidence: EvidenceLog,
-        commands: Commands,
-        options: argparse.Namespace,
+        self, name: str, world: World, evidence: EvidenceLog, commands: Commands, options: argparse.Namespace
     ) -> None:
         self._name = name
         self._world = world

@@ -230,11 +230,7 @@ class World:
         self.changed = anyio.Event()
 
     async def wait_for(
-        self,
-        kind: type[SomeEvent],
-        matches: Callable[[SomeEvent], bool] = lambda _: True,
-        *,
-        count: int = 1,
+        self, kind: type[SomeEvent], matches: Callable[[SomeEvent], bool] = lambda _: True, *, count: int = 1
     ) -> list[SomeEvent]:
         """Wait for `count` events of this type that match. Return all of them so far."""
         try:

@@ -25,7 +25,6 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import pytest
-import pytest_asyncio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lakewarden.events import CommitGranted, LockAcquired, LockRefused
@@ -33,9 +32,8 @@ from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
-from tests.kafka_fixture import KafkaServer
 from tests.processes import environment
-from tests.real.writers import World, world
+from tests.real.writers import World
 from tests.servers.hudi import HudiWriters, hudi_class_path
 from tests.servers.program import NoServerError
 from tests.servers.s3 import S3Server
@@ -185,12 +183,11 @@ def lake(s3_credentials: S3Server) -> Lake:
     return Lake(s3_credentials, s3_credentials.bucket())
 
 
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, lake: Lake) -> AsyncIterator[World]:
+@pytest.fixture
+def scene(scene: World, lake: Lake) -> World:
     """A world for agents on that bucket."""
-    settings = lake.values(tables=(lake.table("*"),), lock_root=None)
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **settings) as made:
-        yield made
+    scene.overrides |= lake.values(tables=(lake.table("*"),), lock_root=None)
+    return scene
 
 
 async def test_both_sides_write_the_same_bytes(hudi: HudiWriters, lake: Lake) -> None:

@@ -36,9 +36,7 @@ async def alive(writer: Writer) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_store_that_hangs_for_one_lock_delays_no_other_lock(
-    lock_storm: Chaos,
-) -> None:
+async def test_a_store_that_hangs_for_one_lock_delays_no_other_lock(lock_storm: Chaos) -> None:
     scene = lock_storm.scene
     await lock_storm.start_agent(**ROOMY)
     hung = scene.writer("hung", lock_storm.table("hung"))
@@ -61,9 +59,7 @@ async def test_a_store_that_hangs_for_one_lock_delays_no_other_lock(
     await after.obtain_grant()
 
 
-async def test_a_store_that_hangs_for_all_locks_delays_no_abort(
-    lock_storm: Chaos,
-) -> None:
+async def test_a_store_that_hangs_for_all_locks_delays_no_abort(lock_storm: Chaos) -> None:
     scene = lock_storm.scene
     await lock_storm.start_agent(**ROOMY)
     granted = scene.writer("granted", lock_storm.table("one"))

@@ -7,9 +7,8 @@ counts the requests of each agent. Without the audit event, an agent would read 
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -21,9 +20,8 @@ from lakewarden.events import LockAcquired, LockEvent, LockRefused, LockReleased
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, render
 from lakewarden.handlers.lease.machine import LeaseSettings
-from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
-from tests.real.writers import QUICK, World, Writer, world
+from tests.real.writers import QUICK, World, Writer
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 from tests.waiting import until
@@ -35,10 +33,7 @@ VALIDITY_SECONDS = 3_000.0
 """A lease without renewals during a test, so that every counted request belongs to waiting or to an acquisition."""
 DYING_MS = 15_000
 """The rest of a dead owner's lease. The agent has to read the object in this time, on a busy machine too."""
-PATIENT = {
-    "validity_seconds": VALIDITY_SECONDS,
-    "session_timeout_seconds": 20.0,
-}
+PATIENT = {"validity_seconds": VALIDITY_SECONDS, "session_timeout_seconds": 20.0}
 """No timeout that a busy machine exceeds: a repeated request would change the count, a new session the owners."""
 READ_AND_WRITE = 2
 TURNS = 4
@@ -102,28 +97,15 @@ def poll_seconds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest_asyncio.fixture
-async def pair(
-    kafka: KafkaServer,
-    topic_prefix: str,
-    tmp_path: Path,
-    s3_credentials: S3Server,
-    poll_seconds: float,
-) -> AsyncIterator[Pair]:
+async def pair(scene: World, s3_credentials: S3Server, poll_seconds: float) -> AsyncIterator[Pair]:
     bucket = s3_credentials.bucket()
-    async with AsyncExitStack() as stack:
-        scene = await stack.enter_async_context(
-            world(
-                kafka.bootstrap_servers,
-                topic_prefix,
-                tmp_path,
-                lock_root=f"s3://{bucket}/locks",
-                lock_places=(f"file://*=>s3://{bucket}/locks/both.json",),
-                **PATIENT,
-            )
-        )
-        proxies = {}
-        for name in ("one", "other"):
-            proxies[name] = stack.enter_context(Proxy(s3_credentials.endpoint, keep_alive=False))
+    places = (f"file://*=>s3://{bucket}/locks/both.json",)
+    scene.overrides |= {"lock_root": f"s3://{bucket}/locks", "lock_places": places, **PATIENT}
+    with ExitStack() as stack:
+        proxies = {
+            name: stack.enter_context(Proxy(s3_credentials.endpoint, keep_alive=False))
+            for name in ("one", "other")
+        }
         async with in_own_task(_both(scene, proxies)):
             yield Pair(scene, s3_credentials, bucket, proxies)
 

@@ -9,7 +9,7 @@ from aiokafka.errors import KafkaError
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.events import Abort, Admitted, CommitGranted, LockAcquired
-from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
+from tests.kafka_fixture import TAKES_KAFKA_AWAY
 from tests.real.promises import check
 from tests.real.writers import World, world
 
@@ -53,8 +53,9 @@ async def test_an_agent_logs_an_outage_of_kafka_and_continues_after_it(tmp_path:
             assert scene.events(Abort, before.mine) == []
 
 
+@pytest.mark.world(validity_seconds=1_000)
 async def test_an_event_whose_decision_kafka_rejected_is_decided_again_from_the_log(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session ends in order and releases its locks, so that the next one does not wait for their leases to end."""
     failures = [KafkaError("rejected by the test")]
@@ -66,8 +67,7 @@ async def test_an_event_whose_decision_kafka_rejected_is_decided_again_from_the_
             return await super().send(topic, value=value, **more)
 
     monkeypatch.setattr("lakewarden.agent.kafka.AIOKafkaProducer", FailingProducer)
-    patient = {"validity_seconds": 1_000}
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **patient) as scene, scene.agent():
+    async with scene.agent():
         other, unlucky = scene.writer("other"), scene.writer("unlucky")
         await other.begin(heartbeat_seconds=100)
         await scene.wait_for(LockAcquired)

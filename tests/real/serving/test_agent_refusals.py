@@ -4,7 +4,6 @@ import base64
 import json
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import anyio
 import pytest
@@ -30,8 +29,8 @@ from lakewarden.events import (
 )
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
-from tests.kafka_fixture import KafkaServer, administering
-from tests.real.writers import World, Writer, markers, world
+from tests.kafka_fixture import administering
+from tests.real.writers import World, Writer, markers
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 from tests.waiting import PATIENCE_SECONDS
@@ -282,15 +281,10 @@ async def test_a_table_and_a_lock_root_with_a_space_in_the_name_work(scene: Worl
     assert [each.suffix for each in (root / "locks").iterdir() if each.suffix == ".json"] == [".json"]
 
 
-async def test_locks_can_be_in_a_bucket(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
-) -> None:
+async def test_locks_can_be_in_a_bucket(scene: World, s3_credentials: S3Server) -> None:
     bucket = s3_credentials.bucket()
     given = {"tables": (f"s3://{bucket}/*",), "lock_root": None, "s3_endpoint": s3_credentials.endpoint}
-    async with (
-        world(kafka.bootstrap_servers, topic_prefix, tmp_path, **given) as scene,
-        scene.agent(),
-    ):
+    async with scene.agent(**given):
         writer = Writer(scene, "cloud", f"s3://{bucket}/warehouse/t", "cloud-1")
         await writer.begin()
         grant = await writer.obtain_grant()
@@ -303,24 +297,24 @@ async def test_locks_can_be_in_a_bucket(
 
 
 async def test_an_agent_waits_for_a_store_that_does_not_answer_at_its_start(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+    scene: World, s3_credentials: S3Server
 ) -> None:
     bucket = s3_credentials.bucket()
     values = {"tables": (f"s3://{bucket}/warehouse/*",), "lock_root": f"s3://{bucket}/locks"}
-    with Proxy(s3_credentials.endpoint, keep_alive=False) as proxy:
-        async with world(
-            kafka.bootstrap_servers, topic_prefix, tmp_path, **values, s3_endpoint=proxy.endpoint
-        ) as scene:
-            with ExitStack() as store_down, scene.process() as process:
-                store_down.enter_context(proxy.hanging())
-                waiting = await process.logged("store.waiting", count=2)
-                assert not any(line["event"] == "agent.ready" for line in process.lines())
+    with (
+        Proxy(s3_credentials.endpoint, keep_alive=False) as proxy,
+        ExitStack() as store_down,
+        scene.process(**values, s3_endpoint=proxy.endpoint) as process,
+    ):
+        store_down.enter_context(proxy.hanging())
+        waiting = await process.logged("store.waiting", count=2)
+        assert not any(line["event"] == "agent.ready" for line in process.lines())
 
-                store_down.close()
-                await process.ready()
-                writer = scene.writer("w", f"s3://{bucket}/warehouse/t")
-                await writer.begin(heartbeat_seconds=100)
-                await writer.obtain_grant()
+        store_down.close()
+        await process.ready()
+        writer = scene.writer("w", f"s3://{bucket}/warehouse/t")
+        await writer.begin(heartbeat_seconds=100)
+        await writer.obtain_grant()
 
     assert waiting["store"] == f"s3://{bucket}/locks"
     assert "could not be reached" in waiting["problem"]

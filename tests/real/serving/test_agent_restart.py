@@ -6,7 +6,6 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -30,10 +29,9 @@ from lakewarden.events import (
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, render
 from tests.all_states import all_states
-from tests.kafka_fixture import KafkaServer
 from tests.real.promises import check
 from tests.real.replays import facts
-from tests.real.writers import World, Writer, world
+from tests.real.writers import World, Writer
 from tests.servers.s3 import S3Server
 from tests.waiting import PATIENCE_SECONDS
 
@@ -80,43 +78,47 @@ async def test_an_agent_that_was_killed_during_a_grant_resumes_with_the_same_dec
     check(await scene.transactions())
 
 
+@pytest.mark.world(**LONG_LEASES)
 async def test_a_killed_agents_locks_are_taken_over_at_once_and_no_others(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+    scene: World, s3_credentials: S3Server
 ) -> None:
     """Under one lock a grant runs, under the other none. A third one is held by a program without an agent."""
     bucket = s3_credentials.bucket()
-    given = {"tables": (f"s3://{bucket}/*",), "lock_root": None, "s3_endpoint": s3_credentials.endpoint}
+    scene.overrides |= {
+        "tables": (f"s3://{bucket}/*",),
+        "lock_root": None,
+        "s3_endpoint": s3_credentials.endpoint,
+    }
     tables = [f"s3://{bucket}/t{number}" for number in range(3)]
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **given, **LONG_LEASES) as scene:
-        running, idle, after = (scene.writer(f"w{n}", tables[place]) for n, place in enumerate((0, 1, 0)))
-        excluded = scene.writer("excluded", tables[2])
-        foreign = LockRecord(expired=False, valid_until=_in_ms(3600.0), owner=str(uuid.uuid4()))
-        place = scene.settings().placement().location(tables[2], hudi=False)
-        lock = getattr(place, "uri", "")
-        s3_credentials.put(lock, render(foreign))
-        async with scene.running() as first:
-            for each in (running, idle):
-                await each.begin(heartbeat_seconds=100)
-            grant = await running.obtain_grant()
-            former = await scene.wait_for(LockAcquired, count=2)
-            first.kill()
+    running, idle, after = (scene.writer(f"w{n}", tables[place]) for n, place in enumerate((0, 1, 0)))
+    excluded = scene.writer("excluded", tables[2])
+    foreign = LockRecord(expired=False, valid_until=_in_ms(3600.0), owner=str(uuid.uuid4()))
+    place = scene.settings().placement().location(tables[2], hudi=False)
+    lock = getattr(place, "uri", "")
+    s3_credentials.put(lock, render(foreign))
+    async with scene.running() as first:
+        for each in (running, idle):
+            await each.begin(heartbeat_seconds=100)
+        grant = await running.obtain_grant()
+        former = await scene.wait_for(LockAcquired, count=2)
+        first.kill()
 
-        async with scene.running():
-            await excluded.begin(heartbeat_seconds=100)
-            await excluded.request_commit()
-            await scene.wait_for(LockRefused, lambda lock: lock.holder == foreign.owner)
-            await idle.obtain_grant()
-            await idle.complete()
-            await running.complete(grant.grant)
-            await after.begin(heartbeat_seconds=100)
-            await after.obtain_grant()
-            await after.complete()
+    async with scene.running():
+        await excluded.begin(heartbeat_seconds=100)
+        await excluded.request_commit()
+        await scene.wait_for(LockRefused, lambda lock: lock.holder == foreign.owner)
+        await idle.obtain_grant()
+        await idle.complete()
+        await running.complete(grant.grant)
+        await after.begin(heartbeat_seconds=100)
+        await after.obtain_grant()
+        await after.complete()
 
-        assert s3_credentials.get(lock) == render(foreign)
-        taken = scene.events(LockAcquired, lambda lock: lock.fenced)
-        assert {each.adopted for each in taken} == {each.owner for each in former}
-        assert scene.events(CommitGranted, excluded.mine) == []
-        check(await scene.transactions(), answered=lambda writer: writer != "excluded")
+    assert s3_credentials.get(lock) == render(foreign)
+    taken = scene.events(LockAcquired, lambda lock: lock.fenced)
+    assert {each.adopted for each in taken} == {each.owner for each in former}
+    assert scene.events(CommitGranted, excluded.mine) == []
+    check(await scene.transactions(), answered=lambda writer: writer != "excluded")
 
 
 @pytest.mark.wide
@@ -219,9 +221,7 @@ async def test_a_restart_replays_only_from_the_checkpoint(scene: World) -> None:
 
 
 @pytest.mark.wide
-async def test_the_markers_of_a_transactional_producer_delay_neither_replay_nor_check(
-    scene: World,
-) -> None:
+async def test_the_markers_of_a_transactional_producer_delay_neither_replay_nor_check(scene: World) -> None:
     """The last record of the log is then Kafka's marker, which no consumer gets. An event counts whether committed or not."""
     silent = scene.writer("silent")
     producer = AIOKafkaProducer(bootstrap_servers=scene.bootstrap_servers, transactional_id=scene.prefix)

@@ -70,11 +70,7 @@ async def test_the_background_tasks_of_a_kafka_client_that_have_ended_are_named(
         for client in (consuming, sending):
             await start_client(client, settings)
         running = [ended_tasks(client) for client in (consuming, sending)]
-        tasks = [
-            consuming._fetcher._fetch_task,
-            consuming._client._sync_task,
-            sending._sender._sender_task,
-        ]
+        tasks = [consuming._fetcher._fetch_task, consuming._client._sync_task, sending._sender._sender_task]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -481,10 +481,7 @@ async def _ends_with_one_line(scene: World, settings: dict[str, Any]) -> str:
 
 async def _all_clients_connect(scene: World, servers: str, kafka: dict[str, Any]) -> None:
     """An agent, a driver and an executor commit a transaction, and a command prints it."""
-    with (
-        scene.process(**_settings(servers, kafka)) as agent,
-        scene.gate(servers, kafka=kafka) as gate,
-    ):
+    with scene.process(**_settings(servers, kafka)) as agent, scene.gate(servers, kafka=kafka) as gate:
         await agent.ready()
         await to_thread.run_sync(commit_through, gate, scene.table, 1)
         [granted] = await scene.wait_for(CommitGranted)

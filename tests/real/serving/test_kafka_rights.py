@@ -26,13 +26,7 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.web.follower import Changes, Follower, History
 from lakewarden.agent.web.views import Sources
-from lakewarden.events import (
-    BatchCommitted,
-    CommitGranted,
-    CommitIntent,
-    ConflictDetected,
-    DeadLetter,
-)
+from lakewarden.events import BatchCommitted, CommitGranted, CommitIntent, ConflictDetected, DeadLetter
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from tests.kafka_fixture import administering
@@ -153,11 +147,7 @@ class Guarded:
 
     def options(self, case: Case) -> dict[str, Any]:
         """The same as options of a writer."""
-        return {
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_username": case.user,
-            "sasl_password": PASSWORD,
-        }
+        return {"security_protocol": "SASL_PLAINTEXT", "sasl_username": case.user, "sasl_password": PASSWORD}
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,7 @@
 import anyio
 import pytest
 
-from lakewarden.events import (
-    Abort,
-    Admitted,
-    CommitGranted,
-    LockAcquired,
-    PartitionTaken,
-    partition_name,
-)
+from lakewarden.events import Abort, Admitted, CommitGranted, LockAcquired, PartitionTaken, partition_name
 from tests.real.writers import World, Writer
 from tests.waiting import PATIENCE_SECONDS
 

@@ -5,14 +5,7 @@ import signal
 import pytest
 
 from lakewarden.agent.operators.status import status
-from lakewarden.events import (
-    Abort,
-    Admitted,
-    CommitCompleted,
-    CommitIntent,
-    ConflictDetected,
-    MarkerCreated,
-)
+from lakewarden.events import Abort, Admitted, CommitCompleted, CommitIntent, ConflictDetected, MarkerCreated
 from tests.processes import AgentProcess
 from tests.real.lock_places import Place
 from tests.real.watching.scene import FIRST, OBSERVED, TIME, HudiScene

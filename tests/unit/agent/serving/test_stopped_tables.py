@@ -299,9 +299,7 @@ def test_its_writer_learns_in_a_restart_that_its_table_is_stopped(
     assert all_aborts(table) == [(FORBIDDEN, "A", "not-allowed")]
 
     monkeypatch.setattr(
-        replay,
-        "replay_event",
-        fails(machine.replay_event, lambda _, event, *__: event.transaction == "B"),
+        replay, "replay_event", fails(machine.replay_event, lambda _, event, *__: event.transaction == "B")
     )
     table.start()
 

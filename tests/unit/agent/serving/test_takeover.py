@@ -135,9 +135,7 @@ class KafkaLog:
         return self.kafka.committed
 
     async def read(
-        self,
-        starts: dict[TopicPartition, int | None],
-        stops: dict[TopicPartition, int] | None = None,
+        self, starts: dict[TopicPartition, int | None], stops: dict[TopicPartition, int] | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         return {
             each: [

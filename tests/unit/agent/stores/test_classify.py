@@ -4,14 +4,7 @@ import itertools
 
 import pytest
 
-from lakewarden.agent.stores.classify import (
-    TABLE,
-    Answer,
-    RequestCondition,
-    Row,
-    classify_write,
-    row_of,
-)
+from lakewarden.agent.stores.classify import TABLE, Answer, RequestCondition, Row, classify_write, row_of
 from lakewarden.agent.stores.port import MAX_WHY_CHARACTERS
 from lakewarden.handlers.lease.conditional import IfAbsent, IfMatch, Lost, Refused, Unknown, Won
 

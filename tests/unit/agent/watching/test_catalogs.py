@@ -667,10 +667,7 @@ async def test_files_are_read_with_the_credentials_that_the_catalog_vends(
         Reply(body=json.dumps({"metadata": moved(number, "s3://lake/air/flights"), **fields}).encode())
         for number in (1, 2)
     )
-    async with (
-        faulty_server([Reply(403)]) as store,
-        faulty_server([CONFIG, first, second]) as running,
-    ):
+    async with faulty_server([Reply(403)]) as store, faulty_server([CONFIG, first, second]) as running:
         settings = settings_of(running.endpoint).model_copy(update={"s3_endpoint": store.endpoint})
         async with following(settings) as (follower, _):
             await follower.look()

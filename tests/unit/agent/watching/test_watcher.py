@@ -13,12 +13,7 @@ from lakewarden.agent.watching import watcher as watcher_module
 from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import TableFollower
 from lakewarden.agent.watching.formats import follow
-from lakewarden.events import (
-    CommitCompleted,
-    CommitIntent,
-    MarkerCreated,
-    TransactionAbandoned,
-)
+from lakewarden.events import CommitCompleted, CommitIntent, MarkerCreated, TransactionAbandoned
 from tests.recorded_hudi import recorded
 from tests.unit.agent.watching.lake import Lake, logged, looked_at
 from tests.waiting import until
