@@ -46,7 +46,7 @@ contender that reads the lock less often rarely acquires it."""
 _config_file: ContextVar[Path | None] = ContextVar("the settings file that is being read", default=None)
 
 SCHEMES = ("file", "s3", "gs", "az", "abfs")
-"""Of the stores that can hold locks."""
+"""The stores that can hold locks."""
 OFF = "off"
 _PLACED = "=>"
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import anyio
-from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
 from lakewarden.agent.clock import moment, monotonic
@@ -339,16 +338,11 @@ async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> A
                     if key is not None and record.key != key:
                         continue
                     position = AuditPosition(partition.partition, record.offset)
-                    reason = _add_record(lock_audit, position, record)
-                    unreadable += reason is not None
-                    if reason is not None and len(reasons) < MAX_UNREADABLE_SHOWN:
-                        reasons.append((position, reason))
+                    event = events.decode(events.AUDIT_EVENT, record.value)
+                    if not isinstance(event, events.Undecodable):
+                        lock_audit.add(position, event)
+                        continue
+                    unreadable += 1
+                    if len(reasons) < MAX_UNREADABLE_SHOWN:
+                        reasons.append((position, event.reason))
     return AuditResult(lock_audit.report(), unreadable, tuple(reasons))
-
-
-def _add_record(lock_audit: LockAudit, position: AuditPosition, record: ConsumerRecord) -> str | None:
-    event = events.decode(events.AUDIT_EVENT, record.value)
-    if isinstance(event, events.Undecodable):
-        return event.reason
-    lock_audit.add(position, event)
-    return None

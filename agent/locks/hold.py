@@ -376,14 +376,11 @@ class HeldCommand:
     def ended(self) -> bool:
         if self._process.returncode is None:
             return False
-        self._reap()
-        return not self.signal(0)
-
-    def _reap(self) -> None:
-        """Reap what the command has left: in a container, the first process adopts it."""
+        # In a container, the first process adopts what the command has left.
         with suppress(ChildProcessError):
             while os.waitpid(-self._process.pid, os.WNOHANG)[0]:
                 pass
+        return not self.signal(0)
 
     def signal(self, number: int) -> bool:
         """Send a signal to the group; 0 sends none. Returns whether it has a process."""

@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import anyio
 import structlog
@@ -33,6 +33,7 @@ from aiokafka.structs import OffsetAndMetadata
 from lakewarden.agent.errors import PartitionsChangedError
 from lakewarden.agent.kafka import is_member
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events.codec import json_object
 from lakewarden.handlers.table.log_gaps import Gap, LastRecord, Problem
 from lakewarden.handlers.table.replay import Position
 
@@ -78,10 +79,10 @@ class Checkpoint:
                 "decisions": self.decisions.offset,
                 "term": self.decisions.term,
                 "partitions": partitions,
-                "read": _record_json(self.read),
-                "published": _record_json(self.published),
+                "read": self.read and astuple(self.read),
+                "published": self.published and astuple(self.published),
                 "ledger": self.ledger_end,
-                "entry": _record_json(self.entry),
+                "entry": self.entry and astuple(self.entry),
                 "ledger_beginning": self.ledger_beginning,
                 "gaps": [
                     [each.at.isoformat(), *astuple(each.gap), each.decisions_end]
@@ -93,7 +94,7 @@ class Checkpoint:
     @classmethod
     def parse(cls, offset: int, metadata: str) -> Checkpoint:
         """The checkpoint of a committed offset. What its metadata doesn't have, or has in another form, is left out."""
-        fields = _parse(metadata)
+        fields = json_object(metadata)
         decisions, term = fields.get("decisions"), fields.get("term")
         ledger_end, beginning, gaps = fields.get("ledger"), fields.get("ledger_beginning"), fields.get("gaps")
         return cls(
@@ -118,10 +119,6 @@ def digest(value: bytes | None) -> str:
 def recent_gaps(gaps: Iterable[FoundGap], now: datetime) -> tuple[FoundGap, ...]:
     """Those that the next checkpoints still carry."""
     return tuple(each for each in gaps if now - each.at < GAPS_KEPT)
-
-
-def _record_json(record: LastRecord | None) -> list[Any] | None:
-    return None if record is None else [record.offset, record.digest]
 
 
 def _record(found: object) -> LastRecord | None:
@@ -208,7 +205,7 @@ class Checkpoints:
 
 def recorded_partitions(metadata: str) -> int | None:
     """The topic's number of partitions that a checkpoint's metadata has, or None."""
-    found = _parse(metadata).get("partitions")
+    found = json_object(metadata).get("partitions")
     return found if isinstance(found, int) else None
 
 
@@ -220,11 +217,3 @@ def require_same_partitions(count: int | None, partitions: int, settings: KafkaS
             "tables have moved between partitions and their events have lost their order; stop the agents and the writers, "
             f"take the ledger to another topic prefix (now {settings.topic_prefix}) as docs/kafka.md says, More partitions"
         )
-
-
-def _parse(metadata: str) -> dict[str, object]:
-    try:
-        fields = json.loads(metadata)
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}

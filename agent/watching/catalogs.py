@@ -47,6 +47,7 @@ from lakewarden.agent.watching.files import (
 )
 from lakewarden.agent.watching.thrift import IncompleteError, ThriftError, answer_of, call_of
 from lakewarden.events.access.tokens import RENEW_SHARE, TokenError, error_code, token_of
+from lakewarden.events.codec import json_object
 
 MAX_REQUESTS = 8
 """To one catalog at the same time."""
@@ -423,15 +424,12 @@ _ADVICE = {
 
 def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> UnreadableTableError:
     """The error of an answer. The server's own text may quote a token that it refuses, so it is left out then."""
+    error = None if status in EXPIRED else json_object(body).get("error")
     why = ""
-    if status not in EXPIRED:
-        try:
-            error = json.loads(body)["error"]
-            why = f": {shorten(str(error['message']))} ({error.get('type')})"
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            why = (
-                f" to {shorten(headers.get('Location', ''))}; set uri to that" if 300 <= status < 400 else ""
-            )
+    if isinstance(error, dict) and "message" in error:
+        why = f": {shorten(str(error['message']))} ({error.get('type')})"
+    elif 300 <= status < 400:
+        why = f" to {shorten(headers.get('Location', ''))}; set uri to that"
     advice = f"; {_ADVICE[status]}" if status in _ADVICE else ""
     kind = AbsentFileError if status == 404 else UnreadableTableError
     return kind(f"HTTP {status}{why}{advice}")
