@@ -446,7 +446,7 @@ async def test_a_store_that_ignores_conditions_fails_the_probe_and_is_closed(
     opened: list[MemoryStore] = []
 
     class UnconditionalStore(MemoryStore):
-        def _put(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
+        async def _write(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
             return Won('"1"')
 
     def open_store(root: str, settings: Settings) -> MemoryStore:
