@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
@@ -66,7 +66,7 @@ class BatchWrite:
         rows = self.rows.select(
             "*", *(self.table.default(field).alias(added[field.name]) for field in missing)
         )
-        with as_view(rows, f"lakewarden_{self.properties[TRANSACTION]}") as source:
+        with as_view(_without_tables(rows), f"lakewarden_{self.properties[TRANSACTION]}") as source:
             statement = self.upsert.statement(
                 target,
                 source,
@@ -79,6 +79,23 @@ class BatchWrite:
                 inexact=self.inexact,
             )
             self.rows.sparkSession.sql(statement)
+
+
+def _without_tables(rows: DataFrame) -> DataFrame:
+    """Return the rows as a MERGE takes them, where it wouldn't take their plan.
+
+    Spark 4.1 plans none whose source is a view that reads a table of a catalog (apache/spark#56515), and no release one with
+    random values. Rows that are computed, as those of a stream, are neither.
+    """
+    from pyspark.sql import DataFrame
+
+    jdf: Any = rows._jdf
+    plan = jdf.queryExecution().analyzed()
+    if plan.deterministic() and "RelationV2[" not in plan.toString():
+        return rows
+    session = rows.sparkSession._jsparkSession
+    computed = session.internalCreateDataFrame(jdf.queryExecution().toRdd(), jdf.schema(), False)  # noqa: FBT003 - of Java
+    return DataFrame(computed, rows.sparkSession)
 
 
 @contextmanager

@@ -201,6 +201,22 @@ def test_a_column_that_the_batch_lacks_gets_the_value_that_an_insert_gives_it(
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("admission", ["optimistic", "queued"])
+def test_an_upsert_takes_a_batch_that_reads_a_table_and_has_random_values(
+    harness: Harness, spark: SparkSession, table: Table, admission: Any
+) -> None:
+    table.append((1, 1, "old"), (1, 2, "old"))
+    rows = spark.table(table.name).where("id = 1").selectExpr("day", "id", "uuid() AS note")
+    harness.agent(grant_everything)
+
+    harness.gate().foreach_batch(table.sink(), writer="w", admission=admission)(rows.union(rows), 0)
+
+    (_, first, note), other = table.rows()
+    assert (first, len(note)) == (1, 36)
+    assert other == (1, 2, "old")
+
+
+@pytest.mark.wide
 def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
