@@ -117,4 +117,10 @@ def __getattr__(name: str) -> object:
 
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "fastavro":
+            raise
+        text = f"{name} needs {missing.name}, which is not installed: install lakewarden[hudi]"
+        raise ModuleNotFoundError(text, name=missing.name) from missing
