@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from lakewarden.events import ConflictRule
+from lakewarden.events import ConflictRule, Marker
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import base_changed
 from lakewarden.spark_jobs.gate.scope import as_markers
@@ -106,8 +106,9 @@ class SparkSink(Sink, Generic[L]):
         rows, stored = self._with_stored(self._rows(batch, layout, upsert), layout, upsert)
         with naming_values(batch, layout.columns, self.table):
             content = self._content(rows, layout, upsert, stored, persisted=is_persisted(batch))
-        markers = as_markers(dict.fromkeys(layout.paths_of(content.partitions)))
-        return PartitionScope(markers, content, layout.fields, upsert.keys, batch)
+        return PartitionScope(
+            self._markers(content.partitions, layout), content, layout.fields, upsert.keys, batch
+        )
 
     @abstractmethod
     def _find(self, table: str) -> None:
@@ -124,6 +125,10 @@ class SparkSink(Sink, Generic[L]):
     @abstractmethod
     def _cast(self, rows: DataFrame, layout: L, stored: Mapping[str, str]) -> DataFrame:
         """Return the rows with columns of the names `stored`, which have the values of the batch's in the table's types."""
+
+    def _markers(self, partitions: Sequence[Partition], layout: L) -> tuple[Marker, ...]:
+        """Return what an upsert or overwrite of these partitions touches."""
+        return as_markers(dict.fromkeys(layout.paths_of(partitions)))
 
     def _upsert_of(self, layout: L, spark: SparkSession) -> Upsert:
         return self._upsert.of_columns(layout.columns.names, spark, self.table)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.gate.scope import as_markers
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT, NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import GENERATED, NUMBERED, LastBatches, Metadata, TableLog
@@ -219,7 +218,7 @@ class DeltaSink(SparkSink[Metadata]):
             content = content or self._content(rows, metadata, upsert, stored, persisted=True)
             if not content.partitions:
                 return
-            txn.touch_all(as_markers(dict.fromkeys(metadata.paths_of(content.partitions))))
+            txn.touch_all(self._markers(content.partitions, metadata))
             if self._mode == "overwrite":
                 self._execute(overwrite, txn, table, rows.sparkSession)
                 return

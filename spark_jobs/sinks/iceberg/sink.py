@@ -227,11 +227,11 @@ class IcebergSink(SparkSink[OpenTable]):
         types = [StructField(added, layout.columns[name].dataType) for name, added in stored.items()]
         return assigned(wider, StructType(types), self.table, others=rows.columns)
 
-    def _markers(self, partitions: Sequence[Partition], table: OpenTable) -> tuple[Marker, ...]:
-        paths = table.paths_of(partitions)
+    def _markers(self, partitions: Sequence[Partition], layout: OpenTable) -> tuple[Marker, ...]:
+        paths = layout.paths_of(partitions)
         if self._mode == "append":
             return tuple(Marker(partition=path, file_group=NEW_FILES, operation="create") for path in paths)
-        return as_markers(dict.fromkeys(paths))
+        return as_markers(dict.fromkeys([*paths, *layout.older_paths_of(paths)]))
 
 
 def _session() -> SparkSession:

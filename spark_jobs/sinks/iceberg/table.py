@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -93,6 +94,15 @@ class OpenTable:
             for partition in partitions
         ]
 
+    def older_paths_of(self, paths: Sequence[str]) -> list[str]:
+        """Return where files of older specs may have rows of these partitions: these paths by the fields that both specs have.
+
+        Upserts of two partitions may rewrite the same older file. So they have these paths in common.
+        """
+        fields = self._sources(self.java.spec())
+        kept = ([field in older for field in fields] for older in map(self._sources, self.older_specs()))
+        return ["/".join(compress(path.split("/"), each)) for each in kept for path in paths]
+
     def older_specs(self) -> list[Any]:
         """Return the other partition specs of which the newest version has data files."""
         snapshot, specs = self.java.currentSnapshot(), self.java.specs()
@@ -118,14 +128,18 @@ class OpenTable:
 
     def _identity(self, spec: Any, keys: Sequence[str]) -> set[tuple[int, str]]:
         of_keys = {name.lower() for name in keys}
+        return {
+            field
+            for field in self._sources(spec)
+            if str(self.schema.findColumnName(field[0])).lower() not in of_keys
+        }
+
+    def _sources(self, spec: Any) -> list[tuple[int, str]]:
+        """Return the column's id and the transform of each partition field."""
         fields = (
             (int(field.sourceId()), str(field.transform().toString())) for field in elements(spec.fields())
         )
-        return {
-            (source, transform)
-            for source, transform in fields
-            if transform != VOID and str(self.schema.findColumnName(source)).lower() not in of_keys
-        }
+        return [field for field in fields if field[1] != VOID]
 
     def same_layout(self, other: Any) -> bool:
         """Return whether a table, as it is now, has the same columns and partition fields."""
