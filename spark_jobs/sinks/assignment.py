@@ -290,6 +290,5 @@ def _first(rows: DataFrame, fails: Callable[[DataFrame], bool]) -> str:
 
 
 def _is_analysis(java: Any) -> bool:
-    return str(java.getClass().getName()).endswith(
-        "AnalysisException"
-    )  # there is an ExtendedAnalysisException, too
+    # There is an ExtendedAnalysisException, too.
+    return str(java.getClass().getName()).endswith("AnalysisException")
