@@ -57,7 +57,7 @@ class CommitGate(TransactionGate):
           `"optimistic"`
         - `priority`: the lower loses a conflict; at most the agent's `max_priority` (0); `TABLE_SERVICE_PRIORITY` for
           table services
-        - `conflict_rule`: [`"file-group"`, `"deleted-file"` or `"ordered"`](docs/conflicts.md#what-a-conflict-is); None: the
+        - `conflict_rule`: the [rule](docs/conflicts.md#what-a-conflict-is) by which two transactions conflict; None: the
           sink's own, else `"file-group"`
         - `lock`: where this writer believes the table's lock to be; None: the sink's own; refused if the agent
           [keeps it elsewhere](docs/lock.md#which-object-is-a-tables-lock)

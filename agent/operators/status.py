@@ -52,7 +52,7 @@ class BlockerView:
     transaction: str
     writer: str
     why: str
-    """As in the JSON of `explain`: `computing`, `ahead in the queue`, `granted`, `publishing` or `earlier turn`."""
+    """A `WaitReason`, as in the JSON of `explain`."""
     partition: str | None = None
     """The first of the partitions that both touch, if that is why."""
 

@@ -76,7 +76,11 @@ def in_order(one: Transaction, another: Transaction) -> tuple[Transaction, Trans
 
 
 def waits_for_turn(second: Transaction, first: Transaction) -> bool:
-    """Whether, of two `ordered` transactions that share a file group, the second waits for the end of the first."""
+    """Whether, of two transactions that share a file group, the second has to wait for the end of the first."""
+    return rule_for(second, first) in IN_TURN and first.began < second.began and _goes_first(first, second)
+
+
+def _goes_first(first: Transaction, second: Transaction) -> bool:
     return first.phase in STOPPABLE and second.priority <= first.priority
 
 
@@ -85,7 +89,7 @@ def out_of_order(one: Transaction, another: Transaction) -> bool:
     first, second = in_order(one, another)
     if first.phase not in STOPPABLE:
         return False
-    return second.phase is Phase.GRANTED or second.phase in LANDED or not waits_for_turn(second, first)
+    return second.phase is Phase.GRANTED or second.phase in LANDED or not _goes_first(first, second)
 
 
 def touches_meet(one: Touch, another: Touch) -> bool:

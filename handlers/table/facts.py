@@ -189,12 +189,11 @@ def apply_decision(state: TableState, decision: events.DecisionEventUnion, now: 
             keep_closed(state, decision.transaction, _closed_by(decision, decision.writer, None))
         return
     match decision:
-        case events.Admitted(reserved=reserved, turn=turn):
+        case events.Admitted(reserved=reserved):
             if transaction.phase is Phase.QUEUED:
                 state.note_change(transaction.id)
-                transaction.turn, transaction.blocker = turn, None
                 state.enter(transaction, Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING)
-                transaction.began = state.moment
+                transaction.admit(decision, state.moment)
                 _add_markers(state, transaction, reserved)
         case events.CommitGranted(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:

@@ -42,14 +42,14 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from lakewarden.events import IN_TURN, CommitGranted
-from lakewarden.handlers.table.conflicts import rule_for, waits_for_turn
+from lakewarden.handlers.table.conflicts import waits_for_turn
 from lakewarden.handlers.table.detection import judge_grant, judge_landing, validate_for_grant
 from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import OPEN, Phase, Touch, Transaction
+from lakewarden.handlers.table.transactions import OPEN, Phase, Transaction
 
 LockFailure: TypeAlias = Literal["lost", "unusable", "refused-too-long"]
 """Why the agent doesn't have the lock, in the words of `handlers/lease/types.py`."""
@@ -183,19 +183,11 @@ def _release_lock(context: StepContext) -> None:
 
 
 def earlier_turns(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
-    """The overlaps with `ordered` transactions for whose end an `ordered` transaction waits."""
-    if transaction.conflict_rule not in IN_TURN:
-        return
-
-    def earlier(_: Touch, touch: Touch) -> bool:
-        other = touch.transaction
-        return (
-            other.began < transaction.began
-            and waits_for_turn(transaction, other)
-            and rule_for(transaction, other) in IN_TURN
+    """The overlaps with the transactions for whose end this one has to wait before it may be granted."""
+    if transaction.conflict_rule in IN_TURN:
+        yield from state.footprints.overlaps(
+            transaction, lambda _, touch: waits_for_turn(transaction, touch.transaction), newest_first=True
         )
-
-    yield from state.footprints.overlaps(transaction, earlier, newest_first=True)
 
 
 def _has_turn(state: TableState, transaction: Transaction) -> bool:

@@ -55,7 +55,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from lakewarden.events import DEFAULT_HEARTBEAT_SECONDS, Admission, ConflictEntry, ConflictRule, Operation
+from lakewarden.events import (
+    DEFAULT_HEARTBEAT_SECONDS,
+    Admission,
+    Admitted,
+    ConflictEntry,
+    ConflictRule,
+    Operation,
+)
 
 
 class Phase(Enum):
@@ -186,6 +193,9 @@ class Transaction:
     """For an `ordered` transaction: its place among those that were open at its admission (`conflicts.py`)."""
     reported: set[str] = field(default_factory=set)
     """For an observed one: the other observed transactions whose conflict with it was reported."""
+
+    def admit(self, decision: Admitted, moment: int) -> None:
+        self.began, self.turn, self.blocker = moment, decision.turn, None
 
     def touch(self, operation: Operation) -> tuple[Touch]:
         """The shared touch of an operation, as the one-element tuple that the index stores."""

@@ -196,7 +196,7 @@ class TransactionGate:
           also queue a writer that lost a conflict
         - `scope`: what it will touch: partitions, as `["day=1"]`, each with all of its files, or markers
         - `priority`: of two in conflict, the lower one loses; `TABLE_SERVICE_PRIORITY` for table services
-        - `conflict_rule`: [`"file-group"`, `"deleted-file"` or `"ordered"`](docs/conflicts.md#what-a-conflict-is)
+        - `conflict_rule`: the [rule](docs/conflicts.md#what-a-conflict-is) by which two transactions conflict
         - `lock`: URI of the table's lock, if the agent is to refuse another one
         - `attempt`, `reason`: for logs and `explain`: which try it is, and why with this admission
 
