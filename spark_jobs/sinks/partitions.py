@@ -195,8 +195,7 @@ def known_content(
 
 def is_persisted(rows: DataFrame) -> bool:
     """Return whether the rows are computed at most once, and so are the same each time."""
-    level = rows.storageLevel
-    return level.useMemory or level.useDisk or level.useOffHeap
+    return bool(rows._jdf.storageLevel().isValid())  # noqa: SLF001 - that of PySpark asks for each of its fields
 
 
 @contextmanager

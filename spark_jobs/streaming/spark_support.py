@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import GateError, UnsupportedSpark
+from lakewarden.spark_jobs.sinks.java import elements
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -90,7 +91,7 @@ def query_of(batch: DataFrame) -> Any | None:
     """
     session: Any = batch._jdf.sparkSession()  # noqa: SLF001 - the Python session doesn't have the shared state
     active = session.sharedState().activeStreamingQueries()
-    queries = {key.toString(): query for key in active if (query := active.get(key)) is not None}
+    queries = {str(each.getKey().toString()): each.getValue() for each in elements(active.entrySet())}
     by_session = next(
         (name for name, query in queries.items() if query.sparkSessionForStream() == session), None
     )
@@ -107,4 +108,4 @@ def query_of(batch: DataFrame) -> Any | None:
             "foreach_batch: can't find the query of this batch, so its writer would lack the query id: neither its session "
             f"nor its thread is one of the running queries ({', '.join(queries)}): {REMEDY}"
         )
-    return queries.get(found)
+    return None if found is None else queries[found]
