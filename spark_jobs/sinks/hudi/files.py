@@ -64,6 +64,19 @@ class HudiFiles:
         body = self._read(PROPERTIES)
         return {} if body is None else parse_properties(body)
 
+    def column_types(self) -> dict[str, str | None]:
+        """Return the table's columns and their types (`_type_of`), as its last commit has them, or its creation by SQL."""
+        table = self._table()
+        if table is None:
+            return {}
+        written = sorted(self._instants(table), key=_completion, reverse=True)
+        files = (file for each in written if each.writes and (file := each.file("completed")) is not None)
+        bodies = (body for file in files if (body := self._read(table.timeline + file.name)))
+        schemas = (read_metadata(body).extra.get("schema", "") for body in bodies)
+        created = self.properties().get("hoodie.table.create.schema", '{"fields": []}')
+        schema = json.loads(next((each for each in schemas if '"fields"' in each), created))
+        return {field["name"]: _type_of(field["type"]) for field in schema["fields"]}
+
     def layout(self) -> Layout | None:
         """Return the layout of the table's timeline; None, if there is no table yet."""
         table = self._table()
@@ -120,7 +133,12 @@ class HudiFiles:
                 body = self._read(folder + path)
                 lines = read_markers_file(body or b"")
                 if lines.unreadable:
-                    raise UnreadableHudi(f"lines of {path} are not markers: {lines.unreadable[0][:200]!r}")
+                    raise UnreadableHudi(
+                        f"lines of {path} are not markers: {lines.unreadable[0][:200]!r}; if the partition's name has a line "
+                        "break, Hudi can't roll such a write back: replace it in the batch, or set the options "
+                        "hoodie.write.markers.type=DIRECT, and hoodie.rollback.using.markers=false until this instant is rolled "
+                        f"back; table={self.uri}"
+                    )
                 found += lines.markers
             known_files[path] = size
         return found
@@ -273,6 +291,23 @@ def _opened(uri: str) -> tuple[Any, str]:
     except (ArrowInvalid, OSError) as error:
         raise ValueError(f"pyarrow can't open the table's store: {error}; {remedy}; table={uri}") from error
     return found, f"{root.rstrip('/')}/{path}"
+
+
+def _type_of(avro: Any) -> str | None:
+    """Return the Spark type whose values are spelled as those of an Avro type, `bigint` for integers; None: it isn't known."""
+    if isinstance(avro, list):
+        avro = next((each for each in avro if each != "null"), None)
+    match avro:
+        case {"logicalType": "decimal", "precision": precision}:
+            return f"decimal({precision},{avro.get('scale', 0)})"
+        case {"logicalType": "date"}:
+            return "date"
+        case "int" | "long":
+            return "bigint"
+        case "string" | "boolean":
+            return str(avro)
+        case _:
+            return None
 
 
 def _write_of(found: list[Instant], time: str) -> Instant | None:

@@ -24,16 +24,19 @@ FILE_LOCK_MINUTES = "5"
 PROVIDER = "hoodie.write.lock.provider"
 _CALLBACKS = "hoodie.client.init.callback.classes"
 _OPERATION = "hoodie.datasource.write.operation"
+RECORD_KEY = "hoodie.datasource.write.recordkey.field"
+PARTITION_PATH = "hoodie.datasource.write.partitionpath.field"
 HIVE_STYLE = "hoodie.datasource.write.hive_style_partitioning"
 ORDERING = "hoodie.datasource.write.precombine.field"
 _EXTRA_PREFIX = "hoodie.datasource.write.commitmeta.key.prefix"
+_TABLE_VERSION = "hoodie.write.table.version"
 
 _OF_THE_TABLE = frozenset(
     {
         "hoodie.table.name",
         _OPERATION,
-        "hoodie.datasource.write.recordkey.field",
-        "hoodie.datasource.write.partitionpath.field",
+        RECORD_KEY,
+        PARTITION_PATH,
         HIVE_STYLE,
         ORDERING,
     }
@@ -86,33 +89,43 @@ def table_options(
         raise ValueError(
             f"operation {operation!r} is not supported: use one of {', '.join(get_args(HudiOperation))}; table={name}"
         )
-    if given.get(_OPERATION, operation) != operation:
-        raise ValueError(
-            f"{_OPERATION}={given[_OPERATION]} and operation={operation!r}: give `operation` only; table={name}"
-        )
+    for argument, columns in (("keys", keys), ("partition_by", partition_by)):
+        if isinstance(columns, str):
+            raise TypeError(
+                f"{argument}={columns!r} is a text: give a list of columns, [{columns!r}]; table={name}"
+            )
+    arguments = {
+        "operation": (_OPERATION, operation),
+        "keys": (RECORD_KEY, ",".join(keys)),
+        "partition_by": (PARTITION_PATH, ",".join(partition_by)),
+        "order_by": (ORDERING, order_by or ""),
+    }
+    for argument, (key, value) in arguments.items():
+        if value and given.get(key, value) != value:
+            raise ValueError(
+                f"{key}={given[key]} and {argument}={value!r}: give `{argument}` only; table={name}"
+            )
     for key, (value, why) in _FIXED.items():
         if given.get(key, value).lower() != value.lower():
             raise ValueError(
                 f"{key}={given[key]} is not supported: {why}; leave it out, or set {value}; table={name}"
             )
+    if given.get(_TABLE_VERSION) == "6":
+        raise ValueError(
+            f"{_TABLE_VERSION}=6 is not supported: the sink writes such tables with Hudi 0.15 only; leave it out; table={name}"
+        )
     if given.get(PROVIDER) == _ONE_PROCESS:
         raise ValueError(
             f"{PROVIDER}={_ONE_PROCESS} excludes only the writers of one process; leave it out, or set the provider that "
             f"the table's other writers use; table={name}"
         )
-    own = {
+    own = {key: value for key, value in arguments.values() if value} | {
         "hoodie.table.name": name,
-        _OPERATION: operation,
         PROVIDER: FILE_LOCK if local else STORAGE_LOCK,
         "hoodie.write.lock.filesystem.expire": FILE_LOCK_MINUTES,
     }
-    if keys:
-        own["hoodie.datasource.write.recordkey.field"] = ",".join(keys)
     if partition_by:
-        own["hoodie.datasource.write.partitionpath.field"] = ",".join(partition_by)
         own[HIVE_STYLE] = str(hive_style).lower()
-    if order_by is not None:
-        own[ORDERING] = order_by
     fixed = {key: value for key, (value, _) in _FIXED.items()}
     return own | given | fixed | {old: fixed[new] for old, new in _OLD_NAMES.items()}
 

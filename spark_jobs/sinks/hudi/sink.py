@@ -24,6 +24,7 @@ from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import (
     HIVE_STYLE,
     ORDERING,
+    PARTITION_PATH,
     PROVIDER,
     STORAGE_LOCK,
     HudiOperation,
@@ -54,6 +55,9 @@ _PLAIN_CLASSES = frozenset(
 )
 """The same, as tables of version 6 name them."""
 
+_INTEGERS = frozenset({"tinyint", "smallint", "int"})
+"""They are spelled as `bigint`."""
+
 
 class HudiSink(Sink):
     """Call it as `sink(batch_df, txn)`. Create one for each table and operation."""
@@ -78,7 +82,6 @@ class HudiSink(Sink):
         local = self._table.startswith("file://")
         self._path = self._table if local else table
         self._operation: HudiOperation = operation
-        self._partition_by = tuple(partition_by)
         name = self._table.rpartition("/")[2]
         self._files = HudiFiles(self._table, filesystem)
         properties = self._files.properties()
@@ -193,13 +196,16 @@ class HudiSink(Sink):
             or _is_true(properties, "hoodie.datasource.write.slash.separated.date.partitioning")
         ):
             return None
-        fields = properties.get("hoodie.table.partition.fields", ",".join(self._partition_by))
-        columns = [field.strip() for field in fields.split(",") if field.strip()]
-        types = dict(batch.dtypes)
+        fields = properties.get("hoodie.table.partition.fields", self._options.get(PARTITION_PATH, ""))
+        given = {name: "bigint" if kind in _INTEGERS else kind for name, kind in batch.dtypes}
+        stored = self._files.column_types()
         try:
+            types = {column: given[column] for field in fields.split(",") if (column := field.strip())}
+            if any(stored.get(column, kind) != kind for column, kind in types.items()):
+                return None  # Hudi converts the values, or the table: 1.5 is 1.50 then
             return PartitionPaths(
                 "hudi",
-                {column: types[column] for column in columns},
+                types,
                 hive_style=_is_true(properties, HIVE_STYLE),
                 url_encode=_is_true(properties, "hoodie.datasource.write.partitionpath.urlencode"),
             )

@@ -735,4 +735,7 @@ SITUATIONS: dict[str, Situation] = {
         partitioned_by=("p",),
         settings=(*ANSI_ON, ("spark.sql.ansi.enforceReservedKeywords", "true")),
     ),
+    "a decimal partition of another scale": _partitions(
+        "decimal(9,4)", "CAST(2 AS decimal(9,4))", "1.50BD", "8", formats=("hudi",)
+    ),
 }

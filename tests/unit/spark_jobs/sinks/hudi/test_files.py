@@ -15,6 +15,7 @@ import pytest
 from lakewarden.events import Marker
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
+from tests.recorded_hudi import recorded
 
 PROPERTIES = "hoodie.table.name=trips\nhoodie.table.version=9\nhoodie.timeline.layout.version=2\n"
 
@@ -137,6 +138,15 @@ def test_the_newest_commit_is_the_one_that_was_completed_last(hudi: Table) -> No
     assert hudi.files.committed("w", 3) == f"{10:017d}"
     assert hudi.files.committed("w", 2) == f"{20:017d}"
     assert hudi.files.committed("w", 4) is None
+
+
+def test_the_columns_are_those_of_the_last_commit(hudi: Table) -> None:
+    """An empty commit may have no schema."""
+    assert HudiFiles(hudi.files.uri + "/absent").column_types() == hudi.files.column_types() == {}
+    hudi.commit(10, None).write_bytes(recorded("cow-v9", "20261122135446024_20261122135634351.commit"))
+    hudi.commit(20, "w", 0)
+
+    assert hudi.files.column_types() == {"k": "string", "p": "string", "ts": "bigint", "v": "string"}
 
 
 def test_a_batch_that_left_the_timeline_is_found_in_the_archive(hudi: Table) -> None:

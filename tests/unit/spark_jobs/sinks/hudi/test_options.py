@@ -39,6 +39,8 @@ def options(given: dict[str, str] | None = None, **arguments: Any) -> dict[str, 
         ({"hoodie.datasource.compaction.async.enable": "false"}, "compacts in the writer"),
         ({"hoodie.datasource.write.commitmeta.key.prefix": "meta_"}, "set _"),
         ({"hoodie.datasource.write.operation": "bulk_insert"}, "give `operation` only"),
+        ({"hoodie.datasource.write.recordkey.field": "other"}, "give `keys` only"),
+        ({"hoodie.write.table.version": "6"}, "with Hudi 0.15 only"),
         (
             {"hoodie.write.lock.provider": FILE.replace("FileSystemBased", "InProcess")},
             "only the writers of one process",
@@ -55,6 +57,14 @@ def test_an_option_that_the_gate_cannot_work_with_is_refused(given: dict[str, st
 def test_bulk_insert_is_refused() -> None:
     with pytest.raises(ValueError, match="use one of upsert, insert, delete, insert_overwrite"):
         options(operation="bulk_insert")
+
+
+@pytest.mark.parametrize("argument", ["keys", "partition_by"])
+def test_columns_are_no_text(argument: str) -> None:
+    """Joined with commas, it would be a list of letters."""
+    given: dict[str, Any] = {argument: "day"}
+    with pytest.raises(TypeError, match=r"give a list of columns, \['day'\]; table=trips"):
+        options(**given)
 
 
 def test_options_that_agree_with_the_gate_are_accepted_in_any_case() -> None:
