@@ -61,6 +61,7 @@ _FIXED: Mapping[str, tuple[str, str]] = {
     "hoodie.compact.schedule.inline": ("false", "schedule compaction in a job of its own"),
     "hoodie.log.compaction.inline": ("false", "run log compaction in a job of its own"),
     "hoodie.clustering.inline": ("false", "run clustering in a job of its own"),
+    "hoodie.datasource.clustering.inline.enable": ("false", "run clustering in a job of its own"),
     "hoodie.clustering.schedule.inline": ("false", "schedule clustering in a job of its own"),
     # Off, Hudi's data source would compact merge-on-read tables inline. On, only its streaming sink does anything.
     "hoodie.datasource.compaction.async.enable": ("true", "with false, Hudi compacts in the writer"),
