@@ -34,7 +34,7 @@ class SimulationTests:
     seeds_a_bug: ClassVar[int]
     """Seeds per planted bug, of which only those that may reveal it are run. Most bugs are found within five, or 20."""
     rarely_revealed: ClassVar[Mapping[str, Sequence[int]]] = {}
-    """Seeds that reveal a bug, where none of the first ones does. They are run first."""
+    """Seeds that reveal a bug, where few of the first ones do. They are run first."""
     reproduced: ClassVar[int]
     """How many seeds are run in other processes, too."""
 
