@@ -98,13 +98,18 @@ def collected(kind: str, value: str) -> str:
         case "timestamp":
             return f"unix_micros({value})"
         case "timestamp_ntz":
-            return f"unix_micros(CAST(concat(CAST({value} AS string), 'Z') AS timestamp))"
+            return f"unix_micros(CAST(concat(CAST({value} AS string), 'Z') AS timestamp_ltz))"
         case "float" | "double":
             return f"CAST({value} + CAST(0 AS {kind}) AS string)"
         case "binary":
             return f"hex({value})"
         case _:
             return value
+
+
+def in_sql(kind: str) -> str:
+    """Return a type for SQL, where `spark.sql.timestampType` may give `timestamp` another meaning than a schema does."""
+    return "timestamp_ltz" if kind == "timestamp" else kind
 
 
 class PartitionPaths:
@@ -147,7 +152,7 @@ class PartitionPaths:
             partitions: list[tuple[Any, ...]] = [()]
         else:
             values = (
-                collected(kind, f"CAST(`{name.replace('`', '``')}` AS {kind})")
+                collected(kind, f"CAST(`{name.replace('`', '``')}` AS {in_sql(kind)})")
                 for name, (kind, _) in self._columns.items()
             )
             rows = batch.selectExpr(*values).distinct().limit(MAX_PARTITIONS + 1).collect()

@@ -27,6 +27,7 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
     transaction_label,
 )
 from lakewarden.spark_jobs.sinks.java import java_type
+from lakewarden.spark_jobs.sinks.partition_paths import in_sql
 from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, computed_once, known_content, quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
@@ -148,6 +149,11 @@ class DeltaSink(SparkSink[Metadata]):
             raise ValueError(
                 f"the table's commits are kept by a coordinator ({coordinated[0]}), and this sink reads them in "
                 f"_delta_log; write it without the gate, or drop the feature; table={self.table}"
+            )
+        if self._mode != "append" and metadata.configuration.get("delta.appendOnly", "").lower() == "true":
+            raise ValueError(
+                f"the table has the property delta.appendOnly, with which Delta refuses an {self._mode}: append, or set it to "
+                f"false; table={self.table}"
             )
         self._require_utc(spark, metadata)
         return metadata
@@ -309,7 +315,9 @@ class DeltaSink(SparkSink[Metadata]):
                 f"batch, or set ANSI; table={self.table}"
             )
         try:
-            rows.selectExpr(*(f"{quoted(column)} <=> CAST(NULL AS {kind})" for column, kind in kinds.items()))
+            rows.selectExpr(
+                *(f"{quoted(column)} <=> CAST(NULL AS {in_sql(kind)})" for column, kind in kinds.items())
+            )
         except AnalysisException as error:
             raise ValueError(
                 f"{both}: Spark doesn't compare all partition columns with the batch's, as a MERGE does: "
@@ -322,7 +330,7 @@ def _ansi_cast(column: str, given: str, kind: str) -> str:
     name = quoted(column)
     text = f"{NOT_STORED}: column {column!r} has type {given} in the batch, and {kind} in the table: "
     failure = f"raise_error(concat(CAST(X'{text.encode().hex()}' AS string), CAST({name} AS string)))"
-    return f"CASE WHEN {name} IS NOT NULL THEN coalesce(try_cast({name} AS {kind}), {failure}) END"
+    return f"CASE WHEN {name} IS NOT NULL THEN coalesce(try_cast({name} AS {in_sql(kind)}), {failure}) END"
 
 
 def _with_sources(batch: DataFrame, columns: StructType) -> DataFrame:

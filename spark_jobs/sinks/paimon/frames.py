@@ -29,7 +29,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     partition_path,
     type_parameter,
 )
-from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS
+from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 from lakewarden.spark_jobs.sinks.partitions import quoted
 from lakewarden.spark_jobs.sinks.upsert import comparable
 
@@ -51,8 +51,15 @@ def spark_schema(table: Any) -> StructType:
     """Return the table's columns as Paimon's own Spark connector has them, with their nullability and lengths."""
     from pyspark.sql.types import StructField, StructType
 
-    fields = table.table_schema.fields
-    return StructType([StructField(each.name, _spark_type(each.type), each.type.nullable) for each in fields])
+    columns = []
+    for field in table.table_schema.fields:
+        try:
+            columns.append(StructField(field.name, _spark_type(field.type), field.type.nullable))
+        except ValueError as error:
+            raise ValueError(
+                f"column {field.name!r}: {error}; drop the column, or write the table without the gate; table={table.table_path}"
+            ) from None
+    return StructType(columns)
 
 
 def _read_schema(table: Any) -> StructType:
@@ -242,14 +249,11 @@ def partitions_of(rows: DataFrame, table: Any) -> list[Partition]:
 def _collected(rows: DataFrame, columns: Sequence[str]) -> list[str]:
     """Return the columns as expressions that collect without a time zone, and beyond Python's years."""
     types = dict(rows.dtypes)
-    expressions = {
-        "date": "unix_date({})",
-        "timestamp": "unix_micros({})",
-        "timestamp_ntz": "{} - TIMESTAMP_NTZ'1970-01-01 00:00:00'",
-    }
-    return [
-        f"{expressions.get(types[name], '{}').format(quoted(name))} AS {quoted(name)}" for name in columns
-    ]
+    values = (
+        f"unix_date({quoted(name)})" if types[name] == "date" else collected(types[name], quoted(name))
+        for name in columns
+    )
+    return [f"{value} AS {quoted(name)}" for value, name in zip(values, columns, strict=True)]
 
 
 def _partition(row: Sequence[Any], rows: DataFrame, table: Any) -> Partition:
@@ -271,7 +275,7 @@ def _python_value(value: Any, kind: str, name: str, table: Any) -> Any:
             case "timestamp":
                 return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
             case "timestamp_ntz":
-                return datetime(1970, 1, 1) + value  # noqa: DTZ001 - without a zone, as in the table
+                return datetime(1970, 1, 1) + timedelta(microseconds=value)  # noqa: DTZ001 - without a zone, as in the table
             case _:
                 return value
     except OverflowError:

@@ -738,4 +738,25 @@ SITUATIONS: dict[str, Situation] = {
     "a decimal partition of another scale": _partitions(
         "decimal(9,4)", "CAST(2 AS decimal(9,4))", "1.50BD", "8", formats=("hudi",)
     ),
+    # Settings that give a type of the sink's own SQL another meaning.
+    "timestamp means timestamp_ntz": _partitions(
+        "timestamp_ntz",
+        "timestamp_ntz'2026-10-25 02:30:00.5'",
+        "timestamp_ntz'2026-10-25 02:30:00.5'",
+        settings=(*BERLIN, ("spark.sql.timestampType", "TIMESTAMP_NTZ")),
+        formats=(*SPARK, "paimon"),
+    ),
+    "a date for an instant as a partition, timestamp means timestamp_ntz": _partitions(
+        "timestamp_ltz",
+        "date'2026-01-02'",
+        settings=(*UTC, ("spark.sql.timestampType", "TIMESTAMP_NTZ")),
+        formats=("delta",),
+    ),
+    "intervals of Spark 2": _partitions(
+        "timestamp_ntz",
+        "timestamp_ntz'2026-10-25 02:30:00.5'",
+        "timestamp_ntz'2026-10-25 02:30:00.5'",
+        settings=(("spark.sql.legacy.interval.enabled", "true"),),
+        formats=("paimon",),
+    ),
 }

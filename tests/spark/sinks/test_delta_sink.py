@@ -438,6 +438,14 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
                     harness.gate().foreach_batch(DeltaSink(table, mode=mode), writer=mode)(unread, 0)
     finally:
         spark.conf.unset("spark.sql.session.timeZone")
+    appended = f"{tmp_path}/appended"
+    spark.sql(
+        f"CREATE TABLE delta.`{appended}` (id long) USING delta TBLPROPERTIES ('delta.appendOnly'='true')"
+    )
+    with pytest.raises(
+        ValueError, match=r"delta.appendOnly, with which Delta refuses an overwrite: .*table="
+    ):
+        harness.gate().foreach_batch(DeltaSink(appended, mode="overwrite"), writer="o")(spark.range(1), 0)
     with pytest.raises(ValueError, match="no Delta table: create it"):
         DeltaSink(str(tmp_path / "none")).committed("w", 0)
     managed = Path(shutil.copytree(tmp_path / "delta", tmp_path / "managed"))
