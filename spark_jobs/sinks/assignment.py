@@ -50,8 +50,10 @@ _VALUE_ERRORS = (
     "DELTA_EXCEED_CHAR_VARCHAR_LIMIT",
     "DELTA_NOT_NULL_CONSTRAINT_VIOLATED",
     "DELTA_VIOLATE_CONSTRAINT",
+    "Invalid UUID string",
+    "Fixed Binary size",
 )
-"""Texts of Spark's and Delta's errors, in Spark 3.5 too. Most name the column only."""
+"""Texts of Spark's, Delta's and Iceberg's errors, in Spark 3.5 too. Most name the column only."""
 
 _DECODING = "UnicodeDecodeError"
 """Python's error for a text that is not UTF-8. Spark and Java store such texts."""

@@ -168,7 +168,13 @@ def open_table(
         )
     catalog = str(found.catalog().name())
     schema = table.schema()
-    converted = java_type(spark, f"{_ICEBERG}.SparkSchemaUtil").convert(schema).json()
+    try:
+        converted = java_type(spark, f"{_ICEBERG}.SparkSchemaUtil").convert(schema).json()
+    except Exception as error:
+        raise ValueError(
+            f"the table has a column of a type that this session's Spark can't write: {java_text(error)}; drop the column, or "
+            f"write the table by another engine without the gate; table={name} schema={schema.asStruct().toString()}"
+        ) from error
     columns = StructType.fromJson(json.loads(converted))
     types = {field.name: field.dataType.simpleString() for field in columns.fields}
     fields = tuple(_partition_fields(name, table, types, catalog))

@@ -863,7 +863,7 @@ def test_without_the_class_of_the_staged_table_whole_statements_are_granted_if_t
 
 @pytest.mark.wide
 def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
-    spark: SparkSession, table: Table, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="no Iceberg table of this name"):
         IcebergSink(f"{table.name}_missing")
@@ -885,8 +885,18 @@ def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
         IcebergSink(f"{table.name}.branch_dev")
     java, types = load(spark, table.name), java_type(spark, "org.apache.iceberg.types.Types$UUIDType")
     java.updateSchema().addColumn("device", types.get()).commit()
+    harness.agent(grant_everything)
+    with pytest.raises(ValueError, match=r"can't be stored; Invalid UUID string: no; table="):
+        harness.gate().foreach_batch(table.sink(), writer="w")(
+            changes(spark, (1, 1, "no"), columns="day int, id long, device string"), 0
+        )
     java.updateSpec().addField("device").commit()
     with pytest.raises(ValueError, match="the partition field device is identity of device, a uuid"):
+        IcebergSink(table.name)
+    java.updateSchema().addColumn(
+        "at", java_type(spark, "org.apache.iceberg.types.Types$TimeType").get()
+    ).commit()
+    with pytest.raises(ValueError, match=r"can't write: .*does not support time fields; drop the column"):
         IcebergSink(table.name)
     monkeypatch.setattr("lakewarden.spark_jobs.sinks.iceberg.table.NEWEST_FORMAT", 1)
     with pytest.raises(ValueError, match=f"format version {ICEBERG_FORMAT}, which was not tried"):
