@@ -278,8 +278,14 @@ def comparable(name: str, kind: DataType) -> Column:
     column = f.col(quoted(name))
     if has_order(kind):
         return column
-    microseconds = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"}
-    return f.to_json(f.struct(column.alias("value")), microseconds)
+    microseconds = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+    options = {
+        "ignoreNullFields": "false",
+        "timestampFormat": microseconds,
+        "timestampNTZFormat": microseconds,
+        "timeZone": "UTC",  # others repeat an hour
+    }
+    return f.to_json(f.struct(column.alias("value")), options)
 
 
 def merge(base: DataFrame, changes: DataFrame, keys: Sequence[str]) -> DataFrame:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pyspark.sql import SparkSession, functions
 
 from lakewarden.spark_jobs.sinks.upsert import latest, merge
+from tests.spark.formats import session_settings
 
 pytestmark = [pytest.mark.real]
 
@@ -76,6 +77,27 @@ def test_types_without_an_order_are_beside_repeated_keys(spark: SparkSession, va
     (row,) = found.selectExpr("CAST(`a``b` AS string)", "_lakewarden_row").collect()
     assert "2" in row[0]
     assert row[1] == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [f"timestamp_ntz'2026-01-01 00:00:00.00000{digit}'" for digit in (1, 2)],
+        [f"timestamp'2026-10-25 0{hour}:30:00 UTC'" for hour in (0, 1)],
+    ],
+    ids=["microseconds", "the repeated hour"],
+)
+def test_moments_in_maps_are_ordered_whatever_the_order_of_the_rows(
+    spark: SparkSession, values: list[str]
+) -> None:
+    found = set()
+    with session_settings(spark, {"spark.sql.session.timeZone": "Europe/Berlin"}):
+        for each in (values, values[::-1]):
+            rows = spark.sql(" UNION ALL ".join(f"SELECT 1 k, map('a', {value}) v" for value in each))
+            found.update(
+                latest(rows.coalesce(1), ["k"]).selectExpr("unix_micros(v['a']::timestamp_ltz)").collect()
+            )
+    assert len(found) == 1
 
 
 def test_a_row_keeps_its_own_one_of_equal_keys(spark: SparkSession) -> None:
