@@ -27,6 +27,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     in_types,
     partition_path,
     require_python_values,
+    require_readable,
     spark_arrow_schema,
 )
 
@@ -142,6 +143,7 @@ def _joined_batches(batches: Iterable[Any], schema: Any, table: Any) -> Iterator
                 f"table={table.table_path}"
             )
         require_python_values(joined, table)
+        require_readable(joined, table)
         yield from in_types(joined, schema, table).combine_chunks().to_batches()
 
     for batch in batches:

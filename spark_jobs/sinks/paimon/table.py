@@ -289,6 +289,29 @@ def require_python_values(rows: Any, table: Any) -> None:
                 raise out_of_years(name, table) from None
 
 
+def require_readable(rows: Any, table: Any) -> None:
+    """Raise `ValueError` for a timestamp that pypaimon reads from ORC as another one: its reader counts 64-bit nanoseconds.
+
+    An upsert would store that other one when it rewrites the file.
+    """
+    import pyarrow as pa
+
+    if str(table.options.file_format()).lower() != "orc":
+        return
+    for name in rows.column_names:
+        for values, _ in (leaf for chunk in rows.column(name).chunks for leaf in _leaves(chunk)):
+            if not pa.types.is_timestamp(values.type):
+                continue
+            try:
+                values.cast(pa.timestamp("ns", values.type.tz))
+            except pa.ArrowInvalid:
+                raise ValueError(
+                    f"the batch has a timestamp before 1677 or after 2262 in column {name!r}, which pypaimon reads from ORC as "
+                    "another one: correct or drop the row, or create the table with file.format=parquet; "
+                    f"table={table.table_path}"
+                ) from None
+
+
 def _leaves(values: Any, *, nested: bool = False) -> Iterator[tuple[Any, bool]]:
     """Yield the arrays of an Arrow array's innermost values, and whether they are nested."""
     import pyarrow as pa

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -348,3 +349,17 @@ def test_what_a_cancelled_tasks_worker_writes_is_removed_by_the_batches_of_the_n
     monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.time.monotonic", lambda: later)
     sink._sweep_leftovers(table)
     assert sink._leftovers == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("file_format", ["orc", "parquet"])
+def test_a_timestamp_that_pypaimon_misreads_from_orc_is_an_error(
+    make: Make, file_format: str, *, nested: bool
+) -> None:
+    moments = pa.array([datetime(1500, 1, 1)], pa.timestamp("us"))  # noqa: DTZ001 - without a zone
+    column = pa.ListArray.from_arrays([0, 1], moments) if nested else moments
+    rows = pa.record_batch({"flight": pa.array([1]), "gate": column})
+    table = make(rows.schema, {}, file__format=file_format, bucket="-1")
+    raises = pytest.raises(ValueError, match="'gate', which pypaimon reads from ORC as another one")
+    with raises if file_format == "orc" else nullcontext():
+        list(staging_function(Staging(table, "user", 1, None, None, None))([rows]))
