@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from lakewarden.events import Marker
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from lakewarden.spark_jobs.sinks.assignment import NOT_STORED
+from lakewarden.spark_jobs.sinks.java import MAX_TEXT
 from lakewarden.spark_jobs.sinks.paimon.primary_key import (
     GROUP,
     group_writer,
@@ -89,8 +91,13 @@ def staging_function(staging: Staging) -> ArrowFunction:
             for rows in _joined_batches(batches, schema, table):
                 write_rows(rows)
             messages = write.prepare_commit(staging.identifier)
-        except BaseException:
+        except BaseException as error:
             write.abort()
+            if isinstance(error, ValueError) and " do not match " in str(error):  # says fastavro
+                raise ValueError(
+                    f"{NOT_STORED}: pypaimon writes no NULL in an array in Avro: {str(error)[:MAX_TEXT]}; replace it, "
+                    f"or create the table with file.format=parquet; table={table.table_path}"
+                ) from error
             raise
         finally:
             write.close()

@@ -65,6 +65,7 @@ def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> Non
     if refused is not None:
         raise ValueError(f"{refused}; partition by a column of another type; {where}")
     _require_columns(table, where)
+    _require_format(table, where)
     if table.is_primary_key_table:
         if not upsert:
             raise ValueError(
@@ -92,6 +93,18 @@ def _require_columns(table: Any, where: str) -> None:
         raise ValueError(
             f"the columns {defaults} have default values, which Java Paimon stores for NULL, and not pypaimon: drop them; {where}"
         )
+
+
+def _require_format(table: Any, where: str) -> None:
+    from pypaimon.schema.data_types import PyarrowFieldParser
+
+    if str(table.options.file_format()).lower() == "avro":
+        try:
+            PyarrowFieldParser.to_avro_schema(arrow_schema(table))
+        except ValueError as error:
+            raise ValueError(
+                f"pypaimon can't write a column of the table in Avro: {error}; create the table with file.format=parquet; {where}"
+            ) from error
 
 
 def primary_key_table(table: Any) -> PrimaryKeyTable:
