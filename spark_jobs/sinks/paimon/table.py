@@ -78,9 +78,10 @@ def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> Non
         _require_merging(table, where)
     elif upsert and not keys:
         raise ValueError(f"the table has no primary key: give `keys` for upsert; {where}")
-    elif upsert and (table.options.deletion_vectors_enabled() or table.options.data_evolution_enabled()):
+    elif upsert and (table.options.deletion_vectors_enabled() or table.options.row_tracking_enabled()):
         raise ValueError(
-            f"upsert rewrites whole files, which a table with deletion vectors or data evolution doesn't allow; {where}"
+            "an upsert rewrites whole files, which loses the deletion vectors, or changes the ids of rows in a table with row "
+            f"tracking or data evolution: append to it, or give it a primary key; {where}"
         )
 
 

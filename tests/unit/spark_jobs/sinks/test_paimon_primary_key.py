@@ -351,6 +351,15 @@ def test_what_a_cancelled_tasks_worker_writes_is_removed_by_the_batches_of_the_n
     assert sink._leftovers == []
 
 
+@pytest.mark.parametrize("option", ["deletion_vectors", "row_tracking", "data_evolution"])
+def test_an_upsert_that_would_lose_what_a_table_keeps_of_its_rows_is_refused(make: Make, option: str) -> None:
+    options = {f"{option}__enabled": "true"} | ({"row_tracking__enabled": "true"} if "data" in option else {})
+    table = make(FLIGHTS, {}, bucket="-1", **options).open()
+    require_supported(table, upsert=False, keys=())
+    with pytest.raises(ValueError, match=r"an upsert rewrites whole files.*table="):
+        require_supported(table, upsert=True, keys=["flight"])
+
+
 LONG_AGO = pa.array([datetime(1500, 1, 1)], pa.timestamp("us"))  # noqa: DTZ001 - without a zone
 MISREAD = "'gate', which pypaimon reads from ORC as another one"
 NOT_IN_AVRO = "can't write a column of the table in Avro"
