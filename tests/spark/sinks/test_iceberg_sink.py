@@ -201,6 +201,24 @@ def test_a_column_that_the_batch_lacks_gets_the_value_that_an_insert_gives_it(
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"] if RELEASE >= 10 else [])
+def test_an_upsert_keeps_the_lineage_of_rows(
+    harness: Harness, spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    """From 1.10 on, Iceberg keeps the id of a row that a MERGE changes or moves to another file."""
+    table = Table(spark, tmp_path, COLUMNS, "day", write_merge_mode=mode)
+    table.alter("SET TBLPROPERTIES ('format-version'='3')")
+    table.append((1, 1, "old"), (1, 2, "old"))
+    harness.agent(grant_everything)
+
+    harness.gate().foreach_batch(table.sink(), writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
+
+    found = table.sql("SELECT id, _row_id AS row, _last_updated_sequence_number AS changed FROM TABLE_")
+    assert {(each.id, each.row, each.changed) for each in found if each.id < 3} == {(1, 0, 2), (2, 1, 1)}
+    assert [each.changed for each in found if each.id == 3 and each.row > 1] == [2]
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("admission", ["optimistic", "queued"])
 def test_an_upsert_takes_a_batch_that_reads_a_table_and_has_random_values(
     harness: Harness, spark: SparkSession, table: Table, admission: Any
