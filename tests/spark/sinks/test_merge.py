@@ -95,7 +95,9 @@ def test_moments_in_maps_are_ordered_whatever_the_order_of_the_rows(
         for each in (values, values[::-1]):
             rows = spark.sql(" UNION ALL ".join(f"SELECT 1 k, map('a', {value}) v" for value in each))
             found.update(
-                latest(rows.coalesce(1), ["k"]).selectExpr("unix_micros(v['a']::timestamp_ltz)").collect()
+                latest(rows.coalesce(1), ["k"])
+                .selectExpr("unix_micros(CAST(v['a'] AS timestamp_ltz))")
+                .collect()
             )
     assert len(found) == 1
 
