@@ -37,6 +37,7 @@ A test suite holds every sink to this (`tests/spark/sinks/test_contract.py`). Tw
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
@@ -108,3 +109,12 @@ class Sink(Write, Protocol):
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         """Return the version in which `writer` committed the batch, or None. The sink publishes that name: `txn.writer`."""
         ...
+
+
+def as_columns(columns: Sequence[str], argument: str, table: str) -> tuple[str, ...]:
+    """Return the columns. Raise `TypeError` for a text, which would be a list of its letters."""
+    if isinstance(columns, str):
+        raise TypeError(
+            f"{argument}={columns!r} is a text: give a list of columns, [{columns!r}]; table={table}"
+        )
+    return tuple(columns)

@@ -23,7 +23,7 @@ from lakewarden.spark_jobs.gate.errors import base_changed
 from lakewarden.spark_jobs.gate.scope import as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.assignment import naming_values
-from lakewarden.spark_jobs.sinks.contract import Sink
+from lakewarden.spark_jobs.sinks.contract import Sink, as_columns
 from lakewarden.spark_jobs.sinks.java import java_text
 from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
@@ -83,7 +83,7 @@ class SparkSink(Sink, Generic[L]):
         untried_release: bool = False,
     ) -> None:
         """`table` is a name in a catalog of the active Spark session; for `DeltaSink`, a URI or an absolute path, too."""
-        self._upsert = Upsert(tuple(keys), order_by, delete_condition, update_condition)
+        self._upsert = Upsert(as_columns(keys, "keys", table), order_by, delete_condition, update_condition)
         self._upsert.require_mode(mode)
         self._mode: Mode = mode
         self._untried_release = untried_release

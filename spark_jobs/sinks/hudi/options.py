@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
 from lakewarden.handlers.commit_label import HUDI_LABEL
+from lakewarden.spark_jobs.sinks.contract import as_columns
 from lakewarden.spark_jobs.sinks.hudi.provider import CLIENTS, LOCK_PROVIDER
 
 HudiOperation: TypeAlias = Literal["upsert", "insert", "delete", "insert_overwrite"]
@@ -90,15 +91,10 @@ def table_options(
         raise ValueError(
             f"operation {operation!r} is not supported: use one of {', '.join(get_args(HudiOperation))}; table={name}"
         )
-    for argument, columns in (("keys", keys), ("partition_by", partition_by)):
-        if isinstance(columns, str):
-            raise TypeError(
-                f"{argument}={columns!r} is a text: give a list of columns, [{columns!r}]; table={name}"
-            )
     arguments = {
         "operation": (_OPERATION, operation),
-        "keys": (RECORD_KEY, ",".join(keys)),
-        "partition_by": (PARTITION_PATH, ",".join(partition_by)),
+        "keys": (RECORD_KEY, ",".join(as_columns(keys, "keys", name))),
+        "partition_by": (PARTITION_PATH, ",".join(as_columns(partition_by, "partition_by", name))),
         "order_by": (ORDERING, order_by or ""),
     }
     for argument, (key, value) in arguments.items():

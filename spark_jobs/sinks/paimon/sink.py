@@ -35,7 +35,7 @@ from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import folding, naming_values
-from lakewarden.spark_jobs.sinks.contract import Sink
+from lakewarden.spark_jobs.sinks.contract import Sink, as_columns
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     NothingPublished,
     PublishedSnapshot,
@@ -165,7 +165,7 @@ class PaimonSink(Sink):
             raise ValueError(f"mode {mode!r} with keys={list(keys)}: give `keys` only for upsert")
         self._address: TableAddress = address(table, catalog_options)
         self._mode: Mode = mode
-        self._keys = tuple(keys)
+        self._keys = as_columns(keys, "keys", self._address.uri)
         self._order_by = order_by
         self._warned = False
         self._numbers_free = False

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lakewarden.spark_jobs import DeltaSink, IcebergSink, PaimonSink
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
 from lakewarden.spark_jobs.sinks.partitions import MAX_COMBINATIONS, PartitionColumn, literal, restriction
 from lakewarden.spark_jobs.sinks.upsert import Upsert, require_columns
@@ -205,6 +206,12 @@ def test_a_batch_of_keys_alone_updates_nothing() -> None:
 def test_options_that_contradict_the_mode_are_refused(mode: str, upsert: Upsert, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         upsert.require_mode(mode)
+
+
+@pytest.mark.parametrize("sink", [DeltaSink, IcebergSink, PaimonSink])
+def test_keys_are_no_text(sink: Any) -> None:
+    with pytest.raises(TypeError, match=r"give a list of columns, \['id'\]; table=.*/lake/trips"):
+        sink("/lake/trips", mode="upsert", keys="id")
 
 
 def test_a_batch_may_have_columns_for_the_conditions_and_the_order_only() -> None:
