@@ -28,6 +28,7 @@ from lakewarden.handlers.hudi.timeline import (
     PROPERTIES,
     Instant,
     Layout,
+    TimelineFile,
     UnreadableHudi,
     instants,
 )
@@ -66,14 +67,13 @@ class HudiFiles:
 
     def column_types(self) -> dict[str, str | None]:
         """Return the table's columns and their types (`_type_of`), as its last commit has them, or its creation by SQL."""
-        table = self._table()
-        if table is None:
+        properties = self._read(PROPERTIES)
+        if properties is None:
             return {}
-        written = sorted(self._instants(table), key=_completion, reverse=True)
-        files = (file for each in written if each.writes and (file := each.file("completed")) is not None)
-        bodies = (body for file in files if (body := self._read(table.timeline + file.name)))
-        schemas = (read_metadata(body).extra.get("schema", "") for body in bodies)
-        created = self.properties().get("hoodie.table.create.schema", '{"fields": []}')
+        table = read_properties(properties)
+        bodies = (self._read(table.timeline + file.name) for _, file in self._completed(table))
+        schemas = (read_metadata(body).extra.get("schema", "") for body in bodies if body)
+        created = parse_properties(properties).get("hoodie.table.create.schema", '{"fields": []}')
         schema = json.loads(next((each for each in schemas if '"fields"' in each), created))
         return {field["name"]: _type_of(field["type"]) for field in schema["fields"]}
 
@@ -156,11 +156,11 @@ class HudiFiles:
     def foreign_commit(self, since: str) -> str | None:
         """Say which instant a writer without the gate has completed last, since this instant began, and who it was."""
         table = self._table()
-        written = [] if table is None else [each for each in self._instants(table) if each.writes]
-        for each in sorted(written, key=_completion, reverse=True):
-            file = each.file("completed")
-            if table is None or file is None or _completion(each) <= since:
-                continue
+        if table is None:
+            return None
+        for each, file in self._completed(table):
+            if _completion(each) <= since:
+                return None
             found = read_metadata(self._read(table.timeline + file.name) or b"")
             if _commit(each.time, found.extra) is None:
                 return of_hudi(found.extra).of_commit(f"instant {each.time}", found.operation)
@@ -184,13 +184,18 @@ class HudiFiles:
     def _instants(self, table: HudiTable) -> list[Instant]:
         return instants((path for path, _ in self._list(table.timeline)), table.layout)
 
+    def _completed(self, table: HudiTable) -> list[tuple[Instant, TimelineFile]]:
+        """Return the completed writes with the file that says so, the newest first."""
+        found = sorted(self._instants(table), key=_completion, reverse=True)
+        return [
+            (each, file) for each in found if each.writes and (file := each.file("completed")) is not None
+        ]
+
     def _newest_first(self, table: HudiTable) -> Iterator[CompletedInstant]:
-        completed = [each for each in self._instants(table) if each.state == "completed" and each.writes]
-        present = {file.name for each in completed if (file := each.file("completed")) is not None}
+        completed = self._completed(table)
+        present = {file.name for _, file in completed}
         self._commits = {name: commit for name, commit in self._commits.items() if name in present}
-        for each in sorted(completed, key=_completion, reverse=True):
-            file = each.file("completed")
-            assert file is not None, "a completed instant has a completed file"
+        for each, file in completed:
             if file.name not in self._commits:
                 body = self._read(table.timeline + file.name)
                 if body is None:

@@ -198,7 +198,7 @@ class HudiSink(Sink):
             return None
         fields = properties.get("hoodie.table.partition.fields", self._options.get(PARTITION_PATH, ""))
         given = {name: "bigint" if kind in _INTEGERS else kind for name, kind in batch.dtypes}
-        stored = self._files.column_types()
+        stored = self._files.column_types() if fields else {}
         try:
             types = {column: given[column] for field in fields.split(",") if (column := field.strip())}
             if any(stored.get(column, kind) != kind for column, kind in types.items()):
