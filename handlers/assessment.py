@@ -32,6 +32,7 @@ Known is what the table says. All else is an estimate, and is kept apart:
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -42,6 +43,40 @@ MAX_LISTED: Final = 20
 """Writers, pairs of writers, partitions."""
 OFTEN: Final = 0.2
 """Share of commits in another one's way from which writers should queue from the start."""
+
+
+class Lack(StrEnum):
+    """What an unread piece withholds. `WEAKER` has the figures that it weakens."""
+
+    COMMITS = "commits"
+    """Whole commits between others: their times, writers, partitions and files."""
+    OLDER = "older commits"
+    """Whole commits before all that were read."""
+    PARTITIONS = "partitions"
+    """Partitions of a commit that was read otherwise."""
+    NAMES = "names"
+    """Names of data files that are in the table: a file that only this piece names looks like a lost one."""
+    PLACES = "places"
+    """Folders that may have data files, and were not listed."""
+    BASE = "base"
+    """What a commit had read when it began."""
+    TIMES = "times"
+    """When a commit was, or how long it took."""
+    LOSSES = "losses"
+    """Writes that the table knows to have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A piece of a table that could not be read, or lies out of reach. It costs the figures that rest on it, and nothing else."""
+
+    what: str
+    """As the subject of a line: `commit 7`, `2 files of snapshot 12`, `the branch staging`."""
+    why: str
+    """On one line, for operators: no names of Python's errors, no bytes."""
+    lacks: frozenset[Lack] = frozenset({Lack.COMMITS})
+    version: int | None = None
+    """The commit that it is a piece of, if it is of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +102,8 @@ class PastCommit:
     is_service: bool = False
     """It rearranges rows, and changes none."""
     is_gates: bool = False
+    unread: tuple[Unread, ...] = ()
+    """Its pieces that could not be read, or lie out of reach. A reader reports them here, and raises for a whole commit."""
 
     @property
     def seconds(self) -> float | None:
