@@ -1,8 +1,10 @@
 """Logging: each line is an event name with fields, as text on a terminal and as one JSON object per line elsewhere."""
 
 import logging
+import os
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import structlog
 
@@ -39,3 +41,20 @@ def configure_logging(level: str, *, stream: Any = None) -> None:
     root.setLevel(logging.ERROR)
     # aiokafka logs each failed connection while a broker is down; the agent logs that itself, with the address and the retry.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+
+def leave(status: int) -> NoReturn:
+    """Flush the output and end this process, without Python's finalisation if obstore was used.
+
+    A thread of obstore's runtime may meet the finalisation, and then aborts the process (SIGABRT): a known issue of
+    pyo3-async-runtimes.
+    """
+    if "obstore" not in sys.modules:
+        sys.exit(status)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = status or 1  # the reader has exited, so no message can reach it
+    with suppress(OSError):
+        sys.stderr.flush()
+    os._exit(status)

@@ -8,12 +8,14 @@
 | writer | `txn.appId`, `job`, `userName` | streaming query, `flink.job-id`, `spark.app.id` | `commitUser` | query |
 | wasted try | data files that no commit names | the same, of killed jobs only | the same | rollback, dead instant |
 
-Known is what the table says. All else is an estimate, and is kept apart:
+Each figure says what it rests on (`Rests`):
 
-1. **Overlap.** The later commit of two began before the earlier one ended. With a base version that is a fact: the commits after
-   it are other writers' or other queries', because one writer's commits follow each other. By the first data file some
-   overlaps are missed: the job had begun before. Two overlapping commits are in each other's way if they share a partition in
-   which one of them replaced or removed files. Two appends never are.
+0. **Known** is what the table says, if all of it was read. Each piece that was not is an `Unread`, and weakens the figures that
+   rest on it (`WEAKER`), with its reason. A zero that isn't known is not known: it would deny what was not looked at.
+1. **Overlap.** The later commit of two began before the earlier one ended. With a base version that is a fact; by times it is an
+   estimate, because writers and stores have clocks of their own, and by the first data file some are missed: the job had begun
+   before. Commits of one session follow each other, so they never overlap. Two overlapping commits are in each other's way if
+   they share a partition in which one of them replaced or removed files. Two appends never are.
 2. **Seconds of a commit** are known from `executionTimeMs` and from Hudi's instants. From the first data file they are at least
    that many.
 3. **A wasted try** is known by a Hudi rollback or by data files that no commit names. How long it took is an estimate: a rolled
@@ -21,17 +23,16 @@ Known is what the table says. All else is an estimate, and is kept apart:
    as long as commits with as many bytes in the same partition took. The assumption: a loser computes to its end, as the formats'
    own checks demand. An early abort costs less, a try without files isn't seen, and files of a job that was killed count, too.
 4. A file that is younger than the `GRACE_SECONDS` before the end of the history, or than three times the longest commit, may
-   still be committed, and isn't counted.
-5. A history is cut at the limits of its reader, where the format has removed its log, or where a file can't be read. Nothing is
-   said of what came before.
+   still be committed, and isn't counted. Neither is one from before the first commit was published, by the store's clock.
+5. A history is cut at the limits of its reader, and where the format has removed its log. Nothing is said of what came before.
 6. **What the gate would change.** A commit that is in another one's way is admitted after it, so what was wasted isn't
    computed, and the later one waits for the rest of the earlier one: for at least the time of the overlap. Writers whose
    commits share no partition wait for nothing.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -79,6 +80,49 @@ class Unread:
     """The commit that it is a piece of, if it is of one."""
 
 
+class Rests(StrEnum):
+    """What a figure rests on, the strongest first."""
+
+    KNOWN = "known"
+    AT_LEAST = "at least"
+    ESTIMATED = "estimated"
+    NOT_KNOWN = "not known"
+
+
+WEAKER: Final[Mapping[Lack, Mapping[Rests, str]]] = {
+    Lack.COMMITS: {
+        Rests.AT_LEAST: "commits by_gate overlapping in_the_way lost_tries known_seconds",
+        Rests.NOT_KNOWN: "lost_files lost_bytes",
+    },
+    Lack.OLDER: {
+        Rests.AT_LEAST: "commits by_gate overlapping in_the_way lost_tries known_seconds lost_files lost_bytes"
+    },
+    Lack.PARTITIONS: {Rests.AT_LEAST: "in_the_way lost_files lost_bytes"},
+    Lack.NAMES: {Rests.NOT_KNOWN: "lost_files lost_bytes"},
+    Lack.PLACES: {Rests.AT_LEAST: "lost_files lost_bytes"},
+    Lack.BASE: {Rests.AT_LEAST: "overlapping in_the_way"},
+    Lack.TIMES: {Rests.ESTIMATED: "known_seconds"},
+    Lack.LOSSES: {Rests.AT_LEAST: "lost_tries"},
+}
+"""The figures that an unread piece weakens, and to what (rule 0). Times matter to overlaps, too, if these are found by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure, and what it rests on. Its fields are names in the JSON, as those below."""
+
+    value: float | None
+    """None: not known."""
+    rests_on: Rests = Rests.KNOWN
+    because: tuple[str, ...] = ()
+    """Why it isn't known, one line each."""
+
+    @property
+    def hedge(self) -> str:
+        """What stands before the value in a sentence."""
+        return {Rests.AT_LEAST: "at least ", Rests.ESTIMATED: "about "}.get(self.rests_on, "")
+
+
 @dataclass(frozen=True, slots=True)
 class PastCommit:
     """One commit, of the gate's writers, too."""
@@ -102,6 +146,12 @@ class PastCommit:
     is_service: bool = False
     """It rearranges rows, and changes none."""
     is_gates: bool = False
+    session: str | None = None
+    """Names a writer whose commits follow each other: a streaming query, or a user of Paimon's commits."""
+    commit: tuple[str, int] | None = None
+    """Names a commit of several snapshots, which `joined` makes one."""
+    stored: float | None = None
+    """When its own file was written, by the store's clock."""
     unread: tuple[Unread, ...] = ()
     """Its pieces that could not be read, or lie out of reach. A reader reports them here, and raises for a whole commit."""
 
@@ -149,10 +199,10 @@ class TableHistory:
     """In their order."""
     lost: Sequence[LostTry] = ()
     leftovers: Sequence[Leftover] | None = None
-    """None: the format has rollbacks instead, or other files look like them."""
+    """None: the format has rollbacks instead, or `unread` says why they were not looked for."""
     now: float = 0.0
-    notes: Sequence[str] = ()
-    """What could not be read, and why."""
+    unread: Sequence[Unread] = ()
+    """Its pieces that were not read, but for those of its commits."""
 
 
 @dataclass(slots=True)
@@ -185,33 +235,32 @@ class Assessment:
     format: str
     since: float | None
     until: float | None
-    commits: int
-    by_gate: int
-    known_seconds: float
-    """Seconds of commits, from the table."""
-    estimated_seconds: float
-    """Seconds of commits, at least."""
-    overlapping: int
-    """Commits that overlapped another one."""
-    in_the_way: int
-    """Commits that shared a partition with another one that they overlapped, and one of the two replaced files there."""
-    overlap_seconds: float
-    """How long the later ones ran beside the earlier ones, of those that were in the way, at least."""
-    lost_tries: int | None
-    """Known: rolled back or dead. None: the format keeps no such record."""
-    lost_files: int | None
-    """Known: data files that no commit names."""
-    lost_bytes: int
-    lost_seconds: float | None
-    """Estimate of what was wasted. None: nothing to estimate it from."""
+    figures: Mapping[str, Figure]
+    """
+    | name | of |
+    | --- | --- |
+    | `commits`, `by_gate` | all commits, those through the gate |
+    | `overlapping` | commits that overlapped another one |
+    | `in_the_way` | those that shared a partition with it, and one of the two replaced files there |
+    | `overlap_seconds` | how long the later ones ran beside the earlier ones, of those that were in the way |
+    | `lost_tries` | rolled back or dead; absent if the format keeps no such record |
+    | `lost_files`, `lost_bytes` | data files that no commit names; absent if the format removes them |
+    | `known_seconds`, `estimated_seconds` | of commits: from the table, and since the first data file |
+    | `lost_seconds` | what was wasted |
+    """
     writers: tuple[WriterSum, ...]
     pairs: tuple[WriterPair, ...]
     partitions: tuple[tuple[str, int], ...]
     """Those in which commits were in each other's way, or files or writes were lost, and how often."""
     changes: tuple[str, ...]
     """What the gate would change."""
+    unread: tuple[str, ...]
+    """What was not read, and why."""
     unknown: tuple[str, ...]
-    """What the table doesn't say."""
+    """What the format doesn't say."""
+
+    def __getitem__(self, name: str) -> Figure:
+        return self.figures[name]
 
 
 @dataclass(slots=True)
@@ -226,15 +275,45 @@ class Overlaps:
     in_the_way: set[str] = field(default_factory=set)
     services: int = 0
     """Overlaps in a partition of which a commit only rearranges."""
+    by_times: bool = False
+    """Some commits could be compared by times only."""
     seconds: float = 0.0
     """How long the later ones ran beside the earlier ones, of those that were in the way."""
+
+
+def joined(commits: Iterable[PastCommit]) -> list[PastCommit]:
+    """Join each snapshot that only rearranges with the one of the same commit, as Paimon's writers make them in pairs."""
+    found: list[PastCommit] = []
+    places: dict[tuple[str, int], int] = {}
+    for each in commits:
+        at = None if each.commit is None else places.get(each.commit)
+        if at is None or not each.is_service:
+            if each.commit is not None:
+                places[each.commit] = len(found)
+            found.append(each)
+            continue
+        first = found[at]
+        found[at] = replace(
+            first,
+            ended=max(first.ended, each.ended),
+            partitions=first.partitions | each.partitions,
+            rewritten=first.rewritten | each.rewritten,
+            began=min((began for began in (first.began, each.began) if began is not None), default=None),
+            size=first.size + each.size,
+            is_service=first.is_service,
+            unread=(*first.unread, *each.unread),
+        )
+    return found
 
 
 def overlaps_of(commits: Sequence[PastCommit]) -> Overlaps:
     """Find the overlaps of commits, which are in their order."""
     found = Overlaps()
+    sessions = {each.session for each in commits}
+    alone = len(sessions) == 1 and None not in sessions
     for at, later in enumerate(commits):
         longest = 0.0
+        found.by_times |= at > 0 and later.base is None and not alone
         for earlier in _overlapped(commits, at):
             writers = later.writer, earlier.writer
             pair = found.pairs.setdefault(writers, WriterPair(*writers))
@@ -254,6 +333,34 @@ def overlaps_of(commits: Sequence[PastCommit]) -> Overlaps:
 def assess(history: TableHistory) -> Assessment:
     """Apply the rules of this module to a history."""
     commits, found = history.commits, overlaps_of(history.commits)
+    writers = _by_writer(commits)
+    unread = _gathered((*history.unread, *(piece for each in commits for piece in each.unread)))
+    leftovers = _settled(history)
+    if any(Lack.NAMES in each.lacks or Lack.COMMITS in each.lacks for each in unread):
+        leftovers = None  # the unread pieces may name them
+    for lost in history.lost:
+        found.partitions.update(lost.partitions)
+    found.partitions.update(each.partition for each in leftovers or ())
+    figures = _figures(history, found, leftovers, unread)
+    by_cost = sorted(writers, key=lambda each: -each.known_seconds - each.estimated_seconds)
+    by_trouble = sorted(found.pairs.values(), key=lambda each: (-each.in_the_way, -each.overlaps))
+    losses = len(history.lost) + len(leftovers or ())
+    return Assessment(
+        history.table,
+        history.form,
+        min((each.ended for each in commits), default=None),
+        max((each.ended for each in commits), default=None),
+        figures,
+        tuple(by_cost[:MAX_LISTED]),
+        tuple(by_trouble[:MAX_LISTED]),
+        tuple(found.partitions.most_common(MAX_LISTED)),
+        tuple(_changes(commits, found, losses, figures)),
+        tuple(f"{each.what}: {each.why}" for each in unread),
+        tuple(_unknown(history)),
+    )
+
+
+def _by_writer(commits: Sequence[PastCommit]) -> list[WriterSum]:
     writers: dict[str, WriterSum] = {}
     for each in commits:
         writer = writers.setdefault(each.writer, WriterSum(each.writer))
@@ -264,38 +371,81 @@ def assess(history: TableHistory) -> Assessment:
     for writer in writers.values():
         writer.known_seconds = round(writer.known_seconds, 1)
         writer.estimated_seconds = round(writer.estimated_seconds, 1)
-    leftovers = _settled(history)
+    return list(writers.values())
+
+
+def _gathered(unread: Iterable[Unread]) -> list[Unread]:
+    """Pieces for whose lack there is one reason become one."""
+    alike: dict[tuple[str, frozenset[Lack]], list[Unread]] = defaultdict(list)
+    for each in unread:
+        alike[each.why, each.lacks].append(each)
+    return [
+        each if not others else replace(each, what=f"{each.what}, and {len(others)} more like it")
+        for each, *others in alike.values()
+    ]
+
+
+def _figures(
+    history: TableHistory,
+    found: Overlaps,
+    leftovers: Sequence[Leftover] | None,
+    unread: Sequence[Unread],
+) -> dict[str, Figure]:
+    """Rule 0."""
     lost_seconds = _lost_seconds(history, leftovers)
-    for lost in history.lost:
-        found.partitions.update(lost.partitions)
-    found.partitions.update(each.partition for each in leftovers or ())
-    losses = len(history.lost) + len(leftovers or ())
-    known = sum(each.known_seconds for each in writers.values())
-    estimated = sum(each.estimated_seconds for each in writers.values())
-    by_cost = sorted(writers.values(), key=lambda each: -each.known_seconds - each.estimated_seconds)
-    by_trouble = sorted(found.pairs.values(), key=lambda each: (-each.in_the_way, -each.overlaps))
-    return Assessment(
-        history.table,
-        history.form,
-        commits[0].ended if commits else None,
-        commits[-1].ended if commits else None,
-        len(commits),
-        sum(each.is_gates for each in commits),
-        round(known, 1),
-        round(estimated, 1),
-        len(found.overlapping),
-        len(found.in_the_way),
-        round(found.seconds, 1),
-        len(history.lost) if history.form == "hudi" else None,
-        None if leftovers is None else len(leftovers),
-        sum(each.size for each in leftovers or ()),
-        None if lost_seconds is None else round(lost_seconds, 1),
-        tuple(by_cost[:MAX_LISTED]),
-        tuple(by_trouble[:MAX_LISTED]),
-        tuple(found.partitions.most_common(MAX_LISTED)),
-        tuple(_changes(commits, found, losses, lost_seconds)),
-        (*history.notes, *_unknown(history, leftovers)),
-    )
+    commits, of_overlaps = history.commits, Rests.ESTIMATED if found.by_times else Rests.KNOWN
+    figures = {
+        "commits": _figure("commits", len(commits), unread),
+        "by_gate": _figure("by_gate", sum(each.is_gates for each in commits), unread),
+        "overlapping": _figure("overlapping", len(found.overlapping), unread, of_overlaps),
+        "in_the_way": _figure("in_the_way", len(found.in_the_way), unread, of_overlaps),
+    }
+    if history.form == "hudi":
+        lost = figures["lost_tries"] = _figure("lost_tries", len(history.lost), unread)
+    else:
+        files, size = (
+            (None, None) if leftovers is None else (len(leftovers), sum(each.size for each in leftovers))
+        )
+        lost = figures["lost_files"] = _figure("lost_files", files, unread)
+        figures["lost_bytes"] = _figure("lost_bytes", size, unread)
+    for name, is_known in (("known_seconds", True), ("estimated_seconds", False)):
+        wanted = [each.seconds for each in commits if each.is_known is is_known]
+        timed = [each for each in wanted if each is not None]
+        total = round(sum(timed), 1) if timed or not wanted else None
+        figures[name] = _figure(name, total, unread, Rests.KNOWN if is_known else Rests.ESTIMATED)
+    if commits and not any(each.is_known for each in commits):
+        figures["known_seconds"] = Figure(None, Rests.NOT_KNOWN)
+    figures["overlap_seconds"] = Figure(round(found.seconds, 1), Rests.ESTIMATED)
+    if lost_seconds is None or lost.value is None:
+        figures["lost_seconds"] = Figure(None, Rests.NOT_KNOWN, lost.because)
+    else:
+        figures["lost_seconds"] = Figure(round(lost_seconds, 1), Rests.ESTIMATED, lost.because)
+    return figures
+
+
+def _figure(name: str, value: float | None, unread: Sequence[Unread], rests: Rests = Rests.KNOWN) -> Figure:
+    order, by_times = list(Rests), rests is Rests.ESTIMATED
+    because = []
+    for each in unread:
+        weaker = max(
+            (_weaker(name, lack, by_times=by_times) for lack in each.lacks),
+            key=order.index,
+            default=Rests.KNOWN,
+        )
+        if weaker is not Rests.KNOWN:
+            because.append(f"{each.what}: {each.why}")
+            rests = max(rests, weaker, key=order.index)
+    denies = not value and rests is not Rests.KNOWN and name != "estimated_seconds"
+    if value is None or rests is Rests.NOT_KNOWN or denies:
+        return Figure(None, Rests.NOT_KNOWN, tuple(because))
+    return Figure(value, rests, tuple(because))
+
+
+def _weaker(name: str, lack: Lack, *, by_times: bool) -> Rests:
+    """What a figure rests on at best, if this is unread."""
+    if lack is Lack.TIMES and by_times and name in ("overlapping", "in_the_way"):
+        return Rests.ESTIMATED
+    return next((rests for rests, names in WEAKER[lack].items() if name in names.split()), Rests.KNOWN)
 
 
 def _overlapped(commits: Sequence[PastCommit], at: int) -> Iterator[PastCommit]:
@@ -307,7 +457,8 @@ def _overlapped(commits: Sequence[PastCommit], at: int) -> Iterator[PastCommit]:
                 return
         elif later.began is None or earlier.ended <= later.began:
             return
-        yield earlier
+        if later.session is None or later.session != earlier.session:
+            yield earlier
 
 
 def _settled(history: TableHistory) -> Sequence[Leftover] | None:
@@ -315,7 +466,9 @@ def _settled(history: TableHistory) -> Sequence[Leftover] | None:
     if history.leftovers is None or not history.commits:
         return None
     longest = max((each.seconds or 0.0 for each in history.commits), default=0.0)
-    first, last = history.commits[0].ended, history.now - max(GRACE_SECONDS, 3 * longest)
+    oldest = history.commits[0]
+    first = oldest.ended if oldest.stored is None else oldest.stored
+    last = history.now - max(GRACE_SECONDS, 3 * longest)
     return [each for each in history.leftovers if first < each.modified <= last]
 
 
@@ -356,28 +509,30 @@ def _alike(commits: list[PastCommit], partition: str | None = None) -> list[Past
 
 
 def _changes(
-    commits: Sequence[PastCommit], found: Overlaps, losses: int, lost_seconds: float | None
+    commits: Sequence[PastCommit], found: Overlaps, losses: int, figures: Mapping[str, Figure]
 ) -> Iterator[str]:
+    way, lost_seconds = figures["in_the_way"], figures["lost_seconds"]
     if not (found.in_the_way or losses):
-        if lost_seconds is None:
-            yield "not known: no two commits were in each other's way, but aborted tries leave no trace in this table"
-            return
-        if not found.overlapping:
-            yield "nothing: no two commits overlapped and nothing was lost, as far as it is known"
-            return
-        yield (
-            f"nothing: {len(found.overlapping)} commits overlapped, none of them in a partition that one of them rewrote; with "
-            "admission auto they would run as they do now"
-        )
+        if way.value is None:
+            yield "not known: no commit was seen in another one's way, but the table doesn't say enough to exclude it"
+        elif lost_seconds.value is None:
+            yield "not known: no two commits were in each other's way, but aborted tries can't be seen in this table"
+        elif not found.overlapping:
+            yield "nothing: no two commits overlapped and nothing was lost"
+        else:
+            yield (
+                f"nothing: {len(found.overlapping)} commits overlapped, none of them in a partition that one of them rewrote; "
+                "with admission auto they would run as they do now"
+            )
         return
     many = len(found.in_the_way)
     often = many + losses >= OFTEN * len(commits)
     queues = ", so it would soon queue their writers" if often else ""
-    lost = (
-        "the wasted compute" if lost_seconds is None else f"about {duration(lost_seconds)} of wasted compute"
-    )
+    lost = "the wasted compute"
+    if lost_seconds.value is not None:
+        lost = f"about {duration(lost_seconds.value)} of wasted compute"
     yield (
-        f"admission auto: {many} of {len(commits)} commits were in another one's way, {losses} writes or files were "
+        f"admission auto: {way.hedge}{many} of {len(commits)} commits were in another one's way, {losses} writes or files were "
         f"lost{queues}; {lost} would be saved, and writers would wait for at least {duration(found.seconds)} instead"
     )
     if not found.partitions:  # of a rolled back write without files
@@ -400,16 +555,14 @@ def _changes(
         )
 
 
-def _unknown(history: TableHistory, leftovers: Sequence[Leftover] | None) -> Iterator[str]:
+def _unknown(history: TableHistory) -> Iterator[str]:
     form, timed = history.form, [each for each in history.commits if each.began is not None]
     if len(timed) < len(history.commits):
         yield f"when {len(history.commits) - len(timed)} of the commits began: the table doesn't say it"
     if form == "hudi":
         yield "how long a rolled back write ran: the table keeps its start and its rollback only"
         return
-    if leftovers is None:
-        yield "tries that were aborted: the format keeps no record of them"
-    elif form == "iceberg":
+    if form == "iceberg":
         yield "aborted tries: Iceberg keeps no record of them, and an aborted job deletes its files; a killed one doesn't"
     else:
         yield "tries that wrote no file, or whose files were removed since (VACUUM, an abort): the estimate is a lower bound"

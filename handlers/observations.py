@@ -26,6 +26,10 @@ class UnreadableCommit(Exception):
     """A file of the table says something that this version doesn't understand, or is damaged. The text is for operators."""
 
 
+class UnknownVersion(UnreadableCommit):
+    """The whole table is of a version that isn't known, so nothing of it can be read from here on."""
+
+
 class File(NamedTuple):
     """One file of a listing. Thousands are made a second, which a tuple makes cheap."""
 

@@ -14,4 +14,9 @@ def main() -> None:
             f"lakewarden: the command line is not installed ({missing.name} is missing); run pip install 'lakewarden[agent]'\n"
         )
         sys.exit(1)
-    cli.main()
+    from lakewarden.agent.logs import leave
+
+    try:
+        cli.main()
+    except SystemExit as done:
+        leave(done.code if isinstance(done.code, int) else int(done.code is not None))

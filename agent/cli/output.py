@@ -3,13 +3,17 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import typer
 
+from lakewarden.agent.clock import monotonic
 from lakewarden.agent.name_text import visible, visible_cell
 from lakewarden.agent.operators.status_text import Command
+
+_SHOWN_A_SECOND = 5
 
 Rows: TypeAlias = Sequence[Sequence[str]]
 """A table: the names of its columns, then its lines."""
@@ -29,6 +33,24 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_message(message: str) -> None:
     """Print an error or a progress message on stderr, on one line."""
     print_line(f"lakewarden: {' '.join(message.split())}", err=True)
+
+
+@contextmanager
+def progress_on_terminal() -> Iterator[Callable[[str], None]]:
+    """A function that shows how far the work is, in one line on stderr, if that is a terminal."""
+    shown = monotonic()
+
+    def show(text: str) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and monotonic() - shown >= 1 / _SHOWN_A_SECOND:
+            shown = monotonic()
+            typer.echo(f"\r\x1b[K{visible(text)}", nl=False, err=True)
+
+    try:
+        yield show
+    finally:
+        if sys.stderr.isatty():
+            typer.echo("\r\x1b[K", nl=False, err=True)
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.output import print_json, print_line, print_tree
+from lakewarden.agent.cli.output import (
+    print_json,
+    print_line,
+    print_message,
+    print_tree,
+    progress_on_terminal,
+)
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.agents import agent_lines, agents
@@ -22,9 +28,10 @@ from lakewarden.agent.operators.status_text import status_summary, status_tree
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import counted
 from lakewarden.agent.watching.past import past
-from lakewarden.handlers.assessment import assess
+from lakewarden.handlers.assessment import TableHistory, assess
 from lakewarden.handlers.setup import Finding, has_problem
 
+EXIT_UNREAD = 3
 MOST_TABLES = 20
 """Tables that `status` prints, the worst, unless all are requested."""
 
@@ -98,18 +105,37 @@ def assess_command(
     """Print what a table's writers cost each other today, from the table's own history: overlaps, losses, and what would change.
 
     The command needs no Kafka and no agent. It reads commits and lists data files, and writes nothing. See docs/assess.md.
+
+    Exit codes: 0 all figures rest on everything that the tables say; 3 some piece of a table was not read, or is out of
+    reach, and the output says which; 1 a table can't be assessed; 2 usage error.
     """
     settings = options.settings_of(Settings, config, s3_endpoint=s3_endpoint)
-    histories = [options.run(partial(past, table, settings, days=days)) for table in tables]
+    histories: list[TableHistory] = []
+    for table in tables:
+        try:
+            with progress_on_terminal() as progress:
+                histories.append(options.run(partial(past, table, settings, days=days, progress=progress)))
+        except AgentError as error:
+            print_message(str(error))
+        except Exception as error:
+            if len(tables) == 1:
+                raise
+            print_message(
+                f"{table} can't be assessed: internal error: {error!r}; assess it alone, and report it"
+            )
     found = [assess(each) for each in histories]
     lines = (
         line
         for number, each in enumerate(found)
         for line in ([""] * bool(number) + [*assessment_lines(each)])
     )
-    options.print_as(output, [assessment_fields(each) for each in found], lines)
-    if svg is not None:
+    if found:
+        options.print_as(output, [assessment_fields(each) for each in found], lines)
+    if svg is not None and found:
         svg.write_text(picture(histories), encoding="utf-8")
+    if len(found) < len(tables):
+        raise typer.Exit(options.EXIT_FAILED)
+    raise typer.Exit(EXIT_UNREAD if any(each.unread for each in found) else 0)
 
 
 def refused_command(

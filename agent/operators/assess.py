@@ -11,7 +11,7 @@ from typing import Any
 from lakewarden.agent.attempts.trace import COMPUTING, WAITING, AttemptOutcome, document, key
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.time_text import timestamp
-from lakewarden.handlers.assessment import Assessment, TableHistory, duration, overlaps_of
+from lakewarden.handlers.assessment import Assessment, Rests, TableHistory, duration, overlaps_of
 
 _COMMITTED = COMPUTING[AttemptOutcome.COMMITTED]
 _CONTENDED = COMPUTING[AttemptOutcome.ABORTED][0], "the same, in another commit's way"
@@ -19,6 +19,19 @@ _LOST = COMPUTING[AttemptOutcome.CONFLICT][0], "wasted: rolled back, or files wi
 _WIDTH, _LEFT, _TOP, _ROW = 1500.0, 260.0, 62.0, 26.0
 _MAX_ROWS = 30
 _MAX_BARS = 20_000
+
+
+_COUNTS = {
+    "overlapping": "commits that overlapped another one",
+    "in_the_way": "of them in a partition that one of the two rewrote",
+    "lost_tries": "writes that were rolled back, or died",
+    "lost_files": "data files that no commit names",
+}
+_SECONDS = {
+    "known_seconds": "computed by commits, as the table says",
+    "estimated_seconds": "or more, computed by the other commits since their first data file",
+    "lost_seconds": "or more, wasted, if losers compute to their end",
+}
 
 
 def assessment_fields(found: Assessment) -> dict[str, Any]:
@@ -33,31 +46,25 @@ def assessment_fields(found: Assessment) -> dict[str, Any]:
 
 def assessment_lines(found: Assessment) -> Iterator[str]:
     """One table as text: what is known, what is estimated, what isn't known, and what the gate would change."""
-    yield f"{found.table}: {found.format}, {found.commits} commits"
+    commits, by_gate = found["commits"], found["by_gate"]
+    count = (
+        "commits: how many is not known"
+        if commits.value is None
+        else f"{commits.hedge}{commits.value} commits"
+    )
+    yield f"{found.table}: {found.format}, {count}"
     if found.since is None or found.until is None:
-        yield "  nothing to assess: the history has no commit that changed a file"
-        yield from (f"  not known: {each}" for each in found.unknown)
+        if commits.rests_on is Rests.KNOWN:
+            yield "  nothing to assess: the history has no commit that changed a file"
+        yield from (f"  not read: {each}" for each in found.unread)
         return
-    yield (
-        f"  from {timestamp(found.since * 1000)} to {timestamp(found.until * 1000)}"
-        + (f", {found.by_gate} of them through the gate" if found.by_gate else "")
-    )
+    through = f", {by_gate.hedge}{by_gate.value} of them through the gate" if by_gate.value else ""
+    yield f"  from {timestamp(found.since * 1000)} to {timestamp(found.until * 1000)}{through}"
     yield ""
-    yield "known"
-    yield f"  {found.overlapping:8}  commits that overlapped another one"
-    yield f"  {found.in_the_way:8}  of them in a partition that one of the two rewrote"
-    if found.lost_tries is not None:
-        yield f"  {found.lost_tries:8}  writes that were rolled back, or died"
-    if found.lost_files is not None:
-        yield f"  {found.lost_files:8}  data files that no commit names, {found.lost_bytes / 1e6:,.1f} MB"
-    yield f"  {duration(found.known_seconds):>8}  computed by commits, as the table says"
-    yield "estimated"
-    yield f"  {duration(found.estimated_seconds):>8}  or more, computed by the other commits since their first data file"
-    yield (
-        "         ?  wasted"
-        if found.lost_seconds is None
-        else f"  {duration(found.lost_seconds):>8}  or more, wasted, if losers compute to their end"
-    )
+    for rests in Rests:
+        lines = [*_figure_lines(found, rests)]
+        yield from [rests.value, *lines] if lines else ()
+    yield from (f"not read: {each}" for each in found.unread)
     yield from (f"not known: {each}" for each in found.unknown)
     yield ""
     yield "by writer"
@@ -76,6 +83,22 @@ def assessment_lines(found: Assessment) -> Iterator[str]:
     yield ""
     yield "the gate would change"
     yield from (f"  {each}" for each in found.changes)
+
+
+def _figure_lines(found: Assessment, rests: Rests) -> Iterator[str]:
+    """The figures that rest on the same."""
+    for name, text in (_COUNTS | _SECONDS).items():
+        figure = found.figures.get(name)
+        if figure is None or figure.rests_on is not rests:
+            continue
+        size = found.figures.get("lost_bytes") if name == "lost_files" else None
+        if figure.value is None:
+            yield f"         ?  {text.removeprefix('or more, ')}"
+        elif size is not None and size.value is not None:
+            yield f"  {figure.value:8}  {text}, {size.value / 1e6:,.1f} MB"
+        else:
+            shown = duration(figure.value) if name in _SECONDS else str(figure.value)
+            yield f"  {shown:>8}  {text}"
 
 
 def picture(histories: Sequence[TableHistory]) -> str:

@@ -15,7 +15,7 @@ import anyio
 import structlog
 
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.logs import configure_logging
+from lakewarden.agent.logs import configure_logging, leave
 from lakewarden.agent.settings import Settings, catalog_entry
 from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.watching.supervisor import MAX_LINE_BYTES, Assignment, decode
@@ -87,4 +87,4 @@ def _main() -> int:
 
 if __name__ == "__main__":
     limit_memory()
-    sys.exit(_main())
+    leave(_main())

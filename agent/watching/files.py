@@ -4,12 +4,13 @@
   agent's locks.
 - obstore repeats no request: a watcher looks again a second later anyway.
 - Every failure is an `UnreadableTableError` with a readable text. A listing is whole or an error, never a part.
+- A listing of S3 has pages of 1,000 names. The timeout is that of one page.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Limit of one file that is read. A commit of 100,000 files has metadata of about 60 MB."""
 TIMEOUT_SECONDS = 10.0
-"""Timeout of one listing or read. S3 answers a listing of 1,000 names in less than a second."""
+"""Timeout of one page of a listing, or of one read. S3 answers a listing of 1,000 names in less than a second."""
+LISTING_SECONDS = 300.0
+"""Timeout of a listing that obstore does as a whole. Each of its pages has the client's timeout."""
 MAX_FILES = 300_000
-"""Files of one listing. A write with direct markers has one file for each data file."""
+"""Files of one listing that is kept. A write with direct markers has one file for each data file."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 """What a request can have as a bucket or a region."""
@@ -56,32 +59,61 @@ class AbsentFileError(UnreadableTableError):
 class TableFiles:
     """The files below one table. Paths are relative to the table's root."""
 
-    def __init__(self, store: _Store, root: str, timeout: float) -> None:
+    def __init__(self, store: _Store, root: str, timeout: float, *, seeks: bool = False) -> None:
         self._store, self._root, self._timeout = store, root, timeout
+        self.seeks = seeks
+        """Whether a listing is in alphabetical order, and can begin anywhere."""
         self.requests = 0
-        """How many listings and reads were sent. A listing of many files counts once."""
+        """How many pages and files were requested. A listing of one folder counts once."""
 
     async def folder(self, path: str) -> dict[str, File]:
         async def listed() -> list[Any]:
             found = await obstore.list_with_delimiter_async(self._store, self._root + path.rstrip("/"))
             return list(found["objects"])
 
-        return self._files(await self._request(listed))
+        return self._files(await self._request(listed, LISTING_SECONDS))
 
     async def below(self, path: str, after: str | None = None) -> dict[str, File]:
         """The files below a folder. `after`: those whose paths follow it, in alphabetical order."""
+        found: dict[str, File] = {}
+        async for page in self.pages(path, after):
+            found |= page
+            if len(found) > MAX_FILES:
+                raise UnreadableTableError(f"more than {MAX_FILES:,} files below {path}")
+        return found
 
-        async def listed() -> list[Any]:
-            found: list[Any] = []
-            offset = None if after is None else self._root + after
-            pages = obstore.list(self._store, self._root + path.rstrip("/"), offset=offset, chunk_size=1_000)
-            async for page in pages:
-                found += page
-                if len(found) > MAX_FILES:
-                    raise UnreadableTableError(f"more than {MAX_FILES:,} files below {path}")
-            return found
+    async def pages(self, path: str, after: str | None = None) -> AsyncIterator[dict[str, File]]:
+        """Yield what `below` returns, page by page, so that only the caller keeps it."""
+        offset = None if after is None else self._root + after
+        found: Any = None
 
-        return self._files(await self._request(listed))
+        async def page() -> list[Any]:
+            nonlocal found
+            if found is None:
+                prefix = self._root + path.rstrip("/")
+                found = aiter(obstore.list(self._store, prefix, offset=offset, chunk_size=1_000))
+            try:
+                return list(await found.__anext__())  # `anext` with a default fails on it
+            except StopAsyncIteration:
+                return []
+
+        while listed := await self._request(page):
+            yield self._files(listed)
+
+    async def pages_of_folder(self, path: str, after: str | None = None) -> AsyncIterator[dict[str, File]]:
+        """Yield the files in a folder page by page. Where the store seeks, the listing leaves out what is in folders below."""
+        prefix = f"{path.rstrip('/')}/" if path else ""
+        while True:
+            nested = ""
+            async for page in self.pages(path, after):
+                yield {name: file for name, file in page.items() if "/" not in name[len(prefix) :]}
+                folder, slash, _ = next(reversed(page))[len(prefix) :].partition("/")
+                if slash and self.seeks:
+                    nested = prefix + folder
+                    break
+            if not nested:
+                return
+            after = nested + "0"  # the character after a slash
 
     async def folders(self, path: str) -> list[str]:
         async def listed() -> list[str]:
@@ -90,14 +122,19 @@ class TableFiles:
             )
             return [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 
-        return await self._request(listed)
+        return await self._request(listed, LISTING_SECONDS)
 
     async def read(self, path: str) -> bytes:
-        async def got() -> bytes:
+        return (await self.read_with_time(path))[0]
+
+    async def read_with_time(self, path: str) -> tuple[bytes, float]:
+        """The content of a file, and when it was written, by the store's clock."""
+
+        async def got() -> tuple[bytes, float]:
             found = await obstore.get_async(self._store, self._root + path)
             if found.meta["size"] > MAX_FILE_BYTES:
                 raise UnreadableTableError(f"{path} has more than {MAX_FILE_BYTES:,} bytes")
-            return bytes(await found.bytes_async())
+            return bytes(await found.bytes_async()), found.meta["last_modified"].timestamp()
 
         return await self._request(got)
 
@@ -109,16 +146,24 @@ class TableFiles:
             files[path] = File(path, each["size"], each["e_tag"] or f"{modified}:{each['size']}", modified)
         return files
 
-    async def _request(self, request: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def _request(
+        self, request: Callable[[], Awaitable[_Result]], timeout: float | None = None
+    ) -> _Result:
         self.requests += 1
+        timeout = self._timeout if timeout is None else timeout
         try:
-            with anyio.fail_after(self._timeout):
+            with anyio.fail_after(timeout):
                 return await request()
         except FileNotFoundError as error:
             raise AbsentFileError(_why(error)) from error
         except TimeoutError as error:
-            raise UnreadableTableError(f"no answer within {self._timeout:g} s") from error
-        except (BaseError, OSError, NotImplementedError) as error:
+            raise UnreadableTableError(f"no answer within {timeout:g} s") from error
+        except (
+            BaseError,
+            OSError,
+            NotImplementedError,
+            ValueError,
+        ) as error:  # a path that no store can have
             raise UnreadableTableError(_why(error)) from error
 
 
@@ -151,7 +196,8 @@ class Buckets:
                 self._stores[bucket] = store
         except (BaseError, ValueError) as error:
             raise UnreadableTableError(_why(error)) from error
-        return TableFiles(store, location.key + "/", TIMEOUT_SECONDS)
+        seeks = location.scheme in ("s3", "gs")
+        return TableFiles(store, location.key + "/", TIMEOUT_SECONDS, seeks=seeks)
 
     def _connect(self, scheme: str, authority: str) -> _Store:
         settings = self._settings

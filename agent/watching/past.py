@@ -1,11 +1,24 @@
 """Reads a table's own history for `lakewarden assess`: commits, rollbacks, and data files that no commit names.
 
-The newest commit comes first, so a limit cuts off the oldest ones. `handlers/assessment.py` has the rules.
+`handlers/assessment.py` has the rules of the figures. These are the rules of reading:
+
+1. The newest commit comes first. Reading ends at `--days` before the newest one, so a limit cuts off the oldest ones.
+2. A commit that can't be read costs that commit: reading goes on, and its `Unread` says so. After `MAX_UNREAD` of them it ends.
+3. **Times may be wrong.** The order of commits is the format's, never that of times. A commit from before the period ends the
+   reading only if its file is from before, too, by the store's clock; else if `CONFIRMING` commits in a row are. A time that
+   doesn't fit into the order of the others is replaced by its neighbour's, and reported.
+4. **Copies.** A file that is younger than its commit was copied. Then files' times say nothing: no data file is looked for.
+5. Hudi names instants in a time zone, which the files' times show: at most 14 hours, in quarters of an hour.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, TypeVar
 
 import anyio
 
@@ -18,7 +31,16 @@ from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles
 from lakewarden.agent.watching.formats import known_format
 from lakewarden.agent.watching.iceberg import files_of, manifests_read, metadata_in, newest_metadata
 from lakewarden.agent.watching.paimon import changes_read
-from lakewarden.handlers.assessment import DataFile, Leftover, LostTry, PastCommit, TableHistory
+from lakewarden.handlers.assessment import (
+    DataFile,
+    Lack,
+    Leftover,
+    LostTry,
+    PastCommit,
+    TableHistory,
+    Unread,
+    joined,
+)
 from lakewarden.handlers.delta import log as delta
 from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.properties import HudiTable, read_properties
@@ -29,28 +51,51 @@ from lakewarden.handlers.hudi.timeline import (
     UnreadableHudi,
     instants,
     seconds_of,
+    time_of,
 )
 from lakewarden.handlers.hudi.watching import past_commit, rolled_back
 from lakewarden.handlers.iceberg import metadata as iceberg
-from lakewarden.handlers.observations import File, UnreadableCommit
+from lakewarden.handlers.observations import File, UnknownVersion, UnreadableCommit
 from lakewarden.handlers.paimon import snapshots as paimon
 
-MAX_COMMITS = 5_000
+MAX_COMMITS = 50_000
 MAX_PLACES = 300_000
 """Partitions and data files of all commits that are kept, about 100 MB."""
 MAX_FOLDERS = 500
 """Folders in which data files are listed."""
 MAX_LEFTOVERS = 100_000
-AT_ONCE = 16
-"""Files that are read at the same time."""
+MAX_UNREAD = 100
+"""Commits that can't be read before reading ends."""
+CONFIRMING = 50
+"""Commits in a row from before the period that end it, if files don't (rule 3)."""
+AT_ONCE = 128
+"""Commits of Delta that are read at the same time: each is one small file."""
+AT_ONCE_WITH_MANIFESTS = 16
 MAX_BYTES_AT_ONCE = 32 * 1024 * 1024
 DEAD_SECONDS = 600.0
 """A pending instant of Hudi without a sign of life for so long has failed: its heartbeat's interval is a minute by default."""
 COPIED_SECONDS = 3600.0
-"""A data file that is so much younger than its commit was copied, and its time says nothing."""
+"""A file that is so much younger than its commit's time was copied."""
+LATE_SECONDS = 10.0
+"""A data file that is so much younger than its commit's file was copied: it was there before, and the store's clock is one."""
+SKEW_SECONDS = 3600.0
+"""Clocks of writers differ by so much without being called wrong."""
+EARLIEST = 1_000_000_000.0
+"""No table format existed in 2001."""
 DATA_FILES = (".parquet", ".orc", ".avro")
 ZONE_SECONDS = 900
 """Time zones differ by multiples of it."""
+MAX_ZONE_SECONDS = 14 * 3600
+LOG_CHUNK = 1_000
+"""Versions of Delta's log that are listed at once, where the store's listing can begin anywhere."""
+
+_NOT_PLAIN = frozenset({"", ".", ".."})
+"""Parts of a path that name another folder: `s3://` has an empty one, too."""
+_UNREADABLE = (UnreadableCommit, UnreadableHudi, UnreadableTableError)
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+Found = tuple[PastCommit, list[DataFile]]
+Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -60,51 +105,155 @@ class _Reading:
     span: float
     """Seconds of history to read."""
     now: float
+    progress: Progress
     commits: list[PastCommit] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
-    """The data files, by path, with the place of their commit in `commits`."""
+    """The data files, by path, with the place of their commit in `commits`. -1: of a commit that was not read."""
     folders: dict[str, str] = field(default_factory=dict)
     """Their folders, with the partition."""
     places: int = 0
     lost: list[LostTry] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+    failed: int = 0
+    reached: int | None = None
+    """The number of the oldest commit that was seen, in a format that counts them."""
+    before: list[Found] = field(default_factory=list)
+    """The last commits, if they are from before the period (rule 3)."""
+    newest: float | None = None
+    stored: float | None = None
+    """The newest commit's time, and the store's of its file."""
 
-    def add(self, found: tuple[PastCommit, list[DataFile]] | None) -> bool:
+    def add(self, found: Found | None) -> bool:
+        """Add a commit. Returns whether to read on."""
         if found is None:
             return True
-        commit, files = found
-        if self.commits and commit.ended < self.commits[0].ended - self.span:
-            return False
+        commit = found[0]
+        if self._is_plausible(commit.ended):
+            self.newest = commit.ended if self.newest is None else max(self.newest, commit.ended)
+        self.stored = commit.stored if self.stored is None else self.stored
+        if self.newest is not None and commit.ended < self.newest - self.span:
+            if None not in (commit.stored, self.stored) and commit.stored < self.stored - self.span:  # type: ignore[operator]
+                return False
+            self.before.append(found)
+            return len(self.before) < CONFIRMING
+        for each in (*self.before, found):
+            if not self._keep(*each):
+                return False
+        self.before.clear()
+        return True
+
+    def _keep(self, commit: PastCommit, files: list[DataFile]) -> bool:
         self.places += len(commit.partitions) + len(files)
         if len(self.commits) >= MAX_COMMITS or (self.places > MAX_PLACES and self.commits):
-            self.cut(
-                commit.version,
-                f"at most {MAX_COMMITS:,} commits, or {MAX_PLACES:,} files and partitions, are read",
-            )
+            why = f"at most {MAX_COMMITS:,} commits, or {MAX_PLACES:,} files and partitions, are read"
+            self.lacks(f"commits before {self.commits[-1].version}", why, Lack.OLDER)
             return False
-        for each in files:
+        inside = [
+            each
+            for each in files
+            if not each.path.startswith("/") and _NOT_PLAIN.isdisjoint(each.path.split("/"))
+        ]
+        if len(inside) < len(files):
+            what = f"{len(files) - len(inside)} files of commit {commit.version}"
+            self.lacks(what, "they are outside of the table's folder", Lack.PLACES)
+        for each in inside:
             self.files[each.path] = len(self.commits)
             self.folders.setdefault(each.path.rpartition("/")[0], each.partition)
         self.commits.append(commit)
+        self.progress(f"{len(self.commits):,} commits read")
         return True
 
-    def cut(self, before: object, why: object) -> None:
-        self.notes.append(f"the commits before {before}: {why}")
+    def reach(self, number: int, what: str) -> None:
+        """The next commit that is there. Those between it and the one before are missing."""
+        if self.reached is not None and number < self.reached - 1:
+            first, last = number + 1, self.reached - 1
+            numbers = f"{what} {first}" if first == last else f"{what}s {first} to {last}"
+            self.lacks(numbers, "older ones are there, so the table's log is damaged", Lack.COMMITS)
+        self.reached = number
+
+    def fail(self, what: str, error: Exception) -> bool:
+        """A commit can't be read (rule 2). Returns whether to read on."""
+        self.failed += 1
+        self.lacks(what, str(error), Lack.COMMITS)
+        if self.failed >= MAX_UNREAD:
+            self.lacks(f"commits before {what}", f"{MAX_UNREAD} commits could not be read", Lack.OLDER)
+        return self.failed < MAX_UNREAD
+
+    def lacks(self, what: str, why: str, *lacks: Lack) -> None:
+        self.unread.append(Unread(what, why, frozenset(lacks)))
+
+    def finish(self) -> None:
+        """Put the commits in order, with times that fit into it (rule 3)."""
+        if self.before and self.commits:
+            why = "their times are from before the period, those of their files are not"
+            self.lacks(f"commits before {self.commits[-1].version}", why, Lack.OLDER, Lack.TIMES)
+        self.commits.reverse()
+        last = len(self.commits) - 1
+        self.files = {path: last - at if at >= 0 else at for path, at in self.files.items()}
+        self._straighten()
+
+    def _straighten(self) -> None:
+        sound = [at for at, each in enumerate(self.commits) if self._is_plausible(each.ended)]
+        in_order = [sound[at] for at in _longest_rising([self.commits[at].ended for at in sound])]
+        neighbour, following = None, iter([*in_order, None])
+        after = next(following)
+        for at, each in enumerate(self.commits):
+            if at == after:
+                neighbour, after = each.ended, next(following)
+                continue
+            bounds = [self.commits[after].ended] if after is not None else []
+            bounds += [neighbour] if neighbour is not None else []
+            if any(abs(each.ended - bound) <= SKEW_SECONDS for bound in bounds):
+                continue
+            fitting = min(bounds, default=each.stored or self.now)
+            seconds = each.seconds if each.is_known else None
+            began = None if seconds is None else fitting - seconds
+            why = "it doesn't fit between those of the commits before and after, so a clock is wrong"
+            piece = Unread(f"the time of commit {each.version}", why, frozenset({Lack.TIMES}), each.number)
+            self.commits[at] = replace(each, ended=fitting, began=began, unread=(*each.unread, piece))
+
+    def _is_plausible(self, time: float) -> bool:
+        return EARLIEST <= time <= self.now + 86_400
 
 
-async def past(table: str, settings: Settings, *, days: float, now: float | None = None) -> TableHistory:
+def _longest_rising(values: Sequence[float]) -> list[int]:
+    """The places of a longest part of the values that never falls."""
+    tails: list[float] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for at, value in enumerate(values):
+        length = bisect_right(tails, value)
+        before.append(ends[length - 1] if length else -1)
+        tails[length : length + 1] = [value]
+        ends[length : length + 1] = [at]
+    found, at = [], ends[-1] if ends else -1
+    while at >= 0:
+        found.append(at)
+        at = before[at]
+    return found[::-1]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+async def past(
+    table: str, settings: Settings, *, days: float, now: float | None = None, progress: Progress = _silent
+) -> TableHistory:
     """Read the history of a table, a URI or `catalog:namespace.table`, of so many days before its newest commit.
 
     Raises `UnreadableTableError` if it can't be read at all.
     """
     try:
-        return await _past(table, settings, days, now)
+        return await _past(table, settings, days, now, progress)
     except (AgentError, UnreadableCommit, UnreadableHudi) as error:
         raise UnreadableTableError(f"{table} can't be assessed: {error}") from error
 
 
-async def _past(table: str, settings: Settings, days: float, now: float | None) -> TableHistory:
-    reading = _Reading(days * 86_400, wall_ms() / 1000 if now is None else now)
+async def _past(
+    table: str, settings: Settings, days: float, now: float | None, progress: Progress
+) -> TableHistory:
+    reading = _Reading(days * 86_400, wall_ms() / 1000 if now is None else now, progress)
     buckets = Buckets(settings)
     name = TableName.of(table)
     if name is not None:
@@ -123,65 +272,122 @@ async def _past(table: str, settings: Settings, days: float, now: float | None) 
                 await _hudi(files, reading)
             case _:
                 await _iceberg(files, reading, await newest_metadata(files))
+    reading.finish()
     leftovers = None if form == "hudi" else await _look_for_files(files, reading)
-    return TableHistory(
-        table, form, reading.commits[::-1], reading.lost, leftovers, reading.now, reading.notes
-    )
+    commits = joined(reading.commits)
+    return TableHistory(table, form, commits, reading.lost, leftovers, reading.now, reading.unread)
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------
 
 
 async def _delta(files: TableFiles, reading: _Reading) -> None:
-    listed = await files.below(delta.LOG_FOLDER)
-    newest = delta.newest_version(listed)
-    if newest is None:
-        raise UnreadableTableError(f"{delta.LOG_FOLDER} has no commit and no checkpoint")
-    paths = _existing(listed, (delta.commit_path(each) for each in range(newest, -1, -1)))
-    layout = await _layout(files, newest)
-    async for path, body in _bodies(files, paths):
-        version = delta.version_of(path)
+    newest = await _newest_of_delta(files)
+    layout, reading.reached = await _layout(files, newest), newest + 1
+
+    async def use(file: File, body: bytes | Exception) -> bool:
+        nonlocal layout
+        version = delta.version_of(file.path)
         assert version is not None
+        reading.reach(version, "commit")
         try:
+            if isinstance(body, Exception):
+                raise body
             actions = delta.actions_of(body)
             own = delta.layout_of(actions)
-            found = delta.past_commit(version, actions, own or layout or delta.layout_of_values(actions))
-        except UnreadableCommit as error:
-            return reading.cut(version + 1, error)
+            spelling = own or layout or delta.layout_of_values(actions)
+            found = delta.past_commit(version, actions, spelling, file.modified)
+        except _UNREADABLE as error:
+            return reading.fail(f"commit {version}", error)
         if not reading.add(found):
-            return None
+            return False
         if own is not None and version:
-            with suppress(UnreadableCommit):  # a damaged file of before: read on as far as possible
+            with suppress(UnknownVersion):  # of before an upgrade, maybe a preview's
                 layout = await _layout(files, version - 1)
-    return None
+        return True
+
+    listed = _log_of_delta(files, newest)
+    if await _in_order(listed, lambda each: files.read(each.path), use, AT_ONCE) and reading.reached:
+        reading.lacks(f"commits before {reading.reached}", "the table's log has been cleaned", Lack.OLDER)
+
+
+async def _newest_of_delta(files: TableFiles) -> int:
+    first = 0
+    with suppress(AbsentFileError):
+        first = delta.checkpoint_version(await files.read(delta.LAST_CHECKPOINT))
+    for since in {first: None, 0: None}:  # the hint may be of another table, which was there before
+        found = [
+            delta.newest_version(page) async for page in files.pages(delta.LOG_FOLDER, delta.before(since))
+        ]
+        newest = max((each for each in found if each is not None), default=None)
+        if newest is not None:
+            return newest
+    raise UnreadableTableError(f"{delta.LOG_FOLDER} has no commit and no checkpoint")
+
+
+async def _log_of_delta(files: TableFiles, newest: int) -> AsyncIterator[File]:
+    """Yield the commits of Delta's log, the newest first, listed chunk by chunk where the store's listing seeks."""
+    top, low = newest, max(0, newest - LOG_CHUNK + 1) if files.seeks else 0
+    while top >= 0:
+        found: dict[int, File] = {}
+        async for page in files.pages(delta.LOG_FOLDER, delta.before(low)):
+            for path, file in page.items():
+                version = delta.version_of(path)
+                if version is not None and low <= version <= top and path == delta.commit_path(version):
+                    found[version] = file
+            if files.seeks and next(reversed(page)) >= delta.before(top + 1):
+                break
+        is_whole = len(found) == top - low + 1
+        for version in sorted(found, reverse=True):
+            yield found[version]
+        # After a gap, the rest is listed from its beginning: the log is cleaned or damaged.
+        top, low = low - 1, max(0, low - LOG_CHUNK) if is_whole else 0
 
 
 async def _layout(files: TableFiles, version: int) -> delta.PartitionLayout | None:
-    """The partition columns as of a version; None: a checkpoint has them. Raises `UnreadableCommit`."""
+    """The partition columns as of a version; None: they can't be found. Raises `UnknownVersion`."""
     try:
         return await find_layout(files, version)
-    except UnreadableTableError:
+    except UnknownVersion:
+        raise
+    except (UnreadableTableError, UnreadableCommit):
         return None
 
 
 async def _paimon(files: TableFiles, reading: _Reading) -> None:
-    listed = await files.folder(paimon.SNAPSHOT_FOLDER)
-    newest = paimon.newest_snapshot(listed)
-    if newest is None:
+    listed: dict[int, File] = {}
+    async for page in files.pages(paimon.SNAPSHOT_FOLDER):
+        numbers = {paimon.newest_snapshot([path]): file for path, file in page.items()}
+        listed |= {number: file for number, file in numbers.items() if number is not None}
+    if not listed:
         raise UnreadableTableError(f"{paimon.SNAPSHOT_FOLDER} has no snapshot")
     layouts: dict[int, paimon.TableLayout] = {}
-    paths = _existing(listed, (paimon.snapshot_path(each) for each in range(newest, 0, -1)))
-    async for path, body in _bodies(files, paths):
-        number = int(path.rpartition("-")[2])
-        try:
-            snapshot = paimon.read_snapshot(body)
-            layout, manifests = await changes_read(files, snapshot, layouts)
-            more = reading.add(paimon.past_snapshot(number, snapshot, manifests, layout))
-        except (UnreadableCommit, UnreadableTableError) as error:
-            return reading.cut(number + 1, error)
-        if not more:
-            return None
-    return None
+
+    async def read(number: int) -> tuple[Found, list[DataFile]]:
+        snapshot = paimon.read_snapshot(await files.read(listed[number].path))
+        layout, manifests = await changes_read(files, snapshot, layouts)
+        commit, added = paimon.past_snapshot(number, snapshot, manifests, layout)
+        changelogs: list[DataFile] = []
+        if snapshot.changelogs is not None:
+            lists = paimon.manifests_of(await files.read(snapshot.changelogs))
+            bodies = [await files.read(each) for each in lists]
+            changelogs = paimon.past_snapshot(number, snapshot, bodies, layout)[1]
+        commit = replace(commit, number=None, commit=snapshot.commit, stored=listed[number].modified)
+        return (commit, added), changelogs
+
+    async def use(number: int, result: tuple[Found, list[DataFile]] | Exception) -> bool:
+        reading.reach(number, "snapshot")
+        if isinstance(result, Exception):
+            return reading.fail(f"snapshot {number}", result)
+        found, changelogs = result
+        reading.files |= dict.fromkeys((each.path for each in changelogs), -1)
+        return reading.add(found)
+
+    is_whole = await _in_order(sorted(listed, reverse=True), read, use, AT_ONCE_WITH_MANIFESTS)
+    if is_whole and reading.reached != 1:
+        reading.lacks(f"snapshots before {reading.reached}", "they have expired", Lack.OLDER)
+    if "branch" in await files.folders(""):
+        reading.lacks("the table's branches", "only the main branch is read", Lack.NAMES)
 
 
 async def _named(
@@ -202,61 +408,148 @@ async def _named(
 
 
 async def _iceberg(files: TableFiles, reading: _Reading, metadata: iceberg.TableMetadata) -> None:
-    for snapshot in metadata.snapshots:
-        try:
-            manifests = await manifests_read(snapshot, metadata, files)
-            found = iceberg.past_snapshot(snapshot, manifests, metadata)
-        except (UnreadableCommit, UnreadableTableError) as error:
-            return reading.cut(snapshot.id, error)
-        if not reading.add(found):
-            return None
-    return None
+    names = {each.manifests.rpartition("/")[2] for each in metadata.snapshots}
+    written: dict[str, float] = {}
+    """When each list of manifests was: after the snapshots before its own were published."""
+    with suppress(UnreadableTableError):
+        async for page in files.pages(iceberg.METADATA_FOLDER):
+            found = {path.rpartition("/")[2]: each.modified for path, each in page.items()}
+            written |= {name: found[name] for name in found.keys() & names}
+
+    async def read(snapshot: iceberg.IcebergSnapshot) -> Found:
+        manifests = await manifests_read(snapshot, metadata, files)
+        commit, added = iceberg.past_snapshot(snapshot, manifests, metadata)
+        return replace(commit, stored=written.get(snapshot.manifests.rpartition("/")[2])), added
+
+    async def use(snapshot: iceberg.IcebergSnapshot, result: Found | Exception) -> bool:
+        if isinstance(result, Exception):
+            return reading.fail(f"snapshot {snapshot.id}", result)
+        return reading.add(result)
+
+    main = metadata.snapshots
+    if await _in_order(main, read, use, AT_ONCE_WITH_MANIFESTS) and main and main[-1].parent is not None:
+        reading.lacks(f"snapshots before {main[-1].id}", "they have expired", Lack.OLDER)
+    if others := len(metadata.listed - {each.id for each in main}):
+        why = "they are of branches, staged or rolled back, and only the main branch is read"
+        reading.lacks(f"{others} snapshots", why, Lack.NAMES)
+    if metadata.properties.get("write.object-storage.enabled", "false").lower() == "true":
+        why = "each has a folder of its own (write.object-storage.enabled), so lost ones can't be found"
+        reading.lacks("data files", why, Lack.PLACES)
 
 
 async def _hudi(files: TableFiles, reading: _Reading) -> None:
     table = read_properties(await files.read(PROPERTIES))
-    listed = {path.rpartition("/")[2]: each for path, each in (await files.folder(table.timeline)).items()}
+    listed = await _timeline(files, table, reading)
     found = instants(listed, table.layout)
-    timed = [(each, at) for each in found if (at := seconds_of(each.time)) is not None]
-    if not timed:
-        return None
-    newest, at = timed[-1]
-    zone = ZONE_SECONDS * round((listed[newest.files[0].name].modified - at) / ZONE_SECONDS)
-    clock = _HudiClock(listed, zone)
-    completed = sorted(
-        (each for each, _ in timed if each.state == "completed"), key=clock.ended, reverse=True
-    )
-    paths = {_completed_path(table, each): each for each in completed if each.writes}
-    async for path, body in _bodies(files, [listed[path.rpartition("/")[2]] for path in paths]):
-        instant = paths[path]
-        try:
-            commit = past_commit(
-                instant, read_metadata(body), clock.began(instant.time), clock.ended(instant)
+    timed = [each for each in found if seconds_of(each.time) is not None]
+    clock = _HudiClock.of(listed, timed, table, reading)
+    completed = sorted((each for each in timed if each.state == "completed" and each.writes), key=clock.ended)
+    ends = [clock.ended(each) for each in completed]
+    places = {each.time: at for at, each in enumerate(completed)}
+
+    async def read(instant: Instant) -> Found:
+        body, began = await files.read(_completed_path(table, instant)), clock.began(instant.time)
+        commit = past_commit(instant, read_metadata(body), began, clock.ended(instant))
+        if not clock.by_names:
+            return replace(commit, is_known=clock.has_ends and began is not None), []
+        seen = bisect_right(ends, began or 0.0) - 1
+        return replace(commit, number=places[instant.time], base=seen), []
+
+    async def use(instant: Instant, result: Found | Exception) -> bool:
+        if isinstance(result, Exception):
+            return reading.fail(f"instant {instant.time}", result)
+        return reading.add(result)
+
+    is_whole = await _in_order(completed[::-1], read, use, AT_ONCE_WITH_MANIFESTS)
+    async for page in files.pages(table.archive):
+        if is_whole and page:
+            reading.lacks(
+                f"instants before {found[0].time if found else 'now'}", "Hudi has archived them", Lack.OLDER
             )
-        except UnreadableHudi as error:
-            return reading.cut(instant.time, error)
-        if not reading.add((commit, [])):
-            break
-    since = reading.commits[-1].began if reading.commits else None
-    late = [each for each, _ in timed if (clock.began(each.time) or 0.0) >= (since or 0.0)]
+        break
+    begins = [each.began for each in reading.commits if each.began is not None]
+    since = min(begins, default=0.0)
+    late = [each for each in timed if (clock.began(each.time) or 0.0) >= since]
     await _hudi_losses(files, reading, table, late, clock)
-    return None
+
+
+async def _timeline(files: TableFiles, table: HudiTable, reading: _Reading) -> dict[str, File]:
+    """List the timeline, where the store seeks from before the period only, if the table's newest write is in it."""
+    since = "1"
+    if files.seeks:
+        since = time_of(reading.now - 2 * reading.span - 2 * MAX_ZONE_SECONDS)
+    listed: dict[str, File] = {}
+    for after in {since: None, "1": None}:  # other folders and files begin with no digit
+        listed.clear()
+        async for page in files.pages_of_folder(table.timeline, table.timeline + after):
+            listed |= {path.rpartition("/")[2]: each for path, each in page.items()}
+            if files.seeks and page and next(reversed(page)) > table.timeline + ":":
+                break
+        writes = [each.modified for name, each in listed.items() if name.endswith("commit")]
+        if max(writes, default=0.0) > reading.now - reading.span:
+            break
+    return listed
 
 
 @dataclass(frozen=True, slots=True)
 class _HudiClock:
-    """Times of instants, which Hudi writes in the time zone of its writers."""
+    """Times of instants, which Hudi writes in a time zone of its writers (rule 5)."""
 
     listed: dict[str, File]
     zone: float
+    completion_zone: float
+    by_names: bool
+    """Whether instants and their completions are of one clock, so that their order is the table's own."""
+    has_ends: bool
+    """Whether it is known when instants were completed."""
+
+    @classmethod
+    def of(
+        cls, listed: dict[str, File], timed: Sequence[Instant], table: HudiTable, reading: _Reading
+    ) -> _HudiClock:
+        """Find the zones from the files' times: a file is written when its instant begins, or is completed."""
+        begins, ends = [], []
+        for each in timed:
+            at = seconds_of(each.time)
+            if at is not None and each.files[0].state != "completed":
+                begins.append(listed[each.files[0].name].modified - at)
+            done = None if each.completion is None else seconds_of(each.completion)
+            if done is not None:
+                ends.append(listed[each.files[-1].name].modified - done)
+        zone, completion_zone = _zone(begins or ends), _zone(ends or begins)
+        if table.is_utc and zone:
+            zone = None
+        if zone is None and timed:
+            why = "the files' times don't fit to them: the table was copied, or a clock is wrong"
+            reading.lacks("the times of instants", why, Lack.TIMES, Lack.LOSSES)
+        elif zone != completion_zone and ends:
+            why = "instants and their completions are in different time zones, as Hudi 1.0.1 writes them"
+            reading.lacks("the times of instants", why, Lack.TIMES)
+        by_names = table.layout == 2 and zone is not None and zone == completion_zone
+        has_ends = zone is not None or table.layout == 2
+        shift = zone or 0.0
+        return cls(listed, shift, shift if completion_zone is None else completion_zone, by_names, has_ends)
 
     def began(self, time: str) -> float | None:
         found = seconds_of(time)
         return None if found is None else found + self.zone
 
     def ended(self, instant: Instant) -> float:
-        by_name = None if instant.completion is None else self.began(instant.completion)
-        return self.listed[instant.files[-1].name].modified if by_name is None else by_name
+        by_name = None if instant.completion is None else seconds_of(instant.completion)
+        if by_name is not None:
+            return by_name + self.completion_zone
+        if self.has_ends:
+            return self.listed[instant.files[-1].name].modified
+        return self.began(instant.time) or 0.0
+
+
+def _zone(offsets: Sequence[float]) -> float | None:
+    """The time zone, from times of files less those in their names; None: the files were copied."""
+    if not offsets:
+        return 0.0
+    zone = ZONE_SECONDS * round(median(offsets) / ZONE_SECONDS)
+    is_one = median(abs(each - zone) for each in offsets) < ZONE_SECONDS / 3
+    return zone if is_one and abs(zone) <= MAX_ZONE_SECONDS else None
 
 
 async def _hudi_losses(
@@ -265,16 +558,21 @@ async def _hudi_losses(
     """Instants that were rolled back, and those that are pending without a sign of life."""
     since = clock.began(late[0].time) if late else None
     rollbacks = [each for each in late if each.completes_as == "rollback" and each.state == "completed"]
-    for rollback in rollbacks[-MAX_COMMITS:]:
-        try:
-            names, partitions = rolled_back(await files.read(_completed_path(table, rollback)))
-        except (UnreadableHudi, UnreadableTableError) as error:
-            reading.notes.append(f"rollback {rollback.time}: {error}")
-            continue
-        for name in names:
+
+    async def read(rollback: Instant) -> tuple[list[str], frozenset[str]]:
+        return rolled_back(await files.read(_completed_path(table, rollback)))
+
+    async def use(rollback: Instant, result: tuple[list[str], frozenset[str]] | Exception) -> bool:
+        if isinstance(result, Exception):
+            reading.lacks(f"rollback {rollback.time}", str(result), Lack.LOSSES)
+            return True
+        for name in result[0]:
             began = clock.began(name)
             if began is not None and since is not None and began >= since:
-                reading.lost.append(LostTry(name, began, partitions, clock.began(rollback.time)))
+                reading.lost.append(LostTry(name, began, result[1], clock.began(rollback.time)))
+        return True
+
+    await _in_order(rollbacks[-MAX_COMMITS:], read, use, AT_ONCE_WITH_MANIFESTS)
     beats = {
         path.rpartition("/")[2]: each.modified for path, each in (await files.below(HEARTBEAT_FOLDER)).items()
     }
@@ -294,84 +592,136 @@ def _completed_path(table: HudiTable, instant: Instant) -> str:
 
 
 async def _look_for_files(files: TableFiles, reading: _Reading) -> list[Leftover] | None:
-    """List the folders of the commits: when did each begin to write, and which data files does no commit name."""
+    """List the folders of the commits: when did each begin to write, and which data files does no commit name (rule 4)."""
     folders = list(reading.folders.items())
     if len(folders) > MAX_FOLDERS:
-        reading.notes.append(
-            f"files in {len(folders) - MAX_FOLDERS} of {len(folders)} folders: {MAX_FOLDERS} are listed at most"
-        )
-    first: dict[int, float] = {}
-    leftovers: list[Leftover] = []
-    for folder, partition in folders[:MAX_FOLDERS]:
-        try:
-            listed = await files.folder(folder)
-        except UnreadableTableError as error:
-            reading.notes.append(f"the files in {folder or 'the root'}: {error}")
-            continue
-        for path, file in listed.items():
-            at = reading.files.get(path)
-            if at is not None:
-                if file.modified > reading.commits[at].ended + COPIED_SECONDS:
-                    reading.notes.append(
-                        "files that no commit names: the table was copied, so its files' times say nothing"
-                    )
-                    return None
-                first[at] = min(first.get(at, file.modified), file.modified)
-            elif path.endswith(DATA_FILES) and path.rpartition("/")[2][0] not in "._":
-                leftovers.append(Leftover(partition, file.size, file.modified))
-        if len(leftovers) > MAX_LEFTOVERS:
-            reading.notes.append(f"files that no commit names: there are more than {MAX_LEFTOVERS:,}")
-            return None
-    for at, modified in first.items():
+        what = f"files in {len(folders) - MAX_FOLDERS} of {len(folders)} folders"
+        reading.lacks(what, f"{MAX_FOLDERS} are listed at most", Lack.PLACES)
+    ages = [each.stored - each.ended for each in reading.commits if each.stored is not None]
+    found = _FoundFiles(reading, copied=bool(ages) and median(ages) > COPIED_SECONDS)
+
+    async def read(folder: tuple[str, str]) -> None:
+        async for page in files.pages_of_folder(folder[0]):
+            found.add(folder[1], page)
+            if found.why_useless:
+                return
+
+    async def use(folder: tuple[str, str], result: Exception | None) -> bool:
+        if result is not None:
+            reading.lacks(f"the files in {folder[0] or 'the root'}", str(result), Lack.PLACES)
+        return not found.why_useless
+
+    await _in_order(folders[:MAX_FOLDERS], read, use, AT_ONCE_WITH_MANIFESTS)
+    if found.why_useless:
+        reading.lacks("files that no commit names", found.why_useless, Lack.NAMES)
+        return None
+    if not found.first and any(at >= 0 for at in reading.files.values()):
+        reading.lacks("data files", "none of those that commits name is in its folder any more", Lack.PLACES)
+    for at, modified in found.first.items():
         commit = reading.commits[at]
         if commit.began is None:
             reading.commits[at] = replace(commit, began=min(modified, commit.ended))
-    return leftovers
+    return found.leftovers
 
 
-def _existing(listed: dict[str, File], paths: Iterable[str]) -> list[File]:
-    """The files of consecutive commits, up to the first one that isn't there any more."""
-    found: list[File] = []
-    for path in paths:
-        if path in listed:
-            found.append(listed[path])
-        elif found:
-            break
-    return found
+@dataclass(slots=True)
+class _FoundFiles:
+    """What the folders of the commits have."""
+
+    reading: _Reading
+    copied: bool
+    first: dict[int, float] = field(default_factory=dict)
+    """When the first file of each commit was written."""
+    leftovers: list[Leftover] = field(default_factory=list)
+    listed: int = 0
+
+    def add(self, partition: str, page: dict[str, File]) -> None:
+        self.listed += len(page)
+        self.reading.progress(f"{len(self.reading.commits):,} commits read, {self.listed:,} files listed")
+        for path, file in page.items():
+            at = self.reading.files.get(path)
+            if at is not None and at >= 0:
+                self.copied |= _is_copied(file, self.reading.commits[at])
+                self.first[at] = min(self.first.get(at, file.modified), file.modified)
+            elif at is None and path.endswith(DATA_FILES) and path.rpartition("/")[2][0] not in "._":
+                self.leftovers.append(Leftover(partition, file.size, file.modified))
+
+    @property
+    def why_useless(self) -> str | None:
+        if self.copied:
+            return "the table was copied, so its files' times say nothing"
+        too_many = len(self.leftovers) > MAX_LEFTOVERS
+        return f"there are more than {MAX_LEFTOVERS:,}" if too_many else None
 
 
-async def _bodies(files: TableFiles, wanted: Sequence[File]) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield the content of files, in their order. Ends at the first one that is gone: older ones are, too."""
-    at = 0
-    while at < len(wanted):
-        group: list[File] = []
-        while at < len(wanted) and len(group) < AT_ONCE:
-            if group and sum(each.size for each in group) + wanted[at].size > MAX_BYTES_AT_ONCE:
-                break
-            group.append(wanted[at])
-            at += 1
-        bodies = await _read_group(files, [each.path for each in group])
-        for each in group:
-            if each.path not in bodies:
-                return
-            yield each.path, bodies[each.path]
+def _is_copied(file: File, commit: PastCommit) -> bool:
+    if commit.stored is not None:
+        return file.modified > commit.stored + LATE_SECONDS
+    return file.modified > commit.ended + COPIED_SECONDS
 
 
-async def _read_group(files: TableFiles, paths: Sequence[str]) -> dict[str, bytes]:
-    bodies: dict[str, bytes] = {}
-    failed: list[UnreadableTableError] = []
+# -- many files at once ------------------------------------------------------------------------------------------------
 
-    async def read(path: str) -> None:
+
+async def _in_order(
+    items: Iterable[_Item] | AsyncIterable[_Item],
+    read: Callable[[_Item], Awaitable[_Result]],
+    use: Callable[[_Item, _Result | Exception], Awaitable[bool]],
+    at_once: int,
+) -> bool:
+    """Read items at the same time, and use them in their order, until `use` returns False. Returns whether all were used.
+
+    What can't be read is passed as its error. Of files with a known size, `MAX_BYTES_AT_ONCE` are read at the same time.
+    """
+    waiting, results = anyio.create_memory_object_stream[_Slot](at_once)
+    free, used_up = anyio.Condition(), 0
+
+    async def fill(slot: _Slot) -> None:
         try:
-            bodies[path] = await files.read(path)
-        except AbsentFileError:
-            pass
-        except UnreadableTableError as error:
-            failed.append(error)
+            slot.result = await read(slot.item)
+        except _UNREADABLE as error:
+            slot.result = error
+        slot.ready.set()
 
-    async with anyio.create_task_group() as tasks:
-        for path in paths:
-            tasks.start_soon(read, path)
-    if failed:
-        raise failed[0]
-    return bodies
+    async def feed() -> None:
+        nonlocal used_up
+        async with waiting:
+            async for item in _each(items):
+                slot = _Slot(item, item.size if isinstance(item, File) else 0)
+                async with free:
+                    while used_up and used_up + slot.size > MAX_BYTES_AT_ONCE:
+                        await free.wait()
+                    used_up += slot.size
+                await waiting.send(slot)
+                tasks.start_soon(fill, slot)
+
+    async with results, anyio.create_task_group() as tasks:
+        tasks.start_soon(feed)
+        async for slot in results:
+            await slot.ready.wait()
+            if not await use(slot.item, slot.result):
+                tasks.cancel_scope.cancel()
+                return False
+            async with free:
+                used_up -= slot.size
+                free.notify()
+    return True
+
+
+@dataclass(slots=True)
+class _Slot:
+    """An item that is read, and what was read."""
+
+    item: Any
+    size: int
+    result: Any = None
+    ready: anyio.Event = field(default_factory=anyio.Event)
+
+
+async def _each(items: Iterable[_Item] | AsyncIterable[_Item]) -> AsyncIterator[_Item]:
+    if isinstance(items, AsyncIterable):
+        async for each in items:
+            yield each
+    else:
+        for each in items:
+            yield each

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from lakewarden.events.base import MAX_ORIGIN
 from lakewarden.events.codec import json_object
 from lakewarden.handlers import observations
-from lakewarden.handlers.assessment import DataFile, PastCommit
+from lakewarden.handlers.assessment import DataFile, Lack, PastCommit, Unread
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import of_delta
 from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive
@@ -163,23 +163,36 @@ def foreign_commit(
 
 
 def past_commit(
-    version: int, actions: Iterable[tuple[str, dict[str, Any]]], layout: PartitionLayout
+    version: int,
+    actions: Iterable[tuple[str, dict[str, Any]]],
+    layout: PartitionLayout,
+    stored: float | None = None,
 ) -> tuple[PastCommit, list[DataFile]] | None:
-    """Return what a commit's history says, and the files that it has added, or None if it has changed no file."""
+    """Return what a commit's history says, and the files that it has added, or None if it has changed no file.
+
+    `stored`: when its file was written, which is its time if it has none of its own, as for Delta.
+    """
     actions = list(actions)
     info = _info(actions)
     added = [each for kind, each in actions if kind == "add"]
     removed = [each for kind, each in actions if kind == "remove"]
     ended = _milliseconds(info.get("inCommitTimestamp")) or _milliseconds(info.get("timestamp"))
-    if ended is None or not (added or removed):
+    if not (added or removed):
         return None
+    unread = (
+        []
+        if ended is not None
+        else [Unread(f"the time of commit {version}", "it has none but its file's", _TIMES, version)]
+    )
+    if ended is None:
+        ended = 0.0 if stored is None else stored
     metrics = info.get("operationMetrics")
     metrics = metrics if isinstance(metrics, dict) else {}
-    took = _milliseconds(
-        metrics.get("executionTimeMs") or metrics.get("execution_time_ms")
-    )  # delta-rs has its own names
+    took = _milliseconds(metrics.get("executionTimeMs", metrics.get("execution_time_ms")))  # of delta-rs
     began = min((at for each in added if (at := _milliseconds(each.get("modificationTime")))), default=None)
-    base, maker = info.get("readVersion"), of_delta(info, actions)
+    base, maker = _base(version, info.get("readVersion")), of_delta(info, actions)
+    if base is None:
+        unread.append(Unread(f"what commit {version} had read", "its writer doesn't say it", _BASE, version))
     found = PastCommit(
         str(version),
         ended,
@@ -187,15 +200,28 @@ def past_commit(
         str(info.get("operation") or "(unknown)")[:MAX_ORIGIN],
         frozenset(layout.path(_values(each)) for each in (*added, *removed)),
         frozenset(layout.path(_values(each)) for each in removed),
-        ended - took if took else None if began is None else min(began, ended),
-        bool(took),
+        ended - took if took is not None else None if began is None else min(began, ended),
+        took is not None,
         version,
-        base if isinstance(base, int) else version - 1,
+        base,
         sum(size for each in added if isinstance(size := each.get("size"), int)),
         all(each.get("dataChange") is False for each in (*added, *removed)),
         went_through_the_gate(info),
+        stored=stored,
+        unread=tuple(unread),
     )
     return found, [DataFile(unquote(str(each.get("path"))), layout.path(_values(each))) for each in added]
+
+
+_BASE: Final = frozenset({Lack.BASE})
+_TIMES: Final = frozenset({Lack.TIMES})
+
+
+def _base(version: int, given: Any) -> int | None:
+    """Return the version that a commit has read. The first one has read nothing; none has read a later one."""
+    if version == 0:
+        return -1
+    return given if type(given) is int and given < version else None
 
 
 def _info(actions: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -233,12 +259,12 @@ def _columns(names: Iterable[str], fields: Mapping[str, Any]) -> Iterator[tuple[
 def _require_known(protocol: Mapping[str, Any]) -> None:
     version = protocol.get("minReaderVersion")
     if version not in READER_VERSIONS:
-        raise observations.UnreadableCommit(
+        raise observations.UnknownVersion(
             f"reader version {version} of Delta's protocol is unknown; known are {', '.join(map(str, READER_VERSIONS))}"
         )
     features = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())}
     if features & UNREADABLE_FEATURES:
-        raise observations.UnreadableCommit(
+        raise observations.UnknownVersion(
             f"a catalog keeps the table's commits ({min(features & UNREADABLE_FEATURES)}), so its log lacks the newest ones"
         )
 

@@ -31,6 +31,8 @@ class HudiTable:
     """The archive's folder, likewise."""
     kind: str
     """`COPY_ON_WRITE` or `MERGE_ON_READ`."""
+    is_utc: bool = False
+    """Whether its instants are named in UTC. Else they are in the time zone of each writer."""
 
 
 def read_properties(body: bytes) -> HudiTable:
@@ -54,7 +56,9 @@ def read_properties(body: bytes) -> HudiTable:
     else:
         timeline = META_FOLDER + _folder(fields, "hoodie.timeline.path", "timeline")
         archive = timeline + _folder(fields, "hoodie.timeline.history.path", "history")
-    return HudiTable(version, layout, timeline, archive, fields.get("hoodie.table.type", "COPY_ON_WRITE"))
+    is_utc = fields.get("hoodie.table.timeline.timezone", "").upper() == "UTC"
+    kind = fields.get("hoodie.table.type", "COPY_ON_WRITE")
+    return HudiTable(version, layout, timeline, archive, kind, is_utc)
 
 
 def _folder(fields: Mapping[str, str], key: str, default: str) -> str:

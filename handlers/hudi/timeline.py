@@ -24,6 +24,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from lakewarden.handlers.partition_spelling import date_of
+
 Layout: TypeAlias = Literal[1, 2]
 State: TypeAlias = Literal["requested", "inflight", "completed"]
 
@@ -143,6 +145,11 @@ def seconds_of(time: str) -> float | None:
         return timegm(tuple(fields[:6])) + fields[6] / 1000
     except (ValueError, IndexError, OverflowError):
         return None
+
+
+def time_of(seconds: float) -> str:
+    """The day of these seconds since 1970, as the beginning of an instant's time."""
+    return date_of(int(seconds // 86_400)).replace("-", "")
 
 
 def taken_for_committed(found: Iterable[Instant], completing: str | None = None) -> list[Instant]:

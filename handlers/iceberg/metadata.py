@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from lakewarden.events.inflate import inflate_gzip
-from lakewarden.handlers.assessment import DataFile, PastCommit
+from lakewarden.handlers.assessment import DataFile, Lack, PastCommit, Unread
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.avro_blocks import MAX_BYTES
 from lakewarden.handlers.commit_label import TRANSACTION
@@ -97,6 +97,7 @@ class TableMetadata:
     """None in format 1, maybe. A table that is dropped and created again has another one."""
     listed: frozenset[int] = frozenset()
     """The snapshots of all branches."""
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     def since(self, known: IcebergSnapshot | None) -> tuple[list[IcebergSnapshot], bool]:
         """Return the snapshots after this one, the oldest first, and whether that is certainly all of them.
@@ -149,6 +150,7 @@ def metadata_of(fields: Any) -> TableMetadata:
             location=str(fields["location"]),
             uuid=fields.get("table-uuid"),
             listed=frozenset(each["snapshot-id"] for each in fields.get("snapshots") or ()),
+            properties=properties,
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _unreadable(error) from error
@@ -222,6 +224,14 @@ def past_snapshot(
         entry for spec, body in manifests for entry in _entries(body, metadata.specs.get(spec), snapshot.id)
     ]
     added, maker = [each for each in entries if not each.is_deleted], of_iceberg(snapshot.summary)
+    inside = [each for each in added if is_below(each.path, metadata.location)]
+    unread = []
+    if len(inside) < len(added):
+        what, why = (
+            f"{len(added) - len(inside)} files of snapshot {snapshot.id}",
+            "they are outside of the table's location",
+        )
+        unread.append(Unread(what, why, frozenset({Lack.PLACES})))
     found = PastCommit(
         str(snapshot.id),
         snapshot.age[1] / 1000,
@@ -232,8 +242,9 @@ def past_snapshot(
         size=sum(each.size for each in added),
         is_service=snapshot.operation == "replace",
         is_gates=snapshot.is_gates,
+        session=maker.job,
+        unread=tuple(unread),
     )
-    inside = [each for each in added if is_below(each.path, metadata.location)]
     return found, [DataFile(relative_path(each.path, metadata.location), each.place[0]) for each in inside]
 
 

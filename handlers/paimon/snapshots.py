@@ -65,6 +65,10 @@ class Snapshot:
     kind: str = "(unknown)"
     ended: float = 0.0
     """Seconds since the epoch."""
+    commit: tuple[str, int] | None = None
+    """User and identifier of the commit, which may consist of several snapshots."""
+    changelogs: str | None = None
+    """Path of the list of the manifests that name its changelog files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,8 @@ def read_snapshot(body: bytes) -> Snapshot:
     try:
         properties = fields.get("properties") or {}
         changes = MANIFEST_FOLDER + fields["deltaManifestList"]
-        indexes = fields.get("indexManifest")
+        indexes, changelogs = fields.get("indexManifest"), fields.get("changelogManifestList")
+        user, identifier = fields.get("commitUser"), fields.get("commitIdentifier")
         return Snapshot(
             int(fields["schemaId"]),
             changes,
@@ -95,6 +100,8 @@ def read_snapshot(body: bytes) -> Snapshot:
             Maker.of(engine=fields.get("writerVersion"), job=fields.get("commitUser")),
             str(fields.get("commitKind") or "(unknown)"),
             int(fields.get("timeMillis") or 0) / 1000,
+            (str(user), int(identifier)) if user and identifier is not None else None,
+            MANIFEST_FOLDER + changelogs if changelogs else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise observations.UnreadableCommit(f"the snapshot lacks what each has: {error!r}") from error
@@ -185,6 +192,7 @@ def past_snapshot(
         size=sum(each.size for each in added),
         is_service=snapshot.kind == "COMPACT",
         is_gates=snapshot.is_gates,
+        session=snapshot.commit[0] if snapshot.commit else None,
     )
     folders = ((each, f"{each.place[0]}/" if each.place[0] else "") for each in added)
     return found, [

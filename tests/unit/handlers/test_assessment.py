@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,18 @@ import pytest
 from lakewarden.handlers.assessment import (
     GRACE_SECONDS,
     MAX_BACK,
+    WEAKER,
     Assessment,
+    Figure,
+    Lack,
     Leftover,
     LostTry,
     PastCommit,
+    Rests,
     TableHistory,
+    Unread,
     assess,
+    joined,
     overlaps_of,
 )
 
@@ -67,7 +74,7 @@ def test_what_overlaps_and_what_is_in_the_way(later: PastCommit, overlaps: int, 
 def test_two_appends_are_never_in_each_others_way() -> None:
     found = assess(history(commit(1, 10, rewritten=NOTHING), commit(2, 30, base=0, rewritten=NOTHING)))
 
-    assert (found.overlapping, found.in_the_way, found.overlap_seconds) == (2, 0, 0.0)
+    assert [found[each].value for each in ("overlapping", "in_the_way", "overlap_seconds")] == [2, 0, 0.0]
     assert found.changes[0].startswith("nothing: 2 commits overlapped")
 
 
@@ -110,8 +117,8 @@ LOST_SECONDS: dict[str, Any] = {
 def test_what_was_computed_in_vain(given: TableHistory, seconds: float | None) -> None:
     found = assess(given)
 
-    assert found.lost_seconds == seconds
-    assert (found.lost_tries is None) == (given.form != "hudi")
+    assert found["lost_seconds"].value == seconds
+    assert ("lost_tries" in found.figures) == (given.form == "hudi")
 
 
 def test_known_and_estimated_seconds_are_apart() -> None:
@@ -123,12 +130,78 @@ def test_known_and_estimated_seconds_are_apart() -> None:
         )
     )
 
-    assert (found.known_seconds, found.estimated_seconds) == (10.0, 5.0)
+    assert (found["known_seconds"].value, found["estimated_seconds"].value) == (10.0, 5.0)
     assert [(each.writer, each.commits, each.services) for each in found.writers] == [
         ("a", 2, 1),
         ("b", 1, 0),
     ]
     assert found.unknown[0] == "when 1 of the commits began: the table doesn't say it"
+
+
+PIECES: dict[str, Any] = {lack.value: Unread("a piece", "it is damaged", frozenset({lack})) for lack in Lack}
+HELD = {"commits": 2, "overlapping": 2, "in_the_way": 2, "lost_files": 1, "known_seconds": 30.0}
+
+
+@pytest.mark.parametrize("lack", Lack)
+def test_a_piece_that_was_not_read_weakens_the_figures_that_rest_on_it_and_says_why(lack: Lack) -> None:
+    """`WEAKER` is the rule; none of them stays known, and a zero becomes none at all."""
+    made = history(
+        commit(1, 10, began=0, is_known=True),
+        commit(2, 30, base=0, began=10, is_known=True),
+        leftovers=[Leftover("p", 50, 12)],
+        unread=[PIECES[lack.value]],
+    )
+    weaker = {name: rests for rests, names in WEAKER[lack].items() for name in names.split()}
+
+    found = assess(made)
+
+    for name, held in HELD.items():
+        rests = weaker.get(name, Rests.KNOWN)
+        because = ("a piece: it is damaged",) if name in weaker else ()
+        assert found[name] == Figure(None if rests is Rests.NOT_KNOWN else held, rests, because)
+    nothing = assess(replace(made, commits=(), leftovers=()))
+    assert all(
+        nothing[name].value is None for name in weaker.keys() & nothing.figures.keys() - {"known_seconds"}
+    )
+
+
+def test_what_an_append_had_read_is_not_known_so_its_overlaps_are_not() -> None:
+    found = assess(
+        history(BASE, commit(2, 30, unread=(Unread("what commit 2 had read", "", frozenset({Lack.BASE})),)))
+    )
+
+    assert [found[each].value for each in ("overlapping", "in_the_way")] == [None, None]
+
+
+def test_overlaps_by_times_are_estimated_and_none_is_not_known() -> None:
+    some = assess(history(TIMED, commit(2, 30, began=5)))
+    none = assess(history(TIMED, commit(2, 30, began=15)))
+
+    assert [each["in_the_way"].rests_on for each in (some, none)] == [Rests.ESTIMATED, Rests.NOT_KNOWN]
+    assert none.changes[0].startswith("not known: ")
+
+
+def test_a_writer_is_never_in_its_own_way() -> None:
+    ours = [commit(number, 10.0 * number, base=0, session="s") for number in (1, 2, 3)]
+
+    assert assess(history(*ours))["overlapping"] == Figure(0)
+    assert assess(history(*ours, commit(4, 50, base=0, session="other")))["overlapping"] == Figure(4)
+
+
+def test_two_snapshots_of_one_commit_are_one() -> None:
+    """Another commit's snapshot may be between them. Two appends are two commits: a batch job's identifier is always the same."""
+    name = ("user", 1)
+    append, other = (
+        commit(1, 10, "p", rewritten=NOTHING, commit=name, began=4),
+        commit(2, 11, commit=("x", 1)),
+    )
+    compaction = commit(3, 12, "pq", commit=name, is_service=True, began=2)
+
+    assert joined([append, other, compaction]) == [
+        replace(append, ended=12, began=2, partitions=frozenset("pq"), rewritten=frozenset("pq"), size=200),
+        other,
+    ]
+    assert joined([append, append]) == [append, append]
 
 
 def contended(places: str, *, service: bool = False) -> Assessment:
@@ -161,5 +234,5 @@ def test_the_wait_is_as_long_as_the_longest_overlap_of_each_commit() -> None:
         history(commit(1, 10, began=0), commit(2, 12, base=0, began=8), commit(3, 30, base=0, began=4))
     )
 
-    assert found.overlap_seconds == 2 + 8
+    assert found["overlap_seconds"].value == 2 + 8
     assert "would wait for at least 10.0 s instead" in found.changes[0]

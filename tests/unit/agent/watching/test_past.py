@@ -19,7 +19,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import past as module
 from lakewarden.agent.watching.files import UnreadableTableError
 from lakewarden.agent.watching.past import past
-from lakewarden.handlers.assessment import TableHistory, assess
+from lakewarden.handlers.assessment import Figure, TableHistory, assess
 from lakewarden.handlers.delta.log import PartitionLayout, past_commit
 from lakewarden.handlers.observations import UnreadableCommit
 from tests import recorded_iceberg
@@ -57,9 +57,14 @@ def read(table: Path, **more: Any) -> TableHistory:
     return anyio.run(lambda: past(table.as_uri(), tuned(), **wanted))
 
 
-def delta(table: Path) -> None:
-    for version in range(8):
-        put(table, f"_delta_log/{version:020d}.json", commit("days", version))
+def delta(table: Path, name: str = "days", versions: int = 8) -> None:
+    """Each commit's file has the commit's time."""
+    for version in range(versions):
+        body = commit(name, version)
+        (at,) = (
+            info["timestamp"] for line in body.splitlines() if (info := json.loads(line).get("commitInfo"))
+        )
+        put(table, f"_delta_log/{version:020d}.json", body, at / 1000)
 
 
 def paimon(table: Path) -> None:
@@ -111,7 +116,10 @@ def test_each_commit_is_read_once(tmp_path: Path, make: Make, expected: tuple[in
     assert [each.ended for each in found.commits] == sorted(each.ended for each in found.commits)
     counts = [[each.is_gates, bool(each.rewritten), each.is_service] for each in found.commits]
     assert (len(counts), *map(sum, zip(*counts, strict=True))) == expected
-    assert found.notes == []
+    assert {each.what for each in found.unread} <= {
+        "data files",
+        "files that no commit names",
+    }  # they aren't recorded
 
 
 def test_a_table_of_a_catalog_is_read_by_its_name(tmp_path: Path) -> None:
@@ -141,8 +149,7 @@ def test_a_merge_of_delta_says_when_it_began_and_what_it_read(tmp_path: Path) ->
 
 def test_the_estimate_is_near_what_native_writers_lost(tmp_path: Path) -> None:
     """`tests/recorded_delta` says what they measured."""
-    for version in range(7):
-        put(tmp_path, f"_delta_log/{version:020d}.json", commit("contest", version))
+    delta(tmp_path, "contest", 7)
     for each in json.loads(checksum("contest", "files.json")):
         put(tmp_path, each["path"])
         os.truncate(tmp_path / each["path"], each["size"])
@@ -150,9 +157,9 @@ def test_the_estimate_is_near_what_native_writers_lost(tmp_path: Path) -> None:
 
     found = assess(read(tmp_path))
 
-    assert found.lost_files == 5
-    assert found.lost_seconds == pytest.approx(88.7, rel=0.2)
-    assert found.known_seconds == pytest.approx(97.9, rel=0.2)
+    assert found["lost_files"] == Figure(5)
+    assert found["lost_seconds"].value == pytest.approx(88.7, rel=0.2)
+    assert found["known_seconds"].value == pytest.approx(97.9, rel=0.2)
     assert found.changes[0].startswith("admission auto")
 
 
@@ -178,7 +185,7 @@ def test_the_files_of_a_copied_table_say_nothing_of_time(tmp_path: Path) -> None
     found = read(tmp_path)
 
     assert found.leftovers is None
-    assert "the table was copied" in found.notes[0]
+    assert "the table was copied" in found.unread[0].why
 
 
 def test_hudis_losses_are_those_rolled_back_and_those_that_died(tmp_path: Path) -> None:
@@ -193,7 +200,7 @@ def test_hudis_losses_are_those_rolled_back_and_those_that_died(tmp_path: Path) 
     assert [each.name for each in found.lost] == ["20261122140727059", "20261122140732059"]
     assert [each.began for each in found.lost] == pytest.approx([begun + 5, begun + 10])
     assert [each.until is None for each in found.lost] == [False, True]
-    assert assess(found).lost_seconds == pytest.approx(15 + 30)
+    assert assess(found)["lost_seconds"].value == pytest.approx(15 + 30)
 
 
 @pytest.mark.parametrize("make", [delta, paimon, iceberg])
@@ -206,7 +213,7 @@ def test_a_history_is_cut_at_a_limit_and_says_so(
     found = read(tmp_path)
 
     assert len(found.commits) == 2
-    assert "at most 2 commits" in found.notes[0]
+    assert "at most 2 commits" in found.unread[0].why
 
 
 def test_only_the_days_before_the_newest_commit_are_read(tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_only_the_days_before_the_newest_commit_are_read(tmp_path: Path) -> None
     assert len(read(tmp_path, days=30 / 86_400).commits) == 3
 
 
-def test_a_damaged_commit_ends_the_history_and_a_damaged_table_is_an_error_with_its_name(
+def test_a_damaged_commit_costs_that_commit_and_a_damaged_table_is_an_error_with_its_name(
     tmp_path: Path,
 ) -> None:
     delta(tmp_path)
@@ -223,8 +230,8 @@ def test_a_damaged_commit_ends_the_history_and_a_damaged_table_is_an_error_with_
     put(tmp_path, "_delta_log/00000000000000000003.json", b"{")
     put(tmp_path, "other/.hoodie/hoodie.properties", b"")
 
-    assert [each.version for each in read(tmp_path).commits] == ["4", "5", "7"]
-    assert read(tmp_path).notes[0].startswith("the commits before 4: ")
+    assert [each.version for each in read(tmp_path).commits] == ["1", "2", "4", "5", "7"]
+    assert read(tmp_path).unread[0].what == "commit 3"
     with pytest.raises(UnreadableTableError, match=r"other can't be assessed: hoodie.table.version"):
         read(tmp_path / "other")
 

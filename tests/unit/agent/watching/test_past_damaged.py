@@ -1,0 +1,210 @@
+"""What `assess` calls known is true, whatever is dropped, moved, garbled or misdated: rule 0 of handlers/assessment.py."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from lakewarden.agent.operators.assess import assessment_lines, picture
+from lakewarden.agent.watching.past import past
+from lakewarden.handlers.assessment import Assessment, Rests, assess
+from tests.tuned import tuned
+from tests.unit.agent.watching.written_tables import FORMATS, Files, History, Written, instant, write
+
+LATER = 1_800_000_000.0
+
+
+def histories() -> st.SearchStrategy[History]:
+    def build(behind: list[int], lost: list[int]) -> History:
+        commits = tuple(Written(number, min(each, number)) for number, each in enumerate(behind))
+        return History(commits, tuple(sorted({each for each in lost if each < len(commits)})))
+
+    return st.builds(
+        build, st.lists(st.integers(0, 2), min_size=1, max_size=7), st.lists(st.integers(0, 6), max_size=3)
+    )
+
+
+def commits_of(files: Files, form: str) -> list[str]:
+    """The files with a commit each, the oldest first."""
+    folder = {
+        "delta": "_delta_log/",
+        "paimon": "snapshot/",
+        "iceberg": "metadata/snap-",
+        "hudi": ".hoodie/timeline/",
+    }[form]
+    found = [each for each in files if each.startswith(folder) and not each.endswith(".requested")]
+    return sorted(found, key=lambda each: files[each][1])
+
+
+Damage = Callable[[Files, str, int], None]
+
+
+def drop(files: Files, form: str, number: int) -> None:
+    """An inner commit's file; of Hudi it would be an archived or pending one, and of Iceberg a list of manifests."""
+    inner = commits_of(files, form)[1:-1]
+    if inner and form != "hudi":
+        del files[inner[number % len(inner)]]
+
+
+def drop_oldest(files: Files, form: str, number: int) -> None:
+    for each in commits_of(files, form)[: number % len(commits_of(files, form))]:
+        if form in ("delta", "paimon"):  # the others would have metadata, or an archive, that say so
+            del files[each]
+
+
+def garble(files: Files, form: str, number: int) -> None:
+    names = commits_of(files, form)
+    files[names[number % len(names)]] = b"\x00{", files[names[number % len(names)]][1]
+
+
+def garble_a_manifest(files: Files, form: str, number: int) -> None:
+    names = [each for each in files if "manifest-" in each] or commits_of(files, form)
+    files[names[number % len(names)]] = b"Obj\x01", files[names[number % len(names)]][1]
+
+
+def misdate(files: Files, form: str, number: int) -> None:
+    """A clock 90 days behind, or a time in another unit."""
+    field = {"delta": b'"timestamp": ', "paimon": b'"timeMillis": ', "iceberg": b'"timestamp-ms": '}.get(form)
+    names = ["metadata/v1.metadata.json"] if form == "iceberg" else commits_of(files, form)
+    path = names[number % len(names)]
+    if field is None or field not in files[path][0]:
+        return
+    parts = files[path][0].split(field)
+    at = 1 + number % (len(parts) - 1)
+    digits = len(parts[at]) - len(parts[at].lstrip(b"0123456789"))
+    time = int(parts[at][:digits])
+    wrong = (time - 90 * 86_400_000, time * 1000, 0, time + 3 * 86_400_000)[number % 4]
+    parts[at] = str(wrong).encode() + parts[at][digits:]
+    files[path] = field.join(parts), files[path][1]
+
+
+def copy(files: Files, form: str, number: int) -> None:
+    """Every file gets the time of the copy, in any order."""
+    for at, path in enumerate([*files]):
+        files[path] = files[path][0], LATER - 50_000 + (at * 7 + number) % 13
+
+
+def hide_what_was_read(files: Files, form: str, number: int) -> None:
+    names = commits_of(files, form)
+    path = names[number % len(names)]
+    files[path] = files[path][0].replace(b"readVersion", b"x"), files[path][1]
+
+
+def other_zone(files: Files, form: str, number: int) -> None:
+    """Writers of Hudi in another zone: by the store's clock, all was so much earlier or later."""
+    if form == "hudi":
+        for path, (body, at) in files.items():
+            files[path] = body, at + (number % 28 - 14) * 3600
+
+
+def completed_in_another_zone(files: Files, form: str, number: int) -> None:
+    """Hudi 1.0.1 names a completion in another zone than its instant."""
+    for path in commits_of(files, form) if form == "hudi" else ():
+        body, at = files.pop(path)
+        completion = instant(at + (number % 12 + 1) * 3600)
+        files[f"{path.partition('_')[0]}_{completion}.commit"] = body, at
+
+
+def out_of_reach(files: Files, form: str, number: int) -> None:
+    """A data file is elsewhere: a shallow clone, a data path of its own."""
+    if form == "delta":
+        names = commits_of(files, form)
+        path = names[number % len(names)]
+        elsewhere = (b"s3://other/part-", b"/part-", b"../part-")[number % 3]
+        files[path] = files[path][0].replace(b'"part-', b'"' + elsewhere), files[path][1]
+    elif form == "iceberg":
+        fields = json.loads(files["metadata/v1.metadata.json"][0])
+        fields["properties"] = {"write.object-storage.enabled": "true"}
+        files["metadata/v1.metadata.json"] = json.dumps(fields).encode(), LATER - 60_000
+
+
+def branch(files: Files, form: str, number: int) -> None:
+    """The newest commits become those of a branch; their files stay."""
+    if form == "iceberg":
+        fields = json.loads(files["metadata/v1.metadata.json"][0])
+        fields["current-snapshot-id"] = 1 + number % len(fields["snapshots"])
+        files["metadata/v1.metadata.json"] = json.dumps(fields).encode(), LATER - 60_000
+    elif form == "paimon":
+        files["branch/branch-b/snapshot/snapshot-1"] = b"{}", LATER - 60_000
+        files["bucket-0/of-the-branch.parquet"] = b"1", LATER - 60_000
+
+
+DAMAGES: tuple[Damage, ...] = (
+    drop, drop_oldest, garble, garble_a_manifest, misdate, copy, hide_what_was_read, other_zone, completed_in_another_zone,
+    out_of_reach, branch,
+)  # fmt: skip
+
+
+def assessed(files: Files) -> Assessment:
+    with tempfile.TemporaryDirectory() as folder:
+        write(files, Path(folder))
+        history = anyio.run(lambda: past(Path(folder).as_uri(), tuned(), days=30, now=LATER))
+    found = assess(history)
+    assert [*assessment_lines(found), picture([history])]
+    return found
+
+
+def check(found: Assessment, truth: dict[str, float], *, without: frozenset[str] = frozenset()) -> None:
+    for name, true in truth.items():
+        figure = found.figures.get(name)
+        if figure is None or name in without:
+            continue
+        match figure.rests_on:
+            case Rests.KNOWN:
+                assert figure.value == pytest.approx(true), (name, found)
+            case Rests.AT_LEAST:
+                assert figure.value, (name, found)
+                assert figure.value <= true + 0.1, (name, found)
+                assert figure.because, (name, found)
+            case Rests.NOT_KNOWN:
+                assert figure.value is None
+            case Rests.ESTIMATED:
+                assert figure.value is not None
+    if found.changes and found.changes[0].startswith("nothing:"):
+        assert not truth["in_the_way"]
+    said = "\n".join(assessment_lines(found))
+    assert ("nothing to assess" in said) <= (truth["commits"] == 0), said
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=20)
+@given(history=histories())
+def test_a_whole_table_is_known_where_its_format_says_so(form: str, history: History) -> None:
+    found = assessed(FORMATS[form](history))
+
+    check(found, history.truth())
+    assert found.unread == ()
+    known = {
+        "delta": {"overlapping", "in_the_way", "lost_files", "known_seconds"},
+        "hudi": {"overlapping", "lost_tries"},
+    }
+    for name in {"commits"} | known.get(form, {"lost_files"}):
+        assert found[name].rests_on is Rests.KNOWN, (name, found)
+
+
+@given(
+    st.sampled_from(sorted(FORMATS)),
+    histories(),
+    st.lists(st.tuples(st.sampled_from(DAMAGES), st.integers(0, 100)), min_size=1, max_size=3),
+)
+def test_no_damage_makes_a_known_figure_false(
+    form: str, history: History, damages: list[tuple[Damage, int]]
+) -> None:
+    files = FORMATS[form](history)
+    for damage, number in damages:
+        damage(files, form, number)
+
+    found = assessed(files)
+
+    truth: dict[str, Any] = history.truth()
+    without: set[str] = set()
+    if any(damage is branch for damage, _ in damages) and form == "iceberg":  # the main branch has fewer
+        without = {"commits", "overlapping", "in_the_way", "known_seconds"}
+    check(found, truth, without=frozenset(without))
