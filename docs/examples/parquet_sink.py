@@ -8,6 +8,7 @@ one atomic step publishes the data and records the batch, and `committed` reads 
 
 The publish is conditional: the manifest is linked into place, which fails if another commit has that number. A writer whose
 lease expired while it was suspended can't overwrite a commit. On an object store, use a conditional PUT (`If-None-Match: *`).
+Each try looks for the batch in the commits before it: a request of a process that has died may be carried out late.
 """
 # ruff: noqa: INP001 - a file of its own, to be copied
 
@@ -19,7 +20,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.spark_jobs import GateError, Grant, Sink, Transaction
+from lakewarden.spark_jobs import BaseChanged, GateError, Grant, Sink, Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +82,11 @@ class ParquetSink(Sink):
         prepared.write_text(json.dumps(entry))
         try:
             while True:
-                version = 1 + max((number for number, _ in self._commits()), default=0)
+                commits = self._commits()
+                version = 1 + max((number for number, _ in commits), default=0)
+                batches = [(other["writer"], other["batch_id"]) for _, other in commits]
+                if txn.batch_id is not None and (txn.writer, txn.batch_id) in batches:
+                    raise BaseChanged("a late request of an earlier process has committed this batch")
                 try:
                     grant.check()  # right before the last step
                 except GateError:

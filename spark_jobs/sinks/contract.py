@@ -23,7 +23,8 @@ means that nothing was published. Any other error leaves the outcome unknown, un
 
 **Each batch once.** A driver may die after its publish and before its report, and then only the table has the answer. The sink
 publishes the writer's name and the batch id in the same atomic step as the data. `committed` reads what is durable now, past
-any cache, and raises if it can't. None means that the batch is not there.
+any cache, and raises if it can't. None means that the batch is not there. A store may carry out a request of a dead driver
+after this look. So the last step is a compare-and-swap on a version in which the sink has found no commit of this writer since.
 
 **Discarding.** Before it stages, a sink registers a function that removes what it stages (`txn.on_discard`). The gate calls it
 when the transaction has ended without a commit, if nothing of it is, or can still come, in the table. By then the batch's Spark

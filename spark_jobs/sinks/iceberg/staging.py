@@ -16,10 +16,13 @@ committed beside a compaction's, and the rows were doubled.
 | `CommitFailedException`: another commit came first | no, after a look | tries again, `MAX_TRIES` times, then `BaseChanged` |
 | `ValidationException`: the files it read or replaces have changed | no | `BaseChanged` |
 | nothing, but the table was replaced, has other columns or partition fields, or its base is gone | no | `BaseChanged` |
+| nothing, but a commit of this writer came after the base | no | `BaseChanged` |
 | any error before the swap was tried | no | raises it |
 | any other error of the swap | unknown | the gate looks the batch up |
 
-Each try adds the writer's `LastCommit` to the metadata, so data and property are published by one swap.
+Each try adds the writer's `LastCommit` to the metadata, so data and property are published by one swap. A try is refused if the
+version on which it builds has another `LastCommit` of the writer than the base: a catalog may carry out the swap of a dead driver
+after its batch was looked up, and Iceberg would append to it. The catalog compares that version with the table's once more.
 
 The files to remove are listed when they are staged, and at each try, never later: after a failed commit the transaction shows
 the other writer's snapshot. `discard` removes nothing if the table has the transaction, or can't show that it hasn't.
@@ -101,15 +104,16 @@ class CheckedOperations:
         except GateError as error:
             self.refusal = error
             raise
-        signed = self._signed(metadata)
+        signed, published = self._signed(metadata), str(snapshot.snapshotId())
         before, self.unanswered = self.unanswered, True
         try:
             self._swap(base, signed)
         except Exception as error:
-            self.overtaken, self.failure = _is(error, COMMIT_FAILED), error
+            self.failure = error
+            self.overtaken = _is(error, COMMIT_FAILED)
             raise
-        self.unanswered = before
-        self.published = str(snapshot.snapshotId())
+        # No call into the JVM comes between the answer and this: the JVM may have ended.
+        self.published, self.unanswered = published, before
 
     def _swap(self, base: Any, metadata: Any) -> None:
         self._operations.commit(base, metadata)
@@ -187,6 +191,11 @@ class StagedTable:
             reason = self._replaced(base)
             if reason is not None:
                 raise self._base_changed(reason, self._newest_by_another(base))
+            if self._last_commit(base) != self._last:
+                raise self._base_changed(
+                    f"another commit of the writer {self._writer} came after this batch was looked up: the catalog carried out "
+                    "a request of an earlier attempt late, or the writer runs twice"
+                )
 
         operations.check = check
         for _ in range(MAX_TRIES):

@@ -6,6 +6,8 @@
   Without snapshot properties pypaimon might publish by a native library of its own; this module always passes some.
 - *A refusal is final.* pypaimon treats an `Exception` of the publish as "uncertain" and retries for many seconds. So every
   failure here is a `BaseException`, which passes through at once.
+- *Built on what was looked at.* The snapshots below the id are read before the put. If they have the batch, the store has carried
+  out a put of an earlier process late, and the commit is refused. The put fails if the id is taken, so nothing comes between.
 - *Three outcomes.* Published; not published, if no put was left without an answer; otherwise unknown. Then the gate looks
   the snapshot up. An outcome that stays unknown is not reported, and no file is removed.
 - *Replaced or rolled back.* Another snapshot may have the id of this writer's last one. Either a writer without a conditional
@@ -66,7 +68,6 @@ from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     snapshot_store,
 )
 from lakewarden.spark_jobs.sinks.paimon.table import (
-    find_commit,
     has_dynamic_buckets,
     partition_folder,
     snapshot_manager,
@@ -137,10 +138,11 @@ class FencedCommit:
     def commit(self, base_snapshot_uuid: str | None, snapshot: Any, statistics: Any) -> bool:  # noqa: ARG002 - pypaimon's
         """Publish `snapshot`. Return whether it is in the table; if not, its id is taken."""
         number = int(snapshot.id)
-        snapshot.properties = {
-            **(snapshot.properties or {}),
-            history.COMMITTED: history.property_of(self.store, number, self._name),
-        }
+        where = f"table={self._table.table_path} writer={self._name.user} snapshot={number}"
+        committed = history.property_of(self.store, number, self._name)
+        if committed is None:
+            raise CommitRefused(_committed_by_another(where))
+        snapshot.properties = {**(snapshot.properties or {}), history.COMMITTED: committed}
         unanswered_before, self.unanswered = self.unanswered, True
         state: State = PutSnapshot()
         while isinstance(state, Active):
@@ -150,7 +152,6 @@ class FencedCommit:
                 self._require_grant(unanswered=unanswered_before or state.in_doubt)
             state = step(state, self._answer(state, snapshot))
         self.unanswered = unanswered_before or isinstance(state, Unresolved)
-        where = f"table={self._table.table_path} writer={self._name.user} snapshot={number}"
         match state:
             case Published(version):
                 self.published = PublishedSnapshot(
@@ -249,6 +250,14 @@ class FencedCommit:
         seen = self.store.read(HINT)
         if seen is None or not seen.body.strip().isdigit() or int(seen.body) < number:
             self.store.replace(HINT, str(number).encode(), seen)
+
+
+def _committed_by_another(where: str) -> BaseChanged:
+    return base_changed(
+        "another commit of this writer has this batch, and came after it was looked up: the store carried out a request of an "
+        "earlier process late, or the writer runs twice",
+        where,
+    )
 
 
 def _name_of(number: int) -> str:
@@ -353,11 +362,10 @@ class NothingPublished(Exception):
 
 def publish(
     table: Any, messages: list[Any], *, name: CommitName, token: int, check: Callable[[], None]
-) -> PublishedSnapshot | int:
+) -> PublishedSnapshot:
     """Commit all messages as one snapshot. `check` raises to refuse, before each put.
 
-    Return the id alone if an earlier transaction has committed the batch. Raise `NothingPublished`; any other
-    error leaves the outcome unknown.
+    Raise `NothingPublished`, also if pypaimon finds the batch while it tries again; any other error leaves the outcome unknown.
     """
     builder = table.new_stream_write_builder()
     builder.commit_user = name.user
@@ -375,11 +383,9 @@ def publish(
         published = run_fenced(fenced, commit, lambda error: _files_gone(error, table, name.user))
     finally:
         committer.close()
-    if published is not None:
-        return published
-    found = find_commit(table, name.user, name.identifier)
-    assert found is not None, "pypaimon reported a commit, and its snapshot is not in the table"
-    return found
+    if published is None:
+        raise NothingPublished(_committed_by_another(f"table={table.table_path} writer={name.user}"))
+    return published
 
 
 def run_fenced(

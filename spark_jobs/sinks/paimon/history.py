@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import tee
 from typing import Any, Final, assert_never
 from urllib.parse import quote
 
@@ -56,10 +57,16 @@ def _newest_first(store: FolderStore, number: int) -> Iterator[history.SnapshotF
         number -= 1
 
 
-def property_of(store: FolderStore, number: int, name: CommitName) -> str:
-    """Return the value of the property `COMMITTED` for snapshot `number`, which this commit is about to put."""
-    batches = history.carried(_newest_first(store, number - 1))
+def property_of(store: FolderStore, number: int, name: CommitName) -> str | None:
+    """Return the value of the property `COMMITTED` for snapshot `number`, which this commit is about to put.
+
+    None if the snapshots before it have the batch: an earlier process of the writer put it after the batch was looked up.
+    """
+    before, again = tee(_newest_first(store, number - 1))
+    batches = history.carried(again)
     if name.identifier != UNNUMBERED:
+        if isinstance(history.find(name.user, name.identifier, before), history.Committed):
+            return None
         batches = history.with_batch(batches, name.user, history.LastBatch(name.identifier, number))
     return history.encode(batches)
 

@@ -436,8 +436,6 @@ class PaimonSink(Sink):
         self, table: Any, work: _StagedBatch, name: CommitName, grant: Grant, check: Callable[[], None]
     ) -> str:
         found = publish(table, work.messages or [], name=name, token=grant.token, check=check)
-        if isinstance(found, int):
-            return str(found)
         self._last[name.user] = _LastCommit(found, replace(work, lost=None))
         return str(found.number)
 

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -19,17 +19,28 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pypaimon.index.index_file_handler import IndexFileHandler
 from pypaimon.write.file_store_commit import FileStoreCommit
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.hudi.metadata import decode
-from lakewarden.spark_jobs import DeltaSink, Grant, HudiSink, IcebergSink, PaimonSink, Sink
+from lakewarden.spark_jobs import (
+    DeltaSink,
+    Grant,
+    HudiSink,
+    IcebergSink,
+    OutcomeUnknown,
+    PaimonSink,
+    Sink,
+)
+from lakewarden.spark_jobs.sinks.delta.log import DELTA_LOG
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import BATCH, WRITER, ancestors, load
+from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.paimon.commit import CommitRefused, FencedCommit
 from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
 from tests.spark.cluster import ON_CLUSTER
@@ -128,6 +139,33 @@ def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, instead: Callab
     monkeypatch.setattr(owner, name, replaced)
 
 
+class Killed(BaseException):
+    """The end of a driver in a test: nothing that follows in its process may do something."""
+
+
+def held_link(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[], object], owner: Any, name: str, target: int
+) -> Callable[[], object]:
+    """Hold a function that publishes by a hard link. `target`: the argument that is the new name."""
+    held: list[Callable[[], object]] = []
+
+    def hold(link: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        kept = Path(f"{arguments[target]}").parents[1] / f"kept-{uuid.uuid4()}"
+        link(*arguments[:target], kept, *arguments[target + 1 :], **named)
+
+        def carry_out() -> None:
+            with suppress(FileExistsError):
+                link(kept, arguments[target])
+
+        held.append(carry_out)
+        raise Killed
+
+    once(monkeypatch, owner, name, hold)
+    with pytest.raises(Killed):
+        write()
+    return held[0]
+
+
 def publish_or_not(durable: bool, publish: Callable[..., object], *arguments: Any) -> None:
     """Raise, after the publish took effect or before."""
     if durable:
@@ -175,6 +213,12 @@ class SinkCase(Protocol):
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
         """Let the next publish raise, after it took effect or before."""
+        ...
+
+    def hold_the_publish(
+        self, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]
+    ) -> Callable[[], object]:
+        """Let a driver die in its publish in `write`. Return what carries its last request out, as the store or catalog does."""
         ...
 
     def save(self) -> Callable[[], object]:
@@ -233,6 +277,11 @@ class PaimonCase(SinkCase):
         identifier = 1 if batch_id is None else batch_id
         builder.new_commit().commit(write.prepare_commit(identifier), identifier)
 
+    def hold_the_publish(
+        self, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]
+    ) -> Callable[[], object]:
+        return held_link(monkeypatch, write, os, "link", 1)
+
     def save(self) -> Callable[[], object]:
         opened, newest = address(self._table).open(), snapshots_of(self._table)[-1].id
         return lambda: opened.rollback_to(newest)
@@ -283,6 +332,11 @@ class ParquetCase(SinkCase):
         entry = {"writer": writer, "batch_id": batch_id, "data": str(data.relative_to(self._folder))}
         number = 1 + max((version for version, _ in self.sink._commits()), default=0)
         (self._folder / "manifests" / f"{number:08d}.json").write_text(json.dumps(entry))
+
+    def hold_the_publish(
+        self, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]
+    ) -> Callable[[], object]:
+        return held_link(monkeypatch, write, os, "link", 1)
 
     def save(self) -> Callable[[], object]:
         manifests = self._folder / "manifests"
@@ -347,6 +401,11 @@ class HudiCase(SinkCase):
             options["_lakewarden"] = json.dumps(entry)
         batch = batch_of(self._spark, flight)
         batch.write.format("hudi").options(**options).mode("append").save(str(self._folder))
+
+    def hold_the_publish(
+        self, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]
+    ) -> Callable[[], object]:
+        raise NotImplementedError("Hudi's timeline refuses no late instant")
 
     def save(self) -> Callable[[], object]:
         newest = max((each.completion or "", each.time) for each in self._files.instants() if each.writes)[1]
@@ -489,6 +548,25 @@ class DeltaCase(SinkCase):
         foreign.start()
         foreign.join()
 
+    def hold_the_publish(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        write: Callable[[], object],
+    ) -> Callable[[], object]:
+        """The commit file is taken away after it was written."""
+        write()
+        newest = max((self._table / "_delta_log").glob("*.json"))
+        kept = newest.replace(self._table / f"kept-{uuid.uuid4()}")
+        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+        newest.with_suffix(".crc").unlink(missing_ok=True)
+        java_type(SparkSession.active(), DELTA_LOG).clearCache()
+
+        def carry_out() -> None:
+            with suppress(FileExistsError):
+                os.link(kept, newest)
+
+        return carry_out
+
     def save(self) -> Callable[[], object]:
         newest = len(self._log()) - 1
         return lambda: self._sql(f"RESTORE TABLE TABLE_ TO VERSION AS OF {newest}")
@@ -573,6 +651,29 @@ class IcebergCase(SinkCase):
             rows = rows.option(f"snapshot-property.{WRITER}", writer)
             rows = rows.option(f"snapshot-property.{BATCH}", str(batch_id))
         rows.append()
+
+    def hold_the_publish(
+        self, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]
+    ) -> Callable[[], object]:
+        """The request is that of a catalog which another session has: what this one reads doesn't change it."""
+        held: list[Callable[[], object]] = []
+
+        def hold(_swap: Callable[..., object], _: Any, _base: Any, metadata: Any) -> None:
+            other = SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
+            operations = load(other, self._name).operations()
+            base = operations.current()
+
+            def carry_out() -> None:
+                with suppress(Py4JJavaError):
+                    operations.commit(base, metadata)
+
+            held.append(carry_out)
+            raise OSError("killed")  # Java calls this, and waits for an answer
+
+        once(monkeypatch, CheckedOperations, "_swap", hold)
+        with pytest.raises(OutcomeUnknown):
+            write()
+        return held[0]
 
     def save(self) -> Callable[[], object]:
         newest = load(self._spark, self._name).currentSnapshot().snapshotId()

@@ -10,7 +10,8 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from lakewarden.events import (
     TransactionAbandoned,
     WriterEventUnion,
 )
-from lakewarden.spark_jobs import CommitAborted, GateError, OutcomeUnknown
+from lakewarden.spark_jobs import CommitAborted, GateError, OutcomeUnknown, Transaction
 from lakewarden.spark_jobs.streaming import cancelling
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import (
@@ -39,6 +40,7 @@ from tests.spark.fake_agent import (
 from tests.spark.formats import CODE_GENERATION, lists_newest_only, session_settings
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import (
+    CATALOGS,
     COLUMNS,
     SINKS,
     ParquetCase,
@@ -46,6 +48,7 @@ from tests.spark.sinks.cases import (
     batch_of,
     case as case,  # noqa: PLC0414 - a fixture
     make_case,
+    once,
 )
 from tests.waiting import wait_until
 
@@ -240,6 +243,74 @@ def test_a_failed_publish_that_the_table_does_not_show_keeps_its_files_and_is_no
     assert case.orphans() != set()
     write(batch_of(spark, 1), 0)
     assert case.flights() == [1]
+
+
+LATE = ["before", "looked up", "staged", "looked up under the grant", "last check", "after"]
+"""The successor's steps before or behind which a request of the dead driver is carried out."""
+
+APPENDS = ["paimon-append", "paimon-sums", "parquet", *(f"{name}-append" for name in ("delta", "iceberg"))]
+"""The sinks whose rows show it if a batch is there twice."""
+
+CASES_OF_LATE = [
+    pytest.param(sink, marks=() if sink in APPENDS else pytest.mark.matrix)
+    for sink in (*SINKS, *(f"iceberg-append@{catalog}" for catalog in CATALOGS))
+    if sink != "hudi"
+]
+
+
+@pytest.mark.parametrize("sink", CASES_OF_LATE)
+def test_a_request_of_a_dead_driver_that_is_carried_out_late_leaves_its_batch_once(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    make_table: MakeTable,
+    tmp_path: Path,
+    in_catalog: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    sink: str,
+) -> None:
+    """A driver dies in its publish. Its successor repeats the batch, and the request takes effect at one of its steps."""
+    harness.agent(grant_everything)
+    sink, _, catalog = sink.partition("@")
+    in_catalog(catalog)
+    case = make_case(sink, make_table, tmp_path, spark)
+    gate = harness.gate()
+    dying = gate.foreach_batch(case.sink, writer="w", max_attempts=1)
+    write = gate.foreach_batch(case.sink, writer="w")
+
+    def behind(carry_out: Callable[[], object]) -> Callable[..., Any]:
+        def call(function: Callable[..., Any], *arguments: Any) -> Any:
+            found = function(*arguments)
+            carry_out()
+            return found
+
+        return call
+
+    def before(carry_out: Callable[[], object]) -> Callable[..., Any]:
+        return lambda function, *arguments: (carry_out(), function(*arguments))[1]
+
+    for number, step in enumerate(LATE):
+        batch = batch_of(spark, number)
+        carry_out = case.hold_the_publish(monkeypatch, partial(dying, batch, number))
+        assert number not in case.flights()
+        match step:
+            case "before":
+                carry_out()
+            case "looked up":
+                once(monkeypatch, Transaction, "recognise", behind(carry_out))
+            case "staged":
+                once(monkeypatch, Transaction, "request_grant", before(carry_out))
+            case "looked up under the grant":
+                once(monkeypatch, Transaction, "_require_new", behind(carry_out))
+            case "last check":
+                case.before_the_last_check(monkeypatch, carry_out)
+            case _:
+                assert step == "after"
+        write(batch, number)
+        carry_out()
+
+        assert case.flights() == ([number] if case.replaces else list(range(number + 1))), step
+    assert len(case.commits()) == (1 if lists_newest_only() else len(LATE))
 
 
 @pytest.mark.parametrize("when", ["waiting for the grant", "under the grant"])
