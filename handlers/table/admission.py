@@ -26,9 +26,9 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
   ones the earlier intent is first, so queued ones that come later wait. Optimistic ones wait for no queue: only priority and
   losses hold them back. The count is a fact of the log, so a replay finds the same.
 - **What is looked at again:** a blocked transaction is registered with one that it waits for, the youngest one. It is looked
-  at again when that one ends or gets another phase, when the queue order changes, or when a batch of its writer turns out to
-  be committed. A periodic check and the end of a replay look at all (`TableState.recheck`). So an event costs what it
-  changes, however many wait.
+  at again when that one ends or gets another phase, when the place in the queue of one of the two changes, or when a batch of
+  its writer turns out to be committed. Time alone admits none. So an input costs what it changes, however many wait; only the
+  end of a replay, of a grant without index, and of `unseen_grant` look at all (`TableState.recheck`).
 - **Batch ids** of a writer rise, so a smaller id than the last committed one is committed too, as with Delta's `txnVersion`.
 - **Restarted writer:** a new transaction aborts the older open ones of its writer (`superseded`).
 - **Late completion:** if a batch turns out to be committed while another transaction computes it again, that transaction is
@@ -182,6 +182,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
         queue = [each for each in changed if each is not None and each.phase is Phase.QUEUED]
     state.recheck = set()
     admitted: list[Transaction] = []
+    ahead: Transaction | None = None
     for transaction in sorted(queue, key=lambda each: _queue_position(state, each)):
         if running is not None and running.writer == transaction.writer:
             # The writer's older transaction may be publishing.
@@ -200,8 +201,9 @@ def admit_ready(context: StepContext) -> list[Transaction]:
                 )
             )
             continue
-        blocker = next(blockers(state, transaction, newest_first=True), None)
+        blocker = next(blockers(state, transaction, newest_first=True, likely=ahead), None)
         if blocker is not None:
+            ahead = transaction
             state.waiters.setdefault(blocker.id, set()).add(transaction.id)
         else:
             reserved = _markers_to_reserve(state, transaction)
@@ -238,7 +240,11 @@ def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[ev
 
 
 def blocking_overlaps(
-    state: TableState, transaction: Transaction, *, newest_first: bool = False
+    state: TableState,
+    transaction: Transaction,
+    *,
+    newest_first: bool = False,
+    likely: Transaction | None = None,
 ) -> Iterator[Overlap]:
     """The overlaps that block a queued transaction: with transactions that compute, or precede it in the queue."""
     mine = _queue_position(state, transaction)
@@ -257,7 +263,7 @@ def blocking_overlaps(
             return False
         return touches_meet(touch, theirs)
 
-    yield from state.footprints.overlaps(transaction, blocks, newest_first=newest_first)
+    yield from state.footprints.overlaps(transaction, blocks, newest_first=newest_first, likely=likely)
 
 
 def reservation_blockers(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
@@ -278,10 +284,14 @@ def _share_a_partition(few: Collection[str], many: Collection[str]) -> bool:
 
 
 def blockers(
-    state: TableState, transaction: Transaction, *, newest_first: bool = False
+    state: TableState,
+    transaction: Transaction,
+    *,
+    newest_first: bool = False,
+    likely: Transaction | None = None,
 ) -> Iterator[Transaction]:
-    """The transactions for which a transaction waits before it is admitted."""
+    """The transactions for which a transaction waits before it is admitted. `likely`: one that may be the first."""
     if transaction.admission == "queued":
-        overlaps = blocking_overlaps(state, transaction, newest_first=newest_first)
+        overlaps = blocking_overlaps(state, transaction, newest_first=newest_first, likely=likely)
         yield from (each.other.transaction for each in overlaps)
     yield from reservation_blockers(state, transaction)

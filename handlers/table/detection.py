@@ -41,6 +41,7 @@ from lakewarden.handlers.table.conflicts import (
     loser_of,
     may_conflict,
     may_conflict_at_admission,
+    operations_conflict,
     rank,
     rule_for,
     touches_conflict,
@@ -165,7 +166,7 @@ def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
     for kind, touches in state.footprints.kinds.items():
         kinds.setdefault(kind._replace(priority=0), []).extend(touches)
     rivals = {
-        kind: {touch for others in kinds.values() if may_conflict(alike[0], others[0]) for touch in others}
+        kind: {touch for others in kinds.values() for touch in _rivals(alike, others)}
         for kind, alike in kinds.items()
     }
     found = [
@@ -180,6 +181,21 @@ def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
         )
     ]
     return sorted(found, key=lambda each: rank(each, state.losses, state.settings.max_losses), reverse=True)
+
+
+def _rivals(alike: list[Touch], others: list[Touch]) -> Iterable[Touch]:
+    """Those of the touches of a kind that may conflict with some of another kind.
+
+    `ordered` ones of one priority are in order until one of them is granted.
+    """
+    mine, other = alike[0], others[0]
+    if not may_conflict(mine, other):
+        return ()
+    rule = rule_for(mine.transaction, other.transaction)
+    priorities = {each.transaction.priority for each in (*alike, *others)}
+    if len(priorities) > 1 or operations_conflict(rule, mine.operation, other.operation):
+        return others
+    return [each for each in others if each.transaction.phase in LANDED | {Phase.GRANTED}]
 
 
 def _split_by_loser(

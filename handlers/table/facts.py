@@ -122,6 +122,8 @@ def _apply_to_open(
             transaction.seq = max(transaction.seq, seq)
             return []
         case events.MarkerCreated(markers=markers):
+            if transaction.phase is Phase.QUEUED:
+                state.note_change(transaction.id)  # with markers, it gets no reservation
             return _add_markers(state, transaction, markers)
         case events.CommitRequested(seq=seq, markers=markers):
             transaction.seq = max(transaction.seq, seq)
@@ -354,7 +356,7 @@ def _apply_correction(state: TableState, event: events.LedgerCorrected, offset: 
         event.batch_id, event.transaction, None, Correction(offset, event.event_id), generation, edition
     )
     state.ledger[event.writer] = corrected
-    state.recheck_all()
+    state.note_writer(event.writer)
     state.unrecorded_batches.add(event.writer)
 
 
@@ -374,7 +376,7 @@ def _apply_completion(
         state.enter(transaction, Phase.COMMITTED)
         transaction.grant = None
         if state.losses.pop(writer, None):
-            state.recheck_all()
+            state.note_writer(writer)
             del state.lost_on[writer]
             state.unrecorded_losses[writer] = ""
     elif transaction is None:
@@ -399,10 +401,8 @@ def _apply_completion(
 
 def enter_batch(state: TableState, writer: str, batch: CommittedBatch) -> None:
     """Enter the writer's last committed batch."""
-    state.changed = True
     state.ledger[writer] = batch
-    for each in state.of_writer.get(writer, ()):  # a queued one may repeat the batch
-        state.note_change(each)
+    state.note_writer(writer)
 
 
 def _apply_observed_commit(

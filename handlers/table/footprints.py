@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker, Operation
@@ -200,18 +200,26 @@ class Footprints:
         return firsts
 
     def overlaps(
-        self, transaction: Transaction, where: Callable[[Touch, Touch], bool], *, newest_first: bool = False
+        self,
+        transaction: Transaction,
+        where: Callable[[Touch, Touch], bool],
+        *,
+        newest_first: bool = False,
+        likely: Transaction | None = None,
     ) -> Iterator[Overlap]:
         """The kept overlaps of this transaction, at least one of each pair of touches. `newest_first`: of the youngest pairs.
+
+        `likely`: whose overlaps come first, and again in their place.
 
         `where` gets each pair, this transaction's touch first, and selects some. It is called for every transaction that shares a
         place, perhaps a thousand, so what most pairs fail comes first in it.
         """
         for (touch,) in transaction.touches.values():
-            pairs = self.pairs.get(touch, {}).items()
-            for other, shared in reversed(pairs) if newest_first else pairs:
+            pairs = self.pairs.get(touch, {})
+            guessed = [] if likely is None else [each for (each,) in likely.touches.values() if each in pairs]
+            for other in chain(guessed, reversed(pairs) if newest_first else pairs):
                 if where(touch, other) and other in self.first:
-                    for place in shared:
+                    for place in pairs[other]:
                         yield Overlap(*place, touch, other)
 
     def overlaps_with(

@@ -139,7 +139,6 @@ def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
     state.lock = lock
     if context.now >= lock.quiet_until:
         state.unseen_grant = False
-    state.recheck_all()
     running = state.running()
     state.lock_used = state.lock_used or running is not None
     if running is not None:

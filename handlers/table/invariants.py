@@ -40,21 +40,25 @@ def check_invariants(state: TableState) -> None:
 def _check_index(state: TableState) -> None:
     index, known, counting = state.footprints.index, state.transactions, state.footprints.first
     checked = 0
+    owners: dict[
+        int, set[Transaction]
+    ] = {}  # a thousand transactions may share a tuple, in a thousand places
     for transaction, partition, file_groups in _next_entries(state, state.settings.entries_per_check):
         groups = index.get(partition, {})
         last: tuple[Touch, ...] | None = None
         for file_group in file_groups:
             touches = groups.get(file_group, ())
             if touches is last:
-                continue  # a thousand transactions may share this tuple, in a thousand places
-            last, agree = touches, False
-            for touch in touches:
-                if touch.transaction is transaction:
-                    agree = True
-                elif touch in counting and known.get(touch.transaction.id) is not touch.transaction:
-                    agree = False
-                    break
-            if not agree:
+                continue
+            last = touches
+            if id(touches) not in owners:
+                unknown = [
+                    each
+                    for each in touches
+                    if each in counting and known.get(each.transaction.id) is not each.transaction
+                ]
+                owners[id(touches)] = set() if unknown else {each.transaction for each in touches}
+            if transaction not in owners[id(touches)]:
                 problem = (
                     f"the index and transaction {transaction.id} disagree on {partition!r} {file_group!r}"
                 )

@@ -214,9 +214,7 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
             sweep(context)
         case _:
             assert_never(input_)
-    if not isinstance(input_, EventRead):
-        state.recheck_all()
-    if state.changed:
+    if state.changed or not isinstance(input_, EventRead):
         state.changed = False
         _decide_outstanding(context)
     state.footprints.collect()

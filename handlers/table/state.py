@@ -193,6 +193,12 @@ class TableState:
             self.recheck.add(transaction)
             self.recheck |= waiters
 
+    def note_writer(self, writer: str) -> None:
+        """Note that the losses or the last batch of a writer have changed, and with them the place of its queued transactions."""
+        self.changed = True
+        for each in self.of_writer.get(writer, ()):
+            self.note_change(each)
+
     def recheck_all(self) -> None:
         """Note that any queued transaction may be unblocked."""
         self.changed, self.recheck = True, None

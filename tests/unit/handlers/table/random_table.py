@@ -35,8 +35,9 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.handlers.table.admission import blocking_overlaps
+from lakewarden.handlers.table.admission import blockers, blocking_overlaps
 from lakewarden.handlers.table.effects import AcquireLock, ReleaseLock
+from lakewarden.handlers.table.grants import earlier_turns
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.machine import LockConfirmed, LockFailed
 from lakewarden.handlers.table.memory import largest_transaction
@@ -219,8 +220,16 @@ class Table(RuleBasedStateMachine):
 
     @rule(index=indexes, found=markers)
     def touch(self, index: int, found: Any) -> None:
+        self.publish_markers(index, found, "computing")
+
+    @rule(index=indexes, found=markers)
+    def touch_too_early(self, index: int, found: Any) -> None:
+        """A writer of another make doesn't wait for its admission."""
+        self.publish_markers(index, found, "opening")
+
+    def publish_markers(self, index: int, found: Any, phase: str) -> None:
         process = self.pick(index)
-        if process is not None and process.phase == "computing":
+        if process is not None and process.phase == phase:
             process.touched.update(found)
             self.send(MarkerCreated, process, markers=found)
 
@@ -427,6 +436,16 @@ class Table(RuleBasedStateMachine):
         if index_too:
             self.checked(lambda: self.w.over_budget(None, 1_000_000))
 
+    @rule(writer=st.integers(0, WRITERS - 1))
+    def operator_corrects(self, writer: int) -> None:
+        """An operator states that the table has the writer's batch, or all before it."""
+        name = f"w{writer}"
+        if not self.inbox:
+            self.known_committed[name] = max(
+                self.batches[name] - 1, self.known_committed.get(name, self.batches[name])
+            )
+            self.checked(lambda: self.w.correct(name, self.known_committed[name]))
+
     @precondition(lambda self: self.inbox)
     @rule(published=st.integers(0, 3))
     def crash(self, published: int) -> None:
@@ -575,6 +594,7 @@ class Table(RuleBasedStateMachine):
     def check_state(self) -> None:
         state = self.w.state
         check_invariants(state)
+        self.check_that_nothing_is_overlooked()
         running = state.running()
         if running is not None and running.grant is not None:
             writer_deadline = max(each.deadline for each in self.leased if each.grant == running.grant.id)
@@ -606,6 +626,20 @@ class Table(RuleBasedStateMachine):
         assert facts(rebuilt.state) == facts(state), "G7: a restart changes something"
         decided = [each for each in rebuilt.replayed().effects if isinstance(each, VERDICTS)]
         assert decided == [], "G7: a complete log leaves decisions open"
+
+    def check_that_nothing_is_overlooked(self) -> None:
+        """A step looks only at what has changed. Whatever waits after it has a reason, by the plain definitions."""
+        state, running = self.w.state, self.w.state.running()
+        if state.unseen_grant or (running is not None and running.without_index):
+            return
+        for each in state.in_phase[Phase.QUEUED].values():
+            if running is None or running.writer != each.writer:
+                done = state.ledger.get(each.writer)
+                assert next(blockers(state, each), None), f"{each.id} waits for nothing"
+                assert done is None or not done.covers(each.batch_id), f"{each.id} repeats a batch"
+        for each in state.in_phase[Phase.WAITING].values():
+            earlier = {overlap.other.transaction.id for overlap in earlier_turns(state, each)}
+            assert each.blocker in {None, *earlier}, f"{each.id} doesn't wait for {each.blocker}"
 
     def teardown(self) -> None:
         """G5: once faults stop, every transaction gets a verdict, also those of dead writers."""

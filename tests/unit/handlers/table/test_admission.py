@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from lakewarden.events import Admitted, ConflictsLost
 from lakewarden.handlers.table.state import MAX_LOST_ON, MAX_LOST_ON_CHARACTERS
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.table.stories import Story, stories
-from tests.unit.handlers.table.world import m, world
+from tests.unit.handlers.table.world import World, m, world
 
 STORIES = """
 a queued intent without a scope is admitted at once
@@ -300,6 +301,22 @@ an intent that a replay left unanswered is judged by the lock that it names
 the lock is released when the last open transaction named another
     intent A lock=s3://lake/other.json; locate_lock s3://lake/locks/orders.json → ReleaseLock
 
+one that is protected by its wait is looked at again
+    # B2 would come before it, and waits for C.
+    world max_losses=1
+    intent C r/f; intent A0 p/f; intent W p/f queued priority=-1; intent A1 p/f q/f queued
+    intent B2 p/f r/f queued → no admission
+    abandon A0 → admitted A1
+    abandon A1 → admitted W
+
+those behind a writer are looked at again when its losses are forgotten
+    # Its completion names no batch, so the ledger says nothing about it.
+    world max_losses=1
+    intent A; touch A p/f; intent S0 writer=slow; touch S0 p/f; abandon A; intent X r/f; touch X r/f
+    lock; intent S1 writer=slow; touch S1 p/f; request S1 → granted S1
+    intent S2 r/f q/f priority=-1 queued writer=slow; intent B q/f queued → no admission
+    complete S1 → admitted B
+
 an earlier transaction overtakes nothing
     world max_losses=1
     lock; intent A p/f; intent B q/f; intent waits p/f q/f queued priority=-1; abandon A → waits overtaken=0
@@ -397,23 +414,34 @@ def test_an_event_that_changes_nothing_for_others_costs_the_same_however_many_ar
 ) -> None:
     """Each event visited each open transaction, and for each of them its pairs."""
 
-    def calls(others: int) -> int:
-        w = world().lock().intent("D", m("p/f"), **fields)
-        for number in range(others):
-            w.intent(f"Q{number}", m("p/f"), **fields)
-        counted = 0
+    def events(w: World) -> None:
+        w.beat("Q1")
+        w.touch("D", m("q/f"))
+        w.intent("last", m("p/f"), **fields)
+        w.lock()
 
-        def count(frame: object, event: str, argument: object) -> None:
-            nonlocal counted
-            counted += event == "call"
+    assert _calls(events, 200, fields) <= _calls(events, 10, fields) + 5
+    checks = [_calls(World.tick, others, fields) for others in (100, 200, 300)]
+    assert checks[2] - checks[1] <= checks[1] - checks[0] + 5
+    replays = [_calls(World.replayed, others, fields) for others in (100, 200)]
+    assert fields == {"conflict_rule": "ordered"} or replays[1] <= 2 * replays[0]
 
-        sys.setprofile(count)
-        try:
-            w.beat("Q1")
-            w.touch("D", m("q/f"))
-            w.intent("last", m("p/f"), **fields)
-        finally:
-            sys.setprofile(None)
-        return counted
 
-    assert calls(200) <= calls(10) + 5
+def _calls(act: Callable[[World], object], others: int, fields: dict[str, Any]) -> int:
+    """How many functions are called beside so many others that share a place."""
+    w = world().lock().intent("D", m("p/f"), **fields)
+    for number in range(others):
+        w.intent(f"Q{number}", m("p/f"), **fields)
+    w = w.rebuilt() if act is World.replayed else w
+    counted = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    sys.setprofile(count)
+    try:
+        act(w)
+    finally:
+        sys.setprofile(None)
+    return counted
