@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-from contextlib import suppress
 from typing import Any, NoReturn
 
 import structlog
@@ -51,10 +50,10 @@ def leave(status: int) -> NoReturn:
     """
     if "obstore" not in sys.modules:
         sys.exit(status)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        status = status or 1  # the reader has exited, so no message can reach it
-    with suppress(OSError):
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            status = status or 1  # the reader has exited, so no message can reach it
     os._exit(status)

@@ -531,10 +531,11 @@ def _changes(
     lost = "the wasted compute"
     if lost_seconds.value is not None:
         lost = f"about {duration(lost_seconds.value)} of wasted compute"
-    yield (
-        f"admission auto: {way.hedge}{many} of {len(commits)} commits were in another one's way, {losses} writes or files were "
-        f"lost{queues}; {lost} would be saved, and writers would wait for at least {duration(found.seconds)} instead"
-    )
+    met = f"{way.hedge}{many} of {len(commits)} commits were in another one's way"
+    if way.value is None:
+        met = "how many commits were in another one's way is not known"
+    waits = f", and writers would wait for at least {duration(found.seconds)} instead" if many else ""
+    yield f"admission auto: {met}, {losses} writes or files were lost{queues}; {lost} would be saved{waits}"
     if not found.partitions:  # of a rolled back write without files
         return
     (worst, times), total = found.partitions.most_common(1)[0], found.partitions.total()
