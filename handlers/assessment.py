@@ -203,6 +203,8 @@ class TableHistory:
     now: float = 0.0
     unread: Sequence[Unread] = ()
     """Its pieces that were not read, but for those of its commits."""
+    translations: Sequence[str] = ()
+    """Other formats in which a translator shows the table."""
 
 
 @dataclass(slots=True)
@@ -256,6 +258,8 @@ class Assessment:
     """What the gate would change."""
     unread: tuple[str, ...]
     """What was not read, and why."""
+    translations: tuple[str, ...]
+    """Other formats in which a translator shows the table."""
     unknown: tuple[str, ...]
     """What the format doesn't say."""
 
@@ -356,6 +360,7 @@ def assess(history: TableHistory) -> Assessment:
         tuple(found.partitions.most_common(MAX_LISTED)),
         tuple(_changes(commits, found, losses, figures)),
         tuple(f"{each.what}: {each.why}" for each in unread),
+        tuple(history.translations),
         tuple(_unknown(history)),
     )
 

@@ -52,7 +52,8 @@ def assessment_lines(found: Assessment) -> Iterator[str]:
         if commits.value is None
         else f"{commits.hedge}{commits.value} commits"
     )
-    yield f"{found.table}: {found.format}, {count}"
+    also = "".join(f"; translated to {each}, too" for each in found.translations)
+    yield f"{found.table}: {found.format}, {count}{also}"
     if found.since is None or found.until is None:
         if commits.rests_on is Rests.KNOWN:
             yield "  nothing to assess: the history has no commit that changed a file"

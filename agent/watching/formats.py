@@ -1,6 +1,16 @@
-"""Which format a table has, by the folders in its root. A table in two formats (Delta's UniForm) is watched as the first one."""
+"""Which format a table has, by the folders in its root.
 
+A table can have the folders of several: a translator (XTable, UniForm, Paimon's Iceberg) shows it in others, too, or it was
+converted. The one with the newest commit of a writer is followed. A translator's commit names it, but for Paimon's, which
+follows at once; so Iceberg is followed beside another format only if it is `LAG_SECONDS` ahead.
+"""
+
+import re
 from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
 
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.delta import DeltaFollower
@@ -9,6 +19,7 @@ from lakewarden.agent.watching.follower import TableFollower
 from lakewarden.agent.watching.hudi import HudiFollower
 from lakewarden.agent.watching.iceberg import IcebergFollower
 from lakewarden.agent.watching.paimon import PaimonFollower
+from lakewarden.handlers.observations import File
 
 FOLDERS = {
     "hudi": {".hoodie"},
@@ -17,6 +28,28 @@ FOLDERS = {
     "iceberg": {"metadata"},
 }
 """By which a table of each format is known."""
+COMMITS = {
+    "hudi": (".hoodie/", r"(timeline/)?\d+(_\d+)?\.(commit|deltacommit|replacecommit)"),
+    "delta": ("_delta_log/", r"\d{20}\.json"),
+    "paimon": ("snapshot/", r"snapshot-\d+"),
+    "iceberg": ("metadata/", r".*\.metadata\.json"),
+}
+"""Where each format keeps its commits, and what they are called there."""
+TRANSLATED = (b"XTABLE_METADATA", b"ONETABLE_METADATA", b'"delta-version"')
+"""What XTable, also under its former name, and UniForm write into each of their commits."""
+LAG_SECONDS = 3600.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFormat:
+    """The format of a table, and others whose folders it has."""
+
+    form: str
+    translations: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    """Those that writers have written."""
 
 
 def format_of(folders: Collection[str]) -> str | None:
@@ -26,7 +59,10 @@ def format_of(folders: Collection[str]) -> str | None:
 
 async def follow(uri: str, files: TableFiles, settings: Settings) -> TableFollower:
     """Look which format the table has, and return its follower. Raises `UnreadableTableError` if it is no table."""
-    match await known_format(files):
+    found = await known_format(files)
+    if also := (*found.translations, *found.others):
+        log.warning("watch.several-formats", table=uri, followed=found.form, also=also)
+    match found.form:
         case "hudi":
             return HudiFollower(uri, files, settings.watch_grace_seconds)
         case "delta":
@@ -37,10 +73,34 @@ async def follow(uri: str, files: TableFiles, settings: Settings) -> TableFollow
             return IcebergFollower(uri, files)
 
 
-async def known_format(files: TableFiles) -> str:
+async def known_format(files: TableFiles) -> KnownFormat:
     """Return the format of a table. Raises `UnreadableTableError` if it is no table."""
-    found = format_of(await files.folders(""))
-    if found is None:
+    folders = set(await files.folders(""))
+    forms = [form for form, needed in FOLDERS.items() if needed <= folders]
+    if not forms:
         known = "; ".join(f"{form}: {', '.join(sorted(needed))}" for form, needed in FOLDERS.items())
         raise UnreadableTableError(f"there is no table of a known format; its folders ({known}) are absent")
-    return found
+    if len(forms) == 1:
+        return KnownFormat(forms[0])
+    newest = {form: await _newest_commit(files, form) for form in forms}
+    written = [form for form in forms if newest[form] is not None] or forms
+    first = max(written, key=lambda form: (newest[form] or 0.0) - LAG_SECONDS * (form == "iceberg"))
+    others = tuple(form for form in written if form != first)
+    return KnownFormat(first, tuple(form for form in forms if form not in written), others)
+
+
+async def _newest_commit(files: TableFiles, form: str) -> float | None:
+    """When the newest commit was made, by the store's clock; None: a translator made it, or there is none."""
+    folder, name = COMMITS[form]
+    newest: File | None = None
+    async for page in files.pages(folder):
+        for path, file in page.items():
+            is_newer = newest is None or file.modified >= newest.modified
+            if is_newer and re.fullmatch(name, path.removeprefix(folder)):
+                newest = file
+    if newest is None:
+        return None
+    body = b""
+    with suppress(UnreadableTableError):
+        body = await files.read(newest.path)
+    return None if any(each in body for each in TRANSLATED) else newest.modified

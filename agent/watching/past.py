@@ -28,7 +28,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.catalogs import TableName, catalogs
 from lakewarden.agent.watching.delta import find_layout
 from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles, UnreadableTableError
-from lakewarden.agent.watching.formats import known_format
+from lakewarden.agent.watching.formats import KnownFormat, known_format
 from lakewarden.agent.watching.iceberg import files_of, manifests_read, metadata_in, newest_metadata
 from lakewarden.agent.watching.paimon import changes_read
 from lakewarden.handlers.assessment import (
@@ -256,14 +256,14 @@ async def _past(
     reading = _Reading(days * 86_400, wall_ms() / 1000 if now is None else now, progress)
     buckets = Buckets(settings)
     name = TableName.of(table)
+    known = KnownFormat("iceberg")
     if name is not None:
         metadata, files = await _named(name, settings, buckets)
-        form = "iceberg"
         await _iceberg(files, reading, metadata)
     else:
         files = buckets.table(table)
-        form = await known_format(files)
-        match form:
+        known = await known_format(files)
+        match known.form:
             case "delta":
                 await _delta(files, reading)
             case "paimon":
@@ -272,10 +272,14 @@ async def _past(
                 await _hudi(files, reading)
             case _:
                 await _iceberg(files, reading, await newest_metadata(files))
+    for each in known.others:
+        reading.lacks(f"the table's commits in {each}", f"the newest one is in {known.form}", Lack.NAMES)
     reading.finish()
-    leftovers = None if form == "hudi" else await _look_for_files(files, reading)
+    leftovers = None if known.form == "hudi" else await _look_for_files(files, reading)
     commits = joined(reading.commits)
-    return TableHistory(table, form, commits, reading.lost, leftovers, reading.now, reading.unread)
+    return TableHistory(
+        table, known.form, commits, reading.lost, leftovers, reading.now, reading.unread, known.translations
+    )
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------

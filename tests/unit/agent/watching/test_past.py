@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.recorded_hudi import recorded
 from tests.recorded_paimon import metadata
 from tests.tuned import tuned
 from tests.unit.agent.watching.test_catalogs import Database
+from tests.unit.agent.watching.written_tables import FORMATS, History, Written, write
 
 LATER = 2_000_000_000.0
 DAY = "region=a%20b%252Fc/day=2026-11-23"
@@ -101,6 +102,7 @@ def rollback(*instants: str) -> bytes:
 
 
 Make = Callable[[Path], None]
+HISTORY = History(tuple(Written(number, number % 2) for number in range(4)), (2,))
 
 
 @pytest.mark.parametrize(
@@ -186,6 +188,49 @@ def test_the_files_of_a_copied_table_say_nothing_of_time(tmp_path: Path) -> None
 
     assert found.leftovers is None
     assert "the table was copied" in found.unread[0].why
+
+
+MARKED = b'{"XTABLE_METADATA": "{}"}'
+OTHERS: dict[str, dict[str, tuple[bytes, float]]] = {
+    "hudi": {".hoodie/20260101000000000.commit": (MARKED, LATER)},
+    "delta": {"_delta_log/00000000000000000009.json": (MARKED, LATER)},
+    "iceberg": {"metadata/v3.metadata.json": (b'{"properties": {"delta-version": "9"}}', LATER)},
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_table_that_a_translator_shows_in_another_format_is_read_in_its_own(
+    tmp_path: Path, form: str, other: str
+) -> None:
+    if form == other:
+        return
+    write(OTHERS[other] | FORMATS[form](HISTORY), tmp_path)
+
+    found = read(tmp_path, days=3650)
+
+    assert (found.form, found.translations) == (form, (other,))
+    assert {each.what for each in found.unread} == set()
+
+
+@pytest.mark.parametrize(("newer", "older"), [*permutations(FORMATS, 2)])
+def test_of_two_formats_that_writers_wrote_the_newer_one_is_read_and_the_other_named(
+    tmp_path: Path, newer: str, older: str
+) -> None:
+    before = {path: (body, at - 100_000) for path, (body, at) in FORMATS[older](HISTORY).items()}
+    write(before | FORMATS[newer](HISTORY), tmp_path)
+
+    found = read(tmp_path, days=3650)
+
+    assert found.form == newer
+    assert f"the table's commits in {older}" in {each.what for each in found.unread}
+
+
+def test_a_metadata_of_iceberg_that_follows_at_once_is_paimons(tmp_path: Path) -> None:
+    files = {path: (body, at + 60) for path, (body, at) in FORMATS["iceberg"](HISTORY).items()}
+    write(files | FORMATS["paimon"](HISTORY), tmp_path)
+
+    assert read(tmp_path, days=3650).form == "paimon"
 
 
 def test_hudis_losses_are_those_rolled_back_and_those_that_died(tmp_path: Path) -> None:
