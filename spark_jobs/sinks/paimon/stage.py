@@ -27,6 +27,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     arrow_schema,
     has_dynamic_buckets,
     in_types,
+    needs_int96,
     partition_path,
     require_python_values,
     require_readable,
@@ -86,6 +87,8 @@ def staging_function(staging: Staging) -> ArrowFunction:
         if staging.index_snapshot is not None:
             builder.with_restore_snapshot(staging.index_snapshot)
         write = builder.new_write()
+        if needs_int96(table):
+            _write_int96(write)
         schema, write_rows = _rows_writer(staging, table, write)
         try:
             for rows in _joined_batches(batches, schema, table):
@@ -106,6 +109,19 @@ def staging_function(staging: Staging) -> ArrowFunction:
             yield pa.RecordBatch.from_arrays([pa.array(pickled, pa.binary())], names=["message"])
 
     return staging_task
+
+
+def _write_int96(write: Any) -> None:
+    """Let pypaimon write all timestamps to Parquet as INT96."""
+    files = write.file_store_write
+    create = files._create_data_writer  # noqa: SLF001 - pypaimon has no option for it; its version is pinned
+
+    def create_with_int96(*args: Any) -> Any:
+        writer = create(*args)
+        writer.parquet_writer_options["use_deprecated_int96_timestamps"] = True
+        return writer
+
+    files._create_data_writer = create_with_int96  # noqa: SLF001
 
 
 def _rows_writer(staging: Staging, table: Any, write: Any) -> tuple[Any, Callable[[Any], None]]:

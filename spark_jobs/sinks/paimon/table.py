@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from lakewarden.events import ConflictRule, canonical_table
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
@@ -65,6 +65,7 @@ def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> Non
     if refused is not None:
         raise ValueError(f"{refused}; partition by a column of another type; {where}")
     _require_columns(table, where)
+    _require_options(table, upsert=upsert, where=where)
     _require_format(table, where)
     if table.is_primary_key_table:
         if not upsert:
@@ -96,16 +97,132 @@ def _require_columns(table: Any, where: str) -> None:
         )
 
 
-def _require_format(table: Any, where: str) -> None:
-    from pypaimon.schema.data_types import PyarrowFieldParser
+_AVRO_CODECS: Final = frozenset({"bzip2", "deflate", "null", "snappy", "xz", "zstd"})
 
-    if str(table.options.file_format()).lower() == "avro":
+COMPRESSIONS: Final = {
+    "parquet": frozenset({"none", "snappy", "gzip", "lz4", "zstd"}),
+    "orc": frozenset({"snappy", "zlib", "lz4", "zstd"}),
+    "avro": _AVRO_CODECS | {"zstandard"},
+}
+"""The codecs that pypaimon writes and Java Paimon reads, by the format of files."""
+
+OPTIONS: Final[Mapping[str, tuple[Collection[str], str]]] = {
+    "manifest.format": (
+        {"avro"},
+        "pypaimon writes manifests in Avro, and Java Paimon reads them in this format",
+    ),
+    "manifest.compression": (_AVRO_CODECS, "pypaimon has no other codecs for manifests"),
+    "file.format": (COMPRESSIONS, "other formats are not written by pypaimon, or not read by Java Paimon"),
+    "bucket-function.type": (
+        {"default"},
+        "pypaimon computes the default bucket, where Java Paimon doesn't look",
+    ),
+    "branch": ({"main"}, "pypaimon writes the main branch, which Java Paimon doesn't read then"),
+    "chain-table.enabled": ({"false"}, "pypaimon reads and writes the main branch only"),
+    "pk-clustering-override": ({"false"}, "pypaimon sorts files by the primary key"),
+    "ignore-update-before": ({"false"}, "pypaimon stores rows of the kind -U"),
+    "map.storage-layout": ({"default"}, "Java Paimon 1.4.2 doesn't read other layouts"),
+    "metadata.iceberg.storage": ({"disabled"}, "pypaimon writes no metadata for readers by Iceberg"),
+}
+"""Options that change what readers expect: the values that pypaimon honours, and why others are refused.
+
+A column may have one of its own: `fields.<column>.map.storage-layout`.
+"""
+
+
+def _require_options(table: Any, *, upsert: bool, where: str) -> None:
+    options: Mapping[str, str] = table.table_schema.options
+    for name, value in options.items():
+        column = name.startswith("fields.")
+        option = next(
+            (each for each in OPTIONS if name == each or (column and name.endswith(f".{each}"))), ""
+        )
+        accepted, why = OPTIONS.get(option, ((value.lower(),), ""))
+        if value.strip().lower() not in accepted:
+            raise ValueError(
+                f"the table has the option {name}={value}, and {why}: set one of {sorted(accepted)}, or write the table by Java "
+                f"Paimon; {where}"
+            )
+    codec, kind = options.get("file.compression", "zstd"), _file_format(table)
+    if codec.lower() not in COMPRESSIONS[kind]:
+        raise ValueError(
+            f"the table has file.compression={codec}, which pypaimon doesn't write in {kind}, or Java Paimon doesn't read: set "
+            f"one of {sorted(COMPRESSIONS[kind])}; {where}"
+        )
+    if "upsert-key" in options and not upsert:
+        raise ValueError(
+            f"the table has the option upsert-key={options['upsert-key']}, by which Spark's INSERT updates rows, and an append "
+            f"repeats them: use mode='upsert' with these keys, or remove the option; {where}"
+        )
+    if "scan.fallback-branch" in options and upsert and not table.is_primary_key_table:
+        raise ValueError(
+            "the table has the option scan.fallback-branch: an upsert doesn't find the rows of that branch, and hides them when "
+            f"it writes their partition; append, or remove the option; {where}"
+        )
+
+
+def _file_format(table: Any) -> str:
+    return str(table.options.file_format()).lower()
+
+
+def _types_of(table: Any) -> list[Any]:
+    """Return the types of the table's columns, and those nested in them."""
+    from pypaimon.schema import data_types as paimon
+
+    def within(kind: Any) -> Iterator[Any]:
+        yield kind
+        match kind:
+            case paimon.RowType():
+                inner = [field.type for field in kind.fields]
+            case paimon.MapType():
+                inner = [kind.key, kind.value]
+            case paimon.ArrayType():
+                inner = [kind.element]
+            case _:
+                inner = []
+        for each in inner:
+            yield from within(each)
+
+    return [each for field in table.table_schema.fields for each in within(field.type)]
+
+
+def _digits(kind: Any) -> int:
+    """Return the digits of a second that a timestamp has, 0 for any other type."""
+    base, digits = type_parameter(kind, 6) if hasattr(kind, "type") else ("", 0)
+    return digits if base.startswith("TIMESTAMP") else 0
+
+
+def needs_int96(table: Any) -> bool:
+    """Return whether a timestamp has more than 6 digits of a second: Java Paimon reads those from Parquet as INT96 only."""
+    return _file_format(table) == "parquet" and any(_digits(kind) > 6 for kind in _types_of(table))
+
+
+def _require_format(table: Any, where: str) -> None:
+    from pypaimon.schema.data_types import PyarrowFieldParser, RowType
+
+    file_format, types = _file_format(table), _types_of(table)
+    options, texts = table.table_schema.options, [str(kind).upper() for kind in types]
+    unread = None
+    if file_format != "parquet" and any(text.startswith("VARIANT") for text in texts):
+        unread = "a VARIANT"
+    elif file_format == "orc":
+        rows = [kind for kind in types if isinstance(kind, RowType)]
+        if any(not field.type.nullable for row in rows for field in row.fields):
+            unread = "a ROW with a field that is NOT NULL"
+        elif str(options.get("orc.timestamp-ltz.legacy.type")).lower() != "false" and any(
+            text.startswith("TIMESTAMP") and ("LOCAL" in text or "LTZ" in text) for text in texts
+        ):
+            unread = "a TIMESTAMP WITH LOCAL TIME ZONE without orc.timestamp-ltz.legacy.type=false"
+    elif file_format == "avro":
         try:
             PyarrowFieldParser.to_avro_schema(arrow_schema(table))
         except ValueError as error:
-            raise ValueError(
-                f"pypaimon can't write a column of the table in Avro: {error}; create the table with file.format=parquet; {where}"
-            ) from error
+            unread = f"a column that pypaimon doesn't write ({error})"
+    if unread is not None:
+        raise ValueError(
+            f"the table has file.format={file_format} and {unread}, which pypaimon or Java Paimon can't read rightly: create the "
+            f"table with file.format=parquet; {where}"
+        )
 
 
 def primary_key_table(table: Any) -> PrimaryKeyTable:
@@ -261,7 +378,7 @@ def out_of_years(name: str, table: Any) -> ValueError:
     """Return the error for a date that pypaimon can't handle."""
     return ValueError(
         f"the batch has a value before the year 1 or after 9999 in column {name!r}, and pypaimon needs keys, partitions and "
-        "all columns of a table with a primary key as Python's dates, which end there; correct or drop the row; "
+        "all columns of a table with a primary key or in Avro as Python's dates, which end there; correct or drop the row; "
         f"table={table.table_path}"
     )
 
@@ -269,7 +386,8 @@ def out_of_years(name: str, table: Any) -> ValueError:
 def require_python_values(rows: Any, table: Any) -> None:
     """Raise `ValueError` if an Arrow table has a date, or a nested text, that Python lacks, where pypaimon needs it.
 
-    Needed are partition columns, bucket keys, and all columns of a table with a primary key: pypaimon merges its rows in Python.
+    Needed are partition columns, bucket keys, all columns of a table in Avro, and those of a table with a primary key: pypaimon
+    merges its rows in Python.
     A text that is not nested is an error only where it is compared, and Python's own. A key that Python doesn't order as Java is
     one, too: the merge then loses and doubles other rows.
     """
@@ -286,7 +404,8 @@ def require_python_values(rows: Any, table: Any) -> None:
                     f"the key column {name!r} has the value NaN or -0.0, beside which pypaimon loses and doubles rows: "
                     f"correct or drop the row; table={table.table_path}"
                 )
-    for name in rows.column_names if schema.primary_keys else {*schema.partition_keys, *schema.bucket_keys}:
+    in_python = schema.primary_keys or _file_format(table) == "avro"
+    for name in rows.column_names if in_python else {*schema.partition_keys, *schema.bucket_keys}:
         for values, nested in (leaf for chunk in rows.column(name).chunks for leaf in _leaves(chunk)):
             try:
                 if pa.types.is_temporal(values.type):
@@ -304,26 +423,41 @@ def require_python_values(rows: Any, table: Any) -> None:
 
 
 def require_readable(rows: Any, table: Any) -> None:
-    """Raise `ValueError` for a timestamp that pypaimon reads from ORC as another one: its reader counts 64-bit nanoseconds.
+    """Raise `ValueError` for a timestamp that pypaimon or Java Paimon reads as another one, or can't read.
 
-    An upsert would store that other one when it rewrites the file.
+    - pypaimon counts 64-bit nanoseconds in ORC, and in Parquet's INT96 (`needs_int96`). An upsert would store another value
+      when it rewrites the file.
+    - Java's reader of ORC ends with an error before 1970 at a fraction of a millisecond. Its writer, in a compaction, changes the
+      fraction of the last second of 1969.
     """
     import pyarrow as pa
 
-    if str(table.options.file_format()).lower() != "orc":
+    orc = _file_format(table) == "orc"
+    if not orc and not needs_int96(table):
         return
     for name in rows.column_names:
         for values, _ in (leaf for chunk in rows.column(name).chunks for leaf in _leaves(chunk)):
-            if not pa.types.is_timestamp(values.type):
-                continue
-            try:
-                values.cast(pa.timestamp("ns", values.type.tz))
-            except pa.ArrowInvalid:
+            found = _misread(values, orc=orc) if pa.types.is_timestamp(values.type) else None
+            if found is not None:
+                remedy = "file.format=parquet" if orc else "TIMESTAMP(6) in place of TIMESTAMP(7) to (9)"
                 raise ValueError(
-                    f"the batch has a timestamp before 1677 or after 2262 in column {name!r}, which pypaimon reads from ORC as "
-                    "another one: correct or drop the row, or create the table with file.format=parquet; "
-                    f"table={table.table_path}"
-                ) from None
+                    f"the batch has a timestamp {found} in column {name!r}: correct or drop the row, or create the table with "
+                    f"{remedy}; table={table.table_path}"
+                )
+
+
+def _misread(values: Any, *, orc: bool) -> str | None:
+    """Return which timestamps some reader doesn't read as they are, or None."""
+    import pyarrow as pa
+
+    try:
+        values.cast(pa.timestamp("ns", values.type.tz))
+    except pa.ArrowInvalid:
+        return "before 1677 or after 2262, which pypaimon reads as another one"
+    micros = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()).drop_null().to_numpy()
+    if orc and ((micros < 0) & ((micros % 1_000 != 0) | (micros > -1_000_000))).any():
+        return "before 1970 with a fraction of a millisecond, or in the last second of 1969, which Java Paimon can't keep in ORC"
+    return None
 
 
 def _leaves(values: Any, *, nested: bool = False) -> Iterator[tuple[Any, bool]]:

@@ -3,7 +3,7 @@
 | format | the native write | its rows and partitions are read from |
 | --- | --- | --- |
 | Delta, Iceberg | `writeTo(…).append()`, `overwritePartitions()`, MERGE of the batch's own columns | files in log or metadata |
-| Paimon | Spark's INSERT by name into a Parquet table, merged by SQL; pypaimon writes the result | pypaimon |
+| Paimon | Spark's INSERT by name into a Parquet table, merged by SQL; pypaimon writes the result | pypaimon, and Java Paimon |
 | Hudi | `write.format("hudi")` with the sink's options | Spark |
 
 Partitions are spelled as the format spells them in its folders or metadata, and never by the sink's own code. The watcher must
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ from lakewarden.spark_jobs.sinks.iceberg.table import VOID
 from lakewarden.spark_jobs.sinks.java import elements, java_type
 from lakewarden.spark_jobs.sinks.upsert import has_order
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
-from tests.spark.rows.values import Rows, counted, difference, file_rows
+from tests.spark.java_paimon import java_reader
+from tests.spark.rows.values import Rows, counted, difference, file_rows, rendered
 
 PARTITIONED_BY = tuple[str, ...]
 
@@ -537,6 +539,15 @@ class PaimonTables(Tables):
         files = {file.file_path for split in self._splits(opened) for file in split.files}
         before, self._files = self._files, files
         return {self._partition(path) for path in files ^ before}
+
+    def difference(self) -> str:
+        """Return, too, what Java Paimon reads of the sink's table otherwise than pypaimon."""
+        found = super().difference()
+        if found:
+            return found
+        ours = Counter(text for _, text in self.rows("sink").elements())
+        java = Counter(rendered(java_reader().table(self._location("sink"))))
+        return "" if java == ours else f"only Java: {java - ours}; only pypaimon: {ours - java}"
 
     def _splits(self, opened: Any) -> list[Any]:
         return list(opened.new_read_builder().new_scan().plan().splits())

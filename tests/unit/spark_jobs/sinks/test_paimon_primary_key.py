@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pypaimon.common.options.core_options import CoreOptions
 
 from lakewarden.handlers.paimon.primary_key import first_sequence_number
 from lakewarden.spark_jobs import PaimonSink
@@ -26,6 +27,7 @@ from lakewarden.spark_jobs.sinks.paimon.primary_key import (
 )
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
 from lakewarden.spark_jobs.sinks.paimon.table import (
+    OPTIONS,
     TableAddress,
     address,
     arrow_schema,
@@ -360,9 +362,66 @@ def test_an_upsert_that_would_lose_what_a_table_keeps_of_its_rows_is_refused(mak
         require_supported(table, upsert=True, keys=["flight"])
 
 
+REFUSED_OPTIONS: dict[str, tuple[str, ...]] = {
+    "manifest.format": ("orc", "parquet"),
+    "manifest.compression": ("lz4", "none"),
+    "file.format": ("row", "blob", "csv"),
+    "file.compression": ("brotli",),
+    "bucket-function.type": ("mod",),
+    "branch": ("b",),
+    "chain-table.enabled": ("true",),
+    "pk-clustering-override": ("TRUE",),
+    "ignore-update-before": ("true",),
+    "map.storage-layout": ("shared-shredding",),
+    "metadata.iceberg.storage": ("table-location", "hive-catalog"),
+}
+"""Options that change what readers expect, and that pypaimon ignores, or obeys in a way that Java Paimon doesn't read."""
+
+
+def test_each_option_that_changes_what_readers_expect_is_honoured_or_refused(make: Make) -> None:
+    where = make(FLIGHTS, {}, bucket="2", bucket__key="flight")
+    table = where.open()
+    assert REFUSED_OPTIONS.keys() == {*OPTIONS, "file.compression"}
+    plain = dict(table.table_schema.options)
+    named = {"fields.gate.map.storage-layout": ("shared-shredding",)}
+    for name, values in (REFUSED_OPTIONS | named).items():
+        for value in values:
+            table.table_schema.options = plain | {name: value}
+            with pytest.raises(ValueError, match=rf"{name}={value}\b.*set one of .*; table="):
+                require_supported(_reopened(table), upsert=False, keys=())
+    for name, (accepted, _) in OPTIONS.items():
+        for value in set(accepted) - {"avro"}:
+            table.table_schema.options = plain | {name: value.upper()}
+            require_supported(_reopened(table), upsert=False, keys=())
+
+
+def test_options_that_an_append_or_an_upsert_does_not_honour_are_refused(make: Make) -> None:
+    table = make(FLIGHTS, {}, bucket="-1").open()
+    table.table_schema.options |= {"upsert-key": "flight"}
+    require_supported(table, upsert=True, keys=["flight"])
+    with pytest.raises(ValueError, match=r"upsert-key=flight.*table="):
+        require_supported(table, upsert=False, keys=())
+    table.table_schema.options = {"scan.fallback-branch": "b"}
+    require_supported(table, upsert=False, keys=())
+    with pytest.raises(ValueError, match=r"scan.fallback-branch.*table="):
+        require_supported(table, upsert=True, keys=["flight"])
+
+
+def _reopened(table: Any) -> Any:
+    """Return the table with the options of its schema, some of which pypaimon doesn't let a table be created with."""
+    table.options = CoreOptions.from_dict(dict(table.table_schema.options))
+    return table
+
+
 LONG_AGO = pa.array([datetime(1500, 1, 1)], pa.timestamp("us"))  # noqa: DTZ001 - without a zone
-MISREAD = "'gate', which pypaimon reads from ORC as another one"
-NOT_IN_AVRO = "can't write a column of the table in Avro"
+MISREAD = "before 1677 or after 2262, which pypaimon reads as another one in column 'gate'"
+LOST = "which Java Paimon can't keep in ORC in column 'gate'"
+NOT_IN_AVRO = "a column that pypaimon doesn't write"
+OUT_OF_YEARS = "before the year 1 or after 9999 in column 'gate'"
+
+
+def _micros(value: int) -> pa.Array:
+    return pa.array([value], pa.timestamp("us"))
 
 
 @pytest.mark.parametrize(
@@ -374,6 +433,11 @@ NOT_IN_AVRO = "can't write a column of the table in Avro"
         pytest.param("avro", LONG_AGO, None, id="Avro, too"),
         pytest.param("orc", LONG_AGO, MISREAD, id="ORC has those of 64-bit nanoseconds"),
         pytest.param("orc", pa.ListArray.from_arrays([0, 1], LONG_AGO), MISREAD, id="likewise in arrays"),
+        pytest.param("orc", _micros(-1_234_001), LOST, id="not a fraction of a millisecond before 1970"),
+        pytest.param("orc", _micros(-500_000), LOST, id="nor one of the last second"),
+        pytest.param("orc", _micros(-1_234_000), None, id="ORC has milliseconds before 1970"),
+        pytest.param("orc", _micros(1), None, id="and microseconds after"),
+        pytest.param("avro", _micros(10**18), OUT_OF_YEARS, id="Avro has Python's years"),
         pytest.param("avro", pa.array([["a", None]]), "no NULL in an array in Avro", id="a NULL in an array"),
         pytest.param(
             "avro", pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int32())), NOT_IN_AVRO, id="a map"
