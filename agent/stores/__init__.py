@@ -3,7 +3,8 @@
 - `port.py`: the interface that the lock uses.
 - `open.py`: chooses the store for a URI. It imports `s3.py` and `cloud.py` only when they are needed.
 - `probe.py`: checks that a store honours conditions.
-- `classify.py`: what each answer of a store means.
+
+`handlers/lease/store_answers.py` says what each answer of a store means.
 """
 
 from lakewarden.agent.stores.local import LocalStore as LocalStore

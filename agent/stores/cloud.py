@@ -1,12 +1,9 @@
 """Google Cloud Storage and Azure Blob through obstore: each call sends one conditional request and returns an outcome.
 
-`classify.py` defines what an answer means. This module translates between obstore and `Answer`:
+`store_answers.py` defines what an answer means. This module translates between obstore and `Answer`:
 
 - **Conditions.** Google compares a generation (`x-goog-if-generation-match`, 0 for "absent"), Azure an ETag
   (`If-None-Match: *`, `If-Match`). Reads and writes return this version, which never repeats.
-- **Answers.** obstore raises an exception for every status but 2xx, and the status is only in its message. The status counts only
-  if the message is about our own request, not about a request for credentials. Any other failure is *unknown*. If an
-  upgrade changes the messages, the lock reads back more often, but it never loses or wins wrongly.
 - **One request.** `max_retries` is 0. The HTTP client below obstore follows redirects, and this can't be turned off: a GET,
   and after a 303 also a PUT (as a GET). Therefore a 2xx counts only with a version in the cloud's own form, and for a write
   only if it differs from the version to be replaced. Otherwise the outcome is *unknown*, and the lock reads back.
@@ -19,20 +16,27 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, assert_never
 
 import anyio
 import anyio.lowlevel
 import obstore
-from obstore.exceptions import BaseError, GenericError
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore
 
 from lakewarden.agent.stores import port
-from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.locations import Location, LocationError, scheme_of
 from lakewarden.handlers.lease import conditional
+from lakewarden.handlers.lease.store_answers import (
+    Answer,
+    classify_read,
+    classify_write,
+    error_text,
+    obstore_answer,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -40,25 +44,10 @@ if TYPE_CHECKING:
 
 _Client: TypeAlias = GCSStore | AzureStore
 
-_STATUS_ERROR: Final = re.compile(
-    r"(?P<before>.*)Error performing (?:GET|PUT) \S+ in \S+ - "
-    r"Server returned non-2xx status code: (?P<status>\d{3})[^:]*: (?P<body>.*)",
-    re.DOTALL,
-)
 _ENDPOINT: Final = re.compile(
     r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?"
 )
 _MAX_PORT: Final = 65_535
-_GENERIC: Final = re.compile(r"Generic \w+ error: ")
-_NO_CREDENTIALS: Final = re.compile(
-    r"Generic \w+ error: .{0,40}(token re(quest|sponse)|federated token|az account|azure cli)"
-)
-_S3_CODES: Final = {"BlobAlreadyExists": "PreconditionFailed", "ServerBusy": "SlowDown"}
-"""Azure's codes, as the S3 codes that `classify.py` knows. Other answers are classified by their status.
-`BlobAlreadyExists` comes with 409, but unlike other 409s it means that the condition of if-absent did not hold."""
-_UNSENDABLE: Final = "HTTP error: builder error"
-_CODE: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>")
-_MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +99,7 @@ class CloudStore(port.LocatingStore[str]):
         try:
             self._client = self._connect()
         except BaseError as error:
-            message = port.shorten(port.error_text(error))
+            message = shorten(error_text(error))
             raise ValueError(f"{message}; set {self._cloud.credentials}") from error
         try:
             yield self
@@ -184,29 +173,16 @@ class CloudStore(port.LocatingStore[str]):
         return Answer(200, version=version, body=body)
 
     def _answer_from_error(self, error: Exception) -> Answer:
-        text = port.error_text(error)
-        if _NO_CREDENTIALS.match(text):
-            return Answer(fault="no answer", message=f"no credentials; set {self._cloud.credentials}: {text}")
-        if text.endswith(_UNSENDABLE):
+        answer = obstore_answer(error)
+        if answer.fault == "no credentials":
+            return replace(answer, message=f"no credentials; set {self._cloud.credentials}: {answer.message}")
+        if answer.fault == "not sent":
             hint = (
                 "the request was not sent; if the endpoint has no TLS, set it in the agent's settings "
                 "gcs_endpoint or azure_endpoint"
             )
-            return Answer(fault="not sent", message=f"{hint}: {text}")
-        found = _STATUS_ERROR.fullmatch(text)
-        # obstore uses its specific exceptions (not found, precondition, …) for answers only; any failure may be generic.
-        if found is None or (type(error) is GenericError and not _GENERIC.fullmatch(found["before"])):
-            return Answer(fault="no answer", message=f"{type(error).__name__}: {text}")
-        status, code, message = (
-            int(found["status"]),
-            _CODE.search(found["body"]),
-            _MESSAGE.search(found["body"]),
-        )
-        text = message[1] if message else found["body"]
-        if code is None:
-            # Both clouds send a code with a 404. Without one, the 404 comes from a proxy.
-            return Answer(status, message=text, fault="not the store" if status == 404 else None)
-        return Answer(status, _S3_CODES.get(code[1], code[1]), f"{code[1]}: {text}")
+            return replace(answer, message=f"{hint}: {answer.message}")
+        return answer
 
     def _key_of(self, location: Location, uri: str) -> str | conditional.Refused:
         if (location.scheme, location.authority) != (self._scheme, self._authority):

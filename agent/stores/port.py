@@ -38,9 +38,6 @@ whole would let a foreign object fill the agent's memory."""
 PROBE_FOLDER: Final = ".lakewarden-probe"
 """The only folder that `delete` accepts. A lock object is never deleted: its holder's next write if-match would find nothing."""
 
-MAX_WHY_CHARACTERS: Final = 600
-"""Limit for a reason, which goes into logs and events: a store's error page must not."""
-
 
 class ConditionalStore(AbstractAsyncContextManager["ConditionalStore"], Protocol):
     """A store with conditional writes. Use it inside `async with`; `request_timeout_seconds` bounds each call."""
@@ -144,21 +141,3 @@ def require_timeout(seconds: float) -> float:
 def too_long(length: int) -> str:
     """The reason for refusing an object longer than `MAX_OBJECT_BYTES`."""
     return f"the object is not a lock: it is longer than {MAX_OBJECT_BYTES} bytes: bytes={length}"
-
-
-def shorten(why: str, limit: int = MAX_WHY_CHARACTERS) -> str:
-    """Shorten a reason to one line of at most `limit` characters. What matters is at its beginning and at its end."""
-    line = " ".join(why.split())
-    end = limit // 2
-    return line if len(line) <= limit else f"{line[: limit - end - 1]}…{line[-end:]}"
-
-
-def error_text(error: BaseException) -> str:
-    """The text of an error of obstore without what it adds for developers. Only that says that a certificate was refused."""
-    text, _, debug = str(error).partition("\n\nDebug source:\n")
-    if "InvalidCertificate(" not in debug:
-        return text
-    return (
-        f"{text}: the certificate is not trusted, or of another host; if a private authority signed it, "
-        "set SSL_CERT_FILE to a PEM file with it and the others"
-    )

@@ -1,8 +1,8 @@
 """S3 and compatible stores through aiobotocore: each call sends one conditional request and returns an outcome.
 
-`classify.py` defines what an answer means. This module translates between botocore and `Answer`. botocore raises `ClientError`
-for every status from 300 and for a 200 whose body is an error. Transport errors are exceptions of botocore, of aiohttp or
-of the system, depending on whether they occur before the headers or in the body.
+`store_answers.py` defines what an answer means. This module translates between botocore and `Answer`. botocore raises
+`ClientError` for every status from 300 and for a 200 whose body is an error. Transport errors are exceptions of botocore, of
+aiohttp or of the system, depending on whether they occur before the headers or in the body.
 
 The first request creates the client. It waits for the credentials as long as for an answer, so an outage of the credentials
 service is one more unknown outcome, and a missing setting is refused until it is there, without a restart. Building the client
@@ -37,7 +37,6 @@ from botocore import exceptions as boto
 
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import port
-from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.locations import Location, aws_region
 from lakewarden.handlers.lease.conditional import (
     Condition,
@@ -47,6 +46,7 @@ from lakewarden.handlers.lease.conditional import (
     Refused,
     WriteOutcome,
 )
+from lakewarden.handlers.lease.store_answers import Answer, classify_read, classify_write
 
 T = TypeVar("T")
 

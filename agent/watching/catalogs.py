@@ -37,7 +37,6 @@ from anyio.abc import SocketStream
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.settings import Settings, catalog_entry
 from lakewarden.agent.stores.locations import aws_region
-from lakewarden.agent.stores.port import shorten
 from lakewarden.agent.watching.files import (
     MAX_FILE_BYTES,
     TIMEOUT_SECONDS,
@@ -48,6 +47,7 @@ from lakewarden.agent.watching.files import (
 from lakewarden.agent.watching.thrift import IncompleteError, ThriftError, answer_of, call_of
 from lakewarden.events.access.tokens import RENEW_SHARE, TokenError, error_code, token_of
 from lakewarden.events.codec import json_object
+from lakewarden.handlers.lease.store_answers import shorten
 
 MAX_REQUESTS = 8
 """To one catalog at the same time."""

@@ -25,8 +25,8 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.cloud import cloud_client, require_endpoint
 from lakewarden.agent.stores.locations import DEFAULT_REGION, aws_region, parse_location, s3_endpoint
-from lakewarden.agent.stores.port import error_text, shorten
 from lakewarden.events import object_uri
+from lakewarden.handlers.lease.store_answers import error_text, shorten, shows_no_object
 from lakewarden.handlers.observations import File
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ class TableFiles:
             with anyio.fail_after(timeout):
                 return await request()
         except FileNotFoundError as error:
-            raise AbsentFileError(_why(error)) from error
+            absent = AbsentFileError if shows_no_object(error) else UnreadableTableError
+            raise absent(_why(error)) from error
         except TimeoutError as error:
             raise UnreadableTableError(f"no answer within {timeout:g} s") from error
         except (

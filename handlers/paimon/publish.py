@@ -19,7 +19,8 @@ A state that isn't final names the next action; `step` takes its answer and retu
     Unresolved     the snapshot may be in the table, or may come there
 
 - A put without a success may still take effect (`in_doubt`). It is resolved only by the snapshot that is there afterwards.
-- A put is repeated only if the snapshot is absent: of several puts of one id, the store accepts one.
+- A put is repeated only if the snapshot is absent, or if the store throttled it: of several puts of one id, the store accepts
+  one.
 - Every action that gets no answer is repeated `MAX_TRIES` times. After a success of the put, a missing answer about the base
   leaves the outcome unknown, and a missing answer about the version at the end leaves it published.
 """
@@ -50,9 +51,10 @@ class NotWritten:
 
 @dataclass(frozen=True, slots=True)
 class PutRefused:
-    """The store rejected this put before it acted."""
+    """The store rejected this put before it acted. `throttled`: because of its load, so the put may be repeated."""
 
     why: str
+    throttled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,8 @@ def step(state: Active, answer: Answer) -> State:  # noqa: C901, PLR0912 - the t
             return LookAtBase(version)
         case PutSnapshot(tries), NotWritten(why):
             return ReadBack(tries, why)
+        case PutSnapshot(tries, in_doubt), PutRefused(throttled=True) if tries < MAX_TRIES:
+            return PutSnapshot(tries + 1, in_doubt)
         case PutSnapshot(in_doubt=in_doubt), PutRefused(why):
             return Unresolved(why) if in_doubt else Failed(why)
         case ReadBack(), Own(version):

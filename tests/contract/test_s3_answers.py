@@ -1,4 +1,4 @@
-"""Each row of the table in `classify.py`: a server sends the answer over a real connection and counts the requests.
+"""Each row of the table in `store_answers.py`: a server sends the answer over a real connection and counts the requests.
 
 The outcomes are repeated here, so that an accidental change of a row fails a test.
 """
@@ -13,11 +13,10 @@ import pytest_asyncio
 from hypothesis import given, settings, strategies as st
 
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import classify
-from lakewarden.agent.stores.classify import TABLE, Answer, RequestCondition, Row
-from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, MAX_WHY_CHARACTERS
+from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
 from lakewarden.agent.stores.s3 import S3Options, S3Store
-from lakewarden.agent.watching.files import AbsentFileError, Buckets
+from lakewarden.agent.watching.files import AbsentFileError, Buckets, UnreadableTableError
+from lakewarden.handlers.lease import store_answers
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
@@ -31,6 +30,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
+from lakewarden.handlers.lease.store_answers import MAX_WHY_CHARACTERS, TABLE, Answer, RequestCondition, Row
 from tests.own_task import in_own_task
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
 
@@ -72,10 +72,12 @@ class Example(NamedTuple):
     read: type | None
 
 
+NO_SERVICE = "request not sent: the service of the credentials fails (Google, Azure)"
 UNSENT = "request not sent: no credentials, no region, an untrusted certificate"
 BROKEN = "no complete answer: no connection, a reset before or after the body was sent, a timeout, a truncated body"
 PAGE = "404 that is not an S3 error: a proxy's page, or an empty body"
 LONG = "an object longer than 1 MiB"
+FORBIDDEN = "409, 412 with a code that is no conflict: BlobImmutableDueToPolicy, LeaseIdMissing, ContainerBeingDeleted, …"
 CONDITION = "412; code PreconditionFailed under any status"
 PATIENCE = "429; code SlowDown, Throttling, … under any status"
 ERROR_200 = "200, 201 with any other error in the body"
@@ -88,9 +90,9 @@ TAKEN = "200, 201 with an ETag"
 NOT_MODIFIED = "304"
 NO_OBJECT = "404 for the object: code NoSuchKey, BlobNotFound"
 DAMAGED = "408; 400 with code RequestTimeout, IncompleteBody, BadDigest"
-CONFLICT = "409"
-REFUSES = "301, 302, 307, …; 400, 403, 404 for the bucket, every other 4xx; 501"
-TROUBLE = "500, 502, 503, every other 5xx"
+CONFLICT = "409; code OperationAborted, ConditionalRequestConflict under any status"
+REFUSES = "301, 302, 307, …; 400 ExpiredToken, InvalidRequest, …; 401; 403; 404 for the bucket; every other 4xx; 501"
+TROUBLE = "500, 502, 503, every other 5xx but 501; code InternalError, OperationTimedOut, ServiceUnavailable under any status"
 ELSE = "anything else"
 
 ELSEWHERE = ("Location", "/bucket/locks/elsewhere.json")
@@ -98,6 +100,35 @@ HALF_ERROR = b"<Error><Code>NoSu"
 REGION = ("x-amz-bucket-region", "eu-west-1")
 WRONG_REGION = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
 
+CODES_OF_A_REFUSAL: Final = {
+    400: (
+        "ExpiredToken",
+        "InvalidToken",
+        "InvalidRequest",
+        "InvalidArgument",
+        "InvalidDigest",
+        "MissingSecurityHeader",
+        "AuthorizationHeaderMalformed",
+        "KMS.DisabledException",
+        "InvalidResourceName",
+    ),
+    401: ("AuthenticationRequired", "InvalidAuthenticationInfo"),
+    403: (
+        "AccessDenied",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "RetentionPolicyNotMet",
+        "AuthenticationFailed",
+        "AuthorizationPermissionMismatch",
+        "AccountIsDisabled",
+    ),
+    404: ("NoSuchBucket", "ContainerNotFound", "ResourceNotFound"),
+    405: ("MethodNotAllowed",),
+    411: ("MissingContentLength",),
+}
+"""Of S3, Google and Azure. The store has read the request and did nothing."""
 UNKNOWN: Final = (Unknown, Unknown, Unknown)
 UNKNOWN_TO_WRITES: Final = (Unknown, Unknown, None)
 UNKNOWN_TO_A_READ: Final = (None, None, Unknown)
@@ -168,6 +199,12 @@ EXAMPLES: Final = [
     Example(DAMAGED, "400 BadDigest", error(400, "BadDigest"), *UNKNOWN),
     Example(CONFLICT, "409", error(409, "ConditionalRequestConflict"), *UNKNOWN),
     Example(CONFLICT, "409 OperationAborted", error(409, "OperationAborted"), *UNKNOWN),
+    Example(CONFLICT, "a conflict with another status", error(400, "OperationAborted"), *UNKNOWN),
+    *(
+        Example(FORBIDDEN, f"{status} {code}", error(status, code), *REFUSED)
+        for code in store_answers._FORBIDDEN
+        for status in (409, 412)
+    ),
     Example(CONFLICT, "409 with nothing", Reply(409), *UNKNOWN),
     Example(REFUSES, "301 of S3", error(301, "PermanentRedirect", REGION), *REFUSED),
     Example(REFUSES, "301 elsewhere", Reply(301, (ELSEWHERE,)), *REFUSED),
@@ -175,18 +212,19 @@ EXAMPLES: Final = [
     Example(REFUSES, "303", Reply(303, (ELSEWHERE,)), *REFUSED),
     Example(REFUSES, "307 of S3", error(307, "TemporaryRedirect", ELSEWHERE), *REFUSED),
     Example(REFUSES, "308", Reply(308, (ELSEWHERE,)), *REFUSED),
-    Example(REFUSES, "400", error(400, "InvalidRequest"), *REFUSED),
+    *(
+        Example(REFUSES, f"{status} {code}", error(status, code), *REFUSED)
+        for status, codes in CODES_OF_A_REFUSAL.items()
+        for code in codes
+    ),
     Example(REFUSES, "400 with nothing", Reply(400), *REFUSED),
     Example(REFUSES, "another region", Reply(400, body=WRONG_REGION), *REFUSED),
     Example(REFUSES, "401", Reply(401), *REFUSED),
-    Example(REFUSES, "403", error(403, "AccessDenied"), *REFUSED),
     Example(REFUSES, "403 with a page", Reply(403, body=HTML), *REFUSED),
-    Example(REFUSES, "403 of a clock", error(403, "RequestTimeTooSkewed"), *REFUSED),
-    Example(REFUSES, "404 NoSuchBucket", error(404, "NoSuchBucket"), *REFUSED),
-    Example(REFUSES, "405", error(405, "MethodNotAllowed"), *REFUSED),
     Example(REFUSES, "418", Reply(418, body=b"not xml at all"), *REFUSED),
     Example(REFUSES, "501", error(501, "NotImplemented"), *REFUSED),
     Example(TROUBLE, "500", error(500, "InternalError"), *UNKNOWN),
+    Example(TROUBLE, "trouble with another status", error(400, "InternalError"), *UNKNOWN),
     Example(TROUBLE, "500 with nothing", Reply(500), *UNKNOWN),
     Example(TROUBLE, "502", Reply(502, body=HTML), *UNKNOWN),
     Example(TROUBLE, "503", error(503, "ServiceUnavailable"), *UNKNOWN),
@@ -272,8 +310,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
         applied.append(row := row_of(answer, condition))
         return row
 
-    row_of = classify.row_of
-    monkeypatch.setattr(classify, "row_of", recorded)
+    row_of = store_answers.row_of
+    monkeypatch.setattr(store_answers, "row_of", recorded)
     return applied
 
 
@@ -289,7 +327,7 @@ async def test_an_answer_means_one_thing_and_the_request_is_sent_once(
 
 
 def test_every_row_of_the_table_has_an_example() -> None:
-    """The row in which nothing is sent is tested in `test_s3_connection.py`."""
+    """The rows in which nothing is sent are tested in `test_s3_connection.py` and `test_cloud_connection.py`."""
     exercised = {
         (example.row, name)
         for example in EXAMPLES
@@ -300,7 +338,7 @@ def test_every_row_of_the_table_has_an_example() -> None:
         (row.answer, name)
         for row in TABLE
         for name, meaning in zip(CONDITIONS, row.means, strict=True)
-        if meaning is not None and row.answer != UNSENT
+        if meaning is not None and row.answer not in {UNSENT, NO_SERVICE}
     }
 
     assert exercised == possible
@@ -393,6 +431,23 @@ async def test_requests_have_the_headers_that_a_policy_may_demand(answering: Ans
     assert [headers.get("x-amz-request-payer") for headers in sent] == ["requester"] * 4
     assert [headers.get("x-amz-expected-bucket-owner") for headers in sent] == ["1" * 12] * 3 + [None]
     assert [encrypted.items() <= headers.items() for headers in sent] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "reply, is_absent",
+    [(error(404, "NoSuchKey"), True), (error(404, "NoSuchBucket"), False), (Reply(404, body=HTML), False)],
+    ids=["object", "bucket", "proxy"],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_watcher_distinguishes_a_missing_file_from_a_missing_bucket(
+    reply: Reply, is_absent: bool, answering: AnsweringServer
+) -> None:
+    async with faulty_server([reply]) as server:
+        files = Buckets(Settings(s3_endpoint=server.endpoint)).table("s3://bucket/t")
+        with pytest.raises(UnreadableTableError) as raised:
+            await files.read("log")
+
+    assert isinstance(raised.value, AbsentFileError) == is_absent
 
 
 @pytest.mark.asyncio(loop_scope="module")

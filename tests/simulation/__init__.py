@@ -1,6 +1,6 @@
 """The lock in virtual time: the production state machine and shell, many agents, one seed, and injected faults.
 
-Nothing here models the lock. `handlers/lease/machine.py`, `agent/locks/keeper.py` and `agent/stores/classify.py` run unchanged.
+Nothing here models the lock. `machine.py` and `store_answers.py` of `handlers/lease/`, and `agent/locks/keeper.py` run unchanged.
 Only the world around them is simulated:
 
 | module | simulates |

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias, get_args
 
-from lakewarden.agent.stores.classify import Answer
+from lakewarden.handlers.lease.store_answers import Answer
 
 Fault: TypeAlias = Literal["cut", "silence", "conflict", "error", "throttle"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)

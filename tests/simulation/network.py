@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lakewarden.agent.stores.classify import Answer
+from lakewarden.handlers.lease.store_answers import Answer
 from tests.simulation.faults import RequestFate
 from tests.simulation.node import Node
 from tests.simulation.timeline import Timeline

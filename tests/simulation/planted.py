@@ -13,11 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from lakewarden.agent.stores import classify
-from lakewarden.agent.stores.classify import Answer
-from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease import machine as lease, store_answers
 from lakewarden.handlers.lease.conditional import Condition, Found, IfMatch, Refused, Unknown, Won
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
+from lakewarden.handlers.lease.store_answers import Answer
 from lakewarden.handlers.lease.types import LeaseSettings, Moment, State, Step, Waiting, Work, Writing
 from tests.servers.memory_store import Objects, version_of
 from tests.simulation.batch import Bugs, Patch, around
@@ -115,10 +114,10 @@ def _quiet_time_ignored(confirmed: Original, state: Writing, *rest: Any) -> Step
     return confirmed(replace(state, work=replace(state.work, former=None)), *rest)
 
 
-@BUGS.plant("409 treated as lost", "no self-block", classify, "row_of")
+@BUGS.plant("409 treated as lost", "no self-block", store_answers, "row_of")
 def _conflict_treated_as_lost(
-    row_of: Callable[..., classify.Row], answer: Answer, *rest: Any
-) -> classify.Row:
+    row_of: Callable[..., store_answers.Row], answer: Answer, *rest: Any
+) -> store_answers.Row:
     """After 409 the outcome is unknown; until it is settled, all writes have one owner."""
     return row_of(replace(answer, status=412) if answer.status == 409 else answer, *rest)
 

@@ -1,7 +1,7 @@
 """The simulated object store and its clients.
 
 The store is `Objects` of `memory_store.py`, which passes the contract suite, and answers with the status codes of S3. A
-client maps an answer to an outcome with the production table (`classify.py`), and a broken connection or its own timeout to
+client maps an answer to an outcome with the production table (`store_answers.py`), and a broken connection or its own timeout to
 *unknown*, as every adapter does.
 """
 
@@ -13,7 +13,6 @@ from typing import Protocol, Self
 
 import anyio
 
-from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.port import OnRequest
 from lakewarden.handlers.lease.conditional import (
     Absent,
@@ -25,6 +24,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
+from lakewarden.handlers.lease.store_answers import Answer, classify_read, classify_write
 from tests.servers.memory_store import Objects
 from tests.simulation.faults import FaultInjector
 from tests.simulation.network import Network

@@ -14,12 +14,13 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from lakewarden.handlers.lease.store_answers import error_text, put_meaning, shows_no_object
 from lakewarden.handlers.paimon.publish import NotWritten, PutRefused, Written
 from lakewarden.handlers.paimon.s3_options import s3_options
 
@@ -30,6 +31,7 @@ REQUEST_SECONDS: Final = 10
 """Timeout of one request. Several of them fit into a grant lease."""
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_REFUSALS: Final = frozenset({errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class LinkedSnapshots(FolderStore):
                 except OSError as error:
                     if error.errno in _NO_LINKS:
                         return PutRefused(f"the file system makes no hard link: {error}")
+                    if error.errno in _REFUSALS:
+                        return PutRefused(str(error))
                     return NotWritten(str(error))
                 return Written(_version_of(temporary))
         except OSError as error:
@@ -172,14 +176,21 @@ class ObjectSnapshots(FolderStore):
 
     def put_if_absent(self, name: str, body: bytes) -> Written | NotWritten | PutRefused:
         import obstore
-        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+        from obstore.exceptions import BaseError
 
         try:
             done = obstore.put(self._client, self._key(name), body, mode="create", use_multipart=False)
-        except (PermissionDeniedError, UnauthenticatedError, FileNotFoundError, NotImplementedError) as error:
-            return PutRefused(_text(error))
-        except (BaseError, OSError) as error:  # 412 and 409 are here, too
-            return NotWritten(_text(error))
+        except NotImplementedError as error:
+            return PutRefused(error_text(error))
+        except (BaseError, OSError) as error:
+            why = error_text(error)
+            match put_meaning(error, name):
+                case "refused" | "unusable":
+                    return PutRefused(why)
+                case "throttled":
+                    return PutRefused(why, throttled=True)
+                case _:
+                    return NotWritten(why)
         return Written(done["e_tag"]) if done["e_tag"] else NotWritten("the answer has no ETag")
 
     def read(self, name: str) -> StoredObject | None:
@@ -189,14 +200,18 @@ class ObjectSnapshots(FolderStore):
             try:
                 found = obstore.get(self._client, self._key(name))
                 return StoredObject(bytes(found.bytes()), found.meta["e_tag"] or "")
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                _require_answer(error)
                 return None
 
     def remove(self, name: str) -> None:
         import obstore
 
-        with _answers_as_os_errors(), suppress(FileNotFoundError):
-            obstore.delete(self._client, self._key(name))
+        with _answers_as_os_errors():
+            try:
+                obstore.delete(self._client, self._key(name))
+            except FileNotFoundError as error:
+                _require_answer(error)
 
     def replace(self, name: str, body: bytes, seen: StoredObject | None) -> None:
         """Send one PUT, conditional where the store compares ETags."""
@@ -227,11 +242,13 @@ def _answers_as_os_errors() -> Iterator[None]:
     try:
         yield
     except BaseError as error:
-        raise OSError(_text(error)) from error
+        raise OSError(error_text(error)) from error
 
 
-def _text(error: BaseException) -> str:
-    return str(error).partition("\n\nDebug source:\n")[0]
+def _require_answer(error: FileNotFoundError) -> None:
+    """Raise `OSError` if the error doesn't say that the object is missing: the bucket may be, or a proxy has answered."""
+    if not shows_no_object(error):
+        raise OSError(error_text(error)) from error
 
 
 class UnfencedSnapshots(FolderStore):
@@ -247,7 +264,12 @@ class UnfencedSnapshots(FolderStore):
         """Look, write a temporary file, and rename it."""
         path = f"{self._folder}/{name}"
         try:
-            if self._io.exists(path) or not self._io.try_to_write_atomic(path, body.decode()):
+            if self._io.exists(path):
+                return NotWritten("it exists")
+        except OSError as error:
+            return PutRefused(str(error))
+        try:
+            if not self._io.try_to_write_atomic(path, body.decode()):
                 return NotWritten("it exists")
         except OSError as error:
             return NotWritten(str(error))

@@ -54,6 +54,7 @@ ANSWERS: list[Answer] = [
     Written("v"),
     NotWritten("no answer"),
     PutRefused("forbidden"),
+    PutRefused("slow down", throttled=True),
     Own("v"),
     Foreign("java"),
     Present(),
@@ -70,6 +71,8 @@ LEGAL: dict[tuple[Active, Answer], State] = {
     (PutSnapshot(), Written("v")): LookAtBase("v"),
     (PutSnapshot(), NotWritten("no answer")): ReadBack(1, "no answer"),
     (PutSnapshot(), PutRefused("forbidden")): Failed("forbidden"),
+    (PutSnapshot(), PutRefused("slow down", throttled=True)): PutSnapshot(2),
+    (PutSnapshot(2, in_doubt=True), PutRefused("slow down", throttled=True)): PutSnapshot(3, in_doubt=True),
     (PutSnapshot(2, in_doubt=True), Written("v")): LookAtBase("v"),
     (PutSnapshot(2, in_doubt=True), NotWritten("no answer")): ReadBack(2, "no answer"),
     (PutSnapshot(2, in_doubt=True), PutRefused("forbidden")): Unresolved("forbidden"),
@@ -122,6 +125,14 @@ def test_a_put_is_repeated_only_while_the_snapshot_is_absent_and_then_stays_unkn
 def test_a_refusal_after_a_put_without_answer_proves_nothing() -> None:
     """The credentials expired between two puts, and the first one may still take effect."""
     assert after(PutSnapshot(), NotWritten("timeout"), Missing(), PutRefused("403")) == Unresolved("403")
+
+
+def test_a_put_that_the_store_throttles_is_never_in_doubt_by_that() -> None:
+    throttled = PutRefused("slow down", throttled=True)
+
+    assert after(PutSnapshot(), *[throttled] * MAX_TRIES) == Failed("slow down")
+    assert after(PutSnapshot(), throttled, Written("v")) == LookAtBase("v")
+    assert after(PutSnapshot(1, in_doubt=True), *[throttled] * MAX_TRIES) == Unresolved("slow down")
 
 
 @pytest.mark.parametrize("state", [ReadBack(1, "lost"), LookAtBase("v"), Trace("v"), Withdraw()], ids=str)

@@ -1,7 +1,7 @@
-"""What the answer of an S3-compatible store means to the lock: `TABLE`, of which the first row that applies counts.
+"""What the answer of a store means: `TABLE`, of which the first row that applies counts.
 
-`docs/store-answers.md` is generated from the table (`python -m tests.pages`). In `tests/contract/test_s3_answers.py` a server
-sends every answer of the table.
+The lock, the watcher, and a sink's own requests (`PaimonSink`) use the table. `docs/store-answers.md` is generated from it
+(`python -m tests.pages`). In `tests/contract/test_s3_answers.py` a server sends every answer of the table.
 
 *Unknown* and *refused* differ in what the store did. After *unknown* it may have written. *Refused* is returned only where
 nothing was written, and the store may accept a later request. *Unusable* is a refusal that no later request can change. In doubt
@@ -10,6 +10,10 @@ the outcome is *unknown*, never *lost*: a lock that believes it lost although it
 Only one wrong ETag can be recognised. An ETag equal to the overwritten version means that nothing was written, since no two
 writes of a lock are equal. An ETag that differs from the body's MD5 proves nothing: the ETag of an encrypted object (SSE-KMS,
 SSE-C) differs too. It need not be recognised: the next write under a wrong ETag loses, and the lock reads back.
+
+obstore raises an exception for every status but 2xx, and the status and the code are only in its text (`obstore_answer`). They
+count only if the text is about our own request, not about a request for credentials. Any other failure is *unknown*. If an
+upgrade changes the texts, a caller reads back more often, but it never loses or wins wrongly.
 """
 
 import re
@@ -17,8 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, assert_never
 
-from lakewarden.agent.stores.port import shorten
 from lakewarden.handlers.lease import conditional
+
+MAX_WHY_CHARACTERS: Final = 600
+"""Limit for a reason, which goes into logs and events: a store's error page must not."""
 
 _MESSAGE_CHARACTERS: Final = 400
 """Limit for the store's own message, so that the reason before it and the status and code after it still fit."""
@@ -31,6 +37,42 @@ _NO_OBJECT: Final = ("", "NoSuchKey", "BlobNotFound", "PathNotFound")
 
 _DAMAGED: Final = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
 """Codes of a 400 that concern the transfer of the request, not its content."""
+
+_FORBIDDEN: Final = (
+    "BlobImmutableDueToPolicy",
+    "LeaseIdMissing",
+    "LeaseIdMismatchWithBlobOperation",
+    "BlobArchived",
+    "BlobBeingRehydrated",
+    "InvalidBlobType",
+    "ContainerBeingDeleted",
+    "ContainerDisabled",
+    "AccountBeingCreated",
+    "ResourceTypeMismatch",
+    "InvalidBucketState",
+    "InvalidObjectState",
+)
+"""Codes of a 409 or 412 that are no conflict: the object, the container or the account forbids the request."""
+
+_CONFLICTS: Final = ("OperationAborted", "ConditionalRequestConflict")
+_TROUBLES: Final = ("InternalError", "OperationTimedOut", "ServiceUnavailable")
+
+_STATUS_ERROR: Final = re.compile(
+    r"(?P<before>.*)Error performing (?:GET|PUT|POST|DELETE|HEAD) \S+ in \S+ - "
+    r"Server returned non-2xx status code: (?P<status>\d{3})[^:]*: (?P<body>.*)",
+    re.DOTALL,
+)
+_GENERIC: Final = re.compile(r"Generic \w+ error: ")
+_NO_CREDENTIALS: Final = re.compile(
+    r"Generic \w+ error: .{0,40}(token re(quest|sponse)|federated token|token file|az account|azure cli)"
+)
+_REQUEST: Final = re.compile(r"Error performing (?:GET|PUT|POST|DELETE|HEAD) (\S+) in ")
+_UNSENDABLE: Final = "HTTP error: builder error"
+_S3_CODES: Final = {"BlobAlreadyExists": "PreconditionFailed", "ServerBusy": "SlowDown"}
+"""Azure's codes, as the S3 codes of the table. `BlobAlreadyExists` comes with 409, but unlike other 409s it means that the
+condition of if-absent did not hold."""
+_CODE: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>")
+_MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
 _VERSION: Final = re.compile(r'"[^"\s]+"|[^"\s,*]+')
 """An ETag that names one version in `If-Match`: `*` matches every version, and a comma separates two."""
@@ -51,7 +93,7 @@ class Answer:
     """Length of a body in the answer to a write, which should have none."""
     encoding: str = ""
     """`Content-Encoding`. If set, the body is not the object's bytes."""
-    fault: Literal["not sent", "no answer", "not the store", "too long"] | None = None
+    fault: Literal["not sent", "no credentials", "no answer", "not the store", "too long"] | None = None
     """Why there is no usable answer of the store. *Not the store*: something in front of it answered, such as a proxy."""
 
     @property
@@ -107,6 +149,12 @@ TABLE: Final = (
         "the request was not sent",
     ),
     Row(
+        "request not sent: the service of the credentials fails (Google, Azure)",
+        lambda answer, _: answer.fault == "no credentials",
+        ("unknown", "unknown", "unknown"),
+        "the request was not sent, and the next one may be",
+    ),
+    Row(
         "no complete answer: no connection, a reset before or after the body was sent, a timeout, a truncated body",
         lambda answer, _: answer.fault == "no answer",
         ("unknown", "unknown", "unknown"),
@@ -123,6 +171,12 @@ TABLE: Final = (
         lambda answer, _: answer.fault == "too long",
         (None, None, "unusable"),
         "this is not a lock object",
+    ),
+    Row(
+        "409, 412 with a code that is no conflict: BlobImmutableDueToPolicy, LeaseIdMissing, ContainerBeingDeleted, …",
+        lambda answer, _: answer.status in {409, 412} and answer.code in _FORBIDDEN,
+        ("refused", "refused", "refused"),
+        "the object, its container or a policy forbids the request",
     ),
     Row(
         "412; code PreconditionFailed under any status",
@@ -201,22 +255,22 @@ TABLE: Final = (
         "the request arrived damaged or incomplete",
     ),
     Row(
-        "409",
-        lambda answer, _: answer.status == 409,
+        "409; code OperationAborted, ConditionalRequestConflict under any status",
+        lambda answer, _: answer.status == 409 or answer.code in _CONFLICTS,
         ("unknown", "unknown", "unknown"),
         "two writes collided, and either may have been applied",
     ),
     Row(
-        "301, 302, 307, …; 400, 403, 404 for the bucket, every other 4xx; 501",
+        "500, 502, 503, every other 5xx but 501; code InternalError, OperationTimedOut, ServiceUnavailable under any status",
+        lambda answer, _: (500 <= answer.status < 600 and answer.status != 501) or answer.code in _TROUBLES,
+        ("unknown", "unknown", "unknown"),
+        "the store may have applied the request",
+    ),
+    Row(
+        "301, 302, 307, …; 400 ExpiredToken, InvalidRequest, …; 401; 403; 404 for the bucket; every other 4xx; 501",
         lambda answer, _: 300 <= answer.status < 500 or answer.status == 501,
         ("refused", "refused", "refused"),
         "the store refused the request",
-    ),
-    Row(
-        "500, 502, 503, every other 5xx",
-        lambda answer, _: 500 <= answer.status < 600,
-        ("unknown", "unknown", "unknown"),
-        "the store may have applied the request",
     ),
     Row(
         "anything else",
@@ -273,3 +327,61 @@ def _outcome(
 def _unquoted(version: str | None) -> str:
     """An ETag without its quotes, which some stores leave out."""
     return (version or "").strip('"')
+
+
+def shorten(why: str, limit: int = MAX_WHY_CHARACTERS) -> str:
+    """Shorten a reason to one line of at most `limit` characters. What matters is at its beginning and at its end."""
+    line = " ".join(why.split())
+    end = limit // 2
+    return line if len(line) <= limit else f"{line[: limit - end - 1]}…{line[-end:]}"
+
+
+def error_text(error: BaseException) -> str:
+    """The text of an error of obstore without what it adds for developers. Only that says that a certificate was refused."""
+    text, _, debug = str(error).partition("\n\nDebug source:\n")
+    if "InvalidCertificate(" not in debug:
+        return text
+    return (
+        f"{text}: the certificate is not trusted, or of another host; if a private authority signed it, "
+        "set SSL_CERT_FILE to a PEM file with it and the others"
+    )
+
+
+def obstore_answer(error: BaseException) -> Answer:
+    """The answer of the store in the text of an error of obstore, or why there is none."""
+    text = error_text(error)
+    if _NO_CREDENTIALS.match(text):
+        return Answer(fault="no credentials", message=text)
+    if text.endswith(_UNSENDABLE):
+        return Answer(fault="not sent", message=text)
+    found = _STATUS_ERROR.fullmatch(text)
+    # obstore uses its specific exceptions (not found, precondition, …) for answers only; any failure may be generic.
+    is_generic = type(error).__name__ == "GenericError"
+    if found is None or (is_generic and not _GENERIC.fullmatch(found["before"])):
+        return Answer(fault="no answer", message=f"{type(error).__name__}: {text}")
+    status, body = int(found["status"]), found["body"]
+    code, message = _CODE.search(body), _MESSAGE.search(body)
+    text = message[1] if message else body
+    if code is None:
+        # All clouds send a code with a 404. Without one, the 404 comes from a proxy.
+        return Answer(status, message=text, fault="not the store" if status == 404 else None)
+    return Answer(status, _S3_CODES.get(code[1], code[1]), f"{code[1]}: {text}")
+
+
+def shows_no_object(error: FileNotFoundError) -> bool:
+    """Whether obstore's error says that the object doesn't exist. Its cause may also be a missing bucket, or a proxy's page."""
+    answer = obstore_answer(error)
+    return answer.status == 0 or row_of(answer, None).meaning(None) == "absent"
+
+
+def put_meaning(error: BaseException, name: str) -> Meaning:
+    """What an error of obstore means to a put if absent of `.../name`. `name` has characters only that no URL escapes.
+
+    If an error names other requests only, they were for credentials: the put was not sent.
+    """
+    answer = obstore_answer(error)
+    sent = _REQUEST.findall(error_text(error))
+    if answer.fault == "no credentials" or (sent and not any(url.endswith(f"/{name}") for url in sent)):
+        return "refused"
+    condition = conditional.IfAbsent()
+    return row_of(answer, condition).meaning(condition)

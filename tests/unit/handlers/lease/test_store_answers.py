@@ -4,9 +4,16 @@ import itertools
 
 import pytest
 
-from lakewarden.agent.stores.classify import TABLE, Answer, RequestCondition, Row, classify_write, row_of
-from lakewarden.agent.stores.port import MAX_WHY_CHARACTERS
 from lakewarden.handlers.lease.conditional import IfAbsent, IfMatch, Lost, Refused, Unknown, Won
+from lakewarden.handlers.lease.store_answers import (
+    MAX_WHY_CHARACTERS,
+    TABLE,
+    Answer,
+    RequestCondition,
+    Row,
+    classify_write,
+    row_of,
+)
 
 BEFORE = '"0cc175b9c0f1b6a831c399e269772661"'
 ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
