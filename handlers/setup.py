@@ -55,6 +55,7 @@ def has_problem(findings: Iterable[Finding]) -> bool:
 
 # -- topics in Kafka: settings, partitions, and the rights of an agent -------------------------------------------------
 
+SECONDS_OF_A_DAY: Final = 86_400
 UNLIMITED: Final = -1
 AT_LEAST: Final = frozenset({"retention.ms", "retention.bytes", "min.insync.replicas", "max.message.bytes"})
 AT_MOST: Final = frozenset({"segment.ms", "max.compaction.lag.ms"})
@@ -283,6 +284,23 @@ class ClockReading:
         if least > 0:
             return least
         return min(most, 0)
+
+
+def judge_versions(store: str, *, keeps_versions: bool | None, renew_seconds: float) -> list[Finding]:
+    """Whether the store keeps what each renewal of a lock replaces."""
+    if keeps_versions is False:
+        return []
+    renewals = f"{SECONDS_OF_A_DAY / renew_seconds:,.0f} a day for a table whose lock is always held"
+    remedy = "end noncurrent versions of the lock objects after a day by a lifecycle rule (docs/stores.md#versions)"
+    if keeps_versions:
+        kept = f"keeps every version of an object, and each renewal of a lock adds one: {renewals}"
+        return [Finding("store", "warning", store, kept, f"{remedy}; ignore this if there is such a rule")]
+    unknown = (
+        f"doesn't say whether it keeps versions; if it does, each renewal of a lock adds one: {renewals}"
+    )
+    return [
+        Finding("store", "unchecked", store, unknown, f"look at the bucket; if it keeps versions, {remedy}")
+    ]
 
 
 def judge_store_clock(store: str, reading: ClockReading, *, drift_seconds: float, strict: bool) -> Finding:

@@ -56,7 +56,7 @@ def probe_command(
 ) -> None:
     """Check that a store honours conditional writes. Every lock depends on them.
 
-    The command writes a small object below URI and deletes it, in at most 4 requests.
+    The command makes every request of a lock to a small object below URI, and deletes it: at most 10 requests.
 
     Exit codes: 0 the store can hold locks; 1 it can't, or it did not answer; 2 usage error.
     """
@@ -67,6 +67,8 @@ def probe_command(
         f"{root} honours both conditions (write if absent, write if unchanged), so it can hold locks; "
         f"{lock_commands.spent(probed.requests, probed.seconds)}"
     )
+    if probed.keeps_versions:
+        print_line("The bucket keeps versions: each renewal of a lock adds one (docs/stores.md#versions)")
 
 
 @lock_app.command(name="show", short_help="Print the holder of a table's lock and the end of its lease.")

@@ -89,6 +89,7 @@ class ProbeResult:
 
     requests: int
     seconds: float
+    keeps_versions: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +310,7 @@ async def probe_location(settings: Settings, root: str) -> ProbeResult:
                 await probe(store, root)
             except StoreProbeError as error:
                 raise StoreProbeError(f"{error}; {spent(store.requests, monotonic() - begun)}") from error
-            return ProbeResult(store.requests, monotonic() - begun)
+            return ProbeResult(store.requests, monotonic() - begun, store.keeps_versions)
     except LocationError:
         raise
     except (OSError, ValueError) as error:

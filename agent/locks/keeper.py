@@ -287,7 +287,7 @@ class Stores:
                 raise StoreRefusedError(f"the store can't be opened: {error}; store={root}") from error
             await probe(entered, root)
             self._stack.push_async_exit(attempt.pop_all().__aexit__)
-        log.info("store.honours-conditions", store=root)
+        log.info("store.honours-conditions", store=root, keeps_versions=entered.keeps_versions)
         return entered
 
     def _store(self, root: str) -> ConditionalStore:

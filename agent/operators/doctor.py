@@ -43,6 +43,7 @@ from lakewarden.handlers.setup import (
     judge_agents,
     judge_store_clock,
     judge_topics,
+    judge_versions,
     missing_rights,
 )
 
@@ -218,11 +219,13 @@ async def _check_stores(settings: Settings, places: Sequence[str], clock: Callab
         stores = Stores(settings, stack)
         for root, uri in {stores.root_of(uri): uri for uri in uris}.items():
             try:
-                await stores.for_lock(uri)
+                store = await stores.for_lock(uri)
             except (StoreProbeError, LocationError) as error:
                 found.append(failed("store", root, str(error)))
             else:
                 found.append(Finding("store", "ok", root, "honours both conditions, so it can hold locks"))
+                kept, renewed = store.keeps_versions, settings.renew_seconds
+                found += judge_versions(root, keeps_versions=kept, renew_seconds=renewed)
             found += await _check_store_clock(settings, root, clock)
     return found
 

@@ -60,6 +60,8 @@ class _Cloud:
     version: Literal["version", "e_tag"]
     """The key of obstore's result that holds the version for a later condition."""
     version_form: re.Pattern[str]
+    seconds_between_writes: float
+    """Google accepts about one write a second to one object."""
     credentials: str
     """What to set where credentials are missing, for error messages."""
 
@@ -69,6 +71,7 @@ _GOOGLE: Final = _Cloud(
     uri_form="gs://bucket/key",
     version="version",
     version_form=re.compile(r"\d{1,20}"),
+    seconds_between_writes=1.1,
     credentials="GOOGLE_APPLICATION_CREDENTIALS, or run with a service account",
 )
 _AZURE: Final = _Cloud(
@@ -76,6 +79,7 @@ _AZURE: Final = _Cloud(
     uri_form="az://container/key or abfs://container@account.dfs.core.windows.net/key",
     version="e_tag",
     version_form=re.compile(r'"?0x[0-9A-Fa-f]{1,32}"?'),
+    seconds_between_writes=0.0,
     credentials="AZURE_STORAGE_ACCOUNT_NAME and a key (AZURE_STORAGE_ACCOUNT_KEY), or run with a managed or workload identity",
 )
 _CLOUDS: Final = {"gs": _GOOGLE, "az": _AZURE, "abfs": _AZURE}
@@ -90,6 +94,7 @@ class CloudStore(port.LocatingStore[str]):
         self._scheme = scheme_of(uri)
         self._authority = uri.partition("://")[2].partition("/")[0]
         self._cloud = _CLOUDS[self._scheme]
+        self.seconds_between_writes = self._cloud.seconds_between_writes
         if not self._cloud.authority.fullmatch(self._authority):
             raise LocationError(f"an object's URI has the form {self._cloud.uri_form}: uri={uri!r}")
         self._client: _Client | None = None
@@ -159,6 +164,8 @@ class CloudStore(port.LocatingStore[str]):
         result = await obstore.put_async(
             client, key, body, mode=mode, attributes={"Content-Type": "application/json"}
         )
+        if self._cloud is _AZURE:
+            self.keeps_versions = result["version"] is not None
         return self._success(result[self._cloud.version])
 
     async def _get(self, client: _Client, key: str) -> Answer:

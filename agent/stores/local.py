@@ -51,6 +51,8 @@ class _NoThreadFree:
 class LocalStore(LocatingStore[ObjectPath]):
     """Objects below one root folder. Every other path is refused, however it is spelled."""
 
+    keeps_versions: bool | None = False
+
     def __init__(self, root: str | os.PathLike[str], *, request_timeout_seconds: float) -> None:
         self._timeout = require_timeout(request_timeout_seconds)
         folder = Path(root).absolute()

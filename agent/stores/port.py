@@ -44,6 +44,10 @@ class ConditionalStore(AbstractAsyncContextManager["ConditionalStore"], Protocol
 
     requests: int
     """How many were sent, deletions included."""
+    seconds_between_writes: float
+    """How long the store wants between two writes of one object. The probe keeps to it; a lock writes less often."""
+    keeps_versions: bool | None
+    """Whether each write adds a version that the store keeps, as the last write's answer said. None: not known."""
     on_request: OnRequest
     """Called with each request that is answered or times out, without its time in the queue."""
 
@@ -70,6 +74,8 @@ class LocatingStore(AsyncContextManagerMixin, Generic[Key]):
     """
 
     requests = 0
+    seconds_between_writes = 0.0
+    keeps_versions: bool | None = None
     on_request: OnRequest = lambda *_: None
 
     @cached_property

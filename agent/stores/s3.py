@@ -11,8 +11,11 @@ is computation only (botocore reads its model of S3), and no timeout includes it
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import ssl
+import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -44,6 +47,7 @@ from lakewarden.handlers.lease.conditional import (
     IfMatch,
     ReadOutcome,
     Refused,
+    Won,
     WriteOutcome,
 )
 from lakewarden.handlers.lease.store_answers import Answer, classify_read, classify_write
@@ -76,6 +80,9 @@ NO_CREDENTIALS: Final = (
 )
 _NO_REGION: Final = "no region is set; set AWS_REGION, AWS_DEFAULT_REGION or the profile's region"
 _AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn")
+
+_DIRECTORY_BUCKET: Final = "--x-s3"
+"""How the name of a bucket of S3 Express One Zone ends."""
 
 _ERROR_DOCUMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error[\s>]")
 _ERROR_CODE: Final = re.compile(rb"<Code>\s*([^<\s]+)")
@@ -146,9 +153,11 @@ class S3Store(port.LocatingStore[Location]):
         return classify_read(await self._request(lambda client: _get(client, key, self._of_requests)))
 
     async def _write(self, key: Location, body: bytes, condition: Condition) -> WriteOutcome:
-        return classify_write(
-            await self._request(lambda client: _put(client, key, body, condition, self._of_writes)), condition
-        )
+        answer = await self._request(lambda client: _put(client, key, body, condition, self._of_writes))
+        outcome = classify_write(answer, condition)
+        if isinstance(outcome, Won):
+            self.keeps_versions = answer.kept_as not in {None, "null"}
+        return outcome
 
     async def _remove(self, key: Location) -> str | None:
         answer = await self._request(lambda client: _remove(client, key, self._of_requests))
@@ -241,10 +250,27 @@ async def _put(
         Key=location.key,
         Body=body,
         ContentType="application/json",
+        **_checksum(location.authority, body),
         **header,
         **more,
     )
-    return Answer(_status(result), version=result.get("ETag"), unexpected_bytes=_length(result))
+    return Answer(
+        _status(result),
+        version=result.get("ETag"),
+        unexpected_bytes=_length(result),
+        kept_as=result.get("VersionId"),
+    )
+
+
+def _checksum(bucket: str, body: bytes) -> dict[str, str]:
+    """A bucket whose Object Lock has a default retention demands one, and a directory bucket doesn't have Content-MD5."""
+    if bucket.endswith(_DIRECTORY_BUCKET):
+        return {"ChecksumCRC32": _base64(zlib.crc32(body).to_bytes(4, "big"))}
+    return {"ContentMD5": _base64(hashlib.md5(body, usedforsecurity=False).digest())}
+
+
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
 
 
 async def _get(client: Any, location: Location, more: Mapping[str, str]) -> Answer:

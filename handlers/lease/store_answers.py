@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, assert_never
+from urllib.parse import unquote
 
 from lakewarden.handlers.lease import conditional
 
@@ -66,7 +67,7 @@ _GENERIC: Final = re.compile(r"Generic \w+ error: ")
 _NO_CREDENTIALS: Final = re.compile(
     r"Generic \w+ error: .{0,40}(token re(quest|sponse)|federated token|token file|az account|azure cli)"
 )
-_REQUEST: Final = re.compile(r"Error performing (?:GET|PUT|POST|DELETE|HEAD) (\S+) in ")
+_REQUEST: Final = re.compile(r"Error performing (GET|PUT|POST|DELETE|HEAD) (\S+) in ")
 _UNSENDABLE: Final = "HTTP error: builder error"
 _S3_CODES: Final = {"BlobAlreadyExists": "PreconditionFailed", "ServerBusy": "SlowDown"}
 """Azure's codes, as the S3 codes of the table. `BlobAlreadyExists` comes with 409, but unlike other 409s it means that the
@@ -91,6 +92,8 @@ class Answer:
     """The object, for a read."""
     unexpected_bytes: int = 0
     """Length of a body in the answer to a write, which should have none."""
+    kept_as: str | None = None
+    """The id of the version that the write has added, in a bucket that keeps versions."""
     encoding: str = ""
     """`Content-Encoding`. If set, the body is not the object's bytes."""
     fault: Literal["not sent", "no credentials", "no answer", "not the store", "too long"] | None = None
@@ -375,13 +378,14 @@ def shows_no_object(error: FileNotFoundError) -> bool:
 
 
 def put_meaning(error: BaseException, name: str) -> Meaning:
-    """What an error of obstore means to a put if absent of `.../name`. `name` has characters only that no URL escapes.
+    """What an error of obstore means to a put if absent of the object `name`.
 
-    If an error names other requests only, they were for credentials: the put was not sent.
+    If the error names other requests only, they were for credentials: the put was not sent.
     """
     answer = obstore_answer(error)
-    sent = _REQUEST.findall(error_text(error))
-    if answer.fault == "no credentials" or (sent and not any(url.endswith(f"/{name}") for url in sent)):
+    named = _REQUEST.findall(error_text(error))
+    is_sent = any(method == "PUT" and (url == "REDACTED" or name in unquote(url)) for method, url in named)
+    if answer.fault == "no credentials" or (named and not is_sent):
         return "refused"
     condition = conditional.IfAbsent()
     return row_of(answer, condition).meaning(condition)

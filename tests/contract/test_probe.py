@@ -1,4 +1,4 @@
-"""The probe recognises a store that ignores conditions, with four requests at most."""
+"""The probe recognises a store that gives one wrong answer to one of a lock's requests, with ten requests at most."""
 
 import re
 from pathlib import Path
@@ -7,9 +7,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from lakewarden.agent.stores import LocalStore, StoreProbeError, probe
+from lakewarden.agent.stores import LocalStore, StoreProbeError, StoreRefusedError, probe
 from lakewarden.agent.stores.probe import _different_version
 from lakewarden.handlers.lease.conditional import (
+    Absent,
     Condition,
     Found,
     IfAbsent,
@@ -22,7 +23,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
-from tests.servers.memory_store import Fault, MemoryStore, Request
+from tests.servers.memory_store import Fault, MemoryStore, Request, version_of
 
 FOLDER = "memory://twin/table/.hoodie/.locks"
 
@@ -78,12 +79,192 @@ class Answering(Counting):
         return self._answer if len(self.sent) == self._at else outcome
 
 
-async def test_a_correct_store_gets_four_requests_and_is_left_unchanged() -> None:
+REQUESTS = [
+    "IfAbsent",
+    "read",
+    "IfAbsent",
+    "IfMatch",
+    "read",
+    "IfMatch",
+    "IfMatch",
+    "IfMatch",
+    "read",
+    "delete",
+]
+WINS = (0, 5, 7)
+
+
+async def test_a_correct_store_gets_ten_requests_and_is_left_unchanged() -> None:
     async with Counting() as store:
         await probe(store, FOLDER)
 
-    assert store.sent == ["IfAbsent", "IfAbsent", "IfMatch", "delete"]
+    assert store.sent == REQUESTS
     assert store.objects == {}
+
+
+WRITE_LIES = (
+    "won, and nothing written",
+    "won, whatever the condition",
+    "won, under another version",
+    "lost, and nothing written",
+    "lost, and written under its condition",
+    "lost, and written whatever the condition",
+    "refused",
+    "refused, and written",
+    "throttled",
+    "unknown",
+    "unknown, and written",
+)
+READ_LIES = ("absent", "another body", "another version", "refused", "throttled", "unknown")
+
+
+class Lying(Counting):
+    """A store that lies in one request, or (`always`) in each one of its kind from there on."""
+
+    def __init__(self, at: int, lie: str, *, always: bool = False) -> None:
+        super().__init__()
+        self._at, self._lie, self._always = at, lie, always
+        self.lied = False
+
+    def _lies(self) -> bool:
+        at = len(self.sent)
+        now = at == self._at or (self._always and at > self._at and REQUESTS[at] == REQUESTS[self._at])
+        self.lied = self.lied or now
+        return now
+
+    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
+        if not self._lies():
+            return await super().write(uri, body, condition)
+        self.sent.append(type(condition).__name__)
+        outcome: WriteOutcome = Lost("not sent")
+        if "whatever the condition" in self._lie:
+            self.objects[uri] = body
+        elif "nothing" not in self._lie and self._lie not in {"refused", "throttled", "unknown"}:
+            outcome = await MemoryStore.write(self, uri, body, condition)
+        match self._lie.partition(",")[0]:
+            case "won" if "another version" in self._lie and not isinstance(outcome, Won):
+                return outcome  # the condition did not hold: the truth
+            case "won":
+                return Won(version_of(b"another" if "another version" in self._lie else body))
+            case "lost":
+                return Lost("the object exists")
+            case answer:
+                return FAULTS[answer]
+
+    async def read(self, uri: str) -> ReadOutcome:
+        if not self._lies():
+            return await super().read(uri)
+        self.sent.append("read")
+        found = await MemoryStore.read(self, uri)
+        match self._lie:
+            case "absent":
+                return Absent()
+            case "another body":
+                return Found(b"another", found.version if isinstance(found, Found) else version_of(b""))
+            case "another version":
+                body = found.body if isinstance(found, Found) else b""
+                return Found(body, version_of(b"another"))
+            case answer:
+                return FAULTS[answer]
+
+
+FAULTS: dict[str, Refused | Throttled | Unknown] = {
+    "refused": Refused("status=403 code=AccessDenied"),
+    "throttled": Throttled("status=429"),
+    "unknown": Unknown("no answer within the timeout"),
+}
+
+
+def lies() -> list[tuple[int, str]]:
+    """Every request with every wrong answer to it. Some answers are right for some requests."""
+    found = []
+    for at, kind in enumerate(REQUESTS[:-1]):
+        for lie in READ_LIES if kind == "read" else WRITE_LIES:
+            is_truth = (
+                (at == 1 and lie == "absent")
+                or (at == 0 and lie == "won, whatever the condition")  # there is no object yet
+                or (at in WINS and lie == "won, whatever the condition")
+                or (
+                    kind != "read"
+                    and at not in WINS
+                    and lie in {"lost, and nothing written", "won, under another version"}
+                )
+                or (at not in WINS and lie == "lost, and written under its condition")
+            )
+            if not is_truth:
+                found.append((at, lie))
+    return found
+
+
+@pytest.mark.parametrize("at, lie", lies(), ids=str)
+@pytest.mark.parametrize("always", [False, True], ids=["once", "from then on"])
+async def test_a_store_that_lies_in_one_request_is_refused(at: int, lie: str, always: bool) -> None:
+    async with Lying(at, lie, always=always) as store:
+        with pytest.raises(StoreProbeError):
+            await probe(store, FOLDER)
+
+    assert store.lied
+    assert len(store.sent) <= len(REQUESTS)
+    assert store.objects == {}, "the probe's key is deleted"
+
+
+@pytest.mark.parametrize(
+    "at, lie, error, message",
+    [
+        (0, "refused", StoreRefusedError, "can't be written to"),
+        (2, "refused", StoreRefusedError, "accepts a new object and then refuses.*retention, Object Lock"),
+        (5, "refused", StoreRefusedError, "accepts a new object and then refuses.*retention, Object Lock"),
+        (
+            5,
+            "lost, and nothing written",
+            StoreProbeError,
+            "rejects a write under the object's current version",
+        ),
+        (
+            7,
+            "lost, and nothing written",
+            StoreProbeError,
+            "rejects a write under the object's current version",
+        ),
+        (6, "won, whatever the condition", StoreProbeError, "ignores the condition if-match"),
+        (8, "another body", StoreProbeError, "another content or version"),
+        (1, "refused", StoreRefusedError, "to list the bucket"),
+    ],
+)
+async def test_the_error_names_the_request_that_a_lock_needs(
+    at: int, lie: str, error: type[StoreProbeError], message: str
+) -> None:
+    async with Lying(at, lie) as store:
+        with pytest.raises(StoreProbeError, match=message) as raised:
+            await probe(store, FOLDER)
+
+    assert type(raised.value) is error
+
+
+class WaitingBetweenWrites(Counting):
+    """A store that throttles a write that comes too soon after another one to the same object, as Google does."""
+
+    seconds_between_writes = 0.05
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written_at = float("-inf")
+
+    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
+        if anyio.current_time() < self._written_at + self.seconds_between_writes:
+            self.sent.append(type(condition).__name__)
+            return Throttled("status=429")
+        outcome = await super().write(uri, body, condition)
+        if isinstance(outcome, Won):
+            self._written_at = anyio.current_time()
+        return outcome
+
+
+async def test_the_probe_keeps_to_the_rate_at_which_a_store_accepts_writes_of_one_object() -> None:
+    async with WaitingBetweenWrites() as store:
+        await probe(store, FOLDER)
+
+    assert store.sent == REQUESTS
 
 
 @pytest.mark.parametrize(
@@ -102,17 +283,17 @@ async def test_the_error_names_the_ignored_condition_and_the_store_is_left_uncha
         ):
             await probe(store, FOLDER)
 
-    assert len(store.sent) <= 4
+    assert len(store.sent) <= len(REQUESTS)
     assert store.objects == {}
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", [1, 3, 4, 6, 7, 8])
 @pytest.mark.parametrize(
     "answer, message",
     [
         (
             Refused("access denied: status=403 code=AccessDenied"),
-            "can't be written to; check bucket or container, credentials",
+            "can't be written to; check bucket or container, credentials|then refuses a request that a lock needs",
         ),
         (
             Unknown("no answer within the timeout"),
@@ -132,7 +313,7 @@ async def test_a_store_that_does_not_answer_the_probe_is_another_error(
             await probe(store, FOLDER)
 
     assert "ignores" not in str(caught.value)
-    assert len(store.sent) <= 4
+    assert len(store.sent) <= len(REQUESTS)
     assert store.objects == {}, "a write that may have been applied is deleted too"
 
 
@@ -189,7 +370,7 @@ class CancelAt:
         return None
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", range(1, 10))
 async def test_a_cancelled_probe_removes_its_key(at: int) -> None:
     objects: dict[str, bytes] = {}
     with anyio.CancelScope() as scope:

@@ -4,10 +4,13 @@ A missing or wrong setting is *refused*, and the reason says what to set. A tran
 a handshake) is *unknown*. In both cases nothing is sent, and no restart is needed after the cause was removed.
 """
 
+import base64
+import hashlib
 import json
 import os
 import ssl
 import time
+import zlib
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,7 +30,7 @@ from anyio.abc import SocketAttribute, SocketStream
 from anyio.lowlevel import checkpoint
 
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import probe
+from lakewarden.agent.stores import StoreRefusedError, probe
 from lakewarden.agent.stores.s3 import S3Options, S3Store
 from lakewarden.agent.watching.files import Buckets, UnreadableTableError
 from lakewarden.handlers.lease.conditional import (
@@ -42,6 +45,7 @@ from lakewarden.handlers.lease.conditional import (
     WriteOutcome,
 )
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
+from tests.servers.program import new_name
 from tests.servers.s3 import VIRTUAL_DOMAIN, S3Server, encrypting_s3_server
 
 URI = "s3://bucket/locks/t.json"
@@ -564,6 +568,101 @@ async def test_a_policy_that_demands_encryption_by_a_key_is_met(
         await probe(store, f"s3://{bucket}/locks")
     headers = encrypting.new_client().head_object(Bucket=bucket, Key="locks/t.json")
     assert (headers["ServerSideEncryption"], headers["SSEKMSKeyId"]) == ("aws:kms", "arn:aws:kms:locks")
+
+
+# -- versions, retention and checksums ---------------------------------------------------------------------------------
+
+
+async def test_every_write_has_the_checksum_that_its_kind_of_bucket_knows(keys: None) -> None:
+    """A bucket whose Object Lock has a default retention demands one. A directory bucket's session comes first."""
+    session = (
+        b'<CreateSessionResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Credentials><SessionToken>t</SessionToken>'
+        b"<SecretAccessKey>s</SecretAccessKey><AccessKeyId>k</AccessKeyId><Expiration>2999-01-01T00:00:00Z</Expiration>"
+        b"</Credentials></CreateSessionResult>"
+    )
+    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
+        for condition in (IfAbsent(), IfMatch('"1"')):
+            assert isinstance(await store.write(URI, b"body", condition), Won)
+    async with (
+        faulty_server([Reply(200, (), session), WON]) as directory,
+        store_at(directory.endpoint) as store,
+    ):
+        assert isinstance(await store.write("s3://b--use1-az4--x-s3/t.json", b"body", IfAbsent()), Won)
+
+    md5 = base64.b64encode(hashlib.md5(b"body", usedforsecurity=False).digest()).decode()
+    assert [each.headers.get("content-md5") for each in server.received] == [md5, md5]
+    [_, put] = directory.received
+    assert put.headers["x-amz-checksum-crc32"] == base64.b64encode(zlib.crc32(b"body").to_bytes(4)).decode()
+    assert "content-md5" not in put.headers
+
+
+@pytest.mark.parametrize(
+    "version, keeps",
+    [((), False), ((("x-amz-version-id", "null"),), False), ((("x-amz-version-id", "1"),), True)],
+)
+async def test_the_answer_to_a_write_says_whether_the_bucket_keeps_versions(
+    version: tuple[tuple[str, str], ...], keeps: bool, keys: None
+) -> None:
+    reply = Reply(200, (*WON.headers, *version))
+    async with faulty_server([reply]) as server, store_at(server.endpoint) as store:
+        assert store.keeps_versions is None
+        assert isinstance(await store.write(URI, b"body", IfAbsent()), Won)
+
+        assert store.keeps_versions is keeps
+
+
+def create_locked(server: S3Server, bucket: str) -> None:
+    """A bucket that keeps each version for a day."""
+    client = server.new_client()
+    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
+    client.put_object_lock_configuration(
+        Bucket=bucket, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule}
+    )
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("locked", [False, True])
+async def test_a_bucket_that_keeps_versions_can_hold_locks(
+    encrypting: S3Server, locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in encrypting.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = new_name()
+    client = encrypting.new_client()
+    if locked:
+        create_locked(encrypting, bucket)
+    else:
+        client.create_bucket(Bucket=bucket)
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+
+    async with store_at(encrypting.endpoint) as store:
+        await probe(store, f"s3://{bucket}/locks")
+        await probe(store, f"s3://{bucket}/locks")
+
+    assert store.keeps_versions is True
+    found = client.list_object_versions(Bucket=bucket)
+    assert (len(found["Versions"]), len(found["DeleteMarkers"])) == (6, 2), "an operator's rule removes them"
+    assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+
+
+async def test_a_gateway_whose_retention_refuses_overwrites_is_refused_by_the_probe(
+    started_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """versitygw without versions. Before, the first renewal failed."""
+    for name, value in started_s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = new_name()
+    create_locked(started_s3_server, bucket)
+
+    async with store_at(started_s3_server.endpoint) as store:
+        if started_s3_server.objects is None:  # MinIO, where versitygw can't run
+            await probe(store, f"s3://{bucket}/locks")
+            return
+        with pytest.raises(
+            StoreRefusedError, match=r"check retention, Object Lock.*protected by object lock"
+        ):
+            await probe(store, f"s3://{bucket}/locks")
 
 
 def policy_of(bucket: str) -> dict[str, Any]:

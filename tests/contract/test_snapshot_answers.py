@@ -38,7 +38,9 @@ def on_s3(endpoint: str) -> ObjectSnapshots:
         "secret_access_key": "b",
         "region": "us-east-1",
     }
-    return ObjectSnapshots(S3Store("bucket", config=config, **_once(endpoint)), "t", compares_etags=True)
+    return ObjectSnapshots(
+        S3Store("bucket", config=config, **_once(endpoint)), "a b/t-1", compares_etags=True
+    )
 
 
 def on_google(endpoint: str) -> ObjectSnapshots:
@@ -46,7 +48,7 @@ def on_google(endpoint: str) -> ObjectSnapshots:
     client = GCSStore(
         "bucket", config={"base_url": endpoint}, credential_provider=credentials, **_once(endpoint)
     )
-    return ObjectSnapshots(client, "t", compares_etags=False)
+    return ObjectSnapshots(client, "a b/t-1", compares_etags=False)
 
 
 async def answered(server: FaultyServer, reply: Reply, call: Callable[[], Any]) -> Any:

@@ -113,6 +113,8 @@ class StoreClient:
     """The store as the lock's shell uses it (`agent/stores/port.py`), over a simulated connection."""
 
     requests = 0
+    seconds_between_writes = 0.0
+    keeps_versions: bool | None = None
     on_request: OnRequest = lambda *_: None
 
     def __init__(self, wire: Wire) -> None:

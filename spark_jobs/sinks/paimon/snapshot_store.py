@@ -312,6 +312,7 @@ def _s3(bucket: str, options: dict[str, Any]) -> Any:
         "region": found.region,
     }
     config: Any = {key: value for key, value in given.items() if value}
+    config["checksum_algorithm"] = "SHA256"  # a bucket whose Object Lock has a default retention demands one
     config["virtual_hosted_style_request"] = not found.path_style
     return S3Store(bucket, config=config, **_once(endpoint))
 

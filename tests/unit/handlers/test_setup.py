@@ -18,6 +18,7 @@ from lakewarden.handlers.setup import (
     judge_agents,
     judge_store_clock,
     judge_topics,
+    judge_versions,
     missing_rights,
 )
 
@@ -212,3 +213,16 @@ def test_an_errors_message_is_split_into_what_happened_and_what_to_do(
 
     assert (finding.found, finding.next) == (what, do)
     assert has_problem([finding])
+
+
+@pytest.mark.parametrize("keeps, result", [(True, ["warning"]), (False, []), (None, ["unchecked"])])
+def test_a_store_that_keeps_versions_is_named_with_what_each_day_adds(
+    keeps: bool | None, result: list[str]
+) -> None:
+    found = judge_versions("s3://lake", keeps_versions=keeps, renew_seconds=3)
+
+    assert [each.result for each in found] == result
+    assert not has_problem(found)
+    for each in found:
+        assert "28,800 a day" in each.found
+        assert "lifecycle rule" in (each.next or "")
