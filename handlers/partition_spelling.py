@@ -8,6 +8,10 @@ from math import isfinite, isnan
 from typing import Any, Final
 from urllib.parse import quote_plus
 
+from lakewarden.handlers.unreadable import Unreadable
+
+MAX_DIGITS: Final = 38
+"""Of a decimal, in Spark."""
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 PAIMON_NULL: Final = "__DEFAULT_PARTITION__"
 
@@ -87,13 +91,16 @@ def delta_value(text: str, kind: str) -> str:
     if kind in {"timestamp", "timestamp_ntz"}:
         found = _MOMENT.fullmatch(text)
         if found is None or bool(found[4]) != (kind == "timestamp"):
-            raise ValueError(f"{text!r} is no {kind}, or one without its time zone")
+            raise Unreadable(f"{text!r:.50} is no {kind}, or one without its time zone")
         date, time, fraction, zone = found.groups("")
         return f"{date}T{time}.{fraction:0<6}Z" if zone else f"{date} {time}" + _fraction(fraction)
     if kind in {"float", "double"}:
         return number_text(float(text), kind)
     if kind.startswith("decimal("):
-        return f"{Decimal(text):f}"
+        number = Decimal(text)
+        if not abs(number.adjusted()) <= MAX_DIGITS:
+            raise Unreadable(f"{text!r:.50} is no {kind}")
+        return f"{number:f}"
     return text.lower() if kind == "boolean" else text
 
 

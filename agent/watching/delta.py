@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import NumberedFollower
 from lakewarden.handlers.delta import log
-from lakewarden.handlers.observations import File, ObservedCommit
+from lakewarden.handlers.observations import File, ObservedCommit, UnknownVersion, UnreadableCommit
 
 MAX_COMMITS_BACK = 50
 """Commits that are read in search of the table's metadata, if there is no checksum file."""
@@ -54,14 +54,16 @@ async def find_layout(files: TableFiles, version: int) -> log.PartitionLayout:
     """Find the table's layout as of a version. Raises `UnreadableTableError`."""
     try:
         found = log.read_checksum(await files.read(log.checksum_path(version)))
-        if found is not None:
+        if found is not None and found.unknown is None:
             return found
     except AbsentFileError:
         pass
     for each in range(version, max(-1, version - MAX_COMMITS_BACK), -1):
         try:
             found = log.layout_of(log.actions_of(await files.read(log.commit_path(each))))
-        except AbsentFileError:
+        except UnknownVersion:
+            raise
+        except (AbsentFileError, UnreadableCommit):
             continue
         if found is not None:
             return found

@@ -13,8 +13,8 @@ What `CatalogFollower` does with the catalog's answer:
 | lacks snapshots since the last look | asks for all; if they aren't there, it logs once that the history is cut, and goes on |
 | its location belongs to another agent | forgets its position |
 
-An answer counts as seen when all its snapshots are read. A snapshot that can't be read is read again in each look, and nothing
-after it is reported. After `RECHECK_SECONDS` it is left behind if there is a newer one.
+An answer counts as seen when all its snapshots are read. For one that can't be read, the rules of `follower.py` apply: nothing
+after it is reported until then.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,13 +28,24 @@ from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTable
 from lakewarden.agent.watching.follower import (
     ACTIVE_SECONDS,
     MAX_COMMITS,
-    RECHECK_SECONDS,
+    READ_ERRORS,
     Look,
     NumberedFollower,
+    Patience,
+    piece_of,
+    problems_of,
 )
 from lakewarden.events import canonical_table
 from lakewarden.handlers.iceberg import metadata as iceberg
-from lakewarden.handlers.observations import File, ObservedCommit, UnreadableCommit
+from lakewarden.handlers.observations import (
+    File,
+    ObservedCommit,
+    Piece,
+    UnreadableCommit,
+    content_of,
+    unread_commit,
+)
+from lakewarden.handlers.unreadable import why_unreadable
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +59,8 @@ class IcebergFollower(NumberedFollower):
         super().__init__(uri, files)
         self._gzipped = False
         self._newest_snapshot: iceberg.IcebergSnapshot | None = None
+        self._tried: list[iceberg.IcebergSnapshot] = []
+        """The new snapshots of the metadata file that was read last."""
 
     def _path(self, number: int) -> str:
         return iceberg.version_path(number, gzipped=self._gzipped)
@@ -66,11 +79,18 @@ class IcebergFollower(NumberedFollower):
         return number
 
     async def _read(self, number: int, body: bytes) -> list[ObservedCommit]:  # noqa: ARG002 - snapshots have names of their own
+        self._tried = []
         metadata = iceberg.read_metadata(body)
-        snapshots, _ = metadata.since(self._newest_snapshot)
-        found = [await _commit(each, metadata, self._files) for each in snapshots]
+        self._tried, _ = metadata.since(self._newest_snapshot)
+        found = [await _commit(each, metadata, self._files) for each in self._tried]
         self._newest_snapshot = metadata.newest
         return [each for each in found if each is not None]
+
+    def _unreadable(self, number: int, why: str) -> list[ObservedCommit]:  # noqa: ARG002 - likewise
+        """Without its metadata file, a commit's snapshot has no name. The next metadata file lists it, too."""
+        found = [unread_commit(str(each.id), why) for each in self._tried]
+        self._newest_snapshot = self._tried[-1] if self._tried else self._newest_snapshot
+        return found
 
 
 class CatalogFollower:
@@ -91,8 +111,7 @@ class CatalogFollower:
         self._uuid: str | None = None
         self._answer: CatalogAnswer | None = None
         self._newest: iceberg.IcebergSnapshot | None = None
-        self._stuck: tuple[int, float] | None = None
-        """The snapshot that can't be read, and since when."""
+        self._patience = Patience()
         self._is_cut = False
         self._changed_at = float("-inf")
 
@@ -123,7 +142,7 @@ class CatalogFollower:
         return await self._read(answer, metadata, snapshots, now)
 
     def _forget(self) -> None:
-        self.began, self._answer, self._newest, self._stuck = False, None, None, None
+        self.began, self._answer, self._newest = False, None, None
 
     def _locate(self, metadata: iceberg.TableMetadata, access: Mapping[str, str]) -> None:
         files = files_of(metadata.location, self._buckets, access)
@@ -157,33 +176,26 @@ class CatalogFollower:
     ) -> Look:
         assert self.files is not None
         found: list[ObservedCommit] = []
+        problems: list[tuple[str, str]] = []
+        is_complete = len(snapshots) <= MAX_COMMITS
         for each in snapshots[:MAX_COMMITS]:
+            path = each.manifests or metadata.location
             try:
                 commit = await _commit(each, metadata, self.files)
-            except (UnreadableCommit, UnreadableTableError) as error:
-                if not self._leave_behind(each, snapshots[-1], now):
-                    return Look(now - self._changed_at < ACTIVE_SECONDS, found, complete=False,
-                                problems=[(each.manifests, str(error))])  # fmt: skip
-                return Look(active=True, seen=found, complete=False)
+                problems += problems_of(path, [commit] if commit else ())
+            except READ_ERRORS as error:
+                why = why_unreadable(error)
+                problems.append((path, why))
+                if not self._patience.is_over(each.id, error, now):
+                    is_complete = False
+                    break
+                commit = unread_commit(str(each.id), why)
             self._newest, self._changed_at = each, now
             if commit is not None:
                 found.append(commit)
-        is_complete = len(snapshots) <= MAX_COMMITS
         if is_complete:
-            self._answer, self._stuck = answer, None
-        return Look(now - self._changed_at < ACTIVE_SECONDS, found, complete=is_complete)
-
-    def _leave_behind(
-        self, snapshot: iceberg.IcebergSnapshot, newest: iceberg.IcebergSnapshot, now: float
-    ) -> bool:
-        """Whether the watcher goes on without a snapshot that can't be read."""
-        if self._stuck is None or self._stuck[0] != snapshot.id:
-            self._stuck = snapshot.id, now
-        if snapshot is newest or now - self._stuck[1] < RECHECK_SECONDS:
-            return False
-        self._warn("watch.position-lost", self.uri, why=f"snapshot {snapshot.id} can't be read")
-        self._newest, self._stuck = snapshot, None
-        return True
+            self._answer = answer
+        return Look(now - self._changed_at < ACTIVE_SECONDS, found, complete=is_complete, problems=problems)
 
     def _warn(self, event: str, uri: str | None, **fields: str) -> None:
         log.warning(event, table=uri, name=str(self._name), **fields)
@@ -200,13 +212,19 @@ async def _commit(
 
 async def manifests_read(
     snapshot: iceberg.IcebergSnapshot, metadata: iceberg.TableMetadata, files: TableFiles
-) -> list[tuple[int, bytes]]:
-    """Read the manifests of a snapshot's own changes. Each comes with its partition spec."""
-    listed = await files.read(iceberg.relative_path(snapshot.manifests, metadata.location))
-    return [
-        (each.spec, await files.read(iceberg.relative_path(each.path, metadata.location)))
-        for each in iceberg.manifests_of(listed, snapshot.id)
-    ]
+) -> list[tuple[int, Piece]]:
+    """Read the manifests of a snapshot's own changes. Each comes with its partition spec. Raises `UnreadableCommit`."""
+
+    async def read(path: str) -> Piece:
+        try:
+            return await piece_of(files, iceberg.relative_path(path, metadata.location))
+        except UnreadableCommit as error:
+            return error
+
+    if not snapshot.manifests:
+        raise UnreadableCommit("the snapshot has no list of manifests, as in tables of before 2019")
+    listed = content_of(await read(snapshot.manifests))
+    return [(each.spec, await read(each.path)) for each in iceberg.manifests_of(listed, snapshot.id)]
 
 
 async def metadata_in(answer: CatalogAnswer, buckets: Buckets) -> iceberg.TableMetadata:

@@ -6,8 +6,15 @@ In an append table with deletion vectors, it also costs the snapshot before, and
 from collections.abc import Mapping
 
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
-from lakewarden.agent.watching.follower import NumberedFollower
-from lakewarden.handlers.observations import File, ObservedCommit, Place
+from lakewarden.agent.watching.follower import NumberedFollower, piece_of
+from lakewarden.handlers.observations import (
+    File,
+    ObservedCommit,
+    Piece,
+    Place,
+    UnreadableCommit,
+    content_of,
+)
 from lakewarden.handlers.paimon import snapshots
 
 
@@ -41,7 +48,12 @@ class PaimonFollower(NumberedFollower):
         if snapshot.is_gates:
             return []
         layout, manifests = await changes_read(self._files, snapshot, self._layouts)
-        vectors = set() if layout.has_primary_key else await self._changed_vectors(number, snapshot, layout)
+        vectors: set[Place] | UnreadableCommit = set()
+        if not layout.has_primary_key:
+            try:
+                vectors = await self._changed_vectors(number, snapshot, layout)
+            except UnreadableCommit as error:
+                vectors = error
         found = snapshots.foreign_snapshot(number, manifests, layout, vectors, snapshot.made_by)
         return [] if found is None else [found]
 
@@ -60,19 +72,17 @@ class PaimonFollower(NumberedFollower):
             old = {} if before is None else snapshots.deletion_vectors(await self._files.read(before), layout)
         except AbsentFileError:
             return set()
-        return snapshots.changed_vectors(
-            old, snapshots.deletion_vectors(await self._files.read(snapshot.indexes), layout)
-        )
+        now = content_of(await piece_of(self._files, snapshot.indexes))
+        return snapshots.changed_vectors(old, snapshots.deletion_vectors(now, layout))
 
 
 async def changes_read(
     files: TableFiles, snapshot: snapshots.Snapshot, layouts: dict[int, snapshots.TableLayout]
-) -> tuple[snapshots.TableLayout, list[bytes]]:
+) -> tuple[snapshots.TableLayout, list[Piece]]:
     """Read the manifests of a snapshot's own changes, and the table's layout, unless `layouts` has it."""
     layout = layouts.get(snapshot.schema)
     if layout is None:
-        layout = layouts[snapshot.schema] = snapshots.read_schema(
-            await files.read(snapshots.schema_path(snapshot.schema))
-        )
-    lists = snapshots.manifests_of(await files.read(snapshot.changes))
-    return layout, [await files.read(each) for each in lists]
+        schema = content_of(await piece_of(files, snapshots.schema_path(snapshot.schema)))
+        layout = layouts[snapshot.schema] = snapshots.read_schema(schema)
+    lists = snapshots.manifests_of(content_of(await piece_of(files, snapshot.changes)))
+    return layout, [await piece_of(files, each) for each in lists]

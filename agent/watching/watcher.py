@@ -44,9 +44,9 @@ from lakewarden.agent.watching.follower import Look, Seen, TableFollower
 from lakewarden.agent.watching.formats import follow, format_of
 from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.events import WriterEventUnion, is_glob, require_canonical
-from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.handlers.hudi.watching import Alive, Completed, Ended, Opened, Touched
-from lakewarden.handlers.observations import ObservedCommit, UnreadableCommit
+from lakewarden.handlers.observations import ObservedCommit
+from lakewarden.handlers.unreadable import Unreadable, why_unreadable
 
 log = structlog.get_logger(__name__)
 
@@ -300,8 +300,8 @@ class Watcher:
             look = await table.watched.look()
             if isinstance(table.watched, CatalogFollower):
                 table.uri, table.files = table.watched.uri or table.key, table.watched.files
-        except (UnreadableTableError, UnreadableHudi, UnreadableCommit) as error:
-            self._report_trouble(table, str(error))
+        except (UnreadableTableError, Unreadable, MemoryError, RecursionError) as error:
+            self._report_trouble(table, why_unreadable(error))
             if table.watched is not None and not table.watched.began:
                 table.watched = None  # it may come back in another format
             return False

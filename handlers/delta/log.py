@@ -3,13 +3,14 @@
 It relies on these facts of Delta's protocol, which hold for all its reader and writer versions:
 
 - Commit N is `_delta_log/<N with 20 digits>.json`. Each line is one action, an object with one key.
-- `add` and `remove` have the partition's values as text, by the columns' physical names. A null or an empty text is NULL.
+- `add` has the partition's values as text, by the columns' physical names. A null or an empty text is NULL. A `remove` lacks
+  those that are NULL, or all; then the folders of its file say them, as Delta and delta-rs name them.
+- A file's path is a URI: relative to the table's root, or absolute, as in a shallow clone.
 - `commitInfo` is free-form. Delta and delta-rs write `isBlindAppend`; Delta's own check takes a commit without it for one
   that has read.
 - Checkpoints sum up the log. Commits before the newest one may be removed.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from lakewarden.handlers.assessment import DataFile, Lack, PastCommit, Unread
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import of_delta
 from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive
+from lakewarden.handlers.unreadable import json_of, read_each
 
 LOG_FOLDER: Final = "_delta_log/"
 LAST_CHECKPOINT: Final = LOG_FOLDER + "_last_checkpoint"
@@ -72,17 +74,45 @@ class PartitionLayout:
 
     columns: tuple[tuple[str, str, str], ...]
     """Name, physical name and Spark type of each."""
+    unknown: str | None = None
+    """Why the columns aren't known."""
 
-    def path(self, values: Mapping[str, str | None]) -> str:
-        """Return the partition's path, as `DeltaSink` spells it."""
+    def path(self, values: Mapping[str, Any], *, as_written: bool = False) -> str:
+        """Return the partition's path, as `DeltaSink` spells it. Raises `UnreadableCommit` if that isn't certain.
+
+        `as_written`: if it isn't, return the values as the log has them, which tells partitions of one writer apart.
+        """
+        if self.unknown is not None:
+            raise observations.UnreadableCommit(self.unknown)
+        if not values.keys() <= {physical for _, physical, _ in self.columns}:
+            raise observations.UnreadableCommit("it has other partition columns than the table")
         return "/".join(
-            f"{escape_as_hive(name)}={_spelled(values.get(physical), kind)}"
+            f"{escape_as_hive(name)}={_spelled(values.get(physical), kind, as_written=as_written)}"
             for name, physical, kind in self.columns
         )
 
+    def path_of(self, action: Mapping[str, Any], *, as_written: bool = False) -> str:
+        """Return the path of the partition of an `add` or a `remove`, likewise."""
+        values = action.get("partitionValues")
+        if values is None and (self.columns or self.unknown):
+            values = self._from_folders(_path(action))
+        if not isinstance(values, dict | None):
+            raise observations.UnreadableCommit("its partitionValues are no object")
+        return self.path(values or {}, as_written=as_written)
+
+    def _from_folders(self, path: str) -> dict[str, str | None]:
+        folders = unquote(path).split("/")[:-1][-len(self.columns) :]
+        pairs = [each.partition("=") for each in folders]
+        if self.unknown or [name for name, _, _ in pairs] != [
+            escape_as_hive(name) for name, _, _ in self.columns
+        ]:
+            raise observations.UnreadableCommit("it doesn't say its partition")
+        values = (None if value == HIVE_NULL else unquote(value) for _, _, value in pairs)
+        return {physical: value for (_, physical, _), value in zip(self.columns, values, strict=True)}
+
 
 def layout_of(actions: Iterable[tuple[str, dict[str, Any]]]) -> PartitionLayout | None:
-    """Return the layout in the last `metaData` of these actions, or None. Raises `UnreadableCommit` for an unknown protocol."""
+    """Return the layout in the last `metaData` of these actions, or None. Raises `UnknownVersion` for an unknown protocol."""
     layout = None
     for kind, action in actions:
         if kind == "protocol":
@@ -94,13 +124,13 @@ def layout_of(actions: Iterable[tuple[str, dict[str, Any]]]) -> PartitionLayout 
 
 def layout_of_values(actions: Iterable[tuple[str, dict[str, Any]]]) -> PartitionLayout:
     """Return a layout from the files of a commit alone: physical names by alphabet, values as they are written."""
-    files = [action for kind, action in actions if kind in ("add", "remove")]
-    names = sorted({str(name) for each in files for name in _values(each)})
+    files = [action.get("partitionValues") for kind, action in actions if kind in ("add", "remove")]
+    names = sorted({str(name) for each in files if isinstance(each, dict) for name in each})
     return PartitionLayout(tuple((each, each, "string") for each in names))
 
 
 def read_checksum(body: bytes) -> PartitionLayout | None:
-    """Return the layout in a checksum file, or None if it has none. Raises `UnreadableCommit` for an unknown protocol."""
+    """Return the layout in a checksum file, or None if it has none. Raises `UnknownVersion` for an unknown protocol."""
     found = json_object(body)
     if not isinstance(found.get("metadata"), dict):
         return None
@@ -112,15 +142,16 @@ def read_checksum(body: bytes) -> PartitionLayout | None:
 
 def actions_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
     """Return the actions of a commit. Raises `UnreadableCommit`."""
-    try:
-        found = [json.loads(line) for line in body.splitlines() if line.strip()]
-    except ValueError as error:
-        raise observations.UnreadableCommit(f"a line is not JSON: {error}") from error
-    actions = []
-    for each in found:
-        if not isinstance(each, dict):
+    with observations.reading("the commit"):
+        found = [json_of(line) for line in body.splitlines() if line.strip()]
+        if not all(isinstance(each, dict) for each in found):
             raise observations.UnreadableCommit("a line is not an action")
-        actions += [(kind, action) for kind, action in each.items() if isinstance(action, dict)]
+        actions = [
+            (kind, action if isinstance(action, dict) else {})
+            for each in found
+            for kind, action in each.items()
+            if action is not None
+        ]
     if not actions:
         raise observations.UnreadableCommit("the commit has no action")
     return actions
@@ -141,25 +172,29 @@ def foreign_commit(
     info = _info(actions)
     if went_through_the_gate(info):
         return None
-    removed: list[observations.Place] = []
-    added: list[observations.Place] = []
-    rearranged: list[observations.Place] = []
-    for kind, action in actions:
-        if kind == "remove":
-            found = removed
-        elif kind == "add":
-            found = rearranged if action.get("dataChange") is False else added
-        else:
-            continue
-        found.append((layout.path(_values(action)), _name(action)))
+    additions_refute = info.get("isBlindAppend") is not True
+    files = [each for each in actions if each[0] in ("add", "remove")]
+    found, failed = read_each(files, lambda each: (_role(*each), (layout.path_of(each[1]), _name(each[1]))))
+    places: dict[str, list[observations.Place]] = {"removed": [], "added": [], "rearranged": []}
+    for role, place in found:
+        places[role].append(place)
+    refuting = {"removed", "added"} if additions_refute else {"removed"}
+    failed = [each for each in failed if _role(*each[0]) in refuting]
     return observations.observed_commit(
         str(version),
-        removed,
-        added,
-        additions_refute=info.get("isBlindAppend") is not True,
-        rearranged=rearranged,
+        places["removed"],
+        places["added"],
+        additions_refute=additions_refute,
+        rearranged=places["rearranged"],
         made_by=of_delta(info, actions),
+        unread=observations.unread_of("file", str(version), failed, len(files)),
     )
+
+
+def _role(kind: str, action: Mapping[str, Any]) -> str:
+    if kind == "remove":
+        return "removed"
+    return "rearranged" if action.get("dataChange") is False else "added"
 
 
 def past_commit(
@@ -186,6 +221,10 @@ def past_commit(
     )
     if ended is None:
         ended = 0.0 if stored is None else stored
+    files = [each for each in actions if each[0] in ("add", "remove")]
+    places, failed = read_each(
+        files, lambda each: (each[0], layout.path_of(each[1], as_written=True), _path(each[1]))
+    )
     metrics = info.get("operationMetrics")
     metrics = metrics if isinstance(metrics, dict) else {}
     took = _milliseconds(metrics.get("executionTimeMs", metrics.get("execution_time_ms")))  # of delta-rs
@@ -198,8 +237,8 @@ def past_commit(
         ended,
         maker.name or maker.engine or "(unknown)",
         str(info.get("operation") or "(unknown)")[:MAX_ORIGIN],
-        frozenset(layout.path(_values(each)) for each in (*added, *removed)),
-        frozenset(layout.path(_values(each)) for each in removed),
+        frozenset(partition for _, partition, _ in places),
+        frozenset(partition for kind, partition, _ in places if kind == "remove"),
         ended - took if took is not None else None if began is None else min(began, ended),
         took is not None,
         version,
@@ -208,9 +247,9 @@ def past_commit(
         all(each.get("dataChange") is False for each in (*added, *removed)),
         went_through_the_gate(info),
         stored=stored,
-        unread=tuple(unread),
+        unread=(*unread, *observations.unread_of("file", str(version), failed, len(files))),
     )
-    return found, [DataFile(unquote(str(each.get("path"))), layout.path(_values(each))) for each in added]
+    return found, [DataFile(unquote(path), partition) for kind, partition, path in places if kind == "add"]
 
 
 _BASE: Final = frozenset({Lack.BASE})
@@ -243,10 +282,11 @@ def went_through_the_gate(info: Mapping[str, Any]) -> bool:
 
 def _layout(action: dict[str, Any]) -> PartitionLayout:
     try:
-        fields = {field["name"]: field for field in json.loads(action["schemaString"])["fields"]}
-        return PartitionLayout(tuple(_columns(action["partitionColumns"], fields)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise observations.UnreadableCommit(f"the table's metadata can't be read: {error!r}") from error
+        with observations.reading("the table's metadata"):
+            fields = {field["name"]: field for field in json_of(action["schemaString"].encode())["fields"]}
+            return PartitionLayout(tuple(_columns(action["partitionColumns"], fields)))
+    except observations.UnreadableCommit as error:
+        return PartitionLayout((), str(error))
 
 
 def _columns(names: Iterable[str], fields: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -260,37 +300,46 @@ def _require_known(protocol: Mapping[str, Any]) -> None:
     version = protocol.get("minReaderVersion")
     if version not in READER_VERSIONS:
         raise observations.UnknownVersion(
-            f"reader version {version} of Delta's protocol is unknown; known are {', '.join(map(str, READER_VERSIONS))}"
+            f"reader version {version!r:.20} of Delta's protocol is unknown; known are {', '.join(map(str, READER_VERSIONS))}"
         )
-    features = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())}
+    lists = (protocol.get(each) for each in ("readerFeatures", "writerFeatures"))
+    features = {str(each) for names in lists if isinstance(names, list) for each in names}
     if features & UNREADABLE_FEATURES:
         raise observations.UnknownVersion(
             f"a catalog keeps the table's commits ({min(features & UNREADABLE_FEATURES)}), so its log lacks the newest ones"
         )
 
 
-def _values(action: Mapping[str, Any]) -> Mapping[str, str | None]:
-    values = action.get("partitionValues")
-    if not isinstance(values, dict):
-        raise observations.UnreadableCommit(
-            "a file has no partitionValues: its writer is older than Delta Lake 0.7"
-        )
-    return values
+def _value(values: Mapping[str, Any], column: str) -> str | None:
+    if column not in values:
+        raise observations.UnreadableCommit(f"it has no value of the partition column {column!r:.100}")
+    value = values[column]
+    if not isinstance(value, str | None):
+        raise observations.UnreadableCommit(f"its value of the partition column {column!r:.100} is no text")
+    return value
+
+
+def _path(action: Mapping[str, Any]) -> str:
+    path = action.get("path")
+    if not isinstance(path, str) or not path.rpartition("/")[2]:
+        raise observations.UnreadableCommit("it has no path")
+    return path
 
 
 def _name(action: Mapping[str, Any]) -> str:
-    path = action.get("path")
-    if not isinstance(path, str) or not path.rpartition("/")[2]:
-        raise observations.UnreadableCommit("a file has no path")
-    return path.rpartition("/")[2]
+    return _path(action).rpartition("/")[2]
 
 
-def _spelled(value: str | None, kind: str) -> str:
-    if value is None or not value:
+def _spelled(value: Any, kind: str, *, as_written: bool) -> str:
+    if value is None or value == "":
         return HIVE_NULL
+    if not isinstance(value, str):
+        raise observations.UnreadableCommit("a value of its partition is no text")
     try:
         return escape_as_hive(delta_value(value, kind))
     except (ValueError, ArithmeticError) as error:
+        if as_written:
+            return escape_as_hive(value)
         raise observations.UnreadableCommit(
-            f"a partition has the value {value!r:.50}, which isn't of type {kind}: {error}"
+            f"a partition has the value {value!r:.50}, which isn't of type {kind:.50}, or not certain"
         ) from error

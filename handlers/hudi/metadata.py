@@ -19,22 +19,23 @@ Rules:
 """
 
 import io
-import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import fastavro
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
-from lakewarden.handlers.avro_blocks import uncompressed
+from lakewarden.handlers.avro_blocks import bounded_schema, uncompressed
 from lakewarden.handlers.hudi.markers import each_once, marker_of_file, touched
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
+from lakewarden.handlers.unreadable import Failed, json_of, read_each, reading
 
 _AVRO = b"Obj\x01"
 _BLOCK = b"#HUDI#"
 _DATA_BLOCK, _SCHEMA = 3, 2
+MAX_WHYS = 3
 _OVERWRITES = frozenset({"INSERT_OVERWRITE", "INSERT_OVERWRITE_TABLE"})
 
 
@@ -48,52 +49,77 @@ class InstantMetadata:
     """The file groups that it writes or replaces, each once."""
     extra: Mapping[str, str]
     """The extra metadata of a commit, where a writer can put its own entries."""
+    unread: tuple[str, ...] = ()
+    """Why file groups that it names can't be read, each reason once."""
 
 
 def read_metadata(body: bytes) -> InstantMetadata:
-    """What a commit's metadata or a table service's plan says. Raises `UnreadableHudi` if the bytes are neither."""
+    """What a commit's metadata or a table service's plan says. Raises `UnreadableHudi` if the bytes are neither.
+
+    A file group that can't be read is `unread`.
+    """
     record = decode(body)
-    try:
+    with reading("the file", UnreadableHudi):
         if "partitionToWriteStats" in record:
             return _commit(record)
         if "clusteringPlan" in record:
-            markers = [
-                touched(each["partitionPath"] or "", each["fileId"], "delete") for each in _clustered(record)
-            ]
-            return InstantMetadata(
-                record.get("operationType"), each_once(markers), record.get("extraMetadata") or {}
-            )
+            return _plan(record, _operation(record), _clustered(record), "delete")
         if "operations" in record:
-            operations = record["operations"] or []
-            markers = [touched(each["partitionPath"] or "", each["fileId"], "merge") for each in operations]
-            return InstantMetadata("COMPACT", each_once(markers), record.get("extraMetadata") or {})
-    except UnreadableHudi:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnreadableHudi(f"a field is missing or of another type: {error!r:.200}") from error
+            return _plan(record, "COMPACT", record["operations"] or (), "merge")
     raise UnreadableHudi(f"neither a commit's metadata nor a plan; it has the fields {sorted(record)!r:.200}")
 
 
+def _plan(
+    record: dict[str, Any], operation: str | None, plan: Iterable[Mapping[str, Any]], kind: Operation
+) -> InstantMetadata:
+    markers, failed = read_each(
+        plan, lambda each: touched(each.get("partitionPath") or "", each["fileId"], kind)
+    )
+    return InstantMetadata(operation, each_once(markers), _texts(record.get("extraMetadata")), _whys(failed))
+
+
 def _commit(record: dict[str, Any]) -> InstantMetadata:
-    markers: list[Marker] = []
-    overwrites = record.get("operationType") in _OVERWRITES
-    for partition, stats in (record["partitionToWriteStats"] or {}).items():
-        for stat in stats:
-            file_group, path, before = stat.get("fileId"), stat.get("path"), stat.get("prevCommit")
-            operation: Operation = "create" if before in (None, "", "null") else "merge"
-            if not file_group:
-                if overwrites:
-                    markers.append(touched(partition, ALL_FILE_GROUPS, "delete"))
-                continue
-            if path:
-                operation = marker_of_file(
-                    path, operation
-                ).operation  # a log file and a base file differ by their paths
-            markers.append(touched(partition, file_group, operation))
-    for partition, file_groups in (record.get("partitionToReplaceFileIds") or {}).items():
-        markers += [touched(partition, each, "delete") for each in file_groups]
-    extra = {key: value for key, value in (record.get("extraMetadata") or {}).items() if value is not None}
-    return InstantMetadata(record.get("operationType"), each_once(markers), extra)
+    overwrites = _operation(record) in _OVERWRITES
+    stats = [
+        (partition, each)
+        for partition, written in (record["partitionToWriteStats"] or {}).items()
+        for each in written
+    ]
+    replaced = [
+        (partition, each)
+        for partition, file_groups in (record.get("partitionToReplaceFileIds") or {}).items()
+        for each in file_groups or ()
+    ]
+    written, failed = read_each(stats, lambda each: _written(*each, overwrites=overwrites))
+    gone, also_failed = read_each(replaced, lambda each: touched(*each, "delete"))
+    markers = each_once([*filter(None, written), *gone])
+    extra = _texts(record.get("extraMetadata"))
+    return InstantMetadata(_operation(record), markers, extra, (*_whys(failed), *_whys(also_failed)))
+
+
+def _written(partition: str, stat: dict[str, Any], *, overwrites: bool) -> Marker | None:
+    file_group, path, before = stat.get("fileId"), stat.get("path"), stat.get("prevCommit")
+    operation: Operation = "create" if before in (None, "", "null") else "merge"
+    if not file_group:
+        return touched(partition, ALL_FILE_GROUPS, "delete") if overwrites else None
+    if path:
+        operation = marker_of_file(
+            path, operation
+        ).operation  # a log file and a base file differ by their paths
+    return touched(partition, file_group, operation)
+
+
+def _operation(record: Mapping[str, Any]) -> str | None:
+    found = record.get("operationType")
+    return found if isinstance(found, str) else None
+
+
+def _texts(fields: Any) -> dict[str, str]:
+    return {key: value for key, value in (fields or {}).items() if isinstance(value, str)}
+
+
+def _whys(failed: Failed[Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(why for _, why in failed))[:MAX_WHYS]
 
 
 def _clustered(record: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -107,15 +133,13 @@ def decode(body: bytes) -> dict[str, Any]:
     """The record in the bytes, Avro or JSON. Raises `UnreadableHudi`."""
     if not body:
         raise UnreadableHudi("the file is empty")
-    try:
+    with reading("the file", UnreadableHudi):
         if body.startswith(_AVRO):
             record: Any = next(iter(fastavro.reader(io.BytesIO(uncompressed(body)))), None)
         else:
-            record = json.loads(body)
-    except Exception as error:  # fastavro raises whatever the bytes provoke in it: there is no common class
-        raise UnreadableHudi(f"neither Avro nor JSON: {error!r:.200}") from error
+            record = json_of(body)
     if not isinstance(record, dict):
-        raise UnreadableHudi(f"not a record: {type(record).__name__}")
+        raise UnreadableHudi("the file has no record")
     return record
 
 
@@ -127,10 +151,9 @@ def archived_commits(body: bytes) -> Iterator[tuple[str, Mapping[str, str]]]:
         size = int.from_bytes(body[at + 6 : start])
         block = body[start : start + size]
         if len(block) == size and int.from_bytes(block[-8:]) == size + 6:
-            try:
-                yield from list(_completed(block))
-            except Exception as error:  # fastavro raises whatever the bytes provoke in it
-                raise UnreadableHudi(f"a block of the archive: {error!r:.200}") from error
+            with reading("a block of the archive", UnreadableHudi):
+                completed = list(_completed(block))
+            yield from completed
             at = start + size - 1
         at = body.find(_BLOCK, at + 1)
 
@@ -144,7 +167,7 @@ def _completed(block: bytes) -> Iterator[tuple[str, Mapping[str, str]]]:
         at += 8 + length
     if kind != _DATA_BLOCK:
         return
-    schema = fastavro.parse_schema(json.loads(headers[_SCHEMA]))
+    schema = fastavro.parse_schema(bounded_schema(headers[_SCHEMA])[0])
     _, count = struct.unpack_from(">ii", block, at + 8)
     at += 16
     for _ in range(count):

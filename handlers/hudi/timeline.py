@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from lakewarden.handlers.partition_spelling import date_of
+from lakewarden.handlers.unreadable import Unreadable
 
 Layout: TypeAlias = Literal[1, 2]
 State: TypeAlias = Literal["requested", "inflight", "completed"]
@@ -47,7 +48,7 @@ _FIELDS = ((0, 4), (4, 2), (6, 2), (8, 2), (10, 2), (12, 2), (14, 3))
 _ORDER: dict[State, int] = {"requested": 0, "inflight": 1, "completed": 2}
 
 
-class UnreadableHudi(ValueError):
+class UnreadableHudi(Unreadable):
     """A name or a file isn't what Hudi writes, or it is of a release that this package doesn't know. The text says which."""
 
 

@@ -18,21 +18,22 @@ Rules:
    moves. How long it may be silent is the agent's business.
 2. **The first round** is where a watcher begins. The writers of pending instants may have ended before, so each is reported when
    it moves. The last `MAX_REPEATED` commits are reported as completed: the agent ignores those that it doesn't know as open.
-3. **No guess.** A completed file that is empty or can't be read completes nothing; it is read again in each round. If the table
-   is gone, nothing has ended; it may come back between the two requests of a round, so one round proves nothing. An instant
-   that is gone and older than the whole timeline may have been archived: nothing is reported of its end, and the agent finds
-   its outcome unknown.
+3. **No guess.** A completed file that is empty or can't be read completes nothing; it is read again in each round, for
+   `UNREADABLE_SECONDS`. Then it counts as a commit that has written everything, as does one of whose file groups one can't be
+   read. If the table is gone, nothing has ended; it may come back between the two requests of a round, so one round proves
+   nothing. An instant that is gone and older than the whole timeline may have been archived: nothing is reported of its end,
+   and the agent finds its outcome unknown.
 4. What is reported depends on the table alone, so any number of watchers report the same.
 5. A compaction permits appends beside it: its rule is `deleted-file`. A clustering doesn't permit updates of what it replaces.
 """
 
 from collections.abc import Iterable, Mapping, Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from lakewarden.events import ConflictRule, Marker
 from lakewarden.events.codec import json_object
-from lakewarden.handlers.assessment import PastCommit
+from lakewarden.handlers.assessment import Lack, PastCommit, Unread
 from lakewarden.handlers.commit_label import HUDI_LABEL
 from lakewarden.handlers.hudi.markers import (
     each_once,
@@ -53,7 +54,8 @@ from lakewarden.handlers.hudi.timeline import (
     instants,
 )
 from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker, of_hudi
-from lakewarden.handlers.observations import File
+from lakewarden.handlers.observations import EVERYTHING, UNREADABLE_SECONDS, File
+from lakewarden.handlers.unreadable import reading
 
 MAX_REPEATED = 10
 """Commits of the first round that are reported. A watcher that is restarted within so many commits misses none."""
@@ -142,6 +144,14 @@ class _Pending:
     unreported: list[Marker] = field(default_factory=list)
     completed: InstantMetadata | None = None
     """What its completed file says."""
+    unreadable_since: float | None = None
+    """When its completed file was found to be unreadable."""
+
+    def is_unreadable(self, now: float) -> bool:
+        """Return whether its completed file could not be read for too long."""
+        if self.unreadable_since is None:
+            self.unreadable_since = now
+        return now - self.unreadable_since >= UNREADABLE_SECONDS
 
     def touch(self, markers: Iterable[Marker]) -> None:
         for each in markers:
@@ -306,14 +316,22 @@ class WatchedTable:
     def _read(self, instant: Instant, pending: _Pending, active: Mapping[str, File], seen: Round) -> None:
         for file in instant.files:
             path = self._path(file)
-            body = seen.bodies.get(path)
+            is_empty = file.state == "completed" and not seen.timeline[path].size
+            body = b"" if is_empty else seen.bodies.get(path)
             if body is None or not self._matters(instant, file):
                 continue
             try:
                 metadata = read_metadata(body)
             except UnreadableHudi as error:
-                self.problems.append((path, str(error)))
+                is_given_up = file.state == "completed" and pending.is_unreadable(seen.now)
+                if is_given_up or not is_empty:
+                    self.problems.append((path, str(error)))
+                if is_given_up:
+                    pending.completed = InstantMetadata(None, (EVERYTHING,), {})
                 continue
+            self.problems += [(path, why) for why in metadata.unread]
+            if metadata.unread:
+                metadata = replace(metadata, touched=(EVERYTHING, *metadata.touched))
             pending.read[path] = seen.timeline[path].version
             pending.is_service = pending.is_service or metadata.operation == "CLUSTER"
             if file.state == "completed":
@@ -387,10 +405,8 @@ def rolled_back(body: bytes) -> tuple[list[str], frozenset[str]]:
     Raises `UnreadableHudi`.
     """
     record = decode(body)
-    try:
+    with reading("the rollback", UnreadableHudi):
         return [str(each) for each in record["commitsRollback"]], frozenset(record["partitionMetadata"])
-    except (KeyError, TypeError) as error:
-        raise UnreadableHudi(f"a rollback lacks what each has: {error!r:.200}") from error
 
 
 def past_commit(instant: Instant, found: InstantMetadata, began: float | None, ended: float) -> PastCommit:
@@ -408,4 +424,8 @@ def past_commit(instant: Instant, found: InstantMetadata, began: float | None, e
         is_known=began is not None,
         is_service=instant.is_table_service or found.operation in _SERVICES,
         is_gates=bool(label),
+        unread=tuple(
+            Unread(f"file groups of commit {instant.time}", why, frozenset({Lack.PARTITIONS}))
+            for why in found.unread
+        ),
     )

@@ -10,20 +10,28 @@ It relies on these facts of Iceberg's table formats 1 to 3:
 - Each new snapshot of a table has the next sequence number (format 1 has none), whatever branch it is on.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
-from lakewarden.events.inflate import inflate_gzip
+from lakewarden.events.inflate import inflate_gzip, inflate_zstd
 from lakewarden.handlers.assessment import DataFile, Lack, PastCommit, Unread
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.avro_blocks import MAX_BYTES
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import of_iceberg
-from lakewarden.handlers.observations import ObservedCommit, Place, UnreadableCommit, observed_commit
+from lakewarden.handlers.observations import (
+    ObservedCommit,
+    Piece,
+    Place,
+    UnknownVersion,
+    UnreadableCommit,
+    content_of,
+    observed_commit,
+    reading,
+    unread_of,
+)
 from lakewarden.handlers.partition_spelling import (
     binary_text,
     date_of,
@@ -32,12 +40,14 @@ from lakewarden.handlers.partition_spelling import (
     number_text,
     transformed,
 )
+from lakewarden.handlers.unreadable import json_of, read_each
 
 METADATA_FOLDER: Final = "metadata/"
 FORMAT_VERSIONS: Final = (1, 2, 3)
 
 _VERSION = re.compile(r"metadata/v(\d+)(\.gz)?\.metadata\.json")
 _OTHER_CATALOG = re.compile(r"metadata/\d+-[0-9a-f-]+(\.gz)?\.metadata\.json")
+_COMPRESSED = {b"\x1f\x8b": inflate_gzip, b"\x28\xb5\x2f\xfd": inflate_zstd}
 _DELETED = 2
 _EXISTING = 0
 
@@ -64,8 +74,8 @@ class SpecField:
 
     name: str
     transform: str
-    kind: str = ""
-    """Iceberg's type of its values, unless the transform is a function that has its own."""
+    kind: str | None = ""
+    """Iceberg's type of its values, unless the transform is a function that has its own. None: its column is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,7 @@ class IcebergSnapshot:
     id: int
     operation: str
     manifests: str
-    """Path of its list of manifests."""
+    """Path of its list of manifests. Empty: it has none, as in tables of before 2019."""
     is_gates: bool
     age: tuple[int, int] = (0, 0)
     """Sequence number and time in milliseconds: higher than that of each older snapshot of the table."""
@@ -125,51 +135,50 @@ class TableMetadata:
 
 def read_metadata(body: bytes) -> TableMetadata:
     """Return what a metadata file says. Raises `UnreadableCommit`."""
-    try:
-        fields = json.loads(inflate_gzip(body, MAX_BYTES) if body.startswith(b"\x1f\x8b") else body)
-    except (ValueError, EOFError, OSError) as error:
-        raise _unreadable(error) from error
-    return metadata_of(fields)
+    with reading("the table's metadata"):
+        for magic, inflate in _COMPRESSED.items():
+            if body.startswith(magic):
+                body = inflate(body, MAX_BYTES)
+        return metadata_of(json_of(body))
 
 
 def metadata_of(fields: Any) -> TableMetadata:
-    """Return what metadata says that is decoded already. Raises `UnreadableCommit`."""
-    try:
+    """Return what metadata says that is decoded already. Raises `UnreadableCommit`.
+
+    A snapshot or a partition spec that can't be read is left out.
+    """
+    with reading("the table's metadata"):
         version = fields["format-version"]
         if version not in FORMAT_VERSIONS:
-            raise UnreadableCommit(
-                f"format version {version} of Iceberg is unknown; known are {', '.join(map(str, FORMAT_VERSIONS))}"
+            raise UnknownVersion(
+                f"format version {version!r:.20} of Iceberg is unknown; known are {', '.join(map(str, FORMAT_VERSIONS))}"
             )
-        properties = fields.get("properties") or {}
         types = dict(_types(fields.get("schemas") or fields.get("schema")))
+        specs, _ = read_each(_specs(fields), lambda spec: (int(spec["spec-id"]), tuple(_fields(spec, types))))
+        snapshots, _ = read_each(fields.get("snapshots") or (), _snapshot)
+        properties = _texts(fields.get("properties"))
+        level = properties.get("write.merge.isolation-level", "serializable")
         return TableMetadata(
-            snapshots=tuple(_main_branch(fields)),
-            specs={int(spec["spec-id"]): tuple(_fields(spec, types)) for spec in _specs(fields)},
-            appends_invalidate=properties.get("write.merge.isolation-level", "serializable").lower()
-            == "serializable",
+            snapshots=tuple(_main_branch(fields.get("current-snapshot-id"), snapshots)),
+            specs=dict(specs),
+            appends_invalidate=level.lower() == "serializable",
             location=str(fields["location"]),
             uuid=fields.get("table-uuid"),
-            listed=frozenset(each["snapshot-id"] for each in fields.get("snapshots") or ()),
+            listed=frozenset(each.id for each in snapshots),
             properties=properties,
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: Exception) -> UnreadableCommit:
-    return UnreadableCommit(f"the table's metadata can't be read: {error!r:.200}")
 
 
 def relative_path(path: str, location: str) -> str:
     """Return the path of a file below the table's root. Raises `UnreadableCommit` if it is elsewhere."""
     if not is_below(path, location):
-        raise UnreadableCommit(f"a file of the table's metadata is outside of its location: {path}")
+        raise UnreadableCommit(f"a file of the table's metadata is outside of its location: {path:.200}")
     return _plain(path).removeprefix(_plain(location).rstrip("/") + "/")
 
 
 def is_below(path: str, location: str) -> bool:
     """Return whether a file is below the table's root."""
-    return _plain(path).startswith(_plain(location).rstrip("/") + "/")
+    return _plain(path).startswith(_plain(location).rstrip("/") + "/") and ".." not in path.split("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +191,16 @@ class Manifest:
 
 def manifests_of(body: bytes, snapshot: int) -> list[Manifest]:
     """Return the manifests with the snapshot's own changes. Raises `UnreadableCommit`."""
-    try:
+    with reading("the list of manifests"):
         return [
             Manifest(str(each["manifest_path"]), int(each["partition_spec_id"]))
             for each in read_avro(body)
             if each["added_snapshot_id"] == snapshot
         ]
-    except (KeyError, TypeError) as error:
-        raise UnreadableCommit(f"the list of manifests lacks {error}") from error
 
 
 def foreign_snapshot(
-    snapshot: IcebergSnapshot, manifests: Iterable[tuple[int, bytes]], metadata: TableMetadata
+    snapshot: IcebergSnapshot, manifests: Iterable[tuple[int, Piece]], metadata: TableMetadata
 ) -> ObservedCommit | None:
     """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file. `manifests` have their specs.
 
@@ -206,32 +213,26 @@ def foreign_snapshot(
 
     A compaction (`replace`), or a table whose isolation level is `snapshot`, has none of the third kind.
     """
-    entries = [
-        entry for spec, body in manifests for entry in _entries(body, metadata.specs.get(spec), snapshot.id)
-    ]
+    entries, unread = _entries(manifests, metadata, snapshot.id)
     refuting = [each.place for each in entries if each.refutes]
     added = [each.place for each in entries if not each.refutes]
     appends_refute = metadata.appends_invalidate and snapshot.operation != "replace"
     maker = of_iceberg(snapshot.summary)
-    return observed_commit(str(snapshot.id), refuting, added, additions_refute=appends_refute, made_by=maker)
+    return observed_commit(
+        str(snapshot.id), refuting, added, additions_refute=appends_refute, made_by=maker, unread=unread
+    )
 
 
 def past_snapshot(
-    snapshot: IcebergSnapshot, manifests: Iterable[tuple[int, bytes]], metadata: TableMetadata
+    snapshot: IcebergSnapshot, manifests: Iterable[tuple[int, Piece]], metadata: TableMetadata
 ) -> tuple[PastCommit, list[DataFile]]:
     """Return what a snapshot's history says, and the files that it has added."""
-    entries = [
-        entry for spec, body in manifests for entry in _entries(body, metadata.specs.get(spec), snapshot.id)
-    ]
+    entries, unread = _entries(manifests, metadata, snapshot.id)
     added, maker = [each for each in entries if not each.is_deleted], of_iceberg(snapshot.summary)
     inside = [each for each in added if is_below(each.path, metadata.location)]
-    unread = []
-    if len(inside) < len(added):
-        what, why = (
-            f"{len(added) - len(inside)} files of snapshot {snapshot.id}",
-            "they are outside of the table's location",
-        )
-        unread.append(Unread(what, why, frozenset({Lack.PLACES})))
+    if outside := len(added) - len(inside):
+        what, why = f"{outside} files of snapshot {snapshot.id}", "they are outside of the table's location"
+        unread = (*unread, Unread(what, why, frozenset({Lack.PLACES})))
     found = PastCommit(
         str(snapshot.id),
         snapshot.age[1] / 1000,
@@ -243,7 +244,7 @@ def past_snapshot(
         is_service=snapshot.operation == "replace",
         is_gates=snapshot.is_gates,
         session=maker.job,
-        unread=tuple(unread),
+        unread=unread,
     )
     return found, [DataFile(relative_path(each.path, metadata.location), each.place[0]) for each in inside]
 
@@ -259,26 +260,46 @@ class _ManifestEntry(NamedTuple):
     size: int
 
 
-def _entries(body: bytes, spec: tuple[SpecField, ...] | None, snapshot: int) -> Iterator[_ManifestEntry]:
+def _entries(
+    manifests: Iterable[tuple[int, Piece]], metadata: TableMetadata, snapshot: int
+) -> tuple[list[_ManifestEntry], tuple[Unread, ...]]:
+    """Return the snapshot's own entries of its manifests, and what of them can't be read."""
+
+    def changes(manifest: tuple[int, Piece]) -> list[tuple[int, dict[str, Any]]]:
+        with reading("the manifest"):
+            return [
+                (manifest[0], each)
+                for each in read_avro(content_of(manifest[1]))
+                if each["status"] != _EXISTING and each.get("snapshot_id") in {None, snapshot}
+            ]
+
+    manifests = list(manifests)
+    found, unread = read_each(manifests, changes)
+    records = [each for records in found for each in records]
+    entries, failed = read_each(records, lambda each: _entry(each[1], metadata.specs.get(each[0])))
+    name = str(snapshot)
+    return entries, (
+        *unread_of("manifest", name, unread, len(manifests)),
+        *unread_of("file", name, failed, len(records)),
+    )
+
+
+def _entry(record: Mapping[str, Any], spec: tuple[SpecField, ...] | None) -> _ManifestEntry:
     if spec is None:
-        raise UnreadableCommit("a manifest has a partition spec that the table's metadata lacks")
-    try:
-        for each in read_avro(body):
-            if each["status"] == _EXISTING or each.get("snapshot_id") not in {None, snapshot}:
-                continue
-            file = each["data_file"]
-            values = list(file["partition"].values())
-            path = "/".join(
-                f"{escape_as_java_url(field.name)}={_spelled(value, field)}"
-                for field, value in zip(spec, values, strict=True)
-                if field.transform != "void"
-            )
-            is_deleted, found = each["status"] == _DELETED, str(file["file_path"])
-            refutes = is_deleted or bool(file.get("content"))
-            size = int(file.get("file_size_in_bytes") or 0)
-            yield _ManifestEntry((path, found.rpartition("/")[2]), refutes, is_deleted, found, size)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableCommit(f"an entry of a manifest can't be read: {error!r}") from error
+        raise UnreadableCommit("its manifest has a partition spec that the table's metadata lacks")
+    file = record["data_file"]
+    path = "/".join(
+        f"{escape_as_java_url(field.name)}={_spelled(value, field)}"
+        for field, value in zip(spec, file["partition"].values(), strict=True)
+        if field.transform != "void"
+    )
+    is_deleted, name = record["status"] == _DELETED, file["file_path"]
+    if not isinstance(name, str):
+        raise UnreadableCommit("it has no path")
+    refutes = is_deleted or bool(file.get("content"))
+    size = file.get("content_size_in_bytes")  # of a deletion vector, which shares its file with others
+    size = int((file.get("file_size_in_bytes") if size is None else size) or 0)
+    return _ManifestEntry((path, name.rpartition("/")[2]), refutes, is_deleted, name, size)
 
 
 def _spelled(value: Any, field: SpecField) -> str:
@@ -286,7 +307,11 @@ def _spelled(value: Any, field: SpecField) -> str:
         return "null"
     if field.transform == "day":
         return date_of(value)
-    return escape_as_java_url(_text(transformed(field.transform, value), field.kind))
+    if field.kind is None and not isinstance(value, str):
+        raise UnreadableCommit(
+            f"the column of its partition field {field.name!r:.100} was dropped, and so its type isn't known"
+        )
+    return escape_as_java_url(_text(transformed(field.transform, value), field.kind or ""))
 
 
 def _text(value: Any, kind: str) -> str:
@@ -300,31 +325,44 @@ def _text(value: Any, kind: str) -> str:
         case int() if kind == "date":
             return date_of(value)
         case int() if kind.endswith("_ns"):
-            raise ValueError(f"partitions by a {kind} are not followed")
+            raise UnreadableCommit(f"partitions by a {kind} are not followed")
         case int() if kind.startswith("timestamp"):
             return iceberg_moment(value, zoned=kind == "timestamptz")
         case _:
             return str(value)
 
 
-def _main_branch(fields: Mapping[str, Any]) -> Iterator[IcebergSnapshot]:
-    found = {each["snapshot-id"]: each for each in fields.get("snapshots") or ()}
-    number = fields.get("current-snapshot-id")
+def _snapshot(fields: Mapping[str, Any]) -> IcebergSnapshot:
+    summary, manifests, parent = (
+        _texts(fields.get("summary")),
+        fields.get("manifest-list"),
+        fields.get("parent-snapshot-id"),
+    )
+    return IcebergSnapshot(
+        int(fields["snapshot-id"]),
+        summary.get("operation", "(unknown)"),
+        manifests if isinstance(manifests, str) else "",
+        TRANSACTION in summary,
+        (int(fields.get("sequence-number") or 0), int(fields.get("timestamp-ms") or 0)),
+        parent if isinstance(parent, int) else None,
+        summary,
+    )
+
+
+def _texts(fields: Any) -> dict[str, str]:
+    """Return a map of texts, without what is none."""
+    if not isinstance(fields, dict):
+        return {}
+    return {key: value for key, value in fields.items() if isinstance(value, str)}
+
+
+def _main_branch(newest: Any, snapshots: Iterable[IcebergSnapshot]) -> Iterator[IcebergSnapshot]:
+    found = {each.id: each for each in snapshots}
+    number = newest if isinstance(newest, int) else None
     while number in found:
         each = found.pop(number)
-        summary = each.get("summary") or {}
-        if "manifest-list" not in each:
-            raise UnreadableCommit("a snapshot has no list of manifests, as in tables of before 2019")
-        yield IcebergSnapshot(
-            int(each["snapshot-id"]),
-            str(summary.get("operation")),
-            str(each["manifest-list"]),
-            TRANSACTION in summary,
-            (int(each.get("sequence-number") or 0), int(each.get("timestamp-ms") or 0)),
-            each.get("parent-snapshot-id"),
-            summary,
-        )
-        number = each.get("parent-snapshot-id")
+        yield each
+        number = each.parent
 
 
 def _specs(fields: Mapping[str, Any]) -> list[Any]:
@@ -335,7 +373,7 @@ def _fields(spec: Mapping[str, Any], types: Mapping[int, str]) -> Iterator[SpecF
     for each in spec["fields"]:
         name, transform = str(each["name"]), str(each["transform"])
         keeps = transform.startswith(("identity", "truncate"))
-        yield SpecField(name, transform, types[each["source-id"]] if keeps else "")
+        yield SpecField(name, transform, types.get(each.get("source-id")) if keeps else "")
 
 
 def _types(schema: Any) -> Iterator[tuple[int, str]]:
@@ -352,7 +390,7 @@ def _types(schema: Any) -> Iterator[tuple[int, str]]:
 
 def _plain(uri: str) -> str:
     """Return authority and path. Hadoop has several schemes for one store, and several spellings of local files."""
-    if "://" not in uri and not uri.startswith("file:"):
-        return uri
-    split = urlsplit(uri)
-    return (split.netloc if split.netloc != "localhost" else "") + split.path
+    scheme, _, rest = uri.partition(":")
+    if scheme == "file":
+        return "/" + rest.removeprefix("//localhost/").lstrip("/")
+    return uri.partition("://")[2] if "://" in uri else uri.removeprefix("./")

@@ -28,6 +28,7 @@ from decimal import Decimal
 from typing import Any, Final, Self
 
 from lakewarden.handlers.partition_spelling import PAIMON_NULL, date_of, escape_as_paimon, is_blank_in_java
+from lakewarden.handlers.unreadable import Unreadable
 
 _INTEGERS: Final = {"TINYINT": "<b", "SMALLINT": "<h", "INT": "<i", "INTEGER": "<i", "BIGINT": "<q"}
 _TEXTS: Final = frozenset({"STRING", "VARCHAR", "CHAR"})
@@ -36,6 +37,7 @@ _SPELLED: Final = {*_INTEGERS, *_TEXTS, *_DECIMALS, "BOOLEAN", "DATE", "TIMESTAM
 _INLINE: Final = 0x80
 _COMPACT_PRECISION: Final = 18
 """Precision of decimals that fit into a field."""
+MAX_SCALE: Final = 38
 _COMPACT_TIMESTAMP: Final = 3
 """Precision of timestamps that fit into a field."""
 _DAY_NANOS: Final = 86_400_000_000_000
@@ -127,9 +129,8 @@ class PartitionSpelling:
             case base if base in _INTEGERS:
                 return str(int(value))
             case base if base in _DECIMALS:
-                return (
-                    f"{value:.{column.parameters(10, 0)[1]}f}"  # Spark's may have another scale than its type
-                )
+                scale = min(column.parameters(10, 0)[1], MAX_SCALE)
+                return f"{value:.{scale}f}"  # Spark's may have another scale than its type
             case base if base in _TEXTS:
                 return self.null if is_blank_in_java(value) else str(value)
             case "BOOLEAN":
@@ -141,7 +142,7 @@ class PartitionSpelling:
             case "LTZ" if self.legacy:
                 return self._timestamp(value, 0)
             case _:
-                raise ValueError(self.refusal)
+                raise Unreadable(str(self.refusal))
 
     def _timestamp(self, nanos: int, precision: int) -> str:
         days, rest = divmod(nanos, _DAY_NANOS)

@@ -10,18 +10,18 @@ It relies on these facts of Paimon 1.0 to 1.4 and pypaimon 2.1:
   of rows may move the vectors of other files to its new index file, and changes none of the manifests.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lakewarden.handlers import observations
-from lakewarden.handlers.assessment import DataFile, PastCommit
+from lakewarden.handlers.assessment import DataFile, PastCommit, Unread
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
+from lakewarden.handlers.unreadable import json_of, read_each
 
 SNAPSHOT_FOLDER: Final = "snapshot/"
 MANIFEST_FOLDER: Final = "manifest/"
@@ -81,67 +81,56 @@ class TableLayout:
 
 def read_snapshot(body: bytes) -> Snapshot:
     """Return what a snapshot says. Raises `UnreadableCommit`."""
-    fields = _object(body)
-    version = fields.get("version", 1)
-    if version not in SNAPSHOT_VERSIONS:
-        raise observations.UnreadableCommit(
-            f"version {version} of Paimon's snapshots is unknown; known are {', '.join(map(str, SNAPSHOT_VERSIONS))}"
-        )
-    try:
-        properties = fields.get("properties") or {}
-        changes = MANIFEST_FOLDER + fields["deltaManifestList"]
+    with observations.reading("the snapshot"):
+        fields = _object(body)
+        version = fields.get("version", 1)
+        if version not in SNAPSHOT_VERSIONS:
+            raise observations.UnknownVersion(
+                f"version {version!r:.20} of Paimon's snapshots is unknown; known are {', '.join(map(str, SNAPSHOT_VERSIONS))}"
+            )
+        properties = fields.get("properties")
         indexes, changelogs = fields.get("indexManifest"), fields.get("changelogManifestList")
         user, identifier = fields.get("commitUser"), fields.get("commitIdentifier")
         return Snapshot(
             int(fields["schemaId"]),
-            changes,
-            TRANSACTION in properties,
+            MANIFEST_FOLDER + fields["deltaManifestList"],
+            isinstance(properties, dict) and TRANSACTION in properties,
             MANIFEST_FOLDER + indexes if indexes else None,
             Maker.of(engine=fields.get("writerVersion"), job=fields.get("commitUser")),
             str(fields.get("commitKind") or "(unknown)"),
             int(fields.get("timeMillis") or 0) / 1000,
-            (str(user), int(identifier)) if user and identifier is not None else None,
+            (str(user), identifier) if user and isinstance(identifier, int) else None,
             MANIFEST_FOLDER + changelogs if changelogs else None,
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise observations.UnreadableCommit(f"the snapshot lacks what each has: {error!r}") from error
 
 
 def read_schema(body: bytes) -> TableLayout:
     """Return what a schema says. Raises `UnreadableCommit`."""
-    fields = _object(body)
-    try:
+    with observations.reading("the schema"):
+        fields = _object(body)
         kinds = {str(each["name"]): each["type"] for each in fields["fields"]}
-        columns = ((str(name), str(kinds[name])) for name in fields["partitionKeys"])
-        spelling = PartitionSpelling.of(columns, fields.get("options") or {})
-        return TableLayout(spelling, bool(fields["primaryKeys"]))
-    except (KeyError, TypeError) as error:
-        raise observations.UnreadableCommit(f"the schema lacks what each has: {error!r}") from error
+        columns = [(str(name), str(kinds[name])) for name in fields["partitionKeys"]]
+        options = fields.get("options") or {}
+        return TableLayout(PartitionSpelling.of(columns, options), bool(fields.get("primaryKeys")))
 
 
 def manifests_of(body: bytes) -> list[str]:
     """Return the paths of the manifests in a list. Raises `UnreadableCommit`."""
-    try:
+    with observations.reading("the list of manifests"):
         return [MANIFEST_FOLDER + str(each["_FILE_NAME"]) for each in read_avro(body)]
-    except KeyError as error:
-        raise observations.UnreadableCommit(f"the list of manifests lacks {error}") from error
 
 
 def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
     """Return the deletion vectors in a list of index files. Raises `UnreadableCommit`."""
     found: dict[observations.Place, Any] = {}
-    try:
+    with observations.reading("the list of index files"):
         for record in read_avro(body):
             if record["_INDEX_TYPE"] != _VECTORS:
                 continue
             partition = _partition(record, layout)
-            for each in record["_DELETIONS_VECTORS_RANGES"] or ():
+            for each in record.get("_DELETIONS_VECTORS_RANGES") or ():
                 deleted, place = each.get("_CARDINALITY"), (record["_FILE_NAME"], each["f1"])
                 found[partition, str(each["f0"])] = place if deleted is None else deleted
-    except (KeyError, TypeError) as error:
-        raise observations.UnreadableCommit(
-            f"an entry of a list of index files lacks what each has: {error!r}"
-        ) from error
     return found
 
 
@@ -152,14 +141,14 @@ def changed_vectors(before: DeletionVectors, after: DeletionVectors) -> set[obse
 
 def foreign_snapshot(
     number: int,
-    manifests: Iterable[bytes],
+    manifests: Iterable[observations.Piece],
     layout: TableLayout,
-    vectors: Collection[observations.Place] = (),
+    vectors: Collection[observations.Place] | observations.UnreadableCommit = (),
     made_by: Maker = UNKNOWN_MAKER,
 ) -> observations.ObservedCommit | None:
     """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file.
 
-    `vectors` are the files of an append table whose deletion vectors it has changed.
+    `vectors` are the files of an append table whose deletion vectors it has changed, or why they can't be read.
 
     | entry | operation | because |
     | --- | --- | --- |
@@ -168,19 +157,27 @@ def foreign_snapshot(
     | added file of an append table, in a partition without a deleted one | `delete` | `PaimonSink` finds it in its base |
     | any other added file | `create` | the deleted one says it already, or readers merge by key |
     """
-    entries = [_entry(record, layout) for body in manifests for record in read_avro(body)]
+    entries, unread = _entries(number, manifests, layout)
+    if isinstance(vectors, observations.UnreadableCommit):
+        unread += observations.unread_of("deletion vector", str(number), [(None, str(vectors))], 1)
+        vectors = ()
     removed = [each.place for each in entries if each.is_deleted]
     added = [each.place for each in entries if not each.is_deleted]
     return observations.observed_commit(
-        str(number), [*removed, *vectors], added, additions_refute=not layout.has_primary_key, made_by=made_by
+        str(number),
+        [*removed, *vectors],
+        added,
+        additions_refute=not layout.has_primary_key,
+        made_by=made_by,
+        unread=unread,
     )
 
 
 def past_snapshot(
-    number: int, snapshot: Snapshot, manifests: Iterable[bytes], layout: TableLayout
+    number: int, snapshot: Snapshot, manifests: Iterable[observations.Piece], layout: TableLayout
 ) -> tuple[PastCommit, list[DataFile]]:
     """Return what a snapshot's history says, and the files that it has added."""
-    entries = [_entry(record, layout) for body in manifests for record in read_avro(body)]
+    entries, unread = _entries(number, manifests, layout)
     added = [each for each in entries if not each.is_deleted]
     found = PastCommit(
         str(number),
@@ -193,6 +190,7 @@ def past_snapshot(
         is_service=snapshot.kind == "COMPACT",
         is_gates=snapshot.is_gates,
         session=snapshot.commit[0] if snapshot.commit else None,
+        unread=unread,
     )
     folders = ((each, f"{each.place[0]}/" if each.place[0] else "") for each in added)
     return found, [
@@ -209,31 +207,38 @@ class _ChangedFile(NamedTuple):
     size: int
 
 
+def _entries(
+    number: int, manifests: Iterable[observations.Piece], layout: TableLayout
+) -> tuple[list[_ChangedFile], tuple[Unread, ...]]:
+    """Return the entries of manifests, and what of them can't be read."""
+    manifests, name = list(manifests), str(number)
+    found, unread = read_each(manifests, lambda each: read_avro(observations.content_of(each)))
+    records = [each for records in found for each in records]
+    entries, failed = read_each(records, lambda each: _entry(each, layout))
+    return entries, (
+        *observations.unread_of("manifest", name, unread, len(manifests)),
+        *observations.unread_of("file", name, failed, len(records)),
+    )
+
+
 def _entry(record: dict[str, Any], layout: TableLayout) -> _ChangedFile:
-    try:
-        place = _partition(record, layout), str(record["_FILE"]["_FILE_NAME"])
-        bucket = "postpone" if record.get("_BUCKET") == -2 else str(record.get("_BUCKET", 0))
-        return _ChangedFile(
-            place, record["_KIND"] == _DELETED, bucket, int(record["_FILE"].get("_FILE_SIZE") or 0)
-        )
-    except (KeyError, TypeError) as error:
-        raise observations.UnreadableCommit(
-            f"an entry of a manifest lacks what each has: {error!r}"
-        ) from error
+    name, size = record["_FILE"]["_FILE_NAME"], record["_FILE"].get("_FILE_SIZE")
+    bucket = "postpone" if record.get("_BUCKET") == -2 else str(record.get("_BUCKET", 0))
+    return _ChangedFile(
+        (_partition(record, layout), str(name)), record["_KIND"] == _DELETED, bucket, int(size or 0)
+    )
 
 
 def _partition(record: dict[str, Any], layout: TableLayout) -> str:
-    try:
-        return layout.partitions.path_of_row(bytes(record["_PARTITION"]))
-    except ValueError as error:
-        raise observations.UnreadableCommit(f"a partition can't be read: {error!r}") from error
+    row = record["_PARTITION"]
+    if not isinstance(row, bytes):
+        raise observations.UnreadableCommit("its partition is no row")
+    with observations.reading("its partition"):
+        return layout.partitions.path_of_row(row)
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError as error:
-        raise observations.UnreadableCommit(f"not JSON: {error}") from error
+    found = json_of(body)
     if not isinstance(found, dict):
         raise observations.UnreadableCommit("not a JSON object")
     return found

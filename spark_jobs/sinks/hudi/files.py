@@ -151,7 +151,12 @@ class HudiFiles:
         if table is None or inflight is None:
             return None
         body = self._read(table.timeline + inflight.name)
-        return list(read_metadata(body).touched) if body else None
+        if not body:
+            return None
+        found = read_metadata(body)
+        if found.unread:
+            raise UnreadableHudi(f"{inflight.name}: {found.unread[0]}; table={self.uri}")
+        return list(found.touched)
 
     def foreign_commit(self, since: str) -> str | None:
         """Say which instant a writer without the gate has completed last, since this instant began, and who it was."""

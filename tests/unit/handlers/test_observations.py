@@ -28,15 +28,8 @@ def test_a_position_is_lost_by_a_gap_or_another_table(
     assert found is None if why is None else found is not None and why in found
 
 
-def test_a_commit_that_can_not_be_read_is_left_behind_when_newer_ones_exist() -> None:
-    position = LogPosition(5, "a", stuck=True)
-
-    assert position.why_lost(6, identity="a", has_next=True) is None
-    assert position.why_lost(7, identity="a", has_next=True) is not None
-
-
 def test_an_identity_counts_from_the_listing_after_a_commit() -> None:
-    position = LogPosition(5, "a", stuck=True)
+    position = LogPosition(5, "a")
     position.advance()
 
     assert position.why_lost(6, identity="b", has_next=False) is None

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching import iceberg, watcher
+from lakewarden.agent.watching import follower as following_rules, watcher
 from lakewarden.agent.watching.catalogs import (
     Catalog,
     HiveCatalog,
@@ -233,9 +233,8 @@ async def test_a_snapshot_that_can_not_be_read_is_read_again_and_left_behind_for
         list_of_4.unlink()
         server.tables["flights"] = 5
         assert await versions(follower) == []
-        monkeypatch.setattr(iceberg, "RECHECK_SECONDS", 0.0)
-        assert await versions(follower) == []
-        assert await versions(follower) == [FOREIGN[3]]
+        monkeypatch.setattr(following_rules, "UNREADABLE_SECONDS", 0.0)
+        assert await versions(follower) == [FOREIGN[2], FOREIGN[3]]
 
     for look in looks:
         assert not look.complete

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from lakewarden.agent.watching import follower, watcher
 from lakewarden.agent.watching.formats import format_of
 from lakewarden.events import CommitCompleted, CommitIntent
+from lakewarden.handlers.observations import EVERYTHING
 from tests import recorded_iceberg
 from tests.recorded_delta import commit, recorded
 from tests.recorded_paimon import metadata
@@ -213,21 +214,41 @@ async def test_snapshots_of_iceberg_are_reported_with_their_files(lake: Lake) ->
     assert table.problems == set()
 
 
-async def test_a_snapshot_whose_manifests_are_gone_is_read_again_and_left_behind(
+async def test_a_commit_that_stays_unreadable_counts_as_one_of_the_whole_table_and_the_next_is_read(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They expired before the watcher came to read them. It goes on when newer snapshots exist."""
-    monkeypatch.setattr(follower, "RECHECK_SECONDS", 0.05)
-    files = metadata()
-    put(lake, files, *(each for each in files if each.startswith("schema/")), SNAPSHOT.format(1))
+    monkeypatch.setattr(follower, "UNREADABLE_SECONDS", 0.05)
+    lake.commit(0, 1)
+    lake.put("flights", SNAPSHOT.format(1), metadata()[SNAPSHOT.format(1)])
+    lake.put("flights", "schema/schema-0", b"{")  # so what the partitions are is unknown
     with capture_logs() as logs:
-        async with lake.followed("flights"):
-            put(lake, files, SNAPSHOT.format(2))
-            await logged(logs, "watch.file-unreadable")
-            put(lake, files, SNAPSHOT.format(3))
-            await logged(logs, "watch.position-lost")
+        async with lake.followed(), lake.followed("flights"):
+            lake.put("days", LOG.format(2), commit("days", 2)[:100])
+            lake.put("flights", SNAPSHOT.format(2), metadata()[SNAPSHOT.format(2)])
+            lake.commit(3)
+            await until(lambda: len(lake.published.versions()) == 3)
 
-    assert lake.published.versions() == []
+    completed = [each for each in lake.published if isinstance(each, CommitCompleted)]
+    unread = {each.transaction for each in completed if each.markers == (EVERYTHING,)}
+    assert unread == {"delta:2", "paimon:2"}
+    assert "delta:3" in {each.transaction for each in completed}
+    assert (
+        sorted(each["event"] for each in logs if each["log_level"] == "warning")
+        == ["watch.file-unreadable"] * 2
+    )
+
+
+async def test_a_table_that_becomes_one_of_an_unknown_version_is_unreadable_and_not_stopped(
+    lake: Lake,
+) -> None:
+    lake.commit(0, 1)
+    with capture_logs() as logs:
+        async with lake.followed():
+            lake.put("days", LOG.format(2), b'{"protocol":{"minReaderVersion":9}}')
+            await logged(logs, "watch.table-unreadable")
+
+    assert lake.published == []
+    assert "reader version 9" in next(each["why"] for each in logs if "why" in each)
 
 
 @pytest.mark.parametrize(

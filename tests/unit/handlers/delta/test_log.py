@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from lakewarden.handlers.delta.log import (
     read_checksum,
     version_of,
 )
-from lakewarden.handlers.observations import ObservedCommit, UnreadableCommit
+from lakewarden.handlers.observations import EVERYTHING, ObservedCommit, UnreadableCommit
 from tests.recorded_delta import commit, recorded
 
 DAYS = PartitionLayout((("day", "day", "date"), ("region", "region", "string")))
@@ -154,19 +155,56 @@ def test_a_value_that_each_reader_takes_for_another_is_unreadable(kind: str, val
         (b"", "has no action"),
         (b'{"add":', "not JSON"),
         (b"[1]", "not an action"),
-        (body({"add": {"path": "x"}}), "partitionValues"),
-        (body({"add": {"partitionValues": {}}}), "no path"),
         (body({"protocol": {"minReaderVersion": 4}}), "reader version 4"),
         (
             body({"protocol": {"minReaderVersion": 3, "readerFeatures": ["catalogManaged"]}}),
             "a catalog keeps",
         ),
-        (body({"metaData": {"partitionColumns": ["p"]}}), "metadata can't be read"),
     ],
 )
 def test_a_commit_that_can_not_be_read_says_why(broken: bytes, why: str) -> None:
     with pytest.raises(UnreadableCommit, match=why):
         foreign_commit(7, actions_of(broken), layout_of(actions_of(broken)) or FLAT)
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ({"remove": {"path": "x"}}, "doesn't say its partition"),
+        ({"add": {"partitionValues": VALUES}}, "has no path"),
+        ({"add": 5}, "doesn't say its partition|has no path"),
+        (add("x", partitionValues={"day": 7}), "is no text"),
+        (add("x", {"day": "2026-11-23", "region": "\ud800"}), "no text"),
+        (metadata([{"name": "other", "type": "string"}], "gone"), "metadata can't be read: it lacks 'gone'"),
+    ],
+)
+def test_a_piece_that_can_not_be_read_counts_as_everything_and_costs_no_other(
+    broken: Action, why: str
+) -> None:
+    actions = actions_of(body(info(), remove("old", VALUES), broken, add("late", VALUES)))
+    found = foreign_commit(7, actions, layout_of(actions) or DAYS)
+
+    assert found is not None
+    assert found.markers[0] == EVERYTHING
+    assert [each.file_group for each in found.markers[1:]] == ["late", "old"] * ("metaData" not in broken)
+    assert re.search(why, found.unread[0].why)
+
+
+def test_what_refutes_nothing_needs_no_partition() -> None:
+    """A blind append of delta-rs into a timestamp without a time zone."""
+    moment = PartitionLayout((("t", "t", "timestamp"),))
+    found = foreign_commit(
+        7, actions_of(body(info(isBlindAppend=True), add("x", {"t": "2026-01-02 03:04:05"}))), moment
+    )
+
+    assert found is None or not found.markers
+
+
+@pytest.mark.parametrize("prefix", ["", "s3://elsewhere/t/", "/mnt/t/", "../t/"])
+def test_a_removed_file_without_values_has_those_of_its_folders(prefix: str) -> None:
+    path = f"{prefix}day=2026-11-23/region=a%20b%252Fc/old"
+
+    assert touched(DAYS, {"remove": {"path": path, "dataChange": True}}) == {(DAY, "old"): "delete"}
 
 
 def test_a_commit_is_named_by_its_version_and_its_partitions_by_their_logical_names() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 
 import fastavro
@@ -104,19 +105,32 @@ def test_a_commit_without_files_touches_nothing() -> None:
     ("body", "why"),
     [
         (b"", "the file is empty"),
-        (b"{", "neither Avro nor JSON"),
-        (b"[]", "not a record"),
-        (b"Obj\x01", "neither Avro nor JSON"),
+        (b"{", "not JSON, from character 1"),
+        (b"[]", "no record"),
+        (b"Obj\x01", "ends too early"),
+        (b'{"partitionToWriteStats": 5}', "of another type"),
         (b'{"a": 1}', "neither a commit's metadata nor a plan"),
-        (b'{"partitionToWriteStats": {"p": [1]}}', "of another type"),
-        (b'{"partitionToWriteStats": {"p": [{"fileId": 7}]}}', "of another type|too long"),
-        (b'{"partitionToWriteStats": {"p": [{"fileId": "f", "path": "p/notes.txt"}]}}', "not a data file"),
-        (b'{"clusteringPlan": {"inputGroups": [{"slices": [{}]}]}}', "a field is missing"),
     ],
 )
 def test_what_is_no_metadata_is_refused(body: bytes, why: str) -> None:
     with pytest.raises(UnreadableHudi, match=why):
         read_metadata(body)
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (1, "of another type"),
+        ({"fileId": 7}, "of another type"),
+        ({"fileId": "f", "path": "p/notes.txt"}, "not a data file"),
+        ({"fileId": "\ud800"}, "too long"),
+    ],
+)
+def test_a_file_group_that_can_not_be_read_costs_no_other(odd: object, why: str) -> None:
+    found = read_metadata(json.dumps({"partitionToWriteStats": {"p": [odd, {"fileId": "g"}]}}).encode())
+
+    assert [each.file_group for each in found.touched] == ["g"]
+    assert re.search(why, found.unread[0])
 
 
 @given(st.integers(0, 3971))

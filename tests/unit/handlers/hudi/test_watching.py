@@ -20,7 +20,7 @@ from lakewarden.handlers.hudi.watching import (
     Touched,
     WatchedTable,
 )
-from lakewarden.handlers.observations import File
+from lakewarden.handlers.observations import EVERYTHING, UNREADABLE_SECONDS, File
 from tests.recorded_hudi import recorded
 
 FIRST, SECOND = "a1079540-5309-48af-8815-49d4dc51cc56-0", "3a5185c7-b28a-4e0c-aaeb-b156e59295e7-0"
@@ -177,6 +177,21 @@ def test_a_completed_file_that_can_not_be_read_completes_nothing(broken: str) ->
     store.unreadable = set()
     (completed,) = store.put(path, body).look()
     assert isinstance(completed, Completed)
+
+
+@pytest.mark.parametrize("broken", [b"", b"Obj\x01"], ids=["empty", "cut"])
+def test_a_completed_file_that_stays_unreadable_has_touched_everything_and_is_read_no_more(
+    broken: bytes,
+) -> None:
+    store = started().put(TIMELINE + A_DONE, broken)
+    assert store.look() == []
+
+    opened, completed = store.look(UNREADABLE_SECONDS)
+
+    assert (opened, completed) == (Opened(A, "file-group"), Completed(A, (EVERYTHING,)))
+    assert [path for path, _ in store.watched.problems] == [TIMELINE + A_DONE]
+    assert store.look() == []
+    assert store.watched.problems == []
 
 
 def test_an_instant_that_is_rolled_back_has_ended() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -203,17 +202,6 @@ def test_a_file_elsewhere_is_an_error() -> None:
         (b'{"format-version": 2}', "can't be read"),
         pytest.param(gzip.compress(b'{"format-version": 4}'), "format version 4", id="packed"),
         pytest.param(gzip.compress(b"{}")[:-4], "can't be read", id="packed-and-cut"),
-        (
-            json.dumps(
-                {
-                    "format-version": 1,
-                    "location": "/t",
-                    "current-snapshot-id": 1,
-                    "snapshots": [{"snapshot-id": 1, "manifests": []}],
-                }
-            ).encode(),
-            "no list of manifests",
-        ),
     ],
 )
 def test_metadata_that_can_not_be_read_is_an_error(body: bytes, why: str) -> None:

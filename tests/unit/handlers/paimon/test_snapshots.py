@@ -241,9 +241,9 @@ def test_a_snapshot_that_can_not_be_read_is_an_error(body: bytes, why: str) -> N
 
 
 def test_a_damaged_manifest_or_schema_is_an_error() -> None:
-    with pytest.raises(UnreadableCommit, match="not an Avro file"):
+    with pytest.raises(UnreadableCommit, match="the Avro file can't be read: it begins otherwise"):
         manifests_of(b"not avro")
-    with pytest.raises(UnreadableCommit, match="a list of index files lacks"):
+    with pytest.raises(UnreadableCommit, match="the list of index files can't be read: it lacks"):
         deletion_vectors(metadata()[next(path for path in metadata() if "manifest-list" in path)], NO_KEYS)
-    with pytest.raises(UnreadableCommit, match="the schema lacks"):
+    with pytest.raises(UnreadableCommit, match="the schema can't be read: it lacks"):
         read_schema(b'{"fields": []}')

@@ -1,0 +1,83 @@
+"""What a table's files provoke in their readers. Anyone who may write to a table may put anything there.
+
+1. A reader raises `Unreadable`, and no other error, whatever the bytes are. Its text names no error of Python, and has no bytes.
+2. What consists of pieces is read piece by piece (`read_each`): one that can't be read costs itself, and no other.
+3. The values of a file are counted before they are made (`json_of`, `avro_blocks.py`).
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias, TypeVar
+
+from pydantic import ValidationError
+
+MAX_VALUES: Final = 4_000_000
+"""Values of one JSON text, up to about 100 bytes each. Metadata of a commit of 100,000 files has 3,000,000."""
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+
+
+class Unreadable(ValueError):
+    """A piece of a table is damaged, or says something that this version doesn't understand. The text is for operators."""
+
+
+Failed: TypeAlias = list[tuple[_Item, str]]
+"""The pieces that could not be read, and why."""
+
+
+def why_unreadable(error: BaseException) -> str:
+    """Return what an error of a reader says of the bytes."""
+    match error:
+        case Unreadable():
+            return str(error)
+        case RecursionError():
+            return "it is nested too deeply"
+        case MemoryError():
+            return "it needs more memory than there is"
+        case UnicodeError():
+            return "it has characters that are no text"
+        case json.JSONDecodeError():
+            return f"not JSON, from character {error.pos:,} on"
+        case ValidationError():
+            return "a name is empty, too long or no text"
+        case KeyError() if error.args and isinstance(error.args[0], str):
+            return f"it lacks {error.args[0]!r:.100}"
+        case _:
+            if type(error).__module__.startswith("lakewarden"):
+                return str(error)
+            return "a value is missing, or of another type or form than the format has there"
+
+
+@contextmanager
+def reading(what: str, raised: type[Unreadable] = Unreadable) -> Iterator[None]:
+    """Raise this error for whatever a reader comes upon. `what` is the piece, as the subject of a line."""
+    try:
+        yield
+    except raised:
+        raise
+    except Exception as error:  # whatever the bytes provoke: there is no common class
+        raise raised(f"{what} can't be read: {why_unreadable(error)}") from error
+
+
+def read_each(pieces: Iterable[_Item], read: Callable[[_Item], _Found]) -> tuple[list[_Found], Failed[_Item]]:
+    """Return what was read of the pieces, and those that can't be read."""
+    found: list[_Found] = []
+    failed: Failed[_Item] = []
+    for each in pieces:
+        try:
+            found.append(read(each))
+        except Exception as error:  # noqa: BLE001 - as in `reading`
+            failed.append((each, why_unreadable(error)))
+    return found, failed
+
+
+def json_of(body: bytes) -> Any:
+    """Return the value of a JSON text. Raises `Unreadable`, also for one of too many values."""
+    if sum(map(body.count, (b",", b"{", b"["))) > MAX_VALUES:
+        raise Unreadable(f"it has more than {MAX_VALUES:,} values")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(why_unreadable(error)) from error
