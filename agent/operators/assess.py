@@ -11,7 +11,7 @@ from typing import Any
 from lakewarden.agent.attempts.trace import COMPUTING, WAITING, AttemptOutcome, document, key
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.time_text import timestamp
-from lakewarden.handlers.assessment import Assessment, Rests, TableHistory, duration, overlaps_of
+from lakewarden.handlers.assessment import Assessment, Rests, TableHistory, assess, duration, overlaps_of
 
 _COMMITTED = COMPUTING[AttemptOutcome.COMMITTED]
 _CONTENDED = COMPUTING[AttemptOutcome.ABORTED][0], "the same, in another commit's way"
@@ -144,7 +144,9 @@ def _rows(history: TableHistory, y: float) -> tuple[list[str], float]:
             start = each.ended if each.began is None else each.began
             parts.append(bar(lines[each.writer], start, each.ended, colour))
     gone = [(each.began, each.began if each.until is None else each.until) for each in history.lost]
-    gone += [(each.modified, each.modified) for each in (history.leftovers or ())[:_MAX_BARS]]
+    left, wasted = (history.leftovers or ())[:_MAX_BARS], assess(history)["lost_seconds"].value or 0.0
+    size = max(1, sum(each.size for each in history.leftovers or ()))
+    gone += [(each.modified - wasted * each.size / size, each.modified) for each in left]
     parts += [bar(lost, *each, _LOST[0]) for each in gone if begin <= each[1] <= commits[-1].ended]
     ends = f"{timestamp(begin * 1000)} to {timestamp(commits[-1].ended * 1000)}"
     parts.append(f'<text x="{_LEFT}" y="{lost + 22}" class="pale">{ends}</text>')

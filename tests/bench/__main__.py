@@ -25,6 +25,7 @@ import pydantic
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from tests.bench import (
+    assessing,
     failover,
     in_memory,
     latency,
@@ -81,6 +82,7 @@ PARTS = {
     "waste": Part(waste.measure, waste.rows, broker=False, own_table=True),
     "stop": Part(stopping.measure, stopping.rows, own_table=True),
     "upserts": Part(upserts.measure, upserts.rows, own_table=True),
+    "assess": Part(assessing.measure, assessing.rows, broker=False, own_table=True),
     "locks": Part(_on_s3(_locks), locks.rows, own_table=True),
 }
 """By name: what `--only` selects, and the key of its figures in the report."""

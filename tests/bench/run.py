@@ -64,6 +64,8 @@ class Size:
     """Seconds in which one table changes each second."""
     web_fed_updates: int = sized(3_600, 40)
     """Of an open page in Chromium whose stream is fed."""
+    assessed_share: float = sized(1.0, 0.01)
+    """Of the large tables that are assessed."""
     aborts: int = sized(20, 0)
     """Of each kind of batch."""
     upsert_files: int = sized(30, 2)

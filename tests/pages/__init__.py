@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.pages import asyncapi, configuration, metrics, releases, store_answers, writers
+from tests.pages import assessment, asyncapi, configuration, metrics, releases, store_answers, writers
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final[dict[str, Callable[[], str]]] = {
+    "docs/assess.svg": assessment.render,
     "docs/configuration.md": configuration.render,
     "docs/metrics.md": metrics.render,
     "docs/releases.md": releases.render,

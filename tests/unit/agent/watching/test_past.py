@@ -23,6 +23,7 @@ from lakewarden.handlers.assessment import Figure, TableHistory, assess
 from lakewarden.handlers.delta.log import PartitionLayout, past_commit
 from lakewarden.handlers.observations import UnreadableCommit
 from tests import recorded_iceberg
+from tests.pages.assessment import contest
 from tests.recorded_delta import commit, recorded as checksum
 from tests.recorded_hudi import recorded
 from tests.recorded_paimon import metadata
@@ -58,10 +59,10 @@ def read(table: Path, **more: Any) -> TableHistory:
     return anyio.run(lambda: past(table.as_uri(), tuned(), **wanted))
 
 
-def delta(table: Path, name: str = "days", versions: int = 8) -> None:
+def delta(table: Path) -> None:
     """Each commit's file has the commit's time."""
-    for version in range(versions):
-        body = commit(name, version)
+    for version in range(8):
+        body = commit("days", version)
         (at,) = (
             info["timestamp"] for line in body.splitlines() if (info := json.loads(line).get("commitInfo"))
         )
@@ -151,13 +152,7 @@ def test_a_merge_of_delta_says_when_it_began_and_what_it_read(tmp_path: Path) ->
 
 def test_the_estimate_is_near_what_native_writers_lost(tmp_path: Path) -> None:
     """`tests/recorded_delta` says what they measured."""
-    delta(tmp_path, "contest", 7)
-    for each in json.loads(checksum("contest", "files.json")):
-        put(tmp_path, each["path"])
-        os.truncate(tmp_path / each["path"], each["size"])
-        os.utime(tmp_path / each["path"], (each["modified"], each["modified"]))
-
-    found = assess(read(tmp_path))
+    found = assess(contest(tmp_path))
 
     assert found["lost_files"] == Figure(5)
     assert found["lost_seconds"].value == pytest.approx(88.7, rel=0.2)
