@@ -101,7 +101,7 @@ WEAKER: Final[Mapping[Lack, Mapping[Rests, str]]] = {
     Lack.NAMES: {Rests.NOT_KNOWN: "lost_files lost_bytes"},
     Lack.PLACES: {Rests.AT_LEAST: "lost_files lost_bytes"},
     Lack.BASE: {Rests.AT_LEAST: "overlapping in_the_way"},
-    Lack.TIMES: {Rests.ESTIMATED: "known_seconds"},
+    Lack.TIMES: {Rests.ESTIMATED: "known_seconds lost_files lost_bytes"},
     Lack.LOSSES: {Rests.AT_LEAST: "lost_tries"},
 }
 """The figures that an unread piece weakens, and to what (rule 0). Times matter to overlaps, too, if these are found by them."""
@@ -411,8 +411,10 @@ def _figures(
         files, size = (
             (None, None) if leftovers is None else (len(leftovers), sum(each.size for each in leftovers))
         )
-        lost = figures["lost_files"] = _figure("lost_files", files, unread)
-        figures["lost_bytes"] = _figure("lost_bytes", size, unread)
+        # By the writers' clock, files from before the first commit could count.
+        by = Rests.ESTIMATED if commits and commits[0].stored is None else Rests.KNOWN
+        lost = figures["lost_files"] = _figure("lost_files", files, unread, by)
+        figures["lost_bytes"] = _figure("lost_bytes", size, unread, by)
     for name, is_known in (("known_seconds", True), ("estimated_seconds", False)):
         wanted = [each.seconds for each in commits if each.is_known is is_known]
         timed = [each for each in wanted if each is not None]

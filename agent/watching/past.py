@@ -48,15 +48,15 @@ from lakewarden.handlers.hudi.timeline import (
     HEARTBEAT_FOLDER,
     PROPERTIES,
     Instant,
-    UnreadableHudi,
     instants,
     seconds_of,
     time_of,
 )
 from lakewarden.handlers.hudi.watching import past_commit, rolled_back
 from lakewarden.handlers.iceberg import metadata as iceberg
-from lakewarden.handlers.observations import File, UnknownVersion, UnreadableCommit
+from lakewarden.handlers.observations import File, UnknownVersion
 from lakewarden.handlers.paimon import snapshots as paimon
+from lakewarden.handlers.unreadable import Unreadable
 
 MAX_COMMITS = 50_000
 MAX_PLACES = 300_000
@@ -91,7 +91,7 @@ LOG_CHUNK = 1_000
 
 _NOT_PLAIN = frozenset({"", ".", ".."})
 """Parts of a path that name another folder: `s3://` has an empty one, too."""
-_UNREADABLE = (UnreadableCommit, UnreadableHudi, UnreadableTableError)
+_UNREADABLE = (Unreadable, UnreadableTableError)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Found = tuple[PastCommit, list[DataFile]]
@@ -115,6 +115,8 @@ class _Reading:
     lost: list[LostTry] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
     failed: int = 0
+    copied: int = 0
+    """Commits whose file is younger than they are, by `COPIED_SECONDS`."""
     reached: int | None = None
     """The number of the oldest commit that was seen, in a format that counts them."""
     before: list[Found] = field(default_factory=list)
@@ -131,9 +133,12 @@ class _Reading:
         if self._is_plausible(commit.ended):
             self.newest = commit.ended if self.newest is None else max(self.newest, commit.ended)
         self.stored = commit.stored if self.stored is None else self.stored
-        if self.newest is not None and commit.ended < self.newest - self.span:
-            if None not in (commit.stored, self.stored) and commit.stored < self.stored - self.span:  # type: ignore[operator]
+        is_before = self.newest is not None and commit.ended < self.newest - self.span
+        if is_before and commit.stored is not None and self.stored is not None:
+            if commit.stored < self.stored - self.span:
                 return False
+            is_before = self.is_copied
+        if is_before:
             self.before.append(found)
             return len(self.before) < CONFIRMING
         for each in (*self.before, found):
@@ -160,6 +165,7 @@ class _Reading:
             self.files[each.path] = len(self.commits)
             self.folders.setdefault(each.path.rpartition("/")[0], each.partition)
         self.commits.append(commit)
+        self.copied += commit.stored is not None and commit.stored - commit.ended > COPIED_SECONDS
         self.progress(f"{len(self.commits):,} commits read")
         return True
 
@@ -193,7 +199,7 @@ class _Reading:
         self._straighten()
 
     def _straighten(self) -> None:
-        sound = [at for at, each in enumerate(self.commits) if self._is_plausible(each.ended)]
+        sound = [at for at, each in enumerate(self.commits) if self._is_sound(each)]
         in_order = [sound[at] for at in _longest_rising([self.commits[at].ended for at in sound])]
         neighbour, following = None, iter([*in_order, None])
         after = next(following)
@@ -205,12 +211,27 @@ class _Reading:
             bounds += [neighbour] if neighbour is not None else []
             if any(abs(each.ended - bound) <= SKEW_SECONDS for bound in bounds):
                 continue
-            fitting = min(bounds, default=each.stored or self.now)
+            fitting = min(bounds, default=self.now)
+            if each.stored is not None and not self.is_copied:
+                fitting = each.stored
             seconds = each.seconds if each.is_known else None
             began = None if seconds is None else fitting - seconds
-            why = "it doesn't fit between those of the commits before and after, so a clock is wrong"
+            why = "it doesn't fit to its file's, or between those of the commits before and after, so a clock is wrong"
             piece = Unread(f"the time of commit {each.version}", why, frozenset({Lack.TIMES}), each.number)
             self.commits[at] = replace(each, ended=fitting, began=began, unread=(*each.unread, piece))
+
+    def _is_sound(self, commit: PastCommit) -> bool:
+        if (
+            commit.stored is not None
+            and not self.is_copied
+            and abs(commit.stored - commit.ended) > COPIED_SECONDS
+        ):
+            return False
+        return self._is_plausible(commit.ended)
+
+    @property
+    def is_copied(self) -> bool:
+        return self.copied > len(self.commits) / 2
 
     def _is_plausible(self, time: float) -> bool:
         return EARLIEST <= time <= self.now + 86_400
@@ -246,7 +267,7 @@ async def past(
     """
     try:
         return await _past(table, settings, days, now, progress)
-    except (AgentError, UnreadableCommit, UnreadableHudi) as error:
+    except (AgentError, Unreadable) as error:
         raise UnreadableTableError(f"{table} can't be assessed: {error}") from error
 
 
@@ -354,7 +375,7 @@ async def _layout(files: TableFiles, version: int) -> delta.PartitionLayout | No
         return await find_layout(files, version)
     except UnknownVersion:
         raise
-    except (UnreadableTableError, UnreadableCommit):
+    except _UNREADABLE:
         return None
 
 
@@ -372,12 +393,19 @@ async def _paimon(files: TableFiles, reading: _Reading) -> None:
         layout, manifests = await changes_read(files, snapshot, layouts)
         commit, added = paimon.past_snapshot(number, snapshot, manifests, layout)
         changelogs: list[DataFile] = []
+        unread = commit.unread
         if snapshot.changelogs is not None:
-            lists = paimon.manifests_of(await files.read(snapshot.changelogs))
-            bodies = [await files.read(each) for each in lists]
-            changelogs = paimon.past_snapshot(number, snapshot, bodies, layout)[1]
-        commit = replace(commit, number=None, commit=snapshot.commit, stored=listed[number].modified)
-        return (commit, added), changelogs
+            try:
+                _, manifests = await changes_read(
+                    files, replace(snapshot, changes=snapshot.changelogs), layouts
+                )
+                other, changelogs = paimon.past_snapshot(number, snapshot, manifests, layout)
+                unread = (*unread, *other.unread)
+            except _UNREADABLE as error:
+                what = f"the changelog files of snapshot {number}"
+                unread = (*unread, Unread(what, str(error), frozenset({Lack.NAMES}), number))
+        stored = listed[number].modified
+        return (replace(commit, commit=snapshot.commit, stored=stored, unread=unread), added), changelogs
 
     async def use(number: int, result: tuple[Found, list[DataFile]] | Exception) -> bool:
         reading.reach(number, "snapshot")
@@ -601,8 +629,7 @@ async def _look_for_files(files: TableFiles, reading: _Reading) -> list[Leftover
     if len(folders) > MAX_FOLDERS:
         what = f"files in {len(folders) - MAX_FOLDERS} of {len(folders)} folders"
         reading.lacks(what, f"{MAX_FOLDERS} are listed at most", Lack.PLACES)
-    ages = [each.stored - each.ended for each in reading.commits if each.stored is not None]
-    found = _FoundFiles(reading, copied=bool(ages) and median(ages) > COPIED_SECONDS)
+    found = _FoundFiles(reading, copied=reading.is_copied)
 
     async def read(folder: tuple[str, str]) -> None:
         async for page in files.pages_of_folder(folder[0]):

@@ -36,6 +36,7 @@ def commit(number: int, ended: float, places: str = "p", **more: Any) -> PastCom
         "operation": "MERGE",
         "rewritten": partitions,
         "size": 100,
+        "stored": ended,
     }
     return PastCommit(
         version=str(number), ended=ended, partitions=partitions, number=number, **(fields | more)

@@ -29,7 +29,7 @@ from tests.recorded_hudi import recorded
 from tests.recorded_paimon import metadata
 from tests.tuned import tuned
 from tests.unit.agent.watching.test_catalogs import Database
-from tests.unit.agent.watching.written_tables import FORMATS, History, Written, write
+from tests.unit.agent.watching.written_tables import BEGAN, FORMATS, History, Written, avro, write
 
 LATER = 2_000_000_000.0
 DAY = "region=a%20b%252Fc/day=2026-11-23"
@@ -226,6 +226,80 @@ def test_a_metadata_of_iceberg_that_follows_at_once_is_paimons(tmp_path: Path) -
     write(files | FORMATS["paimon"](HISTORY), tmp_path)
 
     assert read(tmp_path, days=3650).form == "paimon"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_changelog_files_of_paimon_belong_to_their_commit(tmp_path: Path, *, damaged: bool) -> None:
+    """If they can't be read, no file is known to be lost."""
+    files = FORMATS["paimon"](HISTORY)
+    body, at = files["snapshot/snapshot-2"]
+    entry = {
+        "_KIND": 0,
+        "_PARTITION": bytes(8),
+        "_BUCKET": 0,
+        "_FILE": {"_FILE_NAME": "changelog-1.parquet", "_FILE_SIZE": 1},
+    }
+    files["snapshot/snapshot-2"] = (
+        json.dumps(json.loads(body) | {"changelogManifestList": "changes"}).encode(),
+        at,
+    )
+    files["manifest/changes"] = b"?" if damaged else avro([{"_FILE_NAME": "changed"}]), at
+    files["manifest/changed"] = avro([entry]), at
+    files["bucket-0/changelog-1.parquet"] = b"1", at - 10
+    write(files, tmp_path)
+
+    found = assess(read(tmp_path, days=3650))
+
+    assert found["commits"] == Figure(4)
+    assert found["lost_files"].value == (None if damaged else 1)
+    assert [each.startswith("the changelog files of snapshot 2: ") for each in found.unread] == [
+        True
+    ] * damaged
+
+
+def test_a_commit_of_paimon_and_its_compaction_are_one_and_never_in_its_own_way(tmp_path: Path) -> None:
+    files = FORMATS["paimon"](HISTORY)
+    for number, kind in ((2, "APPEND"), (3, "COMPACT")):
+        path = f"snapshot/snapshot-{number}"
+        fields = {"commitUser": "u", "commitIdentifier": 7, "commitKind": kind}
+        files[path] = json.dumps(json.loads(files[path][0]) | fields).encode(), files[path][1]
+        files[f"bucket-0/part-{number - 1}.parquet"] = b"1", BEGAN + 10
+    write(files, tmp_path)
+
+    found = assess(read(tmp_path, days=3650))
+
+    assert found["commits"] == Figure(3)
+    assert ("u", "u") not in {(each.later, each.earlier) for each in found.pairs}
+
+
+CLOCKS: dict[str, tuple[int, Callable[[int], int]]] = {
+    "90 days behind": (2, lambda time: time - 90 * 86_400_000),
+    "90 days behind, the newest": (3, lambda time: time - 90 * 86_400_000),
+    "90 days behind, the oldest": (0, lambda time: time - 90 * 86_400_000),
+    "40 days ahead": (2, lambda time: time + 40 * 86_400_000),
+    "in microseconds": (2, lambda time: time * 1000),
+    "in microseconds, the newest": (3, lambda time: time * 1000),
+    "in seconds": (1, lambda time: time // 1000),
+    "before 1970": (1, lambda time: -time),
+}
+
+
+@pytest.mark.parametrize("case", CLOCKS)
+def test_a_wrong_clock_cuts_no_history_and_is_reported(tmp_path: Path, case: str) -> None:
+    wrong, clock = CLOCKS[case]
+    files = FORMATS["delta"](HISTORY)
+    path = f"_delta_log/{wrong:020d}.json"
+    time = int(HISTORY.commits[wrong].ended * 1000)
+    files[path] = files[path][0].replace(str(time).encode(), str(clock(time)).encode()), files[path][1]
+    write(files, tmp_path)
+
+    found = assess(read(tmp_path, days=7, now=BEGAN + 86_400))
+
+    true = HISTORY.truth()
+    assert [found[name].value for name in ("overlapping", "in_the_way")] == [true["overlapping"]] * 2
+    assert found["commits"].value == 4
+    assert [found.since, found.until] == pytest.approx([BEGAN, HISTORY.commits[-1].ended], abs=601)
+    assert any("clock" in each or "times" in each for each in found.unread)
 
 
 def test_hudis_losses_are_those_rolled_back_and_those_that_died(tmp_path: Path) -> None:
