@@ -53,6 +53,8 @@ class Admitted(DecisionEvent):
     """Place among the `ordered` transactions of the table that are open at the same time. Null if the rule is another one."""
     edition: str | None = None
     """The writer's edition. With one, the writer commits to the table, and finds its commits there, as `<writer>~<edition>`."""
+    namesakes: tuple[str, ...] | None = None
+    """Writers in the ledger with the same job name or query id, up to ten. Null for batch 0, and for a known writer."""
 
 
 class Abort(DecisionEvent):

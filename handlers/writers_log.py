@@ -12,12 +12,27 @@ from lakewarden import events as wire
 
 _FORMATS: Final = ("delta", "hudi", "iceberg", "paimon")
 _QUERY_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_OF_QUERY: Final = re.compile(rf"(.+):({_QUERY_ID.pattern})(~.*)?")
+"""A writer's name, also as a table has it: with an edition."""
+
+MAX_NAMESAKES: Final = 10
 
 
 def without_query(writer: str) -> str:
     """A writer as people name it: `<name>` of `<name>:<query id>`."""
     name, _, query = writer.rpartition(":")
     return name if name and _QUERY_ID.fullmatch(query) else writer
+
+
+def namesakes(writer: str, others: Iterable[str]) -> tuple[str, ...]:
+    """Return the last ones of the others that are the same job by another query id, or the same query by another job name."""
+    own = _OF_QUERY.fullmatch(writer)
+    if own is None:
+        return ()
+    alike = (each for each in others if own[2] in each or each.startswith(f"{own[1]}:"))
+    parsed = [other for other in map(_OF_QUERY.fullmatch, alike) if other is not None]
+    found = [f"{other[1]}:{other[2]}" for other in parsed if (other[1] == own[1]) != (other[2] == own[2])]
+    return tuple(dict.fromkeys(found))[-MAX_NAMESAKES:]
 
 
 def without_gate(transaction: str) -> bool:

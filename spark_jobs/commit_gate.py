@@ -45,6 +45,7 @@ class CommitGate(TransactionGate):
         priority: int = 0,
         conflict_rule: ConflictRule | None = None,
         lock: str | None = None,
+        new_writer: bool = False,
     ) -> Callable[[DataFrame, int], None]:
         """Return a function for `DataStreamWriter.foreachBatch` that calls `write(batch_df, txn)` in one transaction per batch.
 
@@ -61,6 +62,8 @@ class CommitGate(TransactionGate):
           sink's own, else `"file-group"`
         - `lock`: where this writer believes the table's lock to be; None: the sink's own; refused if the agent
           [keeps it elsewhere](docs/lock.md#which-object-is-a-tables-lock)
+        - `new_writer`: accept a query [whose id is new](docs/recovery.md#who-a-writer-is), whatever its job has committed under
+          another one
 
         `streaming/batches.py` describes aborts, retries and batches that are already committed. A sink declares its table,
         conflict rule, lock and scope itself (`sinks/contract.py`); an argument that is given takes precedence. A plain
@@ -70,7 +73,13 @@ class CommitGate(TransactionGate):
         """
         require_spark("foreach_batch")
         target = target_of(
-            write, table=table, conflict_rule=conflict_rule, lock=lock, admission=admission, priority=priority
+            write,
+            table=table,
+            conflict_rule=conflict_rule,
+            lock=lock,
+            admission=admission,
+            priority=priority,
+            new_writer=new_writer,
         )
         intent_of(
             table=target.table,

@@ -30,6 +30,8 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
   its writer turns out to be committed. Time alone admits none. So an input costs what it changes, however many wait; only the
   end of a replay, of a grant without index, and of `unseen_grant` look at all (`TableState.recheck`).
 - **Batch ids** of a writer rise, so a smaller id than the last committed one is committed too, as with Delta's `txnVersion`.
+- **Namesakes:** an admission names other writers of the ledger with the same job name or query id, if the ledger doesn't know
+  this one and its batch isn't the first. The writer decides what follows: its checkpoint may have lost its query id.
 - **Restarted writer:** a new transaction aborts the older open ones of its writer (`superseded`).
 - **Late completion:** if a batch turns out to be committed while another transaction computes it again, that transaction is
   aborted (`superseded`, retriable). Its retry gets `already-committed`.
@@ -52,6 +54,7 @@ from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, OPEN, Phase, Touch, Transaction
+from lakewarden.handlers.writers_log import namesakes
 
 
 def judge_intent(context: StepContext, intent: events.CommitIntent) -> None:
@@ -208,6 +211,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
         else:
             reserved = _markers_to_reserve(state, transaction)
             turn = _next_turn(state) if transaction.conflict_rule in events.IN_TURN else None
+            known = done is not None or not transaction.batch_id
             context.decide(
                 events.Admitted.model_construct(
                     **about,
@@ -215,6 +219,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
                     reserved=reserved,
                     turn=turn,
                     edition=None if done is None else done.edition,
+                    namesakes=None if known else namesakes(transaction.writer, state.ledger),
                 )
             )
             admitted.append(transaction)

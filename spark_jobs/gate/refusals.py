@@ -49,6 +49,18 @@ def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: 
     )
 
 
+def new_query(batch: int, other: str, facts: str) -> GateError:
+    """The query begins behind batch 0, and `other` is its job by another query id, or its query id by another job name."""
+    job, _, query = other.rpartition(":")
+    return GateError(
+        f"this query begins with batch {batch}; this table has no batch of it, but batches of {other}, which may be the same: "
+        "nothing was written; if the checkpoint has lost its file `metadata`, write "
+        f'{{"id":"{query}"}} into it, with writer={job!r}; if it was copied, give this query one of its own; if the batches are '
+        "others, pass new_writer=True to `foreach_batch` until one is committed; then start the query again "
+        f"(docs/recovery.md#who-a-writer-is); {facts}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class OverdueWait:
     """A wait that took too long: whose, for which writers, and what else its driver has open (`facts` of each).

@@ -353,6 +353,11 @@ class Transaction:
         return None if self._progress.admitted is None else self._progress.admitted.turn
 
     @property
+    def namesakes(self) -> tuple[str, ...] | None:
+        """Other writers in the agent's ledger with the same job name or query id; None if it knows this writer."""
+        return None if self._progress.admitted is None else self._progress.admitted.namesakes
+
+    @property
     def waited(self) -> bool:
         """Whether the admission waited for other transactions."""
         caused_by = None if self._progress.admitted is None else self._progress.admitted.cause_offset

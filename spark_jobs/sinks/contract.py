@@ -8,6 +8,7 @@ A sink knows one table format and nothing of Kafka. The gate knows the protocol 
 | `scope(batch)`: what the batch is going to touch | calls it before a `queued` transaction, and declares the result |
 | `__call__(batch, txn)`: stages the batch, then publishes it | cancels its Spark jobs the moment an abort arrives |
 | `committed(writer, batch_id)`: is it in the table? | calls it before the compute, under the grant, after a failed publish |
+| `writers()`: whose batches does the table show? | calls it if the ledger doesn't know a query that begins behind batch 0 |
 
 **Scope.** At most one query finds it. The gate persists the batch before, and passes the result on as `txn.batch_scope`, so
 the sink neither computes the batch again nor lists its partitions twice. None means: unknown, or never worth waiting for.
@@ -38,7 +39,7 @@ A test suite holds every sink to this (`tests/spark/sinks/test_contract.py`). Tw
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
@@ -105,6 +106,10 @@ class Sink(Write, Protocol):
                     "`foreach_batch` or `transaction`, if a function around the sink hides it",
                 )
         txn.recognise(self.committed)
+
+    def writers(self) -> Iterable[str]:
+        """Return the writers whose batches the table shows."""
+        return ()
 
     @abstractmethod
     def committed(self, writer: str, batch_id: int, /) -> str | None:

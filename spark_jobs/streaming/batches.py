@@ -3,6 +3,9 @@
 - *Writer name.* On the wire a writer is `<writer>:<query id>`. Spark keeps the query id in its checkpoint. A restarted query
   is the same writer, so its replayed batch is recognised. A query with a new checkpoint is another writer, because its
   batches count from 0 again.
+- *Lost query id.* A query that begins behind batch 0, and that neither ledger nor table knows, is refused if they have its job
+  under another query id, or its query id under another job: its batches may be those of that writer. Two names of one query in
+  one driver are two writes of its body. `new_writer` accepts it.
 - *Abort.* All Spark jobs of the body carry a tag of the attempt. An abort cancels them at once, those of other threads
   included, and keeps cancelling until the body has ended (`cancelling.py`).
 - *Admission.* With "auto" the batch's first transaction is queued or optimistic by the rule in `admission.py`, from the
@@ -32,8 +35,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
-from lakewarden.handlers.writers_log import without_query
-from lakewarden.spark_jobs.gate import errors
+from lakewarden.handlers.writers_log import namesakes, without_query
+from lakewarden.spark_jobs.gate import errors, refusals
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.gate.grant import PublishOutcome
@@ -94,6 +97,8 @@ class Target:
     lock: str | None = None
     admission: AdmissionMode = "auto"
     priority: int = 0
+    new_writer: bool = False
+    """Whether a query whose id is new is accepted, whatever its job has committed under another one."""
 
 
 def target_of(
@@ -104,6 +109,7 @@ def target_of(
     lock: str | None,
     admission: AdmissionMode,
     priority: int,
+    new_writer: bool = False,
 ) -> Target:
     """Return the arguments, and for those that are None what the sink declares. A table may be named as in a catalog.
 
@@ -128,6 +134,7 @@ def target_of(
         lock or getattr(write, "lock", None),
         admission,
         priority,
+        new_writer,
     )
 
 
@@ -268,6 +275,7 @@ class BatchWriter:
             batch.opened[:] = [txn]
             batch.sequence = txn.sequence if batch.sequence is None else batch.sequence
             txn.batch_scope = batch.scope
+            self._require_own_batches(batch, txn)
             jobs = TaggedJobs(batch.context, f"lakewarden-{txn.id}")
             try:
                 with jobs:
@@ -283,6 +291,18 @@ class BatchWriter:
                 if txn.aborted:
                     gone = jobs.wait_until_gone()
                     txn.notify("jobs-stopped", gone=gone, seconds=txn.seconds_since_abort())
+
+    def _require_own_batches(self, batch: _Batch, txn: Transaction) -> None:
+        """Raise `GateError` if the query's id is new, and its batches may be committed under another name."""
+        begun = self._history.begun
+        if batch.writer not in begun and txn.namesakes is not None and not self._target.new_writer:
+            in_table = [*getattr(self._write, "writers", tuple)()]
+            _, _, query = batch.writer.rpartition(":")
+            others = (*txn.namesakes, *namesakes(batch.writer, in_table))
+            doubtful = [each for each in others if not (each in begun and query in each)]
+            if doubtful and txn.writer not in in_table:
+                raise refusals.new_query(batch.number, doubtful[-1], txn.facts)
+        begun.add(batch.writer)
 
     @contextmanager
     def _scope_of(self, batch: _Batch) -> Iterator[None]:

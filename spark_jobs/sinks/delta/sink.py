@@ -26,7 +26,7 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
     require_release,
     transaction_label,
 )
-from lakewarden.spark_jobs.sinks.java import java_type
+from lakewarden.spark_jobs.sinks.java import elements, java_type
 from lakewarden.spark_jobs.sinks.partition_paths import in_sql
 from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, computed_once, known_content, quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
@@ -91,6 +91,12 @@ class DeltaSink(SparkSink[Metadata]):
         if last is None or last < batch_id:
             return None
         return find_batch(table.history(writer), batch_id, f"table={self.table} writer={writer}")
+
+    def writers(self) -> list[str]:
+        from pyspark.sql import SparkSession
+
+        found = self._open(SparkSession.active()).snapshot().transactions().keys()
+        return list(map(str, elements(found)))
 
     def _open(self, spark: SparkSession) -> TableLog:
         if self._fence is None:

@@ -36,6 +36,9 @@ from lakewarden.handlers.maker import of_hudi
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.sinks.hudi.options import SQL_EXTRA_METADATA
 
+MAX_LISTED = 100
+"""Commits in which the writers of a table are looked for: more than the active timeline has by default."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompletedInstant:
@@ -115,6 +118,12 @@ class HudiFiles:
             if commit.writer == writer and commit.batch is not None
         )
         return find_batch(batches, batch_id, f"table={self.uri} writer={writer}")
+
+    def writers(self) -> list[str]:
+        """Return the writers of the newest commits, the last one last."""
+        table = self._table()
+        newest = () if table is None else itertools.islice(self._newest_first(table), MAX_LISTED)
+        return list(dict.fromkeys(commit.writer for commit in newest))[::-1]
 
     def markers(self, instant: str, known_files: dict[str, int]) -> list[Marker]:
         """Return what the pending instant is known to touch.

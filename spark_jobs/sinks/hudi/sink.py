@@ -179,6 +179,9 @@ class HudiSink(Sink):
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         return self._files.committed(writer, batch_id)
 
+    def writers(self) -> list[str]:
+        return self._files.writers()
+
     @property
     def _shares_the_lock(self) -> bool:
         return self._options[PROVIDER] == STORAGE_LOCK

@@ -33,6 +33,7 @@ from lakewarden.spark_jobs.sinks.iceberg.staging import StagedTable
 from lakewarden.spark_jobs.sinks.iceberg.table import (
     BATCH,
     WRITER,
+    LastCommit,
     OpenTable,
     another_is_in_its_place,
     find_commit,
@@ -124,6 +125,9 @@ class IcebergSink(SparkSink[OpenTable]):
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         self._found.table = load(self._spark, self._name)
         return find_commit(self._found.table, writer, batch_id)
+
+    def writers(self) -> list[str]:
+        return LastCommit.writers(load(self._spark, self._name))
 
     # staging and committing
 

@@ -373,17 +373,24 @@ class LastCommit(BaseModel):
         except ValueError:
             return None
 
+    @staticmethod
+    def _all(table: Any) -> dict[str, str]:
+        properties = table.properties()
+        keys = [str(key) for key in elements(properties.keySet()) if key.startswith(_LAST)]
+        return {key: str(properties.get(key)) for key in keys}
+
+    @classmethod
+    def writers(cls, table: Any) -> list[str]:
+        """Return the writers that have such a property, the one that committed most recently last."""
+        found = [last for text in cls._all(table).values() if (last := cls._parse(text)) is not None]
+        return [last.writer for last in sorted(found, key=lambda last: last.at_ms)]
+
     @classmethod
     def silent(cls, metadata: Any) -> dict[str, str]:
         """Return the properties of the writers that have been silent for longest, if there are more than `MAX_LAST_COMMITS`."""
-        properties = metadata.properties()
-        if properties.size() <= MAX_LAST_COMMITS:
+        if metadata.properties().size() <= MAX_LAST_COMMITS:
             return {}
-        found = {
-            str(key): str(properties.get(key))
-            for key in elements(properties.keySet())
-            if key.startswith(_LAST)
-        }
+        found = cls._all(metadata)
         newest_first = sorted(
             ((last.at_ms if (last := cls._parse(text)) else 0, key) for key, text in found.items()),
             reverse=True,

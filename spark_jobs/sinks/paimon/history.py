@@ -71,6 +71,12 @@ def property_of(store: FolderStore, number: int, name: CommitName) -> str | None
     return history.encode(batches)
 
 
+def writers_of(table: Any) -> list[str]:
+    """Return the writers whose last batches the newest snapshot carries, the one that committed most recently last."""
+    store = snapshot_store(table)
+    return list(history.carried(_newest_first(store, max(numbers_of(store), default=0))))
+
+
 def committed_version(table: Any, uri: str, writer: str, batch: int) -> int | None:
     """Return the snapshot in which `writer` committed the batch, or None.
 

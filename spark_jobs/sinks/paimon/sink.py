@@ -56,7 +56,7 @@ from lakewarden.spark_jobs.sinks.paimon.frames import (
     to_rewrite,
     with_groups,
 )
-from lakewarden.spark_jobs.sinks.paimon.history import committed_version
+from lakewarden.spark_jobs.sinks.paimon.history import committed_version, writers_of
 from lakewarden.spark_jobs.sinks.paimon.primary_key import (
     GROUP,
     require_free_numbers,
@@ -219,6 +219,9 @@ class PaimonSink(Sink):
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         found = committed_version(self._address.open(), self.table, writer, batch_id)
         return None if found is None else str(found)
+
+    def writers(self) -> list[str]:
+        return writers_of(self._address.open())
 
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
         """Write one batch as pypaimon alone does, without agent, grant or check. Return the snapshot id.

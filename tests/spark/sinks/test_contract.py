@@ -5,20 +5,24 @@ The same tests run for each sink in `cases.py`. `test_exactly_once.py` kills the
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import (
+    Admitted,
     CommitCompleted,
     CommitIntent,
     DecisionEventUnion,
@@ -472,6 +476,105 @@ def test_a_checkpoint_that_is_restored_or_deleted_and_a_query_that_is_renamed(
     shutil.rmtree(checkpoint)
     run()
     require(1, 1, 2, 2, 2)
+
+
+class EveryTable:
+    """A query that writes a table of each format. Each run is a new driver: a gate of its own."""
+
+    def __init__(self, harness: Harness, spark: SparkSession, make_table: MakeTable, folder: Path) -> None:
+        names = [name for name in SINKS if name in {*APPENDS, "hudi"} - {"parquet"}]
+        self.cases = {name: make_case(name, make_table, folder / name, spark) for name in names}
+        self.checkpoint = folder / "checkpoint"
+        self._source, self._spark, self._gate = str(folder / "source"), spark, harness.gate
+        self.refused: dict[str, str] = {}
+
+    def arrive(self, flight: int) -> None:
+        batch_of(self._spark, flight).coalesce(1).write.mode("append").parquet(self._source)
+
+    def start(self, write: Callable[[DataFrame, int], None]) -> None:
+        stream = self._spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(self._source)
+        query = stream.writeStream.foreachBatch(write).option("checkpointLocation", str(self.checkpoint))
+        with suppress(StreamingQueryException):
+            query.trigger(availableNow=True).start().awaitTermination()
+
+    def run(self, writer: str = "w", **options: Any) -> None:
+        """Write what has arrived. A batch that a sink refuses isn't done."""
+        gate = self._gate()
+        sinks = {name: case.sink for name, case in self.cases.items()}
+        writes = {name: gate.foreach_batch(sink, writer=writer, **options) for name, sink in sinks.items()}
+        self.refused.clear()
+
+        def write_all(batch: DataFrame, batch_id: int) -> None:
+            for name, write in writes.items():
+                try:
+                    write(batch, batch_id)
+                except GateError as error:
+                    self.refused[name] = str(error)
+            if self.refused:
+                raise RuntimeError("refused")
+
+        self.start(write_all)
+
+    def lose_the_id(self) -> str:
+        metadata = self.checkpoint / "metadata"
+        lost = metadata.read_text()
+        metadata.unlink()
+        metadata.with_name(".metadata.crc").unlink(missing_ok=True)
+        return lost
+
+    def require(self, *flights: int) -> None:
+        assert self.refused == {}
+        assert {name: case.flights() for name, case in self.cases.items()} == {
+            name: list(flights) for name in self.cases
+        }
+
+
+@pytest.mark.wide
+def test_a_query_whose_id_is_new_is_refused_behind_what_its_job_has_committed(
+    harness: Harness, spark: SparkSession, make_table: MakeTable, tmp_path: Path
+) -> None:
+    """The ledger is lost, so each table says what it has. docs/recovery.md has the cases: Who a writer is."""
+    harness.agent(knowing_no_batch)
+    tables = EveryTable(harness, spark, make_table, tmp_path)
+    for flight in (0, 1):
+        tables.arrive(flight)
+    tables.start(lambda _batch, _id: None)  # the job comes to the gate later
+    tables.arrive(2)
+    tables.run()
+    tables.require(2)
+    lost = tables.lose_the_id()
+    tables.arrive(3)
+    tables.run()
+    assert tables.refused.keys() == tables.cases.keys()
+    found = {re.findall(r"write (\{.*?\}) into it", text)[0] for text in tables.refused.values()}
+    assert [json.loads(each) for each in found] == [json.loads(lost)]
+    (tables.checkpoint / "metadata").write_text(found.pop())
+    (tables.checkpoint / ".metadata.crc").unlink(missing_ok=True)
+    tables.run()
+    tables.require(2, 3)
+    tables.arrive(4)
+    tables.run(writer="second")
+    assert tables.refused.keys() == tables.cases.keys(), "the checkpoint of another job"
+    tables.run()
+    tables.require(2, 3, 4)
+    tables.lose_the_id()
+    tables.arrive(5)
+    tables.run(new_writer=True)
+    tables.require(2, 3, 4, 5)
+    tables.arrive(6)
+    tables.run()
+    tables.require(2, 3, 4, 5, 6)
+    shutil.rmtree(tables.checkpoint)
+    tables.run()
+    assert tables.refused == {}, "a query that begins with batch 0 is another writer"
+
+
+def knowing_no_batch(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+    """A script that grants everything, of an agent whose ledger is empty."""
+    return [
+        each.model_copy(update={"namesakes": ()}) if isinstance(each, Admitted) else each
+        for each in grant_everything(event, offset)
+    ]
 
 
 def test_a_queued_batch_declares_its_scope_and_is_computed_once(

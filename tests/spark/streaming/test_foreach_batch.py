@@ -16,11 +16,18 @@ from pyspark import InheritableThread, SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import CommitIntent, CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.events import (
+    Admitted,
+    CommitIntent,
+    CommitRequested,
+    DecisionEventUnion,
+    Marker,
+    WriterEventUnion,
+)
 from lakewarden.spark_jobs import CommitAborted
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from lakewarden.spark_jobs.streaming import cancelling
+from lakewarden.spark_jobs.streaming import batches, cancelling
 from lakewarden.spark_jobs.streaming.batches import wire_name
 from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY, query_of
 from tests.spark.fake_agent import At, FakeAgent, aborted, already_committed, grant_everything
@@ -156,6 +163,86 @@ def test_an_abort_cancels_running_jobs_and_the_batch_is_queued(harness: Harness,
     (stopped,) = harness.only("jobs-stopped")
     assert stopped.detail["gone"]
     assert harness.steps()[-1] == "completed"
+
+
+A, B = (f"{digit * 8}-0000-0000-0000-000000000000" for digit in "ab")
+
+
+@pytest.mark.parametrize(
+    ("batch_id", "in_ledger", "in_table", "options", "refused_for"),
+    [
+        (57, (), (), {}, None),  # its first batch at the gate
+        (57, None, [f"w:{B}"], {}, None),  # the ledger knows it, or an agent of an older release answers
+        (57, (), [f"w:{B}", f"w:{A}"], {}, None),  # the table knows it
+        (57, (), [f"other:{B}"], {}, None),
+        (1, (f"w:{B}",), (), {}, f"w:{B}"),
+        (1, (), [f"w:{B}~edition"], {}, f"w:{B}"),
+        (1, (f"v:{A}",), (), {}, f"v:{A}"),
+        (1, (f"w:{B}", f"v:{A}"), (), {}, f"v:{A}"),
+        (1, (f"w:{B}",), (), {"new_writer": True}, None),
+    ],
+)
+def test_a_query_whose_id_is_new_may_not_begin_behind_what_its_job_has_committed(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    batch_id: int,
+    in_ledger: tuple[str, ...] | None,
+    in_table: list[str],
+    options: dict[str, Any],
+    refused_for: str | None,
+) -> None:
+    """docs/recovery.md has the cases: Who a writer is."""
+    agent = harness.agent(
+        lambda event, offset: [
+            each.model_copy(update={"namesakes": in_ledger}) if isinstance(each, Admitted) else each
+            for each in grant_everything(event, offset)
+        ]
+    )
+    monkeypatch.setattr(batches, "wire_name", lambda writer, _: f"{writer}:{A}")
+
+    class Table:
+        def __call__(self, batch: DataFrame, txn: Transaction) -> None:
+            commit(batch, txn)
+
+        def writers(self) -> list[str]:
+            return in_table
+
+    gate = harness.gate()
+    write = gate.foreach_batch(Table(), table=TABLE, writer="w", **options)
+    if refused_for is None:
+        write(spark.range(1), batch_id)
+        agent.wait_for("commit-completed")
+        write(spark.range(1), batch_id + 1)
+        return
+    with pytest.raises(GateError, match=f"no batch of it, but batches of {refused_for}, which") as caught:
+        write(spark.range(1), batch_id)
+    assert not caught.value.retriable
+    assert "commit-requested" not in agent.types()
+
+
+def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
+    harness: Harness, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that comes to the gate with an old checkpoint may write a table twice in a batch, under two names."""
+    monkeypatch.setattr(batches, "wire_name", lambda writer, _: f"{writer}:{A}")
+    known: list[str] = []
+
+    def naming(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        found = [
+            each.model_copy(update={"namesakes": tuple(known)}) if isinstance(each, Admitted) else each
+            for each in grant_everything(event, offset)
+        ]
+        known.extend([event.writer] if event.type == "commit-completed" else [])
+        return found
+
+    agent = harness.agent(naming)
+    gate = harness.gate()
+    for writer in ("inserts", "deletes"):
+        gate.foreach_batch(commit, table=TABLE, writer=writer)(spark.range(1), 57)
+
+    assert len(agent.wait_for("commit-completed", 2)) == 2
 
 
 @pytest.mark.wide

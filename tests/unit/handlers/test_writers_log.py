@@ -15,7 +15,9 @@ from lakewarden.events import (
     WriterHeartbeat,
 )
 from lakewarden.handlers.writers_log import (
+    MAX_NAMESAKES,
     met,
+    namesakes,
     overlap,
     precise,
     waited_for,
@@ -188,3 +190,16 @@ def test_a_scope_counts_only_where_nothing_finer_was_touched() -> None:
     declared, fine = [marker("p"), marker("q")], marker("p", "f")
     assert precise(declared, [fine, marker("q")]) == (fine, marker("q"))
     assert precise([marker("*")], [fine]) == (fine,)
+
+
+A, B = (f"{digit * 8}-0000-0000-0000-000000000000" for digit in "ab")
+
+
+def test_namesakes_are_the_job_by_another_id_and_the_id_by_another_job() -> None:
+    """Once each, without the editions that a table has in their names."""
+    others = [f"w:{B}", f"w:{B}~e1", f"w:{A}~e1", f"v:{A}", f"w2:{B}", "w", f"x:w:{B}", f"w:{B}x", f"a~b:{A}"]
+
+    assert namesakes(f"w:{A}", others) == (f"w:{B}", f"v:{A}", f"a~b:{A}")
+    assert namesakes(f"w:{A}~e2", [f"w:{A}", f"w:{B}"]) == (f"w:{B}",)
+    assert namesakes("w", others) == (), "no query runs"
+    assert len(namesakes(f"w:{A}", [f"w:{number:08x}{A[8:]}" for number in range(99)])) == MAX_NAMESAKES

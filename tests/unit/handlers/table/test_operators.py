@@ -78,6 +78,18 @@ a correction gives the writer an edition which it keeps
     correct w 9; intent C writer=w batch_id=10 → Admitted edition=second
     intent D writer=another batch_id=0 → Admitted edition=None, a replay agrees
 
+a query that begins behind batch 0 learns of its job's other ids, and of its id's other jobs
+    # Its checkpoint may have lost its id. A writer that the ledger knows learns nothing, and no one of other names.
+    where A is w:00000000-0000-0000-0000-00000000000a
+    where B is w:00000000-0000-0000-0000-00000000000b
+    where C is v:00000000-0000-0000-0000-00000000000a
+    intent S writer=A batch_id=57 → Admitted namesakes=()
+    lock; request S; complete S; intent T writer=B batch_id=0 → Admitted namesakes=None
+    abandon T; intent U writer=B batch_id=1 → Admitted namesakes~A
+    abandon U; intent V writer=C batch_id=58 → Admitted namesakes~A
+    abandon V; intent W writer=x batch_id=9 → Admitted namesakes=()
+    abandon W; intent X writer=A batch_id=58 → Admitted namesakes=None, a replay agrees
+
 a correction to none forgets the writer's batches
     # Its table was dropped and is filled again.
     intent A writer=w batch_id=41; lock; request A; complete A; correct w None; intent B writer=w batch_id=0 → admitted B
