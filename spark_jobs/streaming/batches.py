@@ -295,7 +295,8 @@ class BatchWriter:
     def _require_own_batches(self, batch: _Batch, txn: Transaction) -> None:
         """Raise `GateError` if the query's id is new, and its batches may be committed under another name."""
         begun = self._history.begun
-        if batch.writer not in begun and txn.namesakes is not None and not self._target.new_writer:
+        begins = batch.number > 0 and batch.writer not in begun
+        if begins and txn.namesakes is not None and not self._target.new_writer:
             in_table = [*getattr(self._write, "writers", tuple)()]
             _, _, query = batch.writer.rpartition(":")
             others = (*txn.namesakes, *namesakes(batch.writer, in_table))
