@@ -135,6 +135,12 @@ class FencedCommit:
     def names(self) -> dict[str, str]:
         return {"table": str(self._table.table_path), "writer": self._name.user}
 
+    @staticmethod
+    def in_doubt(error: Exception) -> Exception:
+        """Return what to raise behind a put without an answer: `BaseChanged` would mean that nothing was published."""
+        changed = isinstance(error, BaseChanged)
+        return OSError("a put of the snapshot has no answer, and may still take effect") if changed else error
+
     def commit(self, base_snapshot_uuid: str | None, snapshot: Any, statistics: Any) -> bool:  # noqa: ARG002 - pypaimon's
         """Publish `snapshot`. Return whether it is in the table; if not, its id is taken."""
         number = int(snapshot.id)
@@ -384,7 +390,8 @@ def publish(
     finally:
         committer.close()
     if published is None:
-        raise NothingPublished(_committed_by_another(f"table={table.table_path} writer={name.user}"))
+        nothing = _committed_by_another(f"table={table.table_path} writer={name.user}")
+        raise fenced.in_doubt(nothing) if fenced.unanswered else NothingPublished(nothing)
     return published
 
 
@@ -400,7 +407,7 @@ def run_fenced(
         commit()
     except CommitRefused as refused:
         if fenced.unanswered:
-            raise refused.error from None
+            raise fenced.in_doubt(refused.error) from refused
         raise NothingPublished(refused.error) from None
     except Exception as error:
         if fenced.published is not None:

@@ -19,9 +19,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
+from pypaimon.write.file_store_commit import FileStoreCommit
 
 from lakewarden.handlers.paimon.publish import CommitName, NotWritten, PutRefused, Written
-from lakewarden.spark_jobs import BaseChanged, LeaseLost
+from lakewarden.spark_jobs import BaseChanged, GateError, LeaseLost
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     FencedCommit,
     NothingPublished,
@@ -192,8 +193,11 @@ def test_a_put_that_never_arrived_is_repeated(flights: Flights, monkeypatch: pyt
 
 
 @pytest.mark.wide
-def test_a_lost_lease_after_a_put_without_an_answer_leaves_the_outcome_unknown(
-    flights: Flights, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("refusal", "raised"), [(LeaseLost("expired"), LeaseLost), (BaseChanged("changed"), OSError)]
+)
+def test_a_refusal_after_a_put_without_an_answer_leaves_the_outcome_unknown(
+    flights: Flights, monkeypatch: pytest.MonkeyPatch, refusal: GateError, raised: type[Exception]
 ) -> None:
     """The put may still arrive. So the error is not one of those that prove that nothing was published."""
     checks: list[int] = []
@@ -201,12 +205,42 @@ def test_a_lost_lease_after_a_put_without_an_answer_leaves_the_outcome_unknown(
     def check() -> None:
         checks.append(1)
         if len(checks) > 1:
-            raise LeaseLost("the lease expired")
+            raise refusal
 
     monkeypatch.setattr(type(flights.store), "put_if_absent", lambda *_: NotWritten("timeout"))
 
-    with pytest.raises(LeaseLost):
+    with pytest.raises(raised):
         flights.commit("a", 1, check=check)
+
+
+@pytest.mark.parametrize("late", ["at once", "before pypaimon tries again"])
+def test_a_put_without_an_answer_that_takes_effect_is_never_called_unpublished(
+    flights: Flights, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """The next check fails to read the table, so pypaimon tries again, and finds its own snapshot, or builds on it."""
+    checks: list[int] = []
+    put = type(flights.store).put_if_absent
+    held: list[Callable[[], object]] = []
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) == 2:
+            held[0]()
+            raise OSError("the table can't be read")
+
+    def hold(store: FolderStore, *arguments: Any) -> NotWritten:
+        held.append(lambda: put(store, *arguments))
+        monkeypatch.setattr(type(flights.store), "put_if_absent", put)
+        return NotWritten("timeout")
+
+    monkeypatch.setattr(type(flights.store), "put_if_absent", hold)
+    if late == "before pypaimon tries again":
+        monkeypatch.setattr(FileStoreCommit, "_is_duplicate_commit", lambda *_, **__: False)
+
+    with pytest.raises(OSError, match="a put of the snapshot has no answer"):
+        flights.commit("a", 1, check=check)
+
+    assert flights.rows() == [(1, "a")]
 
 
 @pytest.mark.wide
