@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from lakewarden.events import WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, DeltaSink, GateError, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.delta import observer
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
+from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.releases import DELTA
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
@@ -499,3 +502,49 @@ def test_without_the_observer_the_whole_statement_is_granted_with_a_warning(
     (warning,) = [record for record in caplog.messages if record.startswith("delta.whole-statements")]
     assert "beginPostCommit differ" in warning
     assert "wait for one another's whole statements" in warning
+
+
+class AtTheCommit(observer.CommitObserver):
+    """An observer of the test's own, which Delta calls in whole statements: it acts right before the commit file is written."""
+
+    def __init__(self, spark: SparkSession, act: Callable[[], None]) -> None:
+        self._spark = spark
+        self._txn: Any = SimpleNamespace(id="the test's")
+        self.startingTransaction = self.preparingCommit = lambda make: make.apply()
+        self.beginDoCommit = act
+        self.beginPostCommit = lambda: None
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_request_of_a_dead_driver_that_comes_before_a_whole_statements_commit_leaves_its_batch_once(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Mode,
+) -> None:
+    """Delta's own check finds it: the statement's transaction has read `SetTransaction` of the writer."""
+    monkeypatch.setattr(observer, "DELTA", replace(DELTA, hooks=DELTA.hooks - {"beginPostCommit"}))
+    harness.agent(grant_everything)
+    case = DeltaCase("delta-append", tmp_path / "delta")
+    sink = DeltaSink(str(tmp_path / "delta"), mode=mode, keys=["flight"] if mode == "upsert" else [])
+    write = harness.gate().foreach_batch(sink, writer="w")
+    carry_out = case.hold_the_publish(monkeypatch, lambda: write(batch_of(spark, 1), 0))
+    registry = getattr(java_type(spark, f"{observer.OBSERVER}$"), "MODULE$")
+    before, calls = registry.getObserver(), []
+
+    def act() -> None:
+        calls.append(case.flights())
+        carry_out()
+
+    registry.setObserver(AtTheCommit(spark, act))
+    try:
+        write(batch_of(spark, 1), 0)
+    finally:
+        registry.setObserver(before)
+
+    assert calls[0] == [], "the look-up came before the request"
+    assert case.flights() == [1]
+    assert [(writer, batch) for writer, batch, _ in case.commits()] == [("w", 0)]
