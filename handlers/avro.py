@@ -18,4 +18,7 @@ def read_avro(body: bytes) -> list[dict[str, Any]]:
         if body.startswith(magic):
             raise UnreadableCommit(f"it is a file of {name}, of which this version reads none; Avro is read")
     with reading("the Avro file", UnreadableCommit):
-        return [each for each in fastavro.reader(io.BytesIO(uncompressed(body))) if isinstance(each, dict)]
+        found: list[Any] = list(fastavro.reader(io.BytesIO(uncompressed(body))))
+        if not all(isinstance(each, dict) for each in found):
+            raise UnreadableCommit("the Avro file has something other than records")
+        return found

@@ -73,6 +73,13 @@ def read_each(pieces: Iterable[_Item], read: Callable[[_Item], _Found]) -> tuple
     return found, failed
 
 
+def known(value: Any, kind: Any) -> Any:
+    """Return the value, or raise if it is of another type: compared, it would count as another value."""
+    if not isinstance(value, kind):
+        raise Unreadable(why_unreadable(TypeError()))
+    return value
+
+
 def json_of(body: bytes) -> Any:
     """Return the value of a JSON text. Raises `Unreadable`, also for one of too many values."""
     if sum(map(body.count, (b",", b"{", b"["))) > MAX_VALUES:

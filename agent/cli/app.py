@@ -32,7 +32,7 @@ from lakewarden.agent.operators.status import conflicts
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import few, first_of
-from lakewarden.agent.watching.foreground import watch_until_signal
+from lakewarden.agent.watching.foreground import limit_memory, watch_until_signal
 from lakewarden.events import ConflictDetected
 from lakewarden.handlers.explain.condition import shown_name
 
@@ -137,6 +137,7 @@ def watch(
         config, bootstrap_servers=bootstrap_servers, watch=tuple(tables or ()), s3_endpoint=s3_endpoint
     )
     configure_logging(settings.log_level)
+    limit_memory()
     ready = structlog.get_logger()
     options.run(
         lambda: watch_until_signal(settings, lambda: ready.info("watch.ready", tables=list(settings.watch)))

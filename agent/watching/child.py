@@ -5,7 +5,6 @@ ends it.
 """
 
 import asyncio
-import resource
 import sys
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
@@ -17,15 +16,12 @@ import structlog
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging, leave
 from lakewarden.agent.settings import Settings, catalog_entry
-from lakewarden.agent.watching.foreground import publishing
+from lakewarden.agent.watching.foreground import limit_memory, publishing
 from lakewarden.agent.watching.supervisor import MAX_LINE_BYTES, Assignment, decode
 from lakewarden.agent.watching.watcher import Publish, Watcher
 from lakewarden.events import is_glob
 
 log = structlog.get_logger(__name__)
-
-MEMORY_BYTES = 768 * 1024 * 1024
-"""Limit of the watcher's own data. A commit of 100,000 files takes 350 MB."""
 
 
 async def watch_assigned(
@@ -66,13 +62,6 @@ async def _assignments(lines: asyncio.StreamReader) -> AsyncIterator[Assignment]
         yield decode(line)
 
 
-def limit_memory() -> None:
-    """Bound this process's memory, and offer it to the kernel first: a file of a watched table must not end the agent."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
 def _main() -> int:
     try:
         anyio.run(_run)
@@ -87,4 +76,6 @@ def _main() -> int:
 
 if __name__ == "__main__":
     limit_memory()
+    with suppress(OSError):  # the kernel ends it before the agent
+        Path("/proc/self/oom_score_adj").write_text("1000")
     leave(_main())

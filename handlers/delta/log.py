@@ -283,8 +283,11 @@ def went_through_the_gate(info: Mapping[str, Any]) -> bool:
 def _layout(action: dict[str, Any]) -> PartitionLayout:
     try:
         with observations.reading("the table's metadata"):
+            names = action["partitionColumns"]
+            if not names:
+                return PartitionLayout(())
             fields = {field["name"]: field for field in json_of(action["schemaString"].encode())["fields"]}
-            return PartitionLayout(tuple(_columns(action["partitionColumns"], fields)))
+            return PartitionLayout(tuple(_columns(names, fields)))
     except observations.UnreadableCommit as error:
         return PartitionLayout((), str(error))
 

@@ -21,6 +21,7 @@ Rules:
 import io
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
 from lakewarden.handlers.avro_blocks import bounded_schema, uncompressed
 from lakewarden.handlers.hudi.markers import each_once, marker_of_file, touched
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
-from lakewarden.handlers.unreadable import Failed, json_of, read_each, reading
+from lakewarden.handlers.unreadable import Failed, json_of, known, read_each, reading
 
 _AVRO = b"Obj\x01"
 _BLOCK = b"#HUDI#"
@@ -83,12 +84,12 @@ def _commit(record: dict[str, Any]) -> InstantMetadata:
     stats = [
         (partition, each)
         for partition, written in (record["partitionToWriteStats"] or {}).items()
-        for each in written
+        for each in known(written, list)
     ]
     replaced = [
         (partition, each)
         for partition, file_groups in (record.get("partitionToReplaceFileIds") or {}).items()
-        for each in file_groups or ()
+        for each in known(file_groups, list | None) or ()
     ]
     written, failed = read_each(stats, lambda each: _written(*each, overwrites=overwrites))
     gone, also_failed = read_each(replaced, lambda each: touched(*each, "delete"))
@@ -103,15 +104,16 @@ def _written(partition: str, stat: dict[str, Any], *, overwrites: bool) -> Marke
     if not file_group:
         return touched(partition, ALL_FILE_GROUPS, "delete") if overwrites else None
     if path:
-        operation = marker_of_file(
-            path, operation
-        ).operation  # a log file and a base file differ by their paths
+        with suppress(UnreadableHudi):  # a file that was there before the table was
+            operation = marker_of_file(
+                path, operation
+            ).operation  # a log file and a base file differ by their paths
     return touched(partition, file_group, operation)
 
 
 def _operation(record: Mapping[str, Any]) -> str | None:
-    found = record.get("operationType")
-    return found if isinstance(found, str) else None
+    found: str | None = known(record.get("operationType"), str | None)
+    return found
 
 
 def _texts(fields: Any) -> dict[str, str]:

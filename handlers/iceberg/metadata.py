@@ -40,7 +40,7 @@ from lakewarden.handlers.partition_spelling import (
     number_text,
     transformed,
 )
-from lakewarden.handlers.unreadable import json_of, read_each
+from lakewarden.handlers.unreadable import json_of, known, read_each
 
 METADATA_FOLDER: Final = "metadata/"
 FORMAT_VERSIONS: Final = (1, 2, 3)
@@ -48,8 +48,18 @@ FORMAT_VERSIONS: Final = (1, 2, 3)
 _VERSION = re.compile(r"metadata/v(\d+)(\.gz)?\.metadata\.json")
 _OTHER_CATALOG = re.compile(r"metadata/\d+-[0-9a-f-]+(\.gz)?\.metadata\.json")
 _COMPRESSED = {b"\x1f\x8b": inflate_gzip, b"\x28\xb5\x2f\xfd": inflate_zstd}
-_DELETED = 2
-_EXISTING = 0
+_TYPES = {
+    "": int,
+    "string": str,
+    "int": int,
+    "long": int,
+    "date": int,
+    "boolean": bool,
+    "float": float,
+    "double": float,
+}
+"""What Avro has for values of Iceberg's types, and of functions that have their own."""
+_EXISTING, _ADDED, _DELETED = 0, 1, 2
 
 
 def version_path(version: int, *, gzipped: bool) -> str:
@@ -195,7 +205,7 @@ def manifests_of(body: bytes, snapshot: int) -> list[Manifest]:
         return [
             Manifest(str(each["manifest_path"]), int(each["partition_spec_id"]))
             for each in read_avro(body)
-            if each["added_snapshot_id"] == snapshot
+            if known(each["added_snapshot_id"], int) == snapshot
         ]
 
 
@@ -270,7 +280,8 @@ def _entries(
             return [
                 (manifest[0], each)
                 for each in read_avro(content_of(manifest[1]))
-                if each["status"] != _EXISTING and each.get("snapshot_id") in {None, snapshot}
+                if each["status"] != _EXISTING
+                and known(each.get("snapshot_id"), int | None) in {None, snapshot}
             ]
 
     manifests = list(manifests)
@@ -293,9 +304,9 @@ def _entry(record: Mapping[str, Any], spec: tuple[SpecField, ...] | None) -> _Ma
         for field, value in zip(spec, file["partition"].values(), strict=True)
         if field.transform != "void"
     )
-    is_deleted, name = record["status"] == _DELETED, file["file_path"]
-    if not isinstance(name, str):
-        raise UnreadableCommit("it has no path")
+    if record["status"] not in (_ADDED, _DELETED):
+        raise UnreadableCommit("it was neither added nor deleted")
+    is_deleted, name = record["status"] == _DELETED, known(file["file_path"], str)
     refutes = is_deleted or bool(file.get("content"))
     size = file.get("content_size_in_bytes")  # of a deletion vector, which shares its file with others
     size = int((file.get("file_size_in_bytes") if size is None else size) or 0)
@@ -305,13 +316,15 @@ def _entry(record: Mapping[str, Any], spec: tuple[SpecField, ...] | None) -> _Ma
 def _spelled(value: Any, field: SpecField) -> str:
     if value is None:
         return "null"
-    if field.transform == "day":
-        return date_of(value)
     if field.kind is None and not isinstance(value, str):
         raise UnreadableCommit(
-            f"the column of its partition field {field.name!r:.100} was dropped, and so its type isn't known"
+            f"the column of its partition field {field.name!r:.100} was dropped: its type isn't known"
         )
-    return escape_as_java_url(_text(transformed(field.transform, value), field.kind or ""))
+    kind = field.kind or ""
+    known(value, _TYPES.get(kind, object) if field.kind is not None else str)
+    if field.transform == "day":
+        return date_of(value)
+    return escape_as_java_url(_text(transformed(field.transform, value), kind))
 
 
 def _text(value: Any, kind: str) -> str:

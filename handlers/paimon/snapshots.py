@@ -21,7 +21,7 @@ from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
-from lakewarden.handlers.unreadable import json_of, read_each
+from lakewarden.handlers.unreadable import json_of, known, read_each
 
 SNAPSHOT_FOLDER: Final = "snapshot/"
 MANIFEST_FOLDER: Final = "manifest/"
@@ -29,7 +29,7 @@ SNAPSHOT_VERSIONS: Final = (2, 3)
 """Versions of a snapshot's JSON that are known. A snapshot without one is of version 1."""
 
 _NAME = re.compile(r"snapshot/snapshot-(\d+)")
-_DELETED = 1
+_ADDED, _DELETED = 0, 1
 _VECTORS = "DELETION_VECTORS"
 
 DeletionVectors: TypeAlias = Mapping[observations.Place, Any]
@@ -111,13 +111,15 @@ def read_schema(body: bytes) -> TableLayout:
         kinds = {str(each["name"]): each["type"] for each in fields["fields"]}
         columns = [(str(name), str(kinds[name])) for name in fields["partitionKeys"]]
         options = fields.get("options") or {}
-        return TableLayout(PartitionSpelling.of(columns, options), bool(fields.get("primaryKeys")))
+        return TableLayout(
+            PartitionSpelling.of(columns, options), bool(known(fields.get("primaryKeys"), list | None))
+        )
 
 
 def manifests_of(body: bytes) -> list[str]:
     """Return the paths of the manifests in a list. Raises `UnreadableCommit`."""
     with observations.reading("the list of manifests"):
-        return [MANIFEST_FOLDER + str(each["_FILE_NAME"]) for each in read_avro(body)]
+        return [MANIFEST_FOLDER + known(each["_FILE_NAME"], str) for each in read_avro(body)]
 
 
 def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
@@ -125,12 +127,12 @@ def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
     found: dict[observations.Place, Any] = {}
     with observations.reading("the list of index files"):
         for record in read_avro(body):
-            if record["_INDEX_TYPE"] != _VECTORS:
+            if known(record["_INDEX_TYPE"], str) != _VECTORS:
                 continue
             partition = _partition(record, layout)
             for each in record.get("_DELETIONS_VECTORS_RANGES") or ():
                 deleted, place = each.get("_CARDINALITY"), (record["_FILE_NAME"], each["f1"])
-                found[partition, str(each["f0"])] = place if deleted is None else deleted
+                found[partition, known(each["f0"], str)] = place if deleted is None else deleted
     return found
 
 
@@ -222,19 +224,20 @@ def _entries(
 
 
 def _entry(record: dict[str, Any], layout: TableLayout) -> _ChangedFile:
-    name, size = record["_FILE"]["_FILE_NAME"], record["_FILE"].get("_FILE_SIZE")
-    bucket = "postpone" if record.get("_BUCKET") == -2 else str(record.get("_BUCKET", 0))
-    return _ChangedFile(
-        (_partition(record, layout), str(name)), record["_KIND"] == _DELETED, bucket, int(size or 0)
+    name, size, kind = (
+        known(record["_FILE"]["_FILE_NAME"], str),
+        record["_FILE"].get("_FILE_SIZE"),
+        record["_KIND"],
     )
+    if kind not in (_ADDED, _DELETED):
+        raise observations.UnreadableCommit("it was neither added nor deleted")
+    bucket = "postpone" if record.get("_BUCKET") == -2 else str(record.get("_BUCKET", 0))
+    return _ChangedFile((_partition(record, layout), name), kind == _DELETED, bucket, int(size or 0))
 
 
 def _partition(record: dict[str, Any], layout: TableLayout) -> str:
-    row = record["_PARTITION"]
-    if not isinstance(row, bytes):
-        raise observations.UnreadableCommit("its partition is no row")
     with observations.reading("its partition"):
-        return layout.partitions.path_of_row(row)
+        return layout.partitions.path_of_row(known(record["_PARTITION"], bytes))
 
 
 def _object(body: bytes) -> dict[str, Any]:

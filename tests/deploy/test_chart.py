@@ -13,7 +13,7 @@ import yaml
 
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.variables import ENV_PREFIX
-from lakewarden.agent.watching.child import MEMORY_BYTES as WATCHER_BYTES
+from lakewarden.agent.watching.foreground import MEMORY_BYTES as WATCHER_BYTES
 from tests.deploy.kubernetes import CHART, NEWEST, OLDEST, ROOT, ChartError, render, violations
 
 MIB = 1024 * 1024

@@ -73,7 +73,7 @@ def test_gzipped_metadata_beyond_the_limit_are_unreadable() -> None:
 
 
 def test_the_watchers_memory_is_bounded() -> None:
-    code = "from lakewarden.agent.watching.child import MEMORY_BYTES, limit_memory as f; f(); bytearray(MEMORY_BYTES)"
+    code = "from lakewarden.agent.watching.foreground import MEMORY_BYTES, limit_memory as f; f(); bytearray(MEMORY_BYTES)"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
