@@ -9,11 +9,14 @@ Rules:
 
 1. The partition ends at the last slash. It is never looked for at an underscore, because partitions have some.
 2. A base file is `<file group>_<write token>_<instant>.<extension>`, a log file
-   `.<file group>_<instant>.log.<version>_<write token>`. A file group is kept whole: `<uuid>-<n>`.
+   `.<file group>_<instant>.log.<version>_<write token>`. A file group is kept whole: `<uuid>-<n>`, but for rule 6.
 3. A log file is an `append`, whatever its marker says. From table version 8 on, it says `CREATE` for an update.
 4. Task retries write one file group under several tokens. Each pair of partition and file group is reported once.
 5. A line counts once it ends with a newline: the rest may not be written yet. After a restart, Hudi's timeline server joins
    the lines that it rewrites with commas; they are separated at the markers' endings.
+6. With a bucket index, a file group's name begins with the eight digits of its bucket. Two writers that create the same bucket
+   choose the rest at random, and Hudi compares the digits only. So such a name is cut to its bucket, whichever index the table
+   has, since no file says it. The buckets of consistent hashing have names that are in the table, the same for all writers.
 """
 
 import re
@@ -28,6 +31,7 @@ from lakewarden.handlers.hudi.timeline import UnreadableHudi
 _MARKERS_FILE = re.compile(r"MARKERS[0-9]{1,6}")
 _BASE_FILE = re.compile(r"(?P<group>[^_]+)_[0-9]+-[0-9]+-[0-9]+_[0-9]+\.\w+")
 _LOG_FILE = re.compile(r"\.(?P<group>.+?)_[0-9]+\.log\.[0-9]+(_[0-9]+-[0-9]+-[0-9]+)?(\.cdc)?")
+_BUCKET = re.compile(r"([0-9]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(-[0-9]+)?")
 _OPERATIONS: dict[str, Operation] = {"CREATE": "create", "MERGE": "merge", "APPEND": "append"}
 _JOINED = re.compile(r"(?<=\.marker\.)(CREATE|MERGE|APPEND),")
 
@@ -77,7 +81,9 @@ def marker_of_file(path: str, operation: Operation) -> Marker:
 
 
 def touched(partition: str, file_group: str, operation: Operation) -> Marker:
-    """A marker of the protocol. Raises `UnreadableHudi` if a name is longer than the protocol allows."""
+    """A marker of the protocol (rule 6). Raises `UnreadableHudi` if a name is longer than the protocol allows."""
+    bucket = _BUCKET.fullmatch(file_group)
+    file_group = file_group if bucket is None else bucket[1]
     try:
         return Marker(partition=partition, file_group=file_group, operation=operation)
     except ValidationError as error:

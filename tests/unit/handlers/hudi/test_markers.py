@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -10,6 +12,7 @@ from lakewarden.handlers.hudi.markers import (
     parse_marker,
     read_markers_file,
 )
+from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from tests.recorded_hudi import recorded
 
@@ -37,6 +40,35 @@ def test_a_marker_names_partition_file_group_and_operation(path: str, partition:
     marker = parse_marker(path)
 
     assert (marker.partition, marker.file_group, marker.operation) == (partition, GROUP, operation)
+
+
+BUCKET = "00000003-946f-416f-9fb2-7c2b302af75a"
+NON_BLOCKING = "00000003-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize("suffix", ["", "-0"])
+@pytest.mark.parametrize(
+    ("group", "named"),
+    [
+        (BUCKET, "00000003"),
+        (NON_BLOCKING, "00000003"),
+        ("12345678-0000-4000-8000-000000000000", "12345678"),
+        # Consistent hashing, and every other index
+        ("0000000a-946f-416f-9fb2-7c2b302af75a", None),
+        ("0000003-946f-416f-9fb2-7c2b302af75a", None),
+        ("00000003-flights", None),
+    ],
+)
+def test_the_file_group_of_a_bucket_is_its_bucket(group: str, named: str | None, suffix: str) -> None:
+    """Hudi refuses the second of two commits to it. By whole names, both would compute to the end."""
+    group += suffix
+    for path in (f"p=d02/{group}_1-82-206_{T}.parquet", f"p=d02/.{group}_{T}.log.1_1-82-206"):
+        assert parse_marker(f"{path}.marker.CREATE").file_group == (named or group)
+    plan = {"operations": [{"partitionPath": "p=d02", "fileId": group}]}
+    stats = {"partitionToWriteStats": {"p=d02": [{"fileId": group}]}, "operationType": "UPSERT"}
+    for record in (plan, stats):
+        (marker,) = read_metadata(json.dumps(record).encode()).touched
+        assert (marker.partition, marker.file_group) == ("p=d02", named or group)
 
 
 @pytest.mark.parametrize(
