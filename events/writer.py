@@ -126,7 +126,7 @@ class TransactionAbandoned(WriterEvent):
     reason: Annotated[str, Field(max_length=base.MAX_REASON)]
     """Human-readable reason."""
     lost_to: Origin = None
-    """The commit of a writer without the gate to which the batch was lost, as the table says it. The agent ignores it."""
+    """The commit to which the batch was lost, as the table says it. The agent ignores it."""
 
 
 class AbortRequested(WriterEvent):

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,6 +59,32 @@ class Maker:
 
 
 UNKNOWN_MAKER: Final = Maker()
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """A commit to which a batch was lost."""
+
+    commit: str
+    """As text (`Maker.of_commit`)."""
+    transaction: str | None
+    """The transaction of the gate that its label names. None: its writer bypasses the gate, or is one that labels nothing."""
+
+    @property
+    def text(self) -> str:
+        return self.commit if self.transaction is None else f"{self.commit}, transaction {self.transaction}"
+
+
+def winner_of(commits: Sequence[Winner]) -> Winner | None:
+    """Return to which of the commits a batch was lost: any of them may be it, the newest first. None: it isn't known.
+
+    Of several, it isn't even known whether it went through the gate, if only some did.
+    """
+    if len({each.transaction is None for each in commits}) != 1:
+        return None
+    if len(commits) == 1:
+        return commits[0]
+    return Winner(f"one of {len(commits)} commits, the newest is {commits[0].commit}", commits[0].transaction)
 
 
 def _clean(value: Any) -> str:

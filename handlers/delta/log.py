@@ -21,7 +21,7 @@ from lakewarden.events.base import MAX_ORIGIN
 from lakewarden.events.codec import json_object
 from lakewarden.handlers import observations
 from lakewarden.handlers.assessment import DataFile, Lack, PastCommit, Unread
-from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.commit_label import transaction_of_delta
 from lakewarden.handlers.maker import of_delta
 from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive
 from lakewarden.handlers.unreadable import json_of, read_each
@@ -276,8 +276,8 @@ def _milliseconds(value: Any) -> float | None:
 
 
 def went_through_the_gate(info: Mapping[str, Any]) -> bool:
-    """Return whether `commitInfo` has the gate's label, in its `userMetadata` (`spark_jobs/sinks/delta/observer.py`)."""
-    return TRANSACTION in json_object(info.get("userMetadata"))
+    """Return whether `commitInfo` has the gate's label."""
+    return transaction_of_delta(info) is not None
 
 
 def _layout(action: dict[str, Any]) -> PartitionLayout:

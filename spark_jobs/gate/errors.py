@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Abort, AbortReason, ConflictEntry
+from lakewarden.handlers.maker import Winner
 from lakewarden.handlers.writers_log import without_gate
 
 MAX_NAMED = 5
@@ -164,27 +165,47 @@ class OutcomeUnknown(GateError):
 
 
 class BaseChanged(GateError):
-    """A writer that bypasses the gate rewrote what this batch was computed from, or the table changed. Nothing was published.
+    """A commit without the gate's label changed what this batch was computed from, or the table changed. Nothing was published.
 
-    Retried. Make that writer use the gate ([tables that change](docs/recovery.md#a-table-that-changes-under-a-running-query)).
+    Retried. Make its writer use the gate ([tables that change](docs/recovery.md#a-table-that-changes-under-a-running-query)).
     """
 
     retriable = True
 
     def __init__(self, message: str, *, lost_to: str | None = None) -> None:
-        """`lost_to`: that writer's commit, and who made it, as far as the table says it."""
+        """`lost_to`: the commit that changed it, and who made it, as far as the table says it."""
         self.lost_to = lost_to
         super().__init__(message)
 
 
-def base_changed(reason: str, facts: str, lost_to: str | None = None) -> BaseChanged:
+class LostToGate(BaseChanged):
+    """The format's own check refused the commit because of another one of the gate, and no marker had shown the conflict.
+
+    Retried, alone on the table ([what the formats refuse](docs/format-conflicts.md)).
+    """
+
+
+def base_changed(reason: str, facts: str, winner: Winner | None = None) -> BaseChanged:
     """Return the error for a batch that must be computed again, for this reason."""
     text = f"{reason}; nothing was published; the batch must be computed again; {facts}"
-    return BaseChanged(text, lost_to=lost_to)
+    if winner is not None and winner.transaction is not None:
+        return LostToGate(text, lost_to=winner.text)
+    return BaseChanged(text, lost_to=None if winner is None else winner.text)
+
+
+def conflict_found(text: str, facts: str, winner: Winner | None) -> BaseChanged:
+    """Return the error for a batch whose commit the format's own check refused: `text`, because of `winner` if it is known."""
+    if winner is None:
+        cause = "another commit, whose writer isn't known"
+    elif winner.transaction is None:
+        cause = f"a commit without the gate's label ({winner.text})"
+    else:
+        cause = f"another commit of the gate ({winner.text})"
+    return base_changed(f"the batch conflicts with {cause}: {text}", facts, winner)
 
 
 class CommitReplaced(GateError):
-    """A writer that bypasses the gate replaced a snapshot of this writer, and its batch can't be restored.
+    """Another commit replaced a snapshot of this writer, and its batch can't be restored.
 
     Write the batch that it names again ([Paimon](docs/paimon.md#when-it-fails)).
     """

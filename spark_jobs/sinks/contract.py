@@ -19,7 +19,7 @@ file; the gate doesn't publish again what the scope declared. `txn.check()` come
 
 **Publishing.** Only the last step is under the grant: in the block of `txn.commit()`, or, if the format publishes in a callback,
 between `txn.request_grant()` and the report of the outcome. `grant.check()` comes right before that step. The format's own
-conflict check stays. If it finds a conflict under the grant, a writer bypassed the gate: the sink raises `BaseChanged`, which
+conflict check stays. If it finds a conflict under the grant, the sink raises `BaseChanged` (`conflict_found`), which
 means that nothing was published. Any other error leaves the outcome unknown, unless the sink reports it (`gate/grant.py`).
 
 **Each batch once.** A driver may die after its publish and before its report, and then only the table has the answer. The sink

@@ -14,6 +14,8 @@
   that the last attempt touched, read back from Kafka: markers of executors and of cancelled tasks included. So it starts
   when the winner has ended, instead of computing and losing again. After `max_attempts` the error is raised and the query
   fails.
+- *Alone.* If the format's own check refuses a commit because of another one of the gate, no marker shows why they conflict, and
+  both could lose in turn. So the retry's scope is the whole table. The same holds from the second refusal on, whatever the cause.
 - *Scope.* A scope is found once per batch, before its first transaction. If the sink finds it by a Spark job, the batch is
   persisted first, so the sink and its retries read the same rows without computing them again.
 - *Once.* A batch that the agent knows to be committed is skipped. So is a batch that the table has, if the sink can look it
@@ -34,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
+from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import namesakes, without_query
 from lakewarden.spark_jobs.gate import errors, refusals
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
@@ -69,6 +71,9 @@ It searches by a recursive pattern, which overflows the stack of the query's thr
 """
 
 NOT_ON_EXECUTORS = re.compile(r"ModuleNotFoundError: No module named '(lakewarden|pypaimon)\b")
+
+ALONE = Marker(partition=WHOLE_TABLE, file_group=ALL_FILE_GROUPS, operation="delete")
+"""In a retry's scope: no other transaction computes beside it."""
 
 OUTCOMES = {
     PublishOutcome.NOT_PUBLISHED: "it isn't committed, and is written when the query is started again",
@@ -157,6 +162,9 @@ class _Batch:
     winners: set[str] = field(default_factory=set)
     """Transactions to which the batch lost a conflict."""
 
+    refused: int = 0
+    """Commits that the format's own check refused."""
+
     def what_stopped(self) -> str | None:
         return what_stopped(self.rows, self.query)
 
@@ -169,6 +177,10 @@ class _Attempt:
     admission: Admission
     scope: tuple[Marker, ...]
     reason: str
+
+    def rule(self, declared: ConflictRule) -> ConflictRule:
+        """Return the conflict rule. By `deleted-file`, the appends of others wouldn't wait for a retry that is alone."""
+        return "file-group" if declared == "deleted-file" and ALONE in self.scope else declared
 
 
 class BatchWriter:
@@ -264,7 +276,7 @@ class BatchWriter:
             admission=attempt.admission,
             scope=attempt.scope,
             priority=self._target.priority,
-            conflict_rule=self._target.conflict_rule,
+            conflict_rule=attempt.rule(self._target.conflict_rule),
             lock=self._target.lock,
             attempt=attempt.number,
             reason=attempt.reason,
@@ -354,6 +366,9 @@ class BatchWriter:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
         if isinstance(error, errors.CommitAborted):
             batch.winners.update(entry.other_transaction for entry in error.conflicts)
+        batch.refused += isinstance(error, errors.BaseChanged)
+        if isinstance(error, errors.LostToGate) or batch.refused > 1:
+            touched = {ALONE: None}
         log.step(
             logging.INFO,
             "batch.retry",

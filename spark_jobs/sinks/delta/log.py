@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.handlers.maker import of_delta
+from lakewarden.handlers.commit_label import transaction_of_delta
+from lakewarden.handlers.maker import Winner, of_delta, winner_of
 from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT
@@ -37,6 +37,9 @@ DELTA_LOG = "org.apache.spark.sql.delta.DeltaLog"
 
 GENERATED, NUMBERED = "delta.generationExpression", "delta.identity.start"
 """In the metadata of a column that a batch may lack. Numbered ones are identity columns."""
+
+REACHED = "delta.identity.highWaterMark"
+"""In the metadata of an identity column, the last number."""
 
 FILLED_IN = {GENERATED: "which Delta generates as {}", DEFAULT: "for which Delta fills in the default {}"}
 """In the metadata of a column: what Delta stores in it if a batch lacks it."""
@@ -92,6 +95,8 @@ class Metadata:
     """Columns that are NOT NULL."""
     filled_in: dict[str, str]
     """What Delta stores in each column that a batch lacks, as text."""
+    numbered: frozenset[str]
+    """Identity columns, in lower case."""
     configuration: dict[str, str]
 
     def paths_of(self, partitions: Iterable[Partition]) -> list[str]:
@@ -157,6 +162,8 @@ class TableLog:
 
         action = json.loads(java.json())["metaData"]
         schema = json.loads(action["schemaString"])
+        for field in schema["fields"]:
+            field["metadata"].pop(REACHED, None)  # each commit that numbers rows changes it, and nothing else
         fields = {field["name"]: field for field in schema["fields"]}
         partitioned_by = action["partitionColumns"]
         types = {name: fields[name]["type"] for name in partitioned_by}
@@ -178,6 +185,9 @@ class TableLog:
                 for key, text in FILLED_IN.items()
                 if key in field["metadata"]
             },
+            numbered=frozenset(
+                name.lower() for name, field in fields.items() if NUMBERED in field["metadata"]
+            ),
             configuration=action["configuration"],
         )
 
@@ -209,21 +219,21 @@ class TableLog:
                     return file.version
         return None
 
-    def foreign_commit(self, since: int, own: str, error: str) -> str | None:
-        """Say which commit after `since` past the gate an error names by its id or version, else the newest of them.
+    def winner(self, since: int, own: str, error: str) -> Winner | None:
+        """Return which commit after `since` an error of Delta's conflict check names by its id or version, else `winner_of` all.
 
         One with the label of transaction `own`, which has committed nothing, is another statement's of the same session.
         """
-        found = None
-        for file in self.commits(since + 1)[-MOST_READ:]:
+        found = []
+        for file in reversed(self.commits(since + 1)[-MOST_READ:]):
             actions = list(self.actions(file.version, ["txn", "commitInfo"]))
             info = next((action for kind, action in actions if kind == "commitInfo"), {})
-            label = str(info.get("userMetadata"))
-            if TRANSACTION not in label or own in label:
-                found = of_delta(info, actions).of_commit(f"version {file.version}", info.get("operation"))
-                if f"at version {file.version}." in error or (info.get("txnId") or error + "?") in error:
-                    return found
-        return found
+            commit = of_delta(info, actions).of_commit(f"version {file.version}", info.get("operation"))
+            transaction = transaction_of_delta(info)
+            found.append(Winner(commit, None if transaction == own else transaction))
+            if f"at version {file.version}." in error or (info.get("txnId") or error + "?") in error:
+                return found[-1]
+        return winner_of(found)
 
     def files_since(self, version: int) -> set[str]:
         """Return the paths of all files that commits after `version` add."""

@@ -35,9 +35,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.maker import Winner
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
-from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, UnsupportedSpark, base_changed
+from lakewarden.spark_jobs.gate.errors import (
+    BaseChanged,
+    GateError,
+    UnsupportedSpark,
+    base_changed,
+    conflict_found,
+)
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog
@@ -70,6 +78,9 @@ USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 """Where Delta keeps the version that a session committed last. It writes it before `beginPostCommit`."""
+
+CHANGED_METADATA = Marker(partition=WHOLE_TABLE, file_group=ALL_FILE_GROUPS, operation="delete")
+"""What a commit with other columns or properties touches. Delta refuses every commit to the table that began before it."""
 
 CONFLICT = "DeltaConcurrentModificationException"
 """Base class of what Delta's conflict check raises."""
@@ -197,7 +208,8 @@ class CommitObserver:
             raise RuntimeError(
                 f"the statement writes another table, {delta.deltaLog().dataPath().toString()}; {self._facts()}"
             )
-        if self._table.known is not None and self._table.known != self._table.parsed(delta.metadata()):
+        self._delta = delta
+        if self._changes_layout():
             raise self._base_changed(
                 "the table was replaced, or its columns, partition columns or properties changed, while the batch was prepared"
             )
@@ -208,13 +220,20 @@ class CommitObserver:
             getattr(delta.readTxn(), "$plus$eq")(self._txn.writer)  # of Scala 2.12 and 2.13
             now = java_type(self._spark, "scala.Option").apply(int(time.time() * 1000))
             delta.updateSetTransaction(self._txn.writer, self._txn.batch_id, now)
-        self._delta = delta
         return delta
+
+    def _changes_layout(self) -> bool:
+        """Return whether the transaction has other columns or properties than the batch was prepared for."""
+        return self._table.known is not None and self._table.known != self._table.parsed(
+            self._delta.metadata()
+        )
 
     def _prepare(self, make: Any) -> Any:
         self._txn.check()
         self._java_actions = make.apply()
         self._prepared(self._actions())
+        if self._changes_layout():
+            self._txn.touch_all([CHANGED_METADATA])
         return self._java_actions
 
     def _before_commit(self) -> None:
@@ -240,16 +259,16 @@ class CommitObserver:
         if found != self._base:
             raise self._base_changed("the table was dropped and created again")
 
-    def _lost_to(self, error: Exception) -> str | None:
+    def _winner(self, error: Exception) -> Winner | None:
         assert self._delta is not None, "a grant is requested by a transaction of Delta"
         try:
-            return self._table.foreign_commit(int(self._delta.readVersion()), self._txn.id, str(error))
+            return self._table.winner(int(self._delta.readVersion()), self._txn.id, str(error))
         except Exception as failure:  # noqa: BLE001 - only an error's text lacks it
             log.warning("delta.log-unreadable", **self._names(), error=java_text(failure))
             return None
 
-    def _base_changed(self, reason: str, lost_to: str | None = None) -> BaseChanged:
-        return base_changed(reason, self._facts(), lost_to)
+    def _base_changed(self, reason: str) -> BaseChanged:
+        return base_changed(reason, self._facts())
 
     def _after_commit(self) -> None:
         if self.grant is not None:
@@ -285,10 +304,7 @@ class CommitObserver:
             return
         if self._looked_up and own is None and is_conflict(error):
             grant.not_published()
-            raise self._base_changed(
-                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}",
-                self._lost_to(error),
-            ) from error
+            raise conflict_found(java_text(error), self._facts(), self._winner(error)) from error
         grant.unknown(cause)
 
     def _committed_version(self) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from lakewarden.handlers.hudi.timeline import (
     UnreadableHudi,
     instants,
 )
-from lakewarden.handlers.maker import of_hudi
+from lakewarden.handlers.maker import Maker, Winner, of_hudi
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.sinks.hudi.options import SQL_EXTRA_METADATA
 
@@ -167,8 +167,11 @@ class HudiFiles:
             raise UnreadableHudi(f"{inflight.name}: {found.unread[0]}; table={self.uri}")
         return list(found.touched)
 
-    def foreign_commit(self, since: str) -> str | None:
-        """Say which instant a writer without the gate has completed last, since this instant began, and who it was."""
+    def winner(self, since: str, places: AbstractSet[tuple[str, str]]) -> Winner | None:
+        """Return the last instant that was completed after `since` and touched one of the places, file groups of partitions.
+
+        None if there is none: Hudi also refuses a commit because of a pending table service, or a rollback.
+        """
         table = self._table()
         if table is None:
             return None
@@ -176,8 +179,12 @@ class HudiFiles:
             if _completion(each) <= since:
                 return None
             found = read_metadata(self._read(table.timeline + file.name) or b"")
-            if _commit(each.time, found.extra) is None:
-                return of_hudi(found.extra).of_commit(f"instant {each.time}", found.operation)
+            if places.isdisjoint((marker.partition, marker.file_group) for marker in found.touched):
+                continue
+            gated = _commit(each.time, found.extra)
+            maker = of_hudi(found.extra) if gated is None else Maker(job=gated.writer)
+            commit = maker.of_commit(f"instant {each.time}", found.operation)
+            return Winner(commit, None if gated is None else gated.transaction)
         return None
 
     def remove_heartbeat(self, instant: str) -> None:

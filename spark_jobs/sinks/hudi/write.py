@@ -45,7 +45,14 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker
 from lakewarden.handlers.hudi.timeline import UnreadableHudi, taken_for_committed
-from lakewarden.spark_jobs.gate.errors import CommitAborted, GateError, UnsupportedSpark, base_changed
+from lakewarden.handlers.maker import Winner
+from lakewarden.spark_jobs.gate.errors import (
+    CommitAborted,
+    GateError,
+    UnsupportedSpark,
+    base_changed,
+    conflict_found,
+)
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
@@ -289,17 +296,13 @@ class HudiWrite:
         if not self._locked:
             grant.not_published()
         elif CONFLICT in str(error):
-            raise base_changed(
-                "Hudi found another commit to the file groups of this batch, by a writer that bypasses the gate",
-                f"{self._facts()}: {_first_line(error)}",
-                self._lost_to(),
-            ) from error
+            raise conflict_found(_first_line(error), self._facts(), self._winner()) from error
         return False
 
-    def _lost_to(self) -> str | None:
+    def _winner(self) -> Winner | None:
         assert self.instant is not None, "a write that began to commit has an instant"
         try:
-            return self._files.foreign_commit(self.instant)
+            return self._files.winner(self.instant, self._published)
         except Exception:  # noqa: BLE001 - only the error's text lacks it
             return None
 

@@ -31,11 +31,12 @@ the other writer's snapshot. `discard` removes nothing if the table has the tran
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.handlers.maker import of_iceberg
-from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, base_changed
+from lakewarden.handlers.maker import Winner, of_iceberg, winner_of
+from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, base_changed, conflict_found
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGED_TABLE
 from lakewarden.spark_jobs.sinks.iceberg.table import (
@@ -62,10 +63,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_TRIES = 10
-"""Tries of the swap under one grant. Another commit comes first only if a writer bypasses the gate."""
+"""Tries of the swap under one grant. Another commit comes first only if its writer bypasses the gate, or lost its grant."""
 
 MAX_NAMED = 3
-"""Foreign snapshots listed in an error."""
+"""Snapshots listed in an error."""
+
+MAX_FILES = 1000
+"""Files of a snapshot that are compared with the text of an error. Each is a call into the JVM."""
 
 COMMIT_FAILED = "org.apache.iceberg.exceptions.CommitFailedException"
 VALIDATION = "org.apache.iceberg.exceptions.ValidationException"
@@ -211,11 +215,9 @@ class StagedTable:
                     "Iceberg reported a commit, and never swapped the metadata"
                 )
                 return operations.published
-        others, lost_to = self._others()
-        raise self._base_changed(
-            f"other commits came first {MAX_TRIES} times while this one had the grant, by writers that bypass the gate: {others}",
-            lost_to,
-        )
+        others, winner = self._others()
+        reason = f"other commits came first {MAX_TRIES} times while this one had the grant: {others}"
+        raise self._base_changed(reason, winner)
 
     def _settled(self, error: Exception, grant: Grant) -> str | None:
         """Return the snapshot if a try took effect nevertheless, None if the next one may follow. Otherwise raise."""
@@ -234,14 +236,21 @@ class StagedTable:
         grant.not_published()
         if operations.refusal is not None:
             raise operations.refusal from None
-        reason, lost_to = self._gone(), None
-        if reason is None and _is(error, VALIDATION):
-            others, lost_to = self._others()
-            reason = f"the base of this batch changed: {java_text(error)}; by a writer that bypasses the gate: {others}"
-        raise error if reason is None else self._base_changed(reason, lost_to) from error
+        reason = self._gone()
+        if reason is not None:
+            raise self._base_changed(reason) from error
+        if _is(error, VALIDATION):
+            text = java_text(error)
+            others, winner = self._others(text)
+            raise conflict_found(f"{text}; commits since its base: {others}", self._facts, winner) from error
+        raise error
 
-    def _base_changed(self, reason: str, lost_to: str | None = None) -> BaseChanged:
-        return base_changed(reason, f"table={self._table.name()}", lost_to)
+    def _base_changed(self, reason: str, winner: Winner | None = None) -> BaseChanged:
+        return base_changed(reason, self._facts, winner)
+
+    @property
+    def _facts(self) -> str:
+        return f"table={self._table.name()}"
 
     def _gone(self) -> str | None:
         """Return why Iceberg can't commit to the table, if that is because it is another one, or none."""
@@ -266,8 +275,12 @@ class StagedTable:
             return f"the table was dropped and created again, or moved to {now.location()}"
         if not then.schema().sameSchema(now.schema()) or then.spec().specId() != now.spec().specId():
             return "the table's columns or partition fields changed: ALTER TABLE, or CREATE OR REPLACE TABLE"
-        if self.base is None or any(snapshot.snapshotId() == self.base for snapshot in ancestors(now)):
+        listed = list(ancestors(now))
+        if self.base is None or any(snapshot.snapshotId() == self.base for snapshot in listed):
             return None
+        expired = bool(listed) and listed[-1].parentId() is not None and now.snapshot(self.base) is None
+        if expired and not self._validated:
+            return None  # an append reads nothing of its base
         if lists_newest_only(now):
             return (
                 "the catalog lists the newest snapshot only, which is another writer's"
@@ -308,31 +321,37 @@ class StagedTable:
         now = self._table.operations().current()
         return lists_newest_only(now) and self._last_commit(now) != self._last
 
-    def _others(self) -> tuple[str, str | None]:
-        """Return the snapshots since the base, for an error, and the newest one that didn't go through the gate."""
-        self._table.refresh()
-        named: list[str] = []
-        lost_to = None
-        for snapshot in ancestors(self._table):
-            if self._base is not None and snapshot.snapshotId() == self._base.snapshotId():
-                break
-            summary, version = snapshot.summary(), f"snapshot {snapshot.snapshotId()}"
-            maker = of_iceberg(summary)
-            named.append(
-                f"{version} ({snapshot.operation()}, by {maker.name or maker.engine or 'an unknown writer'})"
-            )
-            if lost_to is None and TRANSACTION not in summary:
-                lost_to = maker.of_commit(version, snapshot.operation())
-        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        return ", ".join(named[:MAX_NAMED]) + more or "none is left in the table's history", lost_to
+    def _others(self, error: str = "") -> tuple[str, Winner | None]:
+        """Return the snapshots since the base, for an error, and the one to which the batch was lost.
 
-    def _newest_by_another(self, metadata: Any) -> str | None:
-        """Return the newest snapshot and who made it, if it came after the base and didn't go through the gate."""
+        `error`: what Iceberg's validation says. It names files of the winner.
+        """
+        self._table.refresh()
+        since = list(takewhile(lambda each: each.snapshotId() != self.base, ancestors(self._table)))
+        named = [_winner(each).text for each in since[:MAX_NAMED]]
+        more = f" and {len(since) - MAX_NAMED} more" if len(since) > MAX_NAMED else ""
+        guilty = [each for each in since if self._changed_one_of(each, error)] or since
+        text = "; ".join(named) + more or "none is left in the table's history"
+        return text, winner_of([_winner(each) for each in guilty])
+
+    def _changed_one_of(self, snapshot: Any, text: str) -> bool:
+        """Return whether a text names a file that the snapshot has added or removed, of the first `MAX_FILES` of each kind."""
+        io = self._table.io()
+        kinds = (snapshot.addedDataFiles, snapshot.removedDataFiles, snapshot.addedDeleteFiles)
+        return any(
+            str(file.path()) in text for files in kinds for file in islice(elements(files(io)), MAX_FILES)
+        )
+
+    def _newest_by_another(self, metadata: Any) -> Winner | None:
+        """Return the newest snapshot, if it came after the base.
+
+        Where the catalog lists others, one of the gate isn't why the table's layout or history is another one.
+        """
         snapshot = metadata.currentSnapshot()
-        if snapshot is None or snapshot.snapshotId() == self.base or TRANSACTION in snapshot.summary():
+        if snapshot is None or snapshot.snapshotId() == self.base:
             return None
-        version = f"snapshot {snapshot.snapshotId()}"
-        return of_iceberg(snapshot.summary()).of_commit(version, snapshot.operation())
+        found = _winner(snapshot)
+        return found if found.transaction is None or lists_newest_only(metadata) else None
 
     def _list_files(self, snapshot: Any) -> None:
         io = self._pinned.io()
@@ -370,6 +389,12 @@ class StagedTable:
         except Exception:  # noqa: BLE001 - not every one can delete many at once, and a catalog may not sign that request
             for path in self._files:
                 io.deleteFile(path)
+
+
+def _winner(snapshot: Any) -> Winner:
+    summary = snapshot.summary()
+    commit = of_iceberg(summary).of_commit(f"snapshot {snapshot.snapshotId()}", snapshot.operation())
+    return Winner(commit, summary.get(TRANSACTION))
 
 
 def _is(error: Exception, name: str) -> bool:

@@ -57,7 +57,7 @@ from lakewarden.handlers.paimon.publish import (
     step,
     traced,
 )
-from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, base_changed
+from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, base_changed, conflict_found
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.paimon import history
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
@@ -353,8 +353,9 @@ def _log_replaced(table: Any, name: CommitName, number: int, by: str) -> None:
         transaction=name.transaction,
         snapshot=number,
         by=by,
-        detail="a writer that bypasses the gate replaced this snapshot; if its batch is lost, it is committed again from its "
-        "files; let the other writer use a catalog lock (docs/paimon.md)",
+        detail="another commit replaced this snapshot: its writer bypasses the gate, or was suspended beyond its lease without a "
+        "conditional put; if the batch is lost, it is committed again from its files; let the other writer use a catalog lock "
+        "(docs/paimon.md)",
     )
 
 
@@ -423,10 +424,8 @@ def _files_gone(error: Exception, table: Any, user: str) -> BaseChanged | None:
     """Return the error for a base that changed between this module's check and pypaimon's own, or None for another error."""
     if FILES_CONFLICT not in str(error):
         return None
-    return base_changed(
-        "files that this batch replaces are gone: a writer that bypasses the gate rewrote them",
-        f"table={table.table_path} writer={user}: {error}",
-    )
+    facts = f"table={table.table_path} writer={user}"
+    return conflict_found(f"files that it replaces are gone: {error}", facts, None)
 
 
 def remove_staged(table: Any, messages: Iterable[Any]) -> None:

@@ -341,6 +341,5 @@ def _files_gone(error: Exception) -> BaseChanged | None:
     if not any(FILES_CONFLICT in text for text in texts):
         return None
     return BaseChanged(
-        "files of this compaction are gone: a writer that bypasses the gate rewrote them; nothing was published; "
-        f"{java_text(error)}"
+        f"files of this compaction are gone: another commit rewrote them; nothing was published; {java_text(error)}"
     )

@@ -24,6 +24,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     latest_snapshot_id,
     partition_path,
     require_python_values,
+    winner_in,
 )
 
 if TYPE_CHECKING:
@@ -235,6 +236,6 @@ def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
                         f"commit user {snapshot.commit_user!r} has written {group} with sequence numbers that aren't smaller "
                         "than those of this batch: its publish arrived late",
                         where,
-                        f"commit user {snapshot.commit_user}",
+                        winner_in(snapshot),
                     )
     return newest

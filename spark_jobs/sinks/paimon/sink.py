@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, Operation
+from lakewarden.handlers.maker import Winner, winner_of
 from lakewarden.handlers.paimon.primary_key import first_sequence_number, missing_columns
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced, GateError, base_changed, repetition
@@ -484,8 +485,8 @@ class PaimonSink(Sink):
             )
             raise NothingPublished(
                 CommitReplaced(
-                    f"batch {name.identifier} was committed as snapshot {lost.published.number}, which a writer that bypasses "
-                    f"the gate replaced, and its files can't be committed again, because files that it was merged with changed; "
+                    f"batch {name.identifier} was committed as snapshot {lost.published.number}, which another commit "
+                    f"replaced, and its files can't be committed again, because files that it was merged with changed; "
                     f"its rows are lost: {remedy}; table={self.table} writer={name.user}"
                 )
             ) from nothing.error
@@ -513,16 +514,12 @@ class PaimonSink(Sink):
         added, gone = now.files - base.files, base.files - now.files
         if added or gone:
             changes = changed_by(table, work.partitions, base, now)
-            cause = (
-                f"a writer that bypasses the gate: {_changes_text(changes)}"
-                if changes
-                else "a rollback of the table"
-            )
+            cause = _changes_text(changes) if changes else "a rollback of the table"
             raise base_changed(
                 f"the base of this batch changed: {len(added)} files were added and {len(gone)} removed in its partitions "
-                f"since snapshot {base.snapshot_id}, by {cause}",
+                f"since snapshot {base.snapshot_id}: {cause}",
                 f"table={self.table} writer={txn.writer} snapshot={now.snapshot_id}",
-                ", ".join(f"commit user {user}" for user in reversed(changes)) or None,
+                winner_of(list(reversed(changes))),
             )
         work.unchanged_at = newest
 
@@ -582,12 +579,12 @@ def _identifier(batch_id: int | None) -> int:
     return UNNUMBERED if batch_id is None else batch_id
 
 
-def _changes_text(changes: Mapping[str, Sequence[str]]) -> str:
-    """Return the commit users and the files that they changed, the first few of each."""
+def _changes_text(changes: Mapping[Winner, Sequence[str]]) -> str:
+    """Return the commits and the files that they changed, the first few of each."""
     named = [
-        f"commit user {user!r} changed {', '.join(files[:MAX_NAMED])}"
+        f"{commit.text} changed {', '.join(files[:MAX_NAMED])}"
         + (f" and {len(files) - MAX_NAMED} more" if len(files) > MAX_NAMED else "")
-        for user, files in list(changes.items())[:MAX_NAMED]
+        for commit, files in list(changes.items())[:MAX_NAMED]
     ]
     more = [f"{len(changes) - MAX_NAMED} more"] if len(changes) > MAX_NAMED else []
     return ", ".join(named + more)

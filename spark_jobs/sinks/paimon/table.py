@@ -15,6 +15,8 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from lakewarden.events import ConflictRule, canonical_table
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.maker import Winner
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
 from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, conflict_rule, refusal
 from lakewarden.handlers.partition_spelling import is_blank_in_java
@@ -613,14 +615,16 @@ def _file_names(table: Any, splits: Iterable[Any]) -> Iterable[str]:
             yield f"{folder}/{file.file_name}"
 
 
-def changed_by(table: Any, partitions: Collection[Partition], base: Base, now: Base) -> dict[str, list[str]]:
-    """Return the files that were added or removed in these partitions between two snapshots, by commit user.
+def changed_by(
+    table: Any, partitions: Collection[Partition], base: Base, now: Base
+) -> dict[Winner, list[str]]:
+    """Return the files that were added or removed in these partitions between two snapshots, by commit user and transaction.
 
-    Changes of expired snapshots, and of those before the last `MAX_CHANGES_TRACED`, count for the user of the next snapshot.
+    Changes of expired snapshots, and of those before the last `MAX_CHANGES_TRACED`, count for the next snapshot.
     """
     manager = table.snapshot_manager()
-    changes: dict[str, list[str]] = {}
-    before = base.files
+    changes: dict[Winner, list[str]] = {}
+    before, traced = base.files, base.snapshot_id
     for number in range(
         max(base.snapshot_id + 1, now.snapshot_id - MAX_CHANGES_TRACED + 1), now.snapshot_id + 1
     ):
@@ -629,9 +633,16 @@ def changed_by(table: Any, partitions: Collection[Partition], base: Base, now: B
             continue
         files = now.files if number == now.snapshot_id else read_base(table, partitions, (number, "")).files
         if files != before:
-            changes.setdefault(snapshot.commit_user, []).extend(sorted(files ^ before))
-        before = files
+            also = "" if traced == number - 1 else " or an earlier one"
+            changes.setdefault(winner_in(snapshot, also), []).extend(sorted(files ^ before))
+        before, traced = files, number
     return changes
+
+
+def winner_in(snapshot: Any, also: str = "") -> Winner:
+    """Return the commit that wrote a snapshot. `also`: which others it may have been."""
+    label = None if also else (snapshot.properties or {}).get(TRANSACTION)
+    return Winner(f"commit user {snapshot.commit_user!r}{also}", label)
 
 
 def _is_one_of(predicates: Any, keys: Iterable[str], partitions: Collection[Partition]) -> Any:

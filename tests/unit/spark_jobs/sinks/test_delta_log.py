@@ -165,3 +165,38 @@ def test_batches_of_commits_that_the_log_no_longer_has_are_known_by_the_last_one
     ):
         find_batch(restored.history("w"), 24, "")
     assert last_batch(LastBatches(), restored) == 24
+
+
+FOREIGN, OURS, OWN = (None, "t-ours", "t-own")
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "winner"),
+    [
+        ([OURS], "A conflicting metadata domain is added.", ("version 1: WRITE, job w1", OURS)),
+        ([FOREIGN], "", ("version 1: WRITE, job w1", FOREIGN)),
+        ([OWN], "", ("version 1: WRITE, job w1", FOREIGN)),
+        ([OURS, FOREIGN], "committed at version 1. The", ("version 1: WRITE, job w1", OURS)),
+        ([OURS, FOREIGN], 'Conflicting commit: {"txnId":"id-2"}', ("version 2: WRITE, job w2", FOREIGN)),
+        ([OURS, FOREIGN], "another one", None),
+        ([OURS, OURS], "", ("one of 2 commits, the newest is version 2: WRITE, job w2", OURS)),
+        ([], "", None),
+    ],
+)
+def test_a_conflict_is_blamed_on_the_commit_that_it_names_or_on_none(
+    labels: list[str | None], error: str, winner: tuple[str, str | None] | None
+) -> None:
+    """Its label says whether it went through the gate. Own: another statement of the same session has this one's label."""
+    log = Log(None, *((f"w{number + 1}", 0) for number in range(len(labels))))
+    actions = log.actions
+
+    def labelled(version: int, kinds: list[str]) -> list[tuple[str, dict[str, Any]]]:
+        info: dict[str, Any] = {"operation": "WRITE", "txnId": f"id-{version}"}
+        if (label := labels[version - 1]) is not None:
+            info["userMetadata"] = f'{{"lakewarden.transaction": "{label}"}}'
+        return [*actions(version, kinds), ("commitInfo", info)]
+
+    log.actions = labelled  # type: ignore[method-assign]
+    found = log.winner(0, "t-own", error)
+
+    assert (None if found is None else (found.commit, found.transaction)) == winner

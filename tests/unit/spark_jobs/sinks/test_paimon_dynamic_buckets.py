@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakewarden.handlers.maker import Winner
 from lakewarden.handlers.paimon.primary_key import first_sequence_number
 from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.sinks.paimon.commit import remove_staged, sweep
@@ -74,7 +75,7 @@ def test_two_transactions_that_read_one_index_double_keys_and_the_base_shows_it(
     commit(where, first, user="first")
     now = read_base(where.open(), DAY)
     assert now.files != base.files
-    assert list(changed_by(where.open(), DAY, base, now)) == ["first"]
+    assert list(changed_by(where.open(), DAY, base, now)) == [Winner("commit user 'first'", None)]
     with pytest.raises(BaseChanged, match="sequence numbers that aren't smaller"):
         require_greater_numbers(where.open(), staging_on(where, 0), -1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,24 @@ def test_the_plan_and_the_markers_of_a_pending_instant(hudi: Table) -> None:
     with (markers / "MARKERS0").open("a") as file:
         file.write(f"p=3/c-0_0-1-3_{time}.parquet.marker.CREATE\n")
     assert Marker(partition="p=3", file_group="c-0", operation="create") in hudi.files.markers(time, known)
+
+
+def test_the_winner_of_a_conflict_is_the_last_commit_to_the_same_file_groups(hudi: Table) -> None:
+    """Its label says whether it went through the gate. Of a pending table service, there is no commit to name."""
+    stats = {"p=1": [{"fileId": "a-0", "path": None, "prevCommit": "5"}]}
+    elsewhere = {"p=1": [{"fileId": "b-0", "path": None, "prevCommit": "5"}]}
+    places = {("p=1", "a-0")}
+    hudi.commit(10, "before", 1).write_bytes(metadata("before", 1, stats))
+    hudi.commit(30, "ours", 1).write_bytes(metadata("ours", 1, stats))
+    hudi.commit(50, "other", 1).write_bytes(metadata("other", 1, elsewhere))
+
+    found = hudi.files.winner(f"{20:017d}", places)
+    assert found is not None
+    assert re.fullmatch(rf"instant {30:017d}: .*job ours, transaction t-1", found.text)
+    assert hudi.files.winner(f"{40:017d}", places) is None
+
+    hudi.commit(60, None).write_bytes(metadata(None, None, stats))
+    found = hudi.files.winner(f"{20:017d}", places)
+    assert found is not None
+    assert found.commit.startswith(f"instant {60:017d}")
+    assert found.transaction is None
