@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakewarden.events import ConflictRule, Marker
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
-from lakewarden.spark_jobs.gate.errors import base_changed
-from lakewarden.spark_jobs.gate.scope import as_markers
+from lakewarden.spark_jobs.gate.errors import conflict_found
+from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.assignment import naming_values
 from lakewarden.spark_jobs.sinks.contract import Sink, as_columns
@@ -97,7 +97,7 @@ class SparkSink(Sink, Generic[L]):
     def conflict_rule(self) -> ConflictRule:
         return "deleted-file" if self._mode == "append" else "file-group"
 
-    def scope(self, batch: DataFrame, /) -> PartitionScope | None:
+    def scope(self, batch: DataFrame, /) -> BatchScope | None:
         """Return the partitions that the batch changes, by one query. None for an append."""
         if self._mode == "append":
             return None
@@ -172,10 +172,8 @@ def run_under_grant(
             # A commit whose answer was lost can look like a conflict with itself.
             if txn.batch_id is None or not is_conflict(error) or version() is not None:
                 raise
-            raise base_changed(
-                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}",
-                f"table={txn.table} writer={txn.writer} transaction={txn.id}",
-            ) from error
+            facts = f"table={txn.table} writer={txn.writer} transaction={txn.id}"
+            raise conflict_found(java_text(error), facts, None) from error
         grant.version = version()
         if txn.batch_id is not None and grant.version is None:
             raise RuntimeError("the statement succeeded, and the table doesn't show its batch")

@@ -58,7 +58,7 @@ _HUDI_TESTS = (
 collect_ignore = [
     f"sinks/{name}"
     for here, names in (
-        (HAS_DELTA, ("test_delta_sink.py", "test_watched_commits.py")),
+        (HAS_DELTA, ("test_delta_sink.py", "test_format_conflicts.py", "test_watched_commits.py")),
         (HAS_HUDI, _HUDI_TESTS),
         (HAS_ICEBERG, ("test_iceberg_sink.py",)),
     )

@@ -3,6 +3,9 @@
 - Delta's own statement computes and commits; only its commit is under the grant (`observer.py`, record 34). Delta's conflict
   check finds foreign commits there: `BaseChanged`, or the commit gets a later version.
 - An append publishes its markers when its files are written, an upsert and an overwrite theirs before they compute.
+- Of two commits that number rows (identity columns), Delta refuses the second: each changes the table's metadata. So such batches
+  have the marker `IDENTITY` in their scope, appends too, and wait for one another. A commit that changes the columns or
+  properties touches the whole table (`observer.py`). docs/format-conflicts.md has the others.
 - On S3 the commit file is put if absent (`fence.py`, record 57).
 - The batch is `SetTransaction` in the commit of its data. That is this sink's `committed` (`log.py`).
 """
@@ -10,12 +13,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT, NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import GENERATED, NUMBERED, LastBatches, Metadata, TableLog
@@ -54,6 +59,9 @@ IDENTITY_SETTINGS = dict(
 )
 """The settings of a session that do the same, for SQL."""
 
+IDENTITY = Marker(partition="_delta_log", file_group="identity", operation="delete")
+"""The numbers that identity columns have reached. No partition has this name, and it conflicts with itself by any rule."""
+
 log = EventLogger("lakewarden.delta")
 
 
@@ -67,16 +75,35 @@ class DeltaSink(SparkSink[Metadata]):
         """Why whole statements are granted, if they are."""
         self._fence: Fence | None = None
         self._warned_of_gap = False
+        self._last: Metadata | None = None
+        """As the last batch found it: an append doesn't read the table once more for its scope."""
         self._last_batches = LastBatches()
 
     def _layout(self, spark: SparkSession) -> Metadata:
         return self._supported(spark, self._open(spark))
+
+    def scope(self, batch: DataFrame, /) -> BatchScope | None:
+        """Add `IDENTITY` to the partitions. It is all that is known of an append."""
+        found = super().scope(batch)
+        numbers = self._numbers(batch, self._last or self._layout(batch.sparkSession))
+        if found is None:
+            return BatchScope(numbers) if numbers else None
+        return replace(found, markers=(*found.markers, *numbers))
+
+    @staticmethod
+    def _numbers(batch: DataFrame, metadata: Metadata) -> tuple[Marker, ...]:
+        """Return the marker of a batch whose rows Delta numbers. It keeps numbers that the batch has."""
+        given = {name.lower() for name in batch.columns}
+        return (IDENTITY,) if metadata.numbered - given else ()
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         spark = batch.sparkSession
         table = self._open(spark)
         metadata = self._supported(spark, table)
         self.begin(txn)
+        numbers = self._numbers(batch, metadata)
+        if numbers:
+            txn.touch_all(numbers)
         with naming_values(batch, metadata.columns, self.table):
             if self._mode == "append":
                 self._append(batch, txn, table, metadata)
@@ -162,6 +189,7 @@ class DeltaSink(SparkSink[Metadata]):
                 f"false; table={self.table}"
             )
         self._require_utc(spark, metadata)
+        self._last = metadata
         return metadata
 
     def _require_utc(self, spark: SparkSession, metadata: Metadata) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from lakewarden.events import CommitIntent, CommitRequested, Marker, MarkerCreated
+from lakewarden.events import CommitIntent, CommitRequested, Marker, MarkerCreated, WriterEventUnion
 from lakewarden.spark_jobs import CommitGate, Sink
 from lakewarden.spark_jobs.gate.event_publisher import Intent
 from lakewarden.spark_jobs.gate.transaction import Transaction
@@ -29,6 +29,11 @@ class MemoryGate(CommitGate):
         self._memory = MemoryChannel()
         self._channel = self._memory  # type: ignore[assignment]
         self._folder = folder
+
+    @property
+    def events(self) -> list[WriterEventUnion]:
+        """What the writers have sent."""
+        return self._memory.events
 
     def prepare(self, intent: Intent) -> Transaction:
         txn = super().prepare(intent)
