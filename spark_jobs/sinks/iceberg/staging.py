@@ -195,10 +195,12 @@ class StagedTable:
             reason = self._replaced(base)
             if reason is not None:
                 raise self._base_changed(reason, self._newest_by_another(base))
-            if self._last_commit(base) != self._last:
+            last = self._last_commit(base)
+            if last != self._last:
                 raise self._base_changed(
                     f"another commit of the writer {self._writer} came after this batch was looked up: the catalog carried out "
-                    "a request of an earlier attempt late, or the writer runs twice"
+                    "a request of an earlier attempt late, or the writer runs twice",
+                    None if last is None else Winner(f"snapshot {last.snapshot}", last.transaction),
                 )
 
         operations.check = check

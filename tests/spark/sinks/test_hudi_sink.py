@@ -29,7 +29,8 @@ from lakewarden.spark_jobs.sinks.releases import HUDI
 from tests.spark.fake_agent import At, FakeAgent, grant_everything, granted
 from tests.spark.formats import HUDI_TABLE_VERSION
 from tests.spark.harness import Harness
-from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of, timeline_of
+from tests.spark.rows.memory_gate import MemoryGate
+from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of, once, timeline_of
 
 pytestmark = [pytest.mark.real]
 
@@ -185,9 +186,49 @@ def test_a_conflict_that_hudi_finds_is_computed_again(
     assert [writer for writer, _, _ in case.commits()] == ["w"]
     assert len(agent.wait_for("commit-completed")) == 1
     (lost,) = (event for event in agent.events if event.type == "transaction-abandoned")
+    assert "conflicts with a commit without the gate's label" in lost.reason
     assert lost.reason.startswith("BaseChanged:")
     assert re.match(r"instant \d{17}: UPSERT", lost.lost_to or "")
     assert case.orphans() == set()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("kind", ["COPY_ON_WRITE", "MERGE_ON_READ"])
+def test_two_writers_that_create_one_bucket_touch_the_same_file_group(
+    *, spark: SparkSession, tmp_path: Path, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Their fileIds differ. The agent would stop one of them; this gate grants both, and Hudi's check names the winner."""
+    bucket = {
+        "hoodie.datasource.write.table.type": kind,
+        "hoodie.index.type": "BUCKET",
+        "hoodie.bucket.index.num.buckets": "1",
+    }
+
+    def write(writer: str, day: int, flight: int) -> None:
+        batch = rows(spark, (day, flight, writer))
+        gate.foreach_batch(make_sink(options=bucket), writer=writer, admission="optimistic")(batch, 0)
+
+    def rival(request: Callable[..., Any], txn: Transaction) -> Any:
+        other = threading.Thread(target=write, args=("rival", 2, 20))
+        other.start()
+        other.join()
+        return request(txn)
+
+    with MemoryGate(tmp_path) as gate:
+        write("first", 1, 10)
+        once(monkeypatch, Transaction, "request_grant", rival)
+        write("w", 2, 21)
+        events = gate.events
+
+    assert table(spark, make_sink()) == [(1, 10, "first"), (2, 20, "rival"), (2, 21, "w")]
+    groups = {
+        (marker.partition, marker.file_group) for event in events for marker in getattr(event, "markers", ())
+    }
+    assert groups == {("day=1", "00000000"), ("day=2", "00000000")}
+    (lost,) = (event for event in events if event.type == "transaction-abandoned")
+    assert re.match(
+        r"LostToGate: .*another commit of the gate \(instant \d{17}: UPSERT, job rival", lost.reason
+    )
 
 
 @pytest.mark.parametrize("moment", ["at its lock", "while it completes the instant"])
