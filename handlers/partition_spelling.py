@@ -11,7 +11,7 @@ from urllib.parse import quote_plus
 from lakewarden.handlers.unreadable import Unreadable
 
 MAX_DIGITS: Final = 38
-"""Of a decimal, in Spark."""
+"""Digits of a decimal in Spark."""
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 PAIMON_NULL: Final = "__DEFAULT_PARTITION__"
 

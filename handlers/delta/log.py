@@ -80,7 +80,7 @@ class PartitionLayout:
     def path(self, values: Mapping[str, Any], *, as_written: bool = False) -> str:
         """Return the partition's path, as `DeltaSink` spells it. Raises `UnreadableCommit` if that isn't certain.
 
-        `as_written`: if it isn't, return the values as the log has them, which tells partitions of one writer apart.
+        `as_written`: if it isn't, return the values as the log has them, which distinguishes the partitions of one writer.
         """
         if self.unknown is not None:
             raise observations.UnreadableCommit(self.unknown)

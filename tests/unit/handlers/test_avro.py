@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import subprocess
 import sys
+import time
 import zlib
+from decimal import Decimal
 from typing import Any
 
 import cramjam
+import pyarrow as pa
 import pytest
+from pyarrow import orc
 
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.avro_blocks import MAX_BYTES, MAX_RECORDS, _sized, _varint
@@ -18,6 +23,7 @@ from lakewarden.handlers.hudi.metadata import read_metadata as read_hudi
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.handlers.iceberg.metadata import read_metadata
 from lakewarden.handlers.observations import UnreadableCommit
+from tests import recorded_iceberg
 from tests.unit.handlers.avro_files import avro_file
 
 SCHEMA = {"type": "record", "name": "entry", "fields": [{"name": "path", "type": "string"}]}
@@ -65,6 +71,88 @@ def test_a_file_beyond_the_limits_is_unreadable(body: bytes) -> None:
         read_avro(body)
     with pytest.raises(UnreadableHudi):
         read_hudi(body)
+
+
+def a_schema(*fields: Any, **more: Any) -> dict[str, Any]:
+    named = [{"name": f"f{at}", "type": each} for at, each in enumerate(fields)]
+    return {"type": "record", "name": "e", "fields": named} | more
+
+
+NULLS = {"type": "array", "items": "null"}
+WITHOUT_BYTES: dict[str, tuple[Any, int, bytes]] = {
+    "an array of nulls": (a_schema(NULLS), 1, _varint(200_000_000) + b"\0"),
+    "a map of arrays of them": (a_schema({"type": "map", "values": NULLS}), 1, b""),
+    "an array of records of nulls": (a_schema({"type": "array", "items": a_schema("null", "null", name="n")}), 1, b""),
+    "one byte for 300 nulls": (a_schema({"type": "array", "items": ["int", a_schema(*["null"] * 300, name="n")]}), 1, b""),
+    "records of 300 nulls": (a_schema(*["null"] * 300), 1_000_000, b""),
+    "fixed values of no bytes": (a_schema({"type": "fixed", "name": "z", "size": 0}, "null"), 1_000_000, b""),
+    "a record in itself": (a_schema(["null", "e"]), 1, b"\2" * 1_000_000 + b"\0"),
+    "a record in another one's name": (
+        a_schema(a_schema(["null", "x.e"], name="y.e"), name="x.e"), 1, b"\2" * 1_000_000 + b"\0",
+    ),
+    "fastavro's own mark": (a_schema(["null", "e"], __fastavro_parsed=True, __named_schemas={}), 1, b"\2" * 1_000_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "count", "block"), WITHOUT_BYTES.values(), ids=WITHOUT_BYTES)
+def test_values_that_cost_no_bytes_are_counted_before_they_are_made(
+    schema: Any, count: int, block: bytes
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(UnreadableCommit):
+        read_avro(a_block("null", count, block, schema))
+    assert time.monotonic() - began < 30
+
+
+def test_a_decimal_of_a_megabyte_is_read_as_bytes_and_a_short_one_as_a_number() -> None:
+    long = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+    short = {"type": "fixed", "name": "d", "size": 2, "logicalType": "decimal", "precision": 4, "scale": 2}
+
+    [found] = read_avro(a_block("null", 1, _sized(b"\x7f" * 1_000_000) + b"\1\0", a_schema(long, short)))
+
+    assert len(found["f0"]) == 1_000_000
+    assert found["f1"] == Decimal("2.56")
+
+
+JSON = {
+    "objects": b"[" + b"{}," * 5_000_000 + b"{}]",
+    "depth": b"[" * 100_000,
+    "a number of a megabyte": b"9" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("body", JSON.values(), ids=JSON)
+def test_json_is_bounded(body: bytes) -> None:
+    """58 KB of gzip took 1.3 GB."""
+    with pytest.raises(UnreadableCommit):
+        read_metadata(gzip.compress(body, 1))
+    with pytest.raises(UnreadableHudi):
+        read_hudi(body)
+
+
+def test_metadata_packed_by_zstd_is_read() -> None:
+    body = recorded_iceberg.recorded("metadata/v8.metadata.json")
+
+    assert read_metadata(bytes(cramjam.zstd.compress(body))) == read_metadata(body)
+
+
+def test_a_manifest_in_orc_is_read_and_one_in_parquet_says_so() -> None:
+    rows = [{"_KIND": 0, "_PARTITION": b"\1", "_FILE": {"_FILE_NAME": "a"}}]
+    body = io.BytesIO()
+    orc.write_table(pa.Table.from_pylist(rows), body)
+
+    assert read_avro(body.getvalue()) == rows
+    with pytest.raises(UnreadableCommit, match="Parquet"):
+        read_avro(b"PAR1")
+    with pytest.raises(UnreadableCommit, match="the ORC file can't be read"):
+        read_avro(body.getvalue()[:40])
+
+
+def test_without_pyarrow_orc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(UnreadableCommit, match="pip install pyarrow"):
+        read_avro(b"ORC")
 
 
 def test_gzipped_metadata_beyond_the_limit_are_unreadable() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -17,12 +18,14 @@ from lakewarden.handlers.iceberg.metadata import (
     foreign_snapshot,
     has_other_catalog,
     manifests_of,
+    metadata_of,
     newest_version,
+    past_snapshot,
     read_metadata,
     relative_path,
     version_path,
 )
-from lakewarden.handlers.observations import UnreadableCommit
+from lakewarden.handlers.observations import EVERYTHING, UnreadableCommit
 from tests.recorded_iceberg import recorded
 from tests.unit.handlers.avro_files import avro_file
 
@@ -207,6 +210,80 @@ def test_a_file_elsewhere_is_an_error() -> None:
 def test_metadata_that_can_not_be_read_is_an_error(body: bytes, why: str) -> None:
     with pytest.raises(UnreadableCommit, match=why):
         read_metadata(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "location", "expected"),
+    [
+        ("t/metadata/a", "./t", "metadata/a"),
+        ("./t/metadata/a", "t/", "metadata/a"),
+        ("s3a://b/t/metadata/a?b#c", "s3://b/t", "metadata/a?b#c"),
+        ("file:/t/metadata/a", "file:///t", "metadata/a"),
+        ("/t/metadata/a", "file://localhost/t", "metadata/a"),
+        ("s3://b/t/../u/a", "s3://b/t", None),
+        ("s3://b/tt/a", "s3://b/t", None),
+        ("t/metadata/a", "s3://b/t", None),
+    ],
+)
+def test_a_path_is_relative_to_the_location_however_both_are_spelled(
+    path: str, location: str, expected: str | None
+) -> None:
+    if expected is None:
+        with pytest.raises(UnreadableCommit, match="outside of its location"):
+            relative_path(path, location)
+    else:
+        assert relative_path(path, location) == expected
+
+
+def entry(**file: Any) -> bytes:
+    record = {
+        "status": 1,
+        "snapshot_id": 3,
+        "data_file": {"file_path": "s3://b/t/f", "partition": {"p": 7}} | file,
+    }
+    return avro_file(record)
+
+
+DROPPED = replace(version(2), specs={0: (SpecField("p", "identity", None),)}, location="s3://b/t")
+
+
+def test_a_spec_whose_column_was_dropped_costs_the_partition_unless_its_value_is_a_text() -> None:
+    odd = foreign_snapshot(SNAPSHOTS[0], [(0, entry())], DROPPED)
+    text = foreign_snapshot(SNAPSHOTS[0], [(0, entry(partition={"p": "x"}))], DROPPED)
+
+    assert odd is not None
+    assert odd.markers == (EVERYTHING,)
+    assert "was dropped" in odd.unread[0].why
+    assert text is not None
+    assert [each.partition for each in text.markers] == ["p=x"]
+
+
+def test_a_manifest_that_is_not_to_be_had_costs_no_other() -> None:
+    metadata = replace(DROPPED, specs={0: (SpecField("p", "identity", "int"),)})
+    found = foreign_snapshot(
+        SNAPSHOTS[0], [(0, UnreadableCommit("gone")), (0, b"cut"), (0, entry())], metadata
+    )
+
+    assert found is not None
+    assert [each.partition for each in found.markers] == ["*", "p=7"]
+    assert [each.what for each in found.unread] == ["2 of 3 manifests of commit 3"]
+
+
+def test_a_deletion_vector_has_its_own_size_and_not_that_of_the_file_that_it_shares() -> None:
+    metadata = replace(DROPPED, specs={0: (SpecField("p", "identity", "int"),)})
+    vectors = [entry(content=1, file_size_in_bytes=1_000, content_size_in_bytes=size) for size in (30, 40)]
+
+    commit, _ = past_snapshot(SNAPSHOTS[0], [(0, each) for each in vectors], metadata)
+
+    assert commit.size == 70
+
+
+def test_an_odd_spec_or_snapshot_costs_itself() -> None:
+    fields = json.loads(recorded("metadata/v8.metadata.json"))
+    fields["partition-specs"].append({"spec-id": 9, "fields": 5})
+    fields["snapshots"].insert(0, {"snapshot-id": "x"})
+
+    assert metadata_of(fields) == version(8)
 
 
 def test_only_a_hadoop_catalogs_names_count() -> None:
