@@ -136,6 +136,14 @@ class KafkaSettings(BaseSettings):
         default=None,
         description="`module:function?name=value` that returns access tokens, for OAUTHBEARER, in place of client credentials",
     )
+    kafka_oauth_token_file: str | None = Field(
+        default=None,
+        description="file with an access token, read at each connect, in place of client credentials",
+    )
+    kafka_oauth_extensions: str | None = Field(
+        default=None,
+        description="SASL extensions to send with each token, as `logicalCluster=lkc-1,identityPoolId=pool-1`",
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -12,7 +12,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import DefaultPartitioner
 
-from lakewarden.events.access.files import FromFiles, RotatingContext, password_file, tls_context
+from lakewarden.events.access.files import FromFiles, RotatingContext, password_file, read_secret, tls_context
 from lakewarden.events.access.options import OAUTH, Access
 from lakewarden.events.access.tokens import tokens
 
@@ -32,6 +32,8 @@ def check_files(access: Access, name: Callable[[str], str] = str) -> None:
         tls_context(access, name)
     if access.uses_sasl and access.sasl_mechanism == OAUTH:
         tokens(access)
+        if access.oauth_token_file is not None:
+            read_secret(name("oauth_token_file"), access.oauth_token_file)
     elif access.uses_sasl:
         password_file(access, name("sasl_password_file"))
 

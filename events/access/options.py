@@ -1,6 +1,7 @@
 """The options of a connection, and which combinations of them are valid."""
 
-from collections.abc import Callable, Container
+import re
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -8,6 +9,8 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 PASSWORD_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 OAUTH = "OAUTHBEARER"
 MECHANISMS = (*PASSWORD_MECHANISMS, OAUTH)
+_EXTENSION_NAME = re.compile(r"[A-Za-z]+")
+_EXTENSION_VALUE = re.compile(r"[\x20-\x7e]+")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -42,6 +45,10 @@ class Access:
     """PEM file with the authorities of the token endpoint. None: the system's authorities."""
     oauth_token_provider: str | None = None
     """`module:function` or `module:function?name=value&…` of a token provider (`tokens.py`)."""
+    oauth_token_file: str | None = None
+    """File with a token that another program renews, as Kubernetes does for a service account."""
+    oauth_extensions: str | None = None
+    """SASL extensions that are sent with each token: `name=value,name=value`."""
 
     @property
     def uses_tls(self) -> bool:
@@ -50,6 +57,11 @@ class Access:
     @property
     def uses_sasl(self) -> bool:
         return self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+
+    @property
+    def extensions(self) -> dict[str, str]:
+        pairs = [pair.partition("=") for pair in (self.oauth_extensions or "").split(",") if pair.strip()]
+        return {name.strip(): value.strip() for name, _, value in pairs}
 
     def check(self, name: Callable[[str], str] = str, objects: Container[str] = ()) -> None:
         """Raise `AccessError` for the first invalid combination. Reads no file.
@@ -69,6 +81,12 @@ class Access:
         if self.uses_sasl and self.sasl_mechanism == OAUTH:
             if "sasl_oauth_token_provider" not in objects:
                 self._check_tokens(name)
+            elif self.oauth_extensions:
+                raise AccessError(
+                    f"sasl_oauth_token_provider and {name('oauth_extensions')} are both set; give the object a method extensions"
+                )
+            if wrong := wrong_extension(self.extensions):
+                raise AccessError(f"{name('oauth_extensions')}: {wrong}")
         elif self.uses_sasl:
             self._check_password(name)
 
@@ -104,6 +122,10 @@ class Access:
         client = ("oauth_token_url", "oauth_client_id", "oauth_client_secret_file")
         given = [option for option in client if getattr(self, option)]
         if self.oauth_token_provider is not None:
+            if self.oauth_token_file is not None:
+                raise AccessError(
+                    f"{name('oauth_token_provider')} and {name('oauth_token_file')} are both set; remove one"
+                )
             if given:
                 raise AccessError(
                     f"{name('oauth_token_provider')} and {name(given[0])} are both set; use a provider or client credentials"
@@ -111,9 +133,14 @@ class Access:
             if ":" not in self.oauth_token_provider:
                 raise AccessError(f"{name('oauth_token_provider')} must be module:function")
             return
+        if self.oauth_token_file is not None:
+            if given:
+                raise AccessError(f"{name('oauth_token_file')} and {name(given[0])} are both set; remove one")
+            return
         if missing := [name(option) for option in client if option not in given]:
             raise AccessError(
-                f"{' and '.join(missing)} missing; {OAUTH} requires client credentials or {name('oauth_token_provider')}"
+                f"{' and '.join(missing)} missing; {OAUTH} requires client credentials, {name('oauth_token_file')} or "
+                f"{name('oauth_token_provider')}"
             )
         url = urlsplit(self.oauth_token_url or "")
         if not url.hostname or not (
@@ -126,3 +153,13 @@ class Access:
             raise AccessError(
                 f"{name('oauth_token_url')} must not contain credentials; use {name('oauth_client_secret_file')}"
             )
+
+
+def wrong_extension(extensions: Mapping[str, object]) -> str | None:
+    """What can't be sent as a SASL extension (RFC 7628), if something can't. Anything else could change the SASL message."""
+    for name, value in extensions.items():
+        if not _EXTENSION_NAME.fullmatch(name) or name == "auth":
+            return f"{name!r} can't be the name of a SASL extension: letters only, and not auth"
+        if not isinstance(value, str) or not _EXTENSION_VALUE.fullmatch(value):
+            return f"the SASL extension {name} needs a value of printable ASCII characters"
+    return None

@@ -8,6 +8,10 @@ with those after `?` (`?region=eu-central-1`). The function, which may be a coro
 a tuple that begins with it, as the signer of Amazon MSK does. An object whose method `token` does so (aiokafka's
 `AbstractTokenProvider`) will also do; that object is made once.
 
+**A file** (`oauth_token_file`) with a token is read at each connect. Another program renews it.
+
+**Extensions** (`oauth_extensions`) are sent with each token, with those of a provider object's method `extensions`.
+
 **A source that hangs delays only the connects to Kafka.** Each call has a thread of its own, which the event loop's other users
 don't share, and connects that come during a call wait for the same one. After `TOKEN_SECONDS` they fail; the thread goes on, and
 the next connect makes another call, up to `MAX_CALLS`.
@@ -26,7 +30,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +40,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaError
 
 from lakewarden.events.access.files import authorities, read_secret
-from lakewarden.events.access.options import Access, AccessError
+from lakewarden.events.access.options import Access, AccessError, wrong_extension
 from lakewarden.events.codec import json_object
 
 REQUEST_SECONDS = 10.0
@@ -67,9 +71,12 @@ class TokenError(KafkaError):  # type: ignore[misc]
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]
     """What aiokafka calls at each connect. `problem` is why it got no token the last time, or None."""
 
-    def __init__(self, source: Callable[[], Any], name: str) -> None:
+    def __init__(
+        self, source: Callable[[], Any], name: str, extensions: Mapping[str, str] | None = None
+    ) -> None:
         self._source = _Calls(source)
         self._name = name
+        self._extensions = extensions or {}
         self._made: Any = None
         self._made_tokens: _Calls | None = None
         self.problem: str | None = None
@@ -92,8 +99,12 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
             raise TokenError(self.problem) from error
 
     def extensions(self) -> dict[str, str]:
-        """The provider's own SASL extensions, if it is an object that has some."""
-        return dict(self._made.extensions()) if hasattr(self._made, "extensions") else {}
+        """Those of the options, and the provider's own, if it is an object that has some. aiokafka calls it after `token`."""
+        own = dict(self._made.extensions()) if hasattr(self._made, "extensions") else {}
+        if wrong := wrong_extension(own):
+            self.problem = f"{self._name}: {wrong}"
+            raise TokenError(self.problem)
+        return {**own, **self._extensions}
 
     async def _find(self) -> Any:
         if self._made_tokens is None:
@@ -109,8 +120,12 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
 def tokens(access: Access) -> Tokens:
     """The source of tokens that the options name. The clients of a process with the same options share it, and its token."""
     if access.oauth_token_provider is not None:
-        return Tokens(_provider(access.oauth_token_provider), access.oauth_token_provider.partition("?")[0])
-    return Tokens(ClientCredentials(access).token, f"{access.oauth_token_url}")
+        name = access.oauth_token_provider.partition("?")[0]
+        return Tokens(_provider(access.oauth_token_provider), name, access.extensions)
+    if access.oauth_token_file is not None:
+        path = access.oauth_token_file
+        return Tokens(lambda: read_secret("oauth_token_file", path).strip(), path, access.extensions)
+    return Tokens(ClientCredentials(access).token, f"{access.oauth_token_url}", access.extensions)
 
 
 def guarded_provider(provider: Any) -> Tokens:

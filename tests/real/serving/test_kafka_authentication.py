@@ -139,6 +139,7 @@ class Guarded:
             "oauth_client_id": CLIENT,
             "oauth_client_secret_file": str(self.folder / "client-secret"),
             "oauth_scope": "kafka",
+            "oauth_extensions": "logicalCluster=lkc-1,identityPoolId=pool-1",
         }
 
 

@@ -35,6 +35,8 @@ USER: dict[str, Any] = {"sasl_username": "me", "sasl_password": "hush"}
         {**OAUTH, **CLIENT},
         {**OAUTH, **CLIENT, "oauth_token_url": "http://localhost:8080/token"},
         {**OAUTH, "oauth_token_provider": "module:function?region=x"},
+        {**OAUTH, "oauth_token_file": "/t"},
+        {**OAUTH, **CLIENT, "oauth_extensions": "logicalCluster=lkc-1, identityPoolId=pool=1"},
     ],
 )
 def test_valid_combinations(values: dict[str, Any]) -> None:
@@ -55,6 +57,23 @@ def test_valid_combinations(values: dict[str, Any]) -> None:
         ({**OAUTH, **CLIENT, "oauth_client_id": None}, "x_oauth_client_id missing"),
         ({**OAUTH, **CLIENT, "oauth_token_provider": "m:f"}, "use a provider or client credentials"),
         ({**OAUTH, "oauth_token_provider": "m.f"}, "x_oauth_token_provider must be module:function"),
+        (
+            {**OAUTH, **CLIENT, "oauth_token_file": "/t"},
+            "x_oauth_token_file and x_oauth_token_url are both set",
+        ),
+        ({**OAUTH, "oauth_token_provider": "m:f", "oauth_token_file": "/t"}, "are both set; remove one"),
+        *(
+            ({**OAUTH, **CLIENT, "oauth_extensions": wrong}, f"x_oauth_extensions: {why}")
+            for wrong, why in (
+                ("logicalCluster", "the SASL extension logicalCluster needs a value"),
+                ("logicalCluster=", "the SASL extension logicalCluster needs a value"),
+                ("auth=Bearer hush", "'auth' can't be the name"),
+                ("a-b=1", "'a-b' can't be the name"),
+                ("=1", "'' can't be the name"),
+                ("pool=\x01auth=Bearer hush", "the SASL extension pool needs a value"),
+                ("pool=é", "the SASL extension pool needs a value"),
+            )
+        ),
         ({**OAUTH, **CLIENT, "oauth_token_url": "http://id/token"}, "must be an https:// URL"),
         ({**OAUTH, **CLIENT, "oauth_token_url": "https://a:hush@id/token"}, "must not contain credentials"),
     ],

@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.conn import OAuthAuthenticator
 from aiokafka.errors import KafkaError
 
-from lakewarden.events.access import Access, AccessError, TokenError, tokens as tokens_module
+from lakewarden.events.access import (
+    Access,
+    AccessError,
+    TokenError,
+    check_files,
+    client_arguments,
+    tokens as tokens_module,
+)
 from lakewarden.events.access.tokens import ClientCredentials, Tokens, guarded_provider, tokens
 from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
 
@@ -194,6 +202,66 @@ async def test_a_provider_object_is_made_once_and_its_extensions_are_sent() -> N
     assert source.extensions() == {"logicalCluster": "lkc-1"}
 
 
+async def test_a_client_sends_the_extensions_of_its_options_after_the_token(
+    endpoint: TokenEndpoint, tmp_path: Path
+) -> None:
+    """In the form of RFC 7628, as aiokafka writes it; with every source of tokens."""
+    (tmp_path / "token").write_text("of-a-file \n")
+    given = {"oauth_extensions": "logicalCluster=lkc-2, identityPoolId=pool-1"}
+    sources = {
+        "of-object-": _own("ProviderObject", **given),
+        "plain": _own("a_token", **given),
+        "token-1": _access(endpoint, tmp_path, **given),
+        "of-a-file": Access(
+            security_protocol="SASL_SSL",
+            sasl_mechanism="OAUTHBEARER",
+            oauth_token_file=str(tmp_path / "token"),
+            **given,
+        ),
+    }
+    for token, access in sources.items():
+        access.check()
+        arguments = client_arguments(access)
+        provider = arguments["sasl_oauth_token_provider"]
+        message, _ = await OAuthAuthenticator(sasl_oauth_token_provider=provider).step(None)
+
+        parts = message.decode().split("\x01")
+        assert parts[0] == "n,,"
+        assert parts[1].startswith(f"auth=Bearer {token}")
+        assert parts[2:] == ["logicalCluster=lkc-2", "identityPoolId=pool-1", "", ""]
+
+
+async def test_a_token_file_is_read_at_each_connect(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first")
+    access = Access(
+        security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", oauth_token_file=str(tmp_path / "token")
+    )
+    check_files(access)
+    source = tokens(access)
+    assert await source.token() == "first"
+    (tmp_path / "token").write_text("second")
+    assert await source.token() == "second"
+    (tmp_path / "token").unlink()
+
+    with pytest.raises(TokenError, match=r"oauth_token_file=.*token can't be read"):
+        await source.token()
+    with pytest.raises(AccessError, match=r"oauth_token_file=.*token can't be read"):
+        check_files(access)
+
+
+class WrongExtensions(ProviderObject):
+    def extensions(self) -> dict[str, str]:
+        return {"pool": "a\x01auth=Bearer b"}
+
+
+async def test_an_extension_that_would_change_the_message_is_an_error() -> None:
+    source = tokens(_own("WrongExtensions"))
+    await source.token()
+
+    with pytest.raises(TokenError, match="the SASL extension pool needs a value of printable ASCII"):
+        source.extensions()
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -309,7 +377,10 @@ def test_a_provider_that_is_not_there_is_an_error_before_anything_connects(name:
         tokens(Access(oauth_token_provider=name))
 
 
-def _own(name: str) -> Access:
+def _own(name: str, **more: str) -> Access:
     return Access(
-        security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", oauth_token_provider=f"{HERE}:{name}"
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        oauth_token_provider=f"{HERE}:{name}",
+        **more,
     )
