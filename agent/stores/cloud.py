@@ -13,11 +13,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, assert_never
 
 import anyio
@@ -28,6 +30,7 @@ from obstore.store import AzureStore, GCSStore
 
 from lakewarden.agent.stores import port
 from lakewarden.agent.stores.locations import Location, LocationError, scheme_of
+from lakewarden.events.access.google import google_provider
 from lakewarden.handlers.lease import conditional
 from lakewarden.handlers.lease.store_answers import (
     Answer,
@@ -62,6 +65,8 @@ class _Cloud:
     version_form: re.Pattern[str]
     seconds_between_writes: float
     """Google accepts about one write a second to one object."""
+    files: tuple[str, ...]
+    """Variables that name a file of credentials."""
     credentials: str
     """What to set where credentials are missing, for error messages."""
 
@@ -72,6 +77,7 @@ _GOOGLE: Final = _Cloud(
     version="version",
     version_form=re.compile(r"\d{1,20}"),
     seconds_between_writes=1.1,
+    files=("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
     credentials="GOOGLE_APPLICATION_CREDENTIALS, or run with a service account",
 )
 _AZURE: Final = _Cloud(
@@ -80,6 +86,7 @@ _AZURE: Final = _Cloud(
     version="e_tag",
     version_form=re.compile(r'"?0x[0-9A-Fa-f]{1,32}"?'),
     seconds_between_writes=0.0,
+    files=("AZURE_FEDERATED_TOKEN_FILE",),
     credentials="AZURE_STORAGE_ACCOUNT_NAME and a key (AZURE_STORAGE_ACCOUNT_KEY), or run with a managed or workload identity",
 )
 _CLOUDS: Final = {"gs": _GOOGLE, "az": _AZURE, "abfs": _AZURE}
@@ -104,8 +111,9 @@ class CloudStore(port.LocatingStore[str]):
         try:
             self._client = self._connect()
         except BaseError as error:
-            message = shorten(error_text(error))
-            raise ValueError(f"{message}; set {self._cloud.credentials}") from error
+            files = self._files()
+            other = f", or unset {' and '.join(files)}" if files else ""
+            raise ValueError(f"{shorten(error_text(error))}; {self._hint()}{other}") from error
         try:
             yield self
         finally:
@@ -134,6 +142,20 @@ class CloudStore(port.LocatingStore[str]):
             "connect_timeout": timedelta(seconds=self._timeout / 2),
         }
         return cloud_client(self._scheme, self._authority, endpoint, options)
+
+    def _connected_again(self) -> _Client | None:
+        """A client that has read the files of the credentials again, or the one that there is."""
+        with suppress(BaseError, ValueError):
+            return self._connect()
+        return self._client
+
+    def _hint(self) -> str:
+        files = [f"{name}={path}" for name, path in self._files().items()]
+        return f"check {' and '.join(files)}" if files else f"set {self._cloud.credentials}"
+
+    def _files(self) -> dict[str, str]:
+        """The files of credentials that the environment names."""
+        return {name: os.environ[name] for name in self._cloud.files if os.environ.get(name)}
 
     async def _request(self, request: Callable[[_Client], Awaitable[Answer]]) -> Answer:
         if self._client is None:
@@ -181,8 +203,10 @@ class CloudStore(port.LocatingStore[str]):
 
     def _answer_from_error(self, error: Exception) -> Answer:
         answer = obstore_answer(error)
+        if answer.rejects_credentials:
+            self._client = self._connected_again()
         if answer.fault == "no credentials":
-            return replace(answer, message=f"no credentials; set {self._cloud.credentials}: {answer.message}")
+            return replace(answer, message=f"no credentials; {self._hint()}: {answer.message}")
         if answer.fault == "not sent":
             hint = (
                 "the request was not sent; if the endpoint has no TLS, set it in the agent's settings "
@@ -209,7 +233,13 @@ def cloud_client(scheme: str, authority: str, endpoint: str | None, options: Cli
     endpoint = None if endpoint is None else require_endpoint(endpoint)
     if scheme == "gs":
         google: GCSConfig = {"base_url": endpoint} if endpoint else {}
-        return GCSStore(authority, config=google, client_options=options, retry_config=once)
+        connect = partial(GCSStore, authority, config=google, client_options=options, retry_config=once)
+        try:
+            return connect()
+        except BaseError as error:
+            if (provider := google_provider(error_text(error))) is None:
+                raise
+            return connect(credential_provider=provider)
     # An emulator is used as an ordinary endpoint: `use_emulator` would allow HTTP for every endpoint.
     config: Any = {"use_emulator": False, **({"endpoint": endpoint} if endpoint else {})}
     return AzureStore.from_url(

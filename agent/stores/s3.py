@@ -26,6 +26,7 @@ import aiohttp
 import anyio
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.config import AioConfig
+from aiobotocore.credentials import AioCredentials
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from aiohttp import (
@@ -133,6 +134,7 @@ class S3Store(port.LocatingStore[Location]):
         self._timeout = port.require_timeout(request_timeout_seconds)
         self._stack: AsyncExitStack | None = None
         self._client: Any = None
+        self._credentials: Any = None
         self._opening = anyio.Lock()
 
     @asynccontextmanager
@@ -171,7 +173,16 @@ class S3Store(port.LocatingStore[Location]):
             failure = await self._within_timeout(lambda: self._open_client(stack), "credentials")
             if failure is not None:
                 return failure
-        return await self._within_timeout(lambda: request(self._client), "answer")
+        answer = await self._within_timeout(lambda: request(self._client), "answer")
+        if answer.rejects_credentials:
+            await self._within_timeout(self._read_credentials_again, "credentials")
+        return answer
+
+    async def _read_credentials_again(self) -> None:
+        """botocore renews what expires by itself, and reads a file of plain credentials once."""
+        found, used = await AioSession().get_credentials(), self._credentials
+        if type(found) is AioCredentials and type(used) is AioCredentials:
+            used.access_key, used.secret_key, used.token = found.access_key, found.secret_key, found.token
 
     async def _within_timeout(self, work: Callable[[], Awaitable[T]], awaited: str) -> T | Answer:
         """Return what `work` returns, or an `Answer` that says why there is none."""
@@ -197,7 +208,8 @@ class S3Store(port.LocatingStore[Location]):
         # A new session for each try, because a session caches that it found no credentials.
         session = AioSession()
         try:
-            if await session.get_credentials() is None:
+            self._credentials = await session.get_credentials()
+            if self._credentials is None:
                 return _not_sent(NO_CREDENTIALS)
             region = aws_region(session)
             making = session.create_client(

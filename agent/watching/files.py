@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import anyio
@@ -26,7 +26,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.cloud import cloud_client, require_endpoint
 from lakewarden.agent.stores.locations import DEFAULT_REGION, aws_region, parse_location, s3_endpoint
 from lakewarden.events import object_uri
-from lakewarden.handlers.lease.store_answers import error_text, shorten, shows_no_object
+from lakewarden.handlers.lease.store_answers import error_text, obstore_answer, shorten, shows_no_object
 from lakewarden.handlers.observations import File
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class AbsentFileError(UnreadableTableError):
 
 class TableFiles:
     """The files below one table. Paths are relative to the table's root."""
+
+    connect: Callable[[], _Store] | None = None
+    """Makes another client, which reads the files of the credentials again."""
 
     def __init__(self, store: _Store, root: str, timeout: float, *, seeks: bool = False) -> None:
         self._store, self._root, self._timeout = store, root, timeout
@@ -165,6 +168,9 @@ class TableFiles:
             NotImplementedError,
             ValueError,
         ) as error:  # a path that no store can have
+            if self.connect is not None and obstore_answer(error).rejects_credentials:
+                with suppress(BaseError, ValueError):
+                    self._store = self.connect()
             raise UnreadableTableError(_why(error)) from error
 
 
@@ -198,7 +204,10 @@ class Buckets:
         except (BaseError, ValueError) as error:
             raise UnreadableTableError(_why(error)) from error
         seeks = location.scheme in ("s3", "gs")
-        return TableFiles(store, location.key + "/", TIMEOUT_SECONDS, seeks=seeks)
+        files = TableFiles(store, location.key + "/", TIMEOUT_SECONDS, seeks=seeks)
+        if not access:
+            files.connect = partial(self._connect, location.scheme, location.authority)
+        return files
 
     def _connect(self, scheme: str, authority: str) -> _Store:
         settings = self._settings
@@ -215,6 +224,7 @@ class Buckets:
 
     def _s3(self, bucket: str) -> S3Store:
         # Imported here because it takes half a second, which tables elsewhere don't need.
+        from aiobotocore.credentials import AioCredentials
         from aiobotocore.session import AioSession
 
         from lakewarden.agent.stores.s3 import NO_CREDENTIALS, S3Options
@@ -225,8 +235,11 @@ class Buckets:
         path_style = bool(endpoint) if given.path_style is None else given.path_style
 
         async def credentials() -> S3Credential:
+            nonlocal session
             with aws_configured():
                 found = await session.get_credentials()
+                if found is None or type(found) is AioCredentials:
+                    session = AioSession()  # their file is read again the next time
                 if found is None:
                     raise UnreadableTableError(NO_CREDENTIALS)
                 frozen = await found.get_frozen_credentials()

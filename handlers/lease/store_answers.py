@@ -58,6 +58,8 @@ _FORBIDDEN: Final = (
 _CONFLICTS: Final = ("OperationAborted", "ConditionalRequestConflict")
 _TROUBLES: Final = ("InternalError", "OperationTimedOut", "ServiceUnavailable")
 
+_REJECTED_CREDENTIALS: Final = ("ExpiredToken", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+
 _STATUS_ERROR: Final = re.compile(
     r"(?P<before>.*)Error performing (?:GET|PUT|POST|DELETE|HEAD) \S+ in \S+ - "
     r"Server returned non-2xx status code: (?P<status>\d{3})[^:]*: (?P<body>.*)",
@@ -66,6 +68,7 @@ _STATUS_ERROR: Final = re.compile(
 _GENERIC: Final = re.compile(r"Generic \w+ error: ")
 _NO_CREDENTIALS: Final = re.compile(
     r"Generic \w+ error: .{0,40}(token re(quest|sponse)|federated token|token file|az account|azure cli)"
+    r"|The operation lacked .{0,60} External \w+ credential provider"
 )
 _REQUEST: Final = re.compile(r"Error performing (GET|PUT|POST|DELETE|HEAD) (\S+) in ")
 _UNSENDABLE: Final = "HTTP error: builder error"
@@ -98,6 +101,11 @@ class Answer:
     """`Content-Encoding`. If set, the body is not the object's bytes."""
     fault: Literal["not sent", "no credentials", "no answer", "not the store", "too long"] | None = None
     """Why there is no usable answer of the store. *Not the store*: something in front of it answered, such as a proxy."""
+
+    @property
+    def rejects_credentials(self) -> bool:
+        """Whether other credentials may help: their files are read again for the next request."""
+        return self.fault == "no credentials" or self.status == 401 or self.code in _REJECTED_CREDENTIALS
 
     @property
     def summary(self) -> str:

@@ -13,6 +13,8 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from socket import AF_INET, AddressFamily
 from typing import Any
@@ -439,6 +441,68 @@ async def test_building_the_client_may_take_longer_than_the_request_timeout(
         answers = [await store.write(URI, b"body", IfAbsent()) for _ in range(2)]
 
     assert Won(ETAG) in answers
+
+
+def write_keys(home: Path, key: str) -> None:
+    (home / "credentials").write_text(
+        f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\naws_session_token = of-{key}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "code", ["ExpiredToken", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"]
+)
+async def test_a_credentials_file_that_another_program_renews_is_read_again_after_a_refusal(
+    code: str, home: Path
+) -> None:
+    write_keys(home, "first")
+    refusal = Reply(403, body=f"<Error><Code>{code}</Code></Error>".encode())
+    async with faulty_server([WON, refusal, refusal, WON]) as server, store_at(server.endpoint) as store:
+        assert isinstance(await store.write(URI, b"body", IfAbsent()), Won)
+        require_refusal(await store.write(URI, b"body", IfAbsent()), code)
+        write_keys(home, "second")
+        require_refusal(await store.write(URI, b"body", IfAbsent()), code)
+        assert isinstance(await store.write(URI, b"body", IfAbsent()), Won)
+
+    credentials = [each.headers["authorization"].partition("Credential=")[2] for each in server.received]
+    assert [each.partition("/")[0] for each in credentials] == ["first", "first", "first", "second"]
+    assert server.received[-1].headers["x-amz-security-token"] == "of-second"
+
+
+async def test_a_watcher_reads_a_credentials_file_again(home: Path) -> None:
+    """obstore asks for credentials again each minute."""
+    found = []
+    write_keys(home, "first")
+    store: Any = Buckets(Settings(s3_endpoint="http://127.0.0.1:1")).table("s3://bucket/t")._store
+    for key in ("first", "second"):
+        write_keys(home, key)
+        found.append(await store.credential_provider())
+
+    assert [each["access_key_id"] for each in found] == ["first", "second"]
+
+
+async def test_a_web_identity_token_that_rotates_is_read_for_the_next_session(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session ends soon, so botocore asks for another one before each request."""
+    ends = datetime.now(UTC) + timedelta(seconds=100)
+    assumed = ASSUMED.body.replace(b"AssumeRoleRes", b"AssumeRoleWithWebIdentityRes")
+    reply = replace(ASSUMED, body=assumed.replace(b"2099-01-01T00:00:00Z", ends.isoformat().encode()))
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(home / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/locks")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    async with (
+        faulty_server([reply]) as sts,
+        faulty_server([WON]) as server,
+        store_at(server.endpoint) as store,
+    ):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.endpoint)
+        for token in ("first", "second"):
+            (home / "token").write_text(token)
+            assert isinstance(await store.write(URI, b"body", IfAbsent()), Won)
+
+    tokens = [parse_qs(each.body.decode())["WebIdentityToken"] for each in sts.received]
+    assert (tokens[0], tokens[-1]) == (["first"], ["second"])
 
 
 async def test_missing_credentials_are_refused_until_they_exist(home: Path) -> None:

@@ -1,0 +1,41 @@
+"""Credentials of Google that obstore can't use itself, through google-auth: workload identity federation and impersonation.
+
+obstore uses the key of a service account, gcloud's own login, and the metadata service. If the file that
+`GOOGLE_APPLICATION_CREDENTIALS` names (or gcloud's) is of another type, obstore's error names the type. google-auth exchanges
+tokens by such a file, and reads again what the file refers to whenever it needs a new one.
+"""
+
+import re
+from typing import Any
+
+SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
+_UNKNOWN_TYPE = re.compile(r"unknown variant `(\w+)`")
+
+
+class GoogleCredentialsError(ValueError):
+    """The credentials can't be used. The message says what is missing, and what works instead."""
+
+
+def google_provider(refusal: str) -> Any:
+    """The provider for obstore after this refusal of its own, or None if the refusal is not about the type of the credentials."""
+    found = _UNKNOWN_TYPE.search(refusal)
+    if found is None:
+        return None
+    kind = f"the Google credentials are of type {found[1]}"
+    try:
+        import google.auth
+        from google.auth.credentials import with_scopes_if_required
+        from google.auth.exceptions import GoogleAuthError
+        from obstore.auth.google import GoogleCredentialProvider
+    except ImportError as error:
+        raise GoogleCredentialsError(
+            f"{kind}, which needs the packages google-auth and requests (the extra google): {error}; without them, the key of a "
+            "service account, gcloud's login and the metadata service (GKE's workload identity) work"
+        ) from None
+    try:
+        # With scopes, it would ask Google for the project's id first, on this thread and for up to two minutes.
+        credentials, _ = google.auth.default()
+        scoped: Any = with_scopes_if_required(credentials, SCOPES)  # type: ignore[no-untyped-call, unused-ignore]
+        return GoogleCredentialProvider(scoped)
+    except (GoogleAuthError, ValueError, ImportError) as error:
+        raise GoogleCredentialsError(f"{kind}, and google-auth can't use them: {error}") from error
