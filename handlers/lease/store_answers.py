@@ -72,9 +72,14 @@ _NO_CREDENTIALS: Final = re.compile(
 )
 _REQUEST: Final = re.compile(r"Error performing (GET|PUT|POST|DELETE|HEAD) (\S+) in ")
 _UNSENDABLE: Final = "HTTP error: builder error"
-_S3_CODES: Final = {"BlobAlreadyExists": "PreconditionFailed", "ServerBusy": "SlowDown"}
-"""Azure's codes, as the S3 codes of the table. `BlobAlreadyExists` comes with 409, but unlike other 409s it means that the
-condition of if-absent did not hold."""
+_S3_CODES: Final = {
+    "BlobAlreadyExists": "PreconditionFailed",
+    "ServerBusy": "SlowDown",
+    "notFound": "NoSuchKey",
+}
+"""Codes of Azure, and of Google's JSON, as the S3 codes of the table. `BlobAlreadyExists` comes with 409, but unlike other 409s
+it means that the condition of if-absent did not hold."""
+_JSON_CODE: Final = re.compile(r'\s*{"error":.*"reason":\s*"(\w+)"', re.DOTALL)
 _CODE: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
@@ -371,7 +376,7 @@ def obstore_answer(error: BaseException) -> Answer:
     if found is None or (is_generic and not _GENERIC.fullmatch(found["before"])):
         return Answer(fault="no answer", message=f"{type(error).__name__}: {text}")
     status, body = int(found["status"]), found["body"]
-    code, message = _CODE.search(body), _MESSAGE.search(body)
+    code, message = _CODE.search(body) or _JSON_CODE.match(body), _MESSAGE.search(body)
     text = message[1] if message else body
     if code is None:
         # All clouds send a code with a 404. Without one, the 404 comes from a proxy.
