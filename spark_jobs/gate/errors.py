@@ -204,6 +204,16 @@ def conflict_found(text: str, facts: str, winner: Winner | None) -> BaseChanged:
     return base_changed(f"the batch conflicts with {cause}: {text}", facts, winner)
 
 
+def committed_meanwhile(facts: str, winner: Winner | None = None) -> BaseChanged:
+    """Return the error for a writer of which the table has a commit that its batch's look-up didn't find."""
+    return base_changed(
+        "another commit of this writer came after its batch was looked up: a request of an earlier process was carried out late, "
+        "or the writer runs twice",
+        facts,
+        winner,
+    )
+
+
 class CommitReplaced(GateError):
     """Another commit replaced a snapshot of this writer, and its batch can't be restored.
 

@@ -36,7 +36,13 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import Winner, of_iceberg, winner_of
-from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, base_changed, conflict_found
+from lakewarden.spark_jobs.gate.errors import (
+    BaseChanged,
+    GateError,
+    base_changed,
+    committed_meanwhile,
+    conflict_found,
+)
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGED_TABLE
 from lakewarden.spark_jobs.sinks.iceberg.table import (
@@ -197,11 +203,8 @@ class StagedTable:
                 raise self._base_changed(reason, self._newest_by_another(base))
             last = self._last_commit(base)
             if last != self._last:
-                raise self._base_changed(
-                    f"another commit of the writer {self._writer} came after this batch was looked up: the catalog carried out "
-                    "a request of an earlier attempt late, or the writer runs twice",
-                    None if last is None else Winner(f"snapshot {last.snapshot}", last.transaction),
-                )
+                won = None if last is None else Winner(f"snapshot {last.snapshot}", last.transaction)
+                raise committed_meanwhile(f"table={self._table.name()} writer={self._writer}", won)
 
         operations.check = check
         for _ in range(MAX_TRIES):

@@ -57,7 +57,13 @@ from lakewarden.handlers.paimon.publish import (
     step,
     traced,
 )
-from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, base_changed, conflict_found
+from lakewarden.spark_jobs.gate.errors import (
+    BaseChanged,
+    GateError,
+    base_changed,
+    committed_meanwhile,
+    conflict_found,
+)
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.paimon import history
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
@@ -147,7 +153,7 @@ class FencedCommit:
         where = f"table={self._table.table_path} writer={self._name.user} snapshot={number}"
         committed = history.property_of(self.store, number, self._name)
         if committed is None:
-            raise CommitRefused(_committed_by_another(where))
+            raise CommitRefused(committed_meanwhile(where))
         snapshot.properties = {**(snapshot.properties or {}), history.COMMITTED: committed}
         unanswered_before, self.unanswered = self.unanswered, True
         state: State = PutSnapshot()
@@ -256,14 +262,6 @@ class FencedCommit:
         seen = self.store.read(HINT)
         if seen is None or not seen.body.strip().isdigit() or int(seen.body) < number:
             self.store.replace(HINT, str(number).encode(), seen)
-
-
-def _committed_by_another(where: str) -> BaseChanged:
-    return base_changed(
-        "another commit of this writer has this batch, and came after it was looked up: the store carried out a request of an "
-        "earlier process late, or the writer runs twice",
-        where,
-    )
 
 
 def _name_of(number: int) -> str:
@@ -391,7 +389,7 @@ def publish(
     finally:
         committer.close()
     if published is None:
-        nothing = _committed_by_another(f"table={table.table_path} writer={name.user}")
+        nothing = committed_meanwhile(f"table={table.table_path} writer={name.user}")
         raise fenced.in_doubt(nothing) if fenced.unanswered else NothingPublished(nothing)
     return published
 

@@ -438,9 +438,9 @@ def test_a_snapshot_that_is_replaced_during_the_publish_is_committed_again_at_on
             monkeypatch.setattr(kind, "replace", hint)
             foreign = flights.store.read("snapshot-2")
             assert foreign is not None
-            replaced = foreign.body.replace(b'"commitUser": "a"', b'"commitUser": "java"')
+            replaced = json.loads(foreign.body) | {"commitUser": "java", "properties": None}
             flights.store.remove("snapshot-2")
-            flights.store.put_if_absent("snapshot-2", replaced)
+            flights.store.put_if_absent("snapshot-2", json.dumps(replaced).encode())
         hint(store, name, body, seen)
 
     monkeypatch.setattr(kind, "replace", java_copies)
