@@ -39,6 +39,9 @@ from lakewarden.spark_jobs.sinks.hudi.options import SQL_EXTRA_METADATA
 MAX_LISTED = 100
 """Commits in which the writers of a table are looked for: more than the active timeline has by default."""
 
+MAX_BESIDE = 5
+"""Commits among which one is looked for that was completed during another."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompletedInstant:
@@ -119,11 +122,14 @@ class HudiFiles:
         )
         return find_batch(batches, batch_id, f"table={self.uri} writer={writer}")
 
+    def repeated(self, writer: str, batch_id: int | None, instant: str) -> list[str]:
+        """Return the other instants among the newest commits in which `writer` committed the batch."""
+        alike = [each for each in self._newest(MAX_BESIDE) if (each.writer, each.batch) == (writer, batch_id)]
+        return [each.instant for each in alike if batch_id is not None and each.instant != instant]
+
     def writers(self) -> list[str]:
         """Return the writers of the newest commits, the last one last."""
-        table = self._table()
-        newest = () if table is None else itertools.islice(self._newest_first(table), MAX_LISTED)
-        return list(dict.fromkeys(commit.writer for commit in newest))[::-1]
+        return list(dict.fromkeys(each.writer for each in self._newest(MAX_LISTED)))[::-1]
 
     def markers(self, instant: str, known_files: dict[str, int]) -> list[Marker]:
         """Return what the pending instant is known to touch.
@@ -211,6 +217,10 @@ class HudiFiles:
         return [
             (each, file) for each in found if each.writes and (file := each.file("completed")) is not None
         ]
+
+    def _newest(self, number: int) -> list[CompletedInstant]:
+        table = self._table()
+        return [] if table is None else list(itertools.islice(self._newest_first(table), number))
 
     def _newest_first(self, table: HudiTable) -> Iterator[CompletedInstant]:
         completed = self._completed(table)

@@ -33,6 +33,8 @@ Rules:
    as completed. What Hudi takes for dead is rolled back during the wait.
 8. *The instant is still there.* A restore to a savepoint rolls pending instants back, and a table that was dropped and created
    again has other ones. Hudi itself would complete the instant. So the write looks for it under the grant.
+9. *Late instants.* A store may carry out the commit of a dead driver after its batch was looked up. So the batch is looked up
+   again when the lock of the commit is acquired. A completed instant has no condition: one that comes even later is logged.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker
@@ -51,6 +54,7 @@ from lakewarden.spark_jobs.gate.errors import (
     GateError,
     UnsupportedSpark,
     base_changed,
+    committed_meanwhile,
     conflict_found,
 )
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
@@ -168,6 +172,7 @@ class HudiWrite:
             case "commit":
                 return self._begin_commit()
             case "locked":
+                self._require_new()
                 self._locked = True
             case "committed":
                 self._end_commit()
@@ -205,12 +210,28 @@ class HudiWrite:
                 self._facts(),
             )
 
+    def _require_new(self) -> None:
+        """Raise `BaseChanged` if the timeline has the batch: the user's lock may have come long after the grant (rule 9)."""
+        txn = self._txn
+        if txn.batch_id is not None and self._files.committed(txn.writer, txn.batch_id) is not None:
+            raise committed_meanwhile(self._facts())
+
     def _end_commit(self) -> None:
         self._ended = True
         self._lease.stop()
         assert self._grant is not None, "the commit section begins with a grant"
         if self.instant is not None and self._files.is_committed(self.instant):
             self._grant.published(self.instant)
+            self._report_repeated(self.instant)
+
+    def _report_repeated(self, instant: str) -> None:
+        """Log it if another instant of this writer has the batch, too (rule 9). The commit is done, whatever fails here."""
+        txn, others = self._txn, list[str]()
+        with suppress(Exception):
+            others = self._files.repeated(txn.writer, txn.batch_id, instant)
+        if others:
+            detail = "a late commit of an earlier process came during this one: delete the rows of one, by _hoodie_commit_time"
+            log.error("hudi.batch-twice", **self._names(), batch=txn.batch_id, others=others, detail=detail)
 
     def _report_lease(self) -> None:
         """Pass the seconds that the commit may still take to the JVM. If there are none, end it, and raise."""

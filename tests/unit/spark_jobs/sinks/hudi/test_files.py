@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -15,7 +16,9 @@ import pytest
 
 from lakewarden.events import Marker
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
+from lakewarden.spark_jobs import BaseChanged
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
+from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from tests.recorded_hudi import recorded
 
 PROPERTIES = "hoodie.table.name=trips\nhoodie.table.version=9\nhoodie.timeline.layout.version=2\n"
@@ -109,6 +112,54 @@ def test_a_batch_is_the_instant_that_has_its_writer_and_number(hudi: Table) -> N
     assert hudi.files.committed("w", 2) is None
     assert hudi.files.committed("other", 5) == f"{20:017d}"
     assert hudi.files.committed("absent", 0) is None
+
+
+def test_the_writers_and_a_batch_that_is_there_twice_are_found_among_the_newest_commits(hudi: Table) -> None:
+    hudi.commit(10, "w", 0)
+    hudi.commit(20, "w", 1, completion=60)
+    hudi.commit(30, "other", 1)
+    hudi.commit(40, "w", 1)
+    hudi.commit(50, "w", None)
+    hudi.commit(5, "w", 1)
+
+    assert hudi.files.repeated("w", 1, f"{40:017d}") == [f"{20:017d}"], "the newest five"
+    assert hudi.files.repeated("w", 0, f"{10:017d}") == []
+    assert hudi.files.repeated("other", 1, f"{30:017d}") == []
+    assert hudi.files.writers() == ["other", "w"]
+
+
+def test_a_batch_that_is_committed_while_the_commit_waits_for_the_users_lock_is_refused(hudi: Table) -> None:
+    write: Any = HudiWrite.__new__(HudiWrite)
+    write._files, write._locked, write.instant = hudi.files, False, f"{20:017d}"
+    write._txn = SimpleNamespace(writer="w", batch_id=1, table="trips", id="t")
+    hudi.commit(5, "w", 0)
+    write.answer("locked", "")
+    assert write._locked
+
+    write._locked = False
+    hudi.commit(10, "w", 1)
+    with pytest.raises(
+        BaseChanged, match=r"another commit of this writer came after its batch.*instant=0+20"
+    ):
+        write.answer("locked", "")
+    assert not write._locked
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_batch_that_is_there_twice_is_reported_behind_its_commit(
+    hudi: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, readable: bool
+) -> None:
+    write: Any = HudiWrite.__new__(HudiWrite)
+    write._files, write.instant = hudi.files, f"{20:017d}"
+    write._txn = SimpleNamespace(writer="w", batch_id=1, table="trips", id="t")
+    hudi.commit(10, "w", 1)
+    hudi.commit(20, "w", 1)
+    if not readable:
+        monkeypatch.delattr(HudiFiles, "repeated")
+
+    write._report_repeated(write.instant)
+
+    assert ("hudi.batch-twice" in caplog.text) == readable
 
 
 def test_of_commits_that_left_the_timeline_nothing_is_kept(hudi: Table) -> None:
