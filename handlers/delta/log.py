@@ -33,6 +33,9 @@ READER_VERSIONS: Final = (1, 2, 3)
 UNREADABLE_FEATURES: Final = frozenset({"catalogManaged", "catalogOwned", "catalogOwned-preview"})
 """Features of tables whose newest commits are kept by a catalog, and appear in `_delta_log` later or never."""
 
+MAX_ACTIONS: Final = 500_000
+"""Actions of one commit. A file of 64 MB has 300,000, if its paths are short."""
+
 _VERSIONED = re.compile(r"(\d{20})\.(?:json|checkpoint(?:\..+)?\.(?:parquet|json))")
 
 
@@ -141,17 +144,21 @@ def read_checksum(body: bytes) -> PartitionLayout | None:
 
 
 def actions_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
-    """Return the actions of a commit. Raises `UnreadableCommit`."""
+    """Return the actions of a commit, without the statistics of files. Raises `UnreadableCommit`."""
+    actions: list[tuple[str, dict[str, Any]]] = []
     with observations.reading("the commit"):
-        found = [json_of(line) for line in body.splitlines() if line.strip()]
-        if not all(isinstance(each, dict) for each in found):
-            raise observations.UnreadableCommit("a line is not an action")
-        actions = [
-            (kind, action if isinstance(action, dict) else {})
-            for each in found
-            for kind, action in each.items()
-            if action is not None
-        ]
+        for line in body.splitlines():
+            found = json_of(line) if line.strip() else {}
+            if not isinstance(found, dict):
+                raise observations.UnreadableCommit("a line is not an action")
+            for kind, action in found.items():
+                if isinstance(action, dict):
+                    action.pop("stats", None)
+                    action.pop("tags", None)
+                if action is not None:
+                    actions.append((kind, action if isinstance(action, dict) else {}))
+            if len(actions) > MAX_ACTIONS:
+                raise observations.UnreadableCommit(f"it has more than {MAX_ACTIONS:,} actions")
     if not actions:
         raise observations.UnreadableCommit("the commit has no action")
     return actions

@@ -64,6 +64,10 @@ an observed rollback ends the transaction
     observe hudi:a; touch hudi:a p/f; abandon hudi:a → hudi:a is aborted
     intent A; touch A p/f → no abort
 
+a commit that can't be read stops the rewrites of the whole table, and no append
+    intent A; intent B; touch A p/f:append; touch B q/g:merge → no abort
+    observe delta:7 deleted-file; land delta:7 */*:delete → aborted B conflict
+
 a watcher and the gate report one transaction
     # The gate announces its instant before the watcher reports it. The sink must not lose to itself.
     intent A; beat A instant=a; touch A p/f; observe hudi:a; touch hudi:a p/f
