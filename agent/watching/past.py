@@ -68,9 +68,11 @@ MAX_UNREAD = 100
 """Commits that can't be read before reading ends."""
 CONFIRMING = 50
 """Commits in a row from before the period that end it, if files don't (rule 3)."""
-AT_ONCE = 128
-"""Commits of Delta that are read at the same time: each is one small file."""
-AT_ONCE_WITH_MANIFESTS = 16
+AT_ONCE = 256
+"""Commits of Delta and Hudi that are read at the same time: each is one small file."""
+AT_ONCE_WITH_MANIFESTS = 32
+LISTED_AHEAD = 2_000
+"""Files that are listed while those before them are read."""
 MAX_BYTES_AT_ONCE = 32 * 1024 * 1024
 DEAD_SECONDS = 600.0
 """A pending instant of Hudi without a sign of life for so long has failed: its heartbeat's interval is a minute by default."""
@@ -479,20 +481,24 @@ async def _hudi(files: TableFiles, reading: _Reading) -> None:
     ends = [clock.ended(each) for each in completed]
     places = {each.time: at for at, each in enumerate(completed)}
 
-    async def read(instant: Instant) -> Found:
-        body, began = await files.read(_completed_path(table, instant)), clock.began(instant.time)
+    of_file = {table.timeline + each.files[-1].name: each for each in completed}
+
+    async def read(file: File) -> Found:
+        instant = of_file[file.path]
+        body, began = await files.read(file.path), clock.began(instant.time)
         commit = past_commit(instant, read_metadata(body), began, clock.ended(instant))
         if not clock.by_names:
             return replace(commit, is_known=clock.has_ends and began is not None), []
         seen = bisect_right(ends, began or 0.0) - 1
         return replace(commit, number=places[instant.time], base=seen), []
 
-    async def use(instant: Instant, result: Found | Exception) -> bool:
+    async def use(file: File, result: Found | Exception) -> bool:
         if isinstance(result, Exception):
-            return reading.fail(f"instant {instant.time}", result)
+            return reading.fail(f"instant {of_file[file.path].time}", result)
         return reading.add(result)
 
-    is_whole = await _in_order(completed[::-1], read, use, AT_ONCE_WITH_MANIFESTS)
+    newest_first = (listed[each.files[-1].name] for each in reversed(completed))
+    is_whole = await _in_order(newest_first, read, use, AT_ONCE)
     async for page in files.pages(table.archive):
         if is_whole and page:
             reading.lacks(
@@ -704,6 +710,7 @@ async def _in_order(
 
     What can't be read is passed as its error. Of files with a known size, `MAX_BYTES_AT_ONCE` are read at the same time.
     """
+    ahead, listed = anyio.create_memory_object_stream[_Item](LISTED_AHEAD)
     waiting, results = anyio.create_memory_object_stream[_Slot](at_once)
     free, used_up = anyio.Condition(), 0
 
@@ -714,10 +721,15 @@ async def _in_order(
             slot.result = error
         slot.ready.set()
 
+    async def look_ahead() -> None:
+        async with ahead:
+            async for item in _each(items):
+                await ahead.send(item)
+
     async def feed() -> None:
         nonlocal used_up
-        async with waiting:
-            async for item in _each(items):
+        async with waiting, listed:
+            async for item in listed:
                 slot = _Slot(item, item.size if isinstance(item, File) else 0)
                 async with free:
                     while used_up and used_up + slot.size > MAX_BYTES_AT_ONCE:
@@ -727,6 +739,7 @@ async def _in_order(
                 tasks.start_soon(fill, slot)
 
     async with results, anyio.create_task_group() as tasks:
+        tasks.start_soon(look_ahead)
         tasks.start_soon(feed)
         async for slot in results:
             await slot.ready.wait()

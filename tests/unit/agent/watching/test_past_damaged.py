@@ -118,6 +118,7 @@ def out_of_reach(files: Files, form: str, number: int) -> None:
         names = commits_of(files, form)
         path = names[number % len(names)]
         elsewhere = (b"s3://other/part-", b"/part-", b"../part-")[number % 3]
+        files.pop(f"part-{int(path[-25:-5])}.parquet", None)
         files[path] = files[path][0].replace(b'"part-', b'"' + elsewhere), files[path][1]
     elif form == "iceberg":
         fields = json.loads(files["metadata/v1.metadata.json"][0])
