@@ -78,7 +78,7 @@ def misdate(files: Files, form: str, number: int) -> None:
         return
     parts = files[path][0].split(field)
     at = 1 + number % (len(parts) - 1)
-    digits = len(parts[at]) - len(parts[at].lstrip(b"0123456789"))
+    digits = len(parts[at]) - len(parts[at].lstrip(b"-0123456789"))
     time = int(parts[at][:digits])
     wrong = (time - 90 * 86_400_000, time * 1000, 0, time + 3 * 86_400_000)[number % 4]
     parts[at] = str(wrong).encode() + parts[at][digits:]
