@@ -255,8 +255,17 @@ LATE = ["before", "looked up", "staged", "looked up under the grant", "last chec
 APPENDS = ["paimon-append", "paimon-sums", "parquet", *(f"{name}-append" for name in ("delta", "iceberg"))]
 """The sinks whose rows show it if a batch is there twice."""
 
+ALWAYS_LATE = {"paimon-append", "iceberg-append"}
+"""One sink that publishes itself, and one whose catalog does. Delta's own check is that of a foreign commit."""
+
 CASES_OF_LATE = [
-    pytest.param(sink, marks=() if sink in APPENDS else pytest.mark.matrix)
+    pytest.param(
+        sink,
+        marks=[
+            *[pytest.mark.wide] * (sink in APPENDS and sink not in ALWAYS_LATE),
+            *[pytest.mark.matrix] * (sink not in APPENDS),
+        ],
+    )
     for sink in (*SINKS, *(f"iceberg-append@{catalog}" for catalog in CATALOGS))
     if sink != "hudi"
 ]
