@@ -279,10 +279,10 @@ def _await_the_temporary_file(table: Path, until: float) -> None:
 
 
 class PendingWrite:
-    """The only commit of a table, made pending again: with its markers, and a heartbeat that counts for an hour."""
+    """The newest commit of a table, made pending again: with its markers, and a heartbeat that counts for an hour."""
 
     def __init__(self, folder: Path) -> None:
-        (self._completed,) = timeline_of(folder).glob("*.commit")
+        self._completed = max(timeline_of(folder).glob("*.commit"))
         self._content = self._completed.read_bytes()
         for file in (self._completed, self._completed.with_name(f".{self._completed.name}.crc")):
             file.unlink(missing_ok=True)
@@ -323,6 +323,48 @@ def test_a_dead_write_before_the_first_commit_is_rolled_back(
     assert read_by_hudi(spark, case) == ([1, 2] if overtaken else [1])
     assert [writer for writer, _, _ in case.commits()] == ["w"]
     assert case.orphans() == set()
+
+
+@pytest.mark.parametrize("step", ["recognise", "_require_new", "committed"])
+def test_a_commit_of_a_dead_driver_that_is_carried_out_late_is_found_or_logged(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    step: str,
+) -> None:
+    """It comes behind the first look, behind the look under the grant, or so late that Hudi has looked for conflicts."""
+    case = HudiCase(tmp_path / "hudi", spark)
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")
+    for batch_id, flight in enumerate((1, 2)):
+        write(batch_of(spark, flight), batch_id)
+    dead = PendingWrite(tmp_path / "hudi")
+    answer = HudiWrite.answer
+
+    def then_complete_it(function: Callable[..., Any], *arguments: Any) -> Any:
+        found = function(*arguments)
+        dead.complete()
+        return found
+
+    def complete_it_first(hudi: HudiWrite, event: str, section: str) -> str:
+        if event == "committed":
+            dead.complete()
+        return answer(hudi, event, section)
+
+    if step == "committed":
+        monkeypatch.setattr(HudiWrite, "answer", complete_it_first)
+    else:
+        once(monkeypatch, Transaction, step, then_complete_it)
+    write(batch_of(spark, 2), 1)
+
+    twice = step == "committed"
+    assert [batch for _, batch, _ in case.commits()] == ([0, 1, 1] if twice else [0, 1])
+    assert ("hudi.batch-twice" in caplog.text) == twice
+    if not twice:
+        assert case.flights() == [1, 2]
 
 
 def test_a_first_commit_waits_for_a_live_write_that_began_before(
