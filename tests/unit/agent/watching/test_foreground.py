@@ -9,6 +9,7 @@ import pytest
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from structlog.testing import capture_logs
 
+from lakewarden.agent.cli import app, options
 from lakewarden.agent.errors import KafkaRefusedError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import foreground
@@ -22,6 +23,17 @@ def event(name: str) -> WriterEventUnion:
     return TransactionAbandoned(
         event_id=name, table="s3://lake/trips", transaction="t", writer="w", at=datetime.now(UTC), reason="-"
     )
+
+
+def test_the_command_bounds_its_memory_before_it_reads_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(app, "limit_memory", lambda: called.append("limited"))
+    monkeypatch.setattr(app, "configure_logging", lambda _: None)
+    monkeypatch.setattr(options, "run", lambda _: called.append("runs"))
+
+    app.watch(tables=["s3://lake/trips"])
+
+    assert called == ["limited", "runs"]
 
 
 class Client:

@@ -48,12 +48,15 @@ class Kept:
     def __init__(self, files: Mapping[str, bytes], commit: re.Pattern[str]) -> None:
         self.files, self._commit = files, commit
         self.newest = 0
+        self.refused: str | None = None
 
     def _is_there(self, path: str) -> bool:
         match = self._commit.search(path)
         return match is None or int(match[1]) <= self.newest
 
     async def read(self, path: str) -> bytes:
+        if path == self.refused:
+            raise UnreadableTableError(f"{path} has more than 64 MB")
         if path not in self.files or not self._is_there(path):
             raise AbsentFileError(path)
         return self.files[path]
@@ -277,6 +280,31 @@ def test_a_changed_field_of_hudis_metadata_costs_itself(table: str, name: str) -
         assert is_same or found.unread or "another type" not in what, (what, found)
         texts += found.unread
     assert not [each for each in texts if INSIDES.search(each)]
+
+
+async def test_a_commit_that_the_store_refuses_for_a_minute_counts_as_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = TABLES["delta"]
+    kept = Kept(table.files, table.commit)
+    running = table.follower("file:///t", kept)
+    await running.look()
+    kept.newest, kept.refused = 3, f"_delta_log/{2:020d}.json"
+    first = await running.look()
+    with pytest.raises(UnreadableTableError):
+        await running.look()
+
+    monkeypatch.setattr(follower, "RECHECK_SECONDS", 0.0)
+    last = await running.look()
+
+    seen = [each for each in (*first.seen, *last.seen) if isinstance(each, ObservedCommit)]
+    assert [(each.version, each.markers == (EVERYTHING,)) for each in seen] == [
+        ("1", False),
+        ("2", True),
+        ("3", False),
+    ]
+    assert not first.complete
+    assert last.complete
 
 
 OPTIONAL = {
