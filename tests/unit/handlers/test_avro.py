@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 import zlib
 from decimal import Decimal
 from typing import Any
@@ -98,10 +97,8 @@ WITHOUT_BYTES: dict[str, tuple[Any, int, bytes]] = {
 def test_values_that_cost_no_bytes_are_counted_before_they_are_made(
     schema: Any, count: int, block: bytes
 ) -> None:
-    began = time.monotonic()
-    with pytest.raises(UnreadableCommit):
+    with pytest.raises(UnreadableCommit, match=r"values without bytes|contains itself"):
         read_avro(a_block("null", count, block, schema))
-    assert time.monotonic() - began < 30
 
 
 def test_a_decimal_of_a_megabyte_is_read_as_bytes_and_a_short_one_as_a_number() -> None:
@@ -115,18 +112,18 @@ def test_a_decimal_of_a_megabyte_is_read_as_bytes_and_a_short_one_as_a_number() 
 
 
 JSON = {
-    "objects": b"[" + b"{}," * 5_000_000 + b"{}]",
-    "depth": b"[" * 100_000,
-    "a number of a megabyte": b"9" * 1_000_000,
+    "objects": (b"[" + b"{}," * 5_000_000 + b"{}]", "more than 4,000,000 values"),
+    "depth": (b"[" * 100_000, "nested too deeply"),
+    "a number of a megabyte": (b"9" * 1_000_000, "of another type or form"),
 }
 
 
-@pytest.mark.parametrize("body", JSON.values(), ids=JSON)
-def test_json_is_bounded(body: bytes) -> None:
+@pytest.mark.parametrize(("body", "why"), JSON.values(), ids=JSON)
+def test_json_is_bounded(body: bytes, why: str) -> None:
     """58 KB of gzip took 1.3 GB."""
-    with pytest.raises(UnreadableCommit):
+    with pytest.raises(UnreadableCommit, match=why):
         read_metadata(gzip.compress(body, 1))
-    with pytest.raises(UnreadableHudi):
+    with pytest.raises(UnreadableHudi, match=why):
         read_hudi(body)
 
 
