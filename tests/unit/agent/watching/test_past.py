@@ -3,23 +3,25 @@
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from pathlib import Path
 from typing import Any
 
 import anyio
 import fastavro
+import obstore
 import pytest
 from hypothesis import given, strategies as st
+from obstore.store import MemoryStore
 
 from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import past as module
-from lakewarden.agent.watching.files import UnreadableTableError
+from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.past import past
-from lakewarden.handlers.assessment import Figure, TableHistory, assess
+from lakewarden.handlers.assessment import Figure, Lack, TableHistory, assess
 from lakewarden.handlers.delta.log import PartitionLayout, past_commit
 from lakewarden.handlers.observations import UnreadableCommit
 from tests import recorded_iceberg
@@ -29,7 +31,7 @@ from tests.recorded_hudi import recorded
 from tests.recorded_paimon import metadata
 from tests.tuned import tuned
 from tests.unit.agent.watching.test_catalogs import Database
-from tests.unit.agent.watching.written_tables import BEGAN, FORMATS, History, Written, avro, write
+from tests.unit.agent.watching.written_tables import BEGAN, FORMATS, Files, History, Written, avro, write
 
 LATER = 2_000_000_000.0
 DAY = "region=a%20b%252Fc/day=2026-11-23"
@@ -393,3 +395,68 @@ def test_a_commit_with_any_values_is_assessed_or_unreadable(
             commits = [] if found is None else [found[0]]
             read_history = TableHistory("file:///t", "delta", commits, leftovers=())
             assert [*assessment_lines(assess(read_history)), picture([read_history])]
+
+
+class Sorted(Buckets):
+    """Tables in a store whose listing is in order and can begin anywhere, as S3's."""
+
+    def __init__(self, files: Files) -> None:
+        super().__init__(Settings())
+        self.store = MemoryStore()
+        for path, (body, _) in files.items():
+            obstore.put(self.store, f"t/{path}", body)
+
+    def table(self, uri: str, access: Mapping[str, str] | None = None) -> TableFiles:
+        return TableFiles(self.store, "t/", 10.0, seeks=True)  # type: ignore[arg-type]
+
+
+def sought(files: Files, monkeypatch: pytest.MonkeyPatch) -> TableHistory:
+    monkeypatch.setattr(module, "Buckets", lambda _: Sorted(files))
+    monkeypatch.setattr(module, "LOG_CHUNK", 2)
+    return anyio.run(lambda: past("s3://lake/t", Settings(), days=3650))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_store_that_seeks_is_listed_in_parts_with_the_same_result(
+    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = FORMATS[form](HISTORY)
+    write(files, tmp_path)
+
+    found = sought(files, monkeypatch)
+
+    assert [each.version for each in found.commits] == [
+        each.version for each in read(tmp_path, days=3650).commits
+    ]
+    assert {each.what for each in found.unread} <= {
+        "files that no commit names",
+        "the times of instants",
+    }  # all are new
+
+
+@pytest.mark.parametrize("missing", [{2}, {0}, {0, 1}, {1, 2, 3}, {1, 4, 5}, {6}, set(range(7))])
+def test_a_gap_and_a_cleaned_log_are_told_apart_in_parts_of_a_log(
+    missing: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FORMATS["delta"](History(tuple(Written(number, 0) for number in range(8)), ()))
+    for number in missing:
+        del files[f"_delta_log/{number:020d}.json"]
+
+    found = sought(files, monkeypatch)
+
+    left = sorted({*range(8)} - missing)
+    assert [each.number for each in found.commits] == left
+    gaps = sum(Lack.COMMITS in each.lacks for each in found.unread)
+    assert gaps == sum(after - before > 1 for before, after in pairwise(left))
+    assert any("cleaned" in each.why for each in found.unread) == (left[0] > 0)
+
+
+async def test_a_folder_of_a_store_that_seeks_is_listed_without_those_below_it() -> None:
+    names = ["a", "b/1", "b/2", "b0", "c/d/1", "c.txt", "d/1", "e"]
+    files = Sorted({f"data/{each}": (b"", 0.0) for each in names}).table("")
+
+    found = [path async for page in files.pages_of_folder("data") for path in page]
+    after = [path async for page in files.pages_of_folder("data", "data/b0") for path in page]
+
+    assert found == ["data/a", "data/b0", "data/c.txt", "data/e"]
+    assert after == ["data/c.txt", "data/e"]
