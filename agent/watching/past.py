@@ -5,8 +5,9 @@
 1. The newest commit comes first. Reading ends at `--days` before the newest one, so a limit cuts off the oldest ones.
 2. A commit that can't be read costs that commit: reading goes on, and its `Unread` says so. After `MAX_UNREAD` of them it ends.
 3. **Times may be wrong.** The order of commits is the format's, never that of times. A commit from before the period ends the
-   reading only if its file is from before, too, by the store's clock; else if `CONFIRMING` commits in a row are. A time that
-   doesn't fit into the order of the others is replaced by its neighbour's, and reported.
+   reading only if its file is from before, too, by the store's clock; else if `CONFIRMING` commits in a row are, and the history
+   isn't called whole then. A time that is later than its file's, or doesn't fit into the order of the others, is replaced by a
+   neighbour's, and reported.
 4. **Copies.** A file that is younger than its commit was copied. Then files' times say nothing: no data file is looked for.
 5. Hudi names instants in a time zone, which the files' times show: at most 14 hours, in quarters of an hour.
 """
@@ -132,14 +133,13 @@ class _Reading:
         if found is None:
             return True
         commit = found[0]
-        if self._is_plausible(commit.ended):
+        if self._is_plausible(commit):
             self.newest = commit.ended if self.newest is None else max(self.newest, commit.ended)
         self.stored = commit.stored if self.stored is None else self.stored
         is_before = self.newest is not None and commit.ended < self.newest - self.span
-        if is_before and commit.stored is not None and self.stored is not None:
-            if commit.stored < self.stored - self.span:
-                return False
-            is_before = self.is_copied
+        by_store = None if commit.stored is None or self.stored is None else self.stored - commit.stored
+        if is_before and by_store is not None and by_store > self.span:
+            return False
         if is_before:
             self.before.append(found)
             return len(self.before) < CONFIRMING
@@ -201,7 +201,7 @@ class _Reading:
         self._straighten()
 
     def _straighten(self) -> None:
-        sound = [at for at, each in enumerate(self.commits) if self._is_sound(each)]
+        sound = [at for at, each in enumerate(self.commits) if self._is_plausible(each)]
         in_order = [sound[at] for at in _longest_rising([self.commits[at].ended for at in sound])]
         neighbour, following = None, iter([*in_order, None])
         after = next(following)
@@ -213,30 +213,23 @@ class _Reading:
             bounds += [neighbour] if neighbour is not None else []
             if any(abs(each.ended - bound) <= SKEW_SECONDS for bound in bounds):
                 continue
-            fitting = min(bounds, default=self.now)
-            if each.stored is not None and not self.is_copied:
-                fitting = each.stored
+            fitting = min(bounds, default=self.now if each.stored is None else each.stored)
             seconds = each.seconds if each.is_known else None
             began = None if seconds is None else fitting - seconds
             why = "it doesn't fit to its file's, or between those of the commits before and after, so a clock is wrong"
             piece = Unread(f"the time of commit {each.version}", why, frozenset({Lack.TIMES}), each.number)
             self.commits[at] = replace(each, ended=fitting, began=began, unread=(*each.unread, piece))
 
-    def _is_sound(self, commit: PastCommit) -> bool:
-        if (
-            commit.stored is not None
-            and not self.is_copied
-            and abs(commit.stored - commit.ended) > COPIED_SECONDS
-        ):
-            return False
-        return self._is_plausible(commit.ended)
-
     @property
     def is_copied(self) -> bool:
         return self.copied > len(self.commits) / 2
 
-    def _is_plausible(self, time: float) -> bool:
-        return EARLIEST <= time <= self.now + 86_400
+    def _is_plausible(self, commit: PastCommit) -> bool:
+        """A commit isn't from the future, and not younger than its file."""
+        latest = self.now + 86_400
+        if commit.stored is not None:
+            latest = min(latest, commit.stored + SKEW_SECONDS)
+        return EARLIEST <= commit.ended <= latest
 
 
 def _longest_rising(values: Sequence[float]) -> list[int]:

@@ -21,7 +21,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import past as module
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.past import past
-from lakewarden.handlers.assessment import Figure, Lack, TableHistory, assess
+from lakewarden.handlers.assessment import Figure, Lack, Rests, TableHistory, assess
 from lakewarden.handlers.delta.log import PartitionLayout, past_commit
 from lakewarden.handlers.observations import UnreadableCommit
 from tests import recorded_iceberg
@@ -277,13 +277,28 @@ def test_a_commit_of_paimon_and_its_compaction_are_one_and_never_in_its_own_way(
 CLOCKS: dict[str, tuple[int, Callable[[int], int]]] = {
     "90 days behind": (2, lambda time: time - 90 * 86_400_000),
     "90 days behind, the newest": (3, lambda time: time - 90 * 86_400_000),
-    "90 days behind, the oldest": (0, lambda time: time - 90 * 86_400_000),
     "40 days ahead": (2, lambda time: time + 40 * 86_400_000),
+    "a day ahead, the newest": (3, lambda time: time + 80_000_000),
     "in microseconds": (2, lambda time: time * 1000),
     "in microseconds, the newest": (3, lambda time: time * 1000),
     "in seconds": (1, lambda time: time // 1000),
     "before 1970": (1, lambda time: -time),
 }
+
+
+def test_a_copied_history_that_went_on_is_not_taken_for_new(tmp_path: Path) -> None:
+    """Nor is the oldest commit, if it alone is dated before the period: it isn't known which of the two it is."""
+    files = FORMATS["delta"](History(tuple(Written(number, 0) for number in range(9)), ()))
+    for number in range(4):
+        path = f"_delta_log/{number:020d}.json"
+        long_ago = files[path][0].replace(b"17900", b"17800")
+        files[path] = long_ago, BEGAN + 2_000
+    write(files, tmp_path)
+
+    found = assess(read(tmp_path, days=7, now=BEGAN + 86_400))
+
+    assert (found["commits"].value, found["commits"].rests_on) == (5, Rests.AT_LEAST)
+    assert found.since == HISTORY.commits[0].ended + 4 * 600
 
 
 @pytest.mark.parametrize("case", CLOCKS)
