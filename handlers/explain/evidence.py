@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from lakewarden import events
 from lakewarden.handlers.explain.timeline import EventRef, RecordRef, Step, VictimRule, append
+from lakewarden.handlers.table.conflicts import is_protected
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
 
 
@@ -67,7 +68,7 @@ def victim_rule(
         return "observed"
     if winner.phase is Phase.GRANTED:
         return "granted"
-    protected = [losses.get(each.writer, 0) >= max_losses for each in (winner, victim)]
+    protected = [is_protected(*pair, losses, max_losses) for pair in ((winner, victim), (victim, winner))]
     if protected == [True, False]:
         return "protected"
     both = protected == [True, True]

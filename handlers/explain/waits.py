@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from lakewarden.handlers.table.admission import blocking_overlaps, reservation_blockers
+from lakewarden.handlers.table.admission import blocking_overlaps, reservation_blockers, waits_in_queue
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.grants import earlier_turns, grant_queue
 from lakewarden.handlers.table.state import TableState
@@ -46,7 +46,7 @@ def waits(state: TableState, this: Transaction) -> Iterator[Wait]:
     if this.phase is Phase.QUEUED:
         if running is not None and running.writer == this.writer:
             yield Wait(running, "publishing")
-        if this.admission == "queued":
+        if waits_in_queue(state, this):
             yield from _by_other(blocking_overlaps(state, this), _reason)
         for other in reservation_blockers(state, this):
             yield Wait(other, _reason(other))

@@ -23,8 +23,11 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
 - **Queue order:** protected transactions, then larger priority, then earlier intent.
 - **Bounded wait:** a queued transaction is *overtaken* when one with a later intent, which has computed on its scope, ends,
   unless by `not-allowed`. When it was overtaken `max_losses` times it is protected, whatever its priority. Of the protected
-  ones the earlier intent is first, so queued ones that come later wait. Optimistic ones wait for no queue: only priority and
-  losses hold them back. The count is a fact of the log, so a replay finds the same.
+  ones the earlier intent is first, so queued ones that come later wait. Optimistic ones wait for no queue: one that is admitted
+  later, and touches its scope, loses to it (`conflicts.py`). So it waits only for those that computed already, for granted ones
+  and for protected ones with earlier intents, and these end. The count is a fact of the log, so a replay finds the same.
+  One that was aborted for a conflict has overtaken no other: the winner, which goes on, counts.
+  Observed ones are no part of this: they can't be stopped, and one that overlaps the next for ever keeps it waiting.
 - **What is looked at again:** a blocked transaction is registered with one that it waits for, the youngest one. It is looked
   at again when that one ends or gets another phase, when the place in the queue of one of the two changes, or when a batch of
   its writer turns out to be committed. Time alone admits none. So an input costs what it changes, however many wait; only the
@@ -39,16 +42,19 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
   the writer lost before. They count as its markers. Without them, it would lose to every commit that lands before its first
   marker. It is blocked by a grant that runs in these partitions, by observed transactions there, and by transactions before it in
   the queue order. The others that compute there lose to it.
+- **Protected writer with a declared scope:** an `optimistic` one waits, too, for those that it would lose to: otherwise it would
+  lose its place with each attempt.
 - **`ordered` transactions** don't wait here for each other: the later one waits for its grant (`conflicts.py`). Its admission
   has its turn, greater than those of all that are open, so that the writers of two that read one base number their rows apart.
 - **Observed transactions** get no answer: they compute already. Others queue behind them as behind any that computes, until they
   end or have been silent for too long (`liveness.py`).
 """
 
+import sys
 from collections.abc import Collection, Iterator
 
 from lakewarden import events
-from lakewarden.handlers.table.conflicts import touches_meet
+from lakewarden.handlers.table.conflicts import outranks, touches_meet
 from lakewarden.handlers.table.effects import Warn
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.state import TableState
@@ -244,6 +250,11 @@ def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[ev
     return state.lost_on[transaction.writer]
 
 
+def waits_in_queue(state: TableState, transaction: Transaction) -> bool:
+    """Whether a transaction waits for those that its scope meets."""
+    return transaction.admission == "queued" or state.has_lost_enough(transaction.writer)
+
+
 def blocking_overlaps(
     state: TableState,
     transaction: Transaction,
@@ -255,16 +266,21 @@ def blocking_overlaps(
     mine = _queue_position(state, transaction)
     sequence, priority = transaction.sequence, transaction.priority
     losses, most = state.losses, state.settings.max_losses
+    beside = sys.maxsize  # admitted later than this, one that it outranks doesn't block it
+    if transaction.admission == "optimistic" or transaction.aged >= 0:
+        beside = transaction.aged
 
     def blocks(touch: Touch, theirs: Touch) -> bool:
         other = theirs.transaction
         if other.phase is Phase.QUEUED:
             behind = other.sequence > sequence and other.priority <= priority
-            if behind and other.overtaken < most and losses.get(other.writer, 0) < most:
+            if behind and other.aged < 0 and losses.get(other.writer, 0) < most:
                 return False  # the usual case, without the calls below
             if _queue_position(state, other) >= mine:
                 return False
-        elif other.phase not in COMPUTING:
+        elif other.phase not in COMPUTING or (
+            other.began > beside and outranks(transaction, other, losses, most)
+        ):
             return False
         return touches_meet(touch, theirs)
 
@@ -296,7 +312,7 @@ def blockers(
     likely: Transaction | None = None,
 ) -> Iterator[Transaction]:
     """The transactions for which a transaction waits before it is admitted. `likely`: one that may be the first."""
-    if transaction.admission == "queued":
+    if waits_in_queue(state, transaction):
         overlaps = blocking_overlaps(state, transaction, newest_first=newest_first, likely=likely)
         yield from (each.other.transaction for each in overlaps)
     yield from reservation_blockers(state, transaction)

@@ -31,8 +31,9 @@ Victim. The first rule that applies decides:
 
 1. A landed transaction wins.
 2. An observed transaction wins, and then a granted one.
-3. A protected writer wins: one that lost `max_losses` conflicts in a row, or was overtaken as often in the admission queue.
-   The latter counts from its admission on: those that compute already end first, and it aborts none of them.
+3. A protected writer wins: one that lost `max_losses` conflicts in a row, or whose transaction was overtaken as often in the
+   admission queue (`Transaction.aged`). While it still waits there, the latter counts only against transactions that were
+   admitted since: those that computed already end first, and it aborts none of them.
    Between two protected writers rule 5 applies, not rule 4: the one with the larger priority would win every time and starve
    the other.
 4. The larger priority wins.
@@ -113,17 +114,28 @@ def loser_of(
     mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
 ) -> Transaction | None:
     """The victim of a conflict between the two. None if the loser can't be aborted: it is queued, granted or observed."""
-    loses = other.phase in LANDED or rank(mine, losses, max_losses) < rank(other, losses, max_losses)
+    loses = other.phase in LANDED or outranks(other, mine, losses, max_losses)
     loser = mine if loses else other
     return None if loser.observed or loser.phase in (Phase.QUEUED, Phase.GRANTED) else loser
 
 
-def rank(
-    transaction: Transaction, losses: dict[str, int], max_losses: int
-) -> tuple[bool, bool, bool, int, int]:
+def outranks(one: Transaction, another: Transaction, losses: dict[str, int], max_losses: int) -> bool:
+    """Whether, by rules 2 to 5, the first of two transactions that have not landed wins."""
+    mine = rank(one, protected=is_protected(one, another, losses, max_losses))
+    return mine > rank(another, protected=is_protected(another, one, losses, max_losses))
+
+
+def is_protected(
+    transaction: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
+) -> bool:
+    """Whether a transaction is protected in a conflict with the other (rule 3)."""
+    waits_since = transaction.aged if transaction.phase is Phase.QUEUED else -1
+    aged = transaction.aged >= 0 and other.began > waits_since
+    return aged or losses.get(transaction.writer, 0) >= max_losses
+
+
+def rank(transaction: Transaction, *, protected: bool) -> tuple[bool, bool, bool, int, int]:
     """Sort key by rules 2 to 5: of two transactions that have not landed, the larger one wins."""
-    aged = transaction.overtaken >= max_losses and transaction.phase is not Phase.QUEUED
-    protected = aged or losses.get(transaction.writer, 0) >= max_losses
     granted = transaction.phase is Phase.GRANTED
     return (
         transaction.observed,

@@ -7,7 +7,7 @@ moments:
 | --- | --- | --- |
 | it reads markers | the losers | the marking transaction, if it overlaps a landed or granted one |
 | it admits a transaction with a scope | the losers | the same as for markers |
-| before it grants | the transaction, if a commit landed since it began | the same, or if a protected writer computes there |
+| before it grants | the transaction, if a commit landed since it began | the same, or if a stronger protected writer is there |
 | after it grants | – | the others that compute there |
 | a transaction lands | the others that compute there and began before | the same |
 | after a replay | as for markers | as for markers |
@@ -42,6 +42,7 @@ from lakewarden.handlers.table.conflicts import (
     may_conflict,
     may_conflict_at_admission,
     operations_conflict,
+    outranks,
     rank,
     rule_for,
     touches_conflict,
@@ -122,7 +123,7 @@ def conflicts_at_admission(state: TableState, transaction: Transaction) -> list[
 def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
     """Check a transaction once more before its grant.
 
-    Return False if the check aborted it: for a commit that landed since it began, or for a protected writer.
+    Return False if the check aborted it: for a commit that landed since it began, or for a protected writer that outranks it.
     """
     state = context.state
     landed = conflicts_with(state, transaction, LANDED)
@@ -131,9 +132,13 @@ def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
         return False
     if state.settings.policy == "first-intent" and state.settings.early_detection:
         return True  # conflicts with transactions that compute were decided when their markers were read
-    alive = conflicts_with(state, transaction, COMPUTING)
-    protected = [each for each in alive if state.is_protected(each.other.transaction)]
-    if protected and not state.is_protected(transaction):
+    losses, most = state.losses, state.settings.max_losses
+    protected = [
+        each
+        for each in conflicts_with(state, transaction, COMPUTING | {Phase.QUEUED})
+        if state.is_protected(other := each.other.transaction) and outranks(other, transaction, losses, most)
+    ]
+    if protected:
         _abort_victim(context, transaction, protected)
         return False
     return True
@@ -180,7 +185,7 @@ def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
             for other in state.footprints.partners(mine, rivals[mine.kind._replace(priority=0)])
         )
     ]
-    return sorted(found, key=lambda each: rank(each, state.losses, state.settings.max_losses), reverse=True)
+    return sorted(found, key=lambda each: rank(each, protected=state.is_protected(each)), reverse=True)
 
 
 def _rivals(alike: list[Touch], others: list[Touch]) -> Iterable[Touch]:

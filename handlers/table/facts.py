@@ -221,7 +221,7 @@ def apply_decision(state: TableState, decision: events.DecisionEventUnion, now: 
 
 def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     """Remove a transaction and keep how it ended."""
-    note_end(state, transaction, refused=closed.reason == "not-allowed")
+    note_end(state, transaction, counts=closed.reason not in ("not-allowed", "conflict"))
     state.footprints.remove(transaction)
     state.remove(transaction)
     transaction.phase = closed.phase
@@ -231,13 +231,14 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     drop_old_evidence(state)
 
 
-def note_end(state: TableState, transaction: Transaction, *, refused: bool = False) -> None:
+def note_end(state: TableState, transaction: Transaction, *, counts: bool = True) -> None:
     """Note the end of an open transaction, before its phase changes: whom it has overtaken, and that others may go on.
 
-    `refused`: aborted with `not-allowed`. It has overtaken no other: a replay doesn't know what it touched (`memory.py`, rule 4).
+    One that was aborted with `conflict` has overtaken no other: the winner may do so. Nor has one with `not-allowed`: a replay
+    doesn't know what it touched (`memory.py`, rule 4).
     """
     state.note_change(transaction.id)
-    if refused or not state.in_phase[Phase.QUEUED] or transaction.phase not in ADMITTED:
+    if not counts or not state.in_phase[Phase.QUEUED] or transaction.phase not in ADMITTED:
         return
 
     def overtakes(mine: Touch, theirs: Touch) -> bool:
@@ -252,6 +253,7 @@ def note_end(state: TableState, transaction: Transaction, *, refused: bool = Fal
     for other in overtaken:
         other.overtaken += 1
         if other.overtaken == state.settings.max_losses:
+            other.aged = state.moment
             state.note_change(other.id)
 
 

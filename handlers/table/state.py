@@ -180,7 +180,7 @@ class TableState:
 
     def is_protected(self, transaction: Transaction) -> bool:
         """Whether its writer has lost `max_losses` conflicts in a row, or it was overtaken as often in the admission queue."""
-        return transaction.overtaken >= self.settings.max_losses or self.has_lost_enough(transaction.writer)
+        return transaction.aged >= 0 or self.has_lost_enough(transaction.writer)
 
     def note_change(self, transaction: str) -> None:
         """Note that this transaction has begun, ended, or got another phase: others may wait for that."""

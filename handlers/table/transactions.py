@@ -187,6 +187,8 @@ class Transaction:
     """A watcher reported it, also if it has ended."""
     overtaken: int = 0
     """While it was queued: how many transactions with a later intent have computed on its scope and ended (`admission.py`)."""
+    aged: int = -1
+    """Moment since which it is protected, because it was overtaken `max_losses` times. -1: it isn't."""
     blocker: str | None = None
     """While it waits: a transaction for whose end it waits. None: it has its turn, or no step has looked since a change."""
     turn: int | None = None

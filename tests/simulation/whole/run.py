@@ -164,7 +164,7 @@ class World:
         if scenario.additions.errors:
             timeline.plan(scenario.fault_free_from + RESTART_SECONDS, self._restart_stopped)
         try:
-            timeline.run(scenario.bound, self._is_over)
+            timeline.run(scenario.bound, self.is_over)
         except BusyLoopError as error:
             self.oracles.violated("no crash", str(error))
         if not self.oracles.violations:
@@ -204,7 +204,8 @@ class World:
         for process in self._processes:
             dispose(process)
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether nothing is left to be seen."""
         if self.oracles.violations:
             return True
         return self.timeline.now > self.scenario.fault_free_from and all(job.done for job in self._jobs)

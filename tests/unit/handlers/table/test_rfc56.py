@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,6 +35,10 @@ class Job:
     compute_seconds: float
     place: str = "p/f"
     priority: int = 0
+    queued: bool = False
+    """Each attempt requests `queued` admission."""
+    touches_first: bool = False
+    """It publishes its marker before it computes."""
     retries_queued: bool = True
     """A retry requests `queued` admission. Its scope is what the last attempt touched, as in the gate."""
     attempts: int = 0
@@ -55,7 +60,7 @@ class Contest:
     world: World
     jobs: list[Job]
     due: list[tuple[float, int, Job, str]] = field(default_factory=list)
-    """When an attempt has computed. The number keeps the order of attempts that are due at the same time."""
+    """When an attempt has computed, or the next one begins. The number keeps the order of those that are due at one time."""
     restarting: list[Job] = field(default_factory=list)
     pushed: int = 0
 
@@ -69,7 +74,9 @@ class Contest:
             self.world.now = max(self.world.now, at)
             if transaction == job.transaction:
                 self._computed(job)
-                self._settle()
+            elif not transaction:
+                self.restarting.append(job)
+            self._settle()
 
     def _settle(self) -> None:
         while self.restarting:
@@ -77,10 +84,10 @@ class Contest:
 
     def _begin(self, job: Job) -> None:
         job.attempts += 1
-        queued = job.losses > 0 and job.retries_queued
+        queued = job.queued or (job.losses > 0 and job.retries_queued)
         self.world.intent(
             job.transaction,
-            *((m(job.place),) if queued else ()),
+            *((m(job.place),) if queued or job.touches_first else ()),
             writer=job.name,
             priority=job.priority,
             admission="queued" if queued else "optimistic",
@@ -118,12 +125,16 @@ class Contest:
             assert effect.reason == "conflict"
             job.losses += 1
             job.most_losses = max(job.most_losses, job.losses)
-            self.restarting.append(job)
+            if job.touches_first:
+                self._push(0.2, job, "")  # it may lose at once, at the same moment
+            else:
+                self.restarting.append(job)
         else:
-            self.pushed += 1
-            heapq.heappush(
-                self.due, (self.world.now + job.compute_seconds, self.pushed, job, job.transaction)
-            )
+            self._push(job.compute_seconds, job, job.transaction)
+
+    def _push(self, seconds: float, job: Job, transaction: str) -> None:
+        self.pushed += 1
+        heapq.heappush(self.due, (self.world.now + seconds, self.pushed, job, transaction))
 
     def _of(self, writer: str) -> Job:
         return next(each for each in self.jobs if each.name == writer)
@@ -346,3 +357,34 @@ def test_a_compaction_loses_to_ingestion_at_most_max_losses_times(policy: str, q
     assert compaction.most_losses == 3
     assert ingestion.most_losses <= (1 if queued else 3)
     assert ingestion.commits > compaction.commits
+
+
+@pytest.mark.parametrize("policy", ["first-intent", "first-committer"])
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_queued_writer_of_a_low_priority_commits_beside_any_others(
+    policy: str, early: bool, seed: int
+) -> None:
+    """Optimistic ones, queued ones and both, whose batches leave no gap. One round of it takes 20 s, of the others up to 5."""
+    rng = random.Random(seed)
+    w = world(policy=policy, max_losses=3, early_detection=early)
+    w.heartbeat = 300
+    backfill = Job("backfill", 20.0, place="p/*", priority=-10, queued=True)
+    others = [
+        Job(
+            f"other-{n}",
+            rng.uniform(1.0, 5.0),
+            place=f"p/{rng.choice([n, 'same'])}",
+            priority=rng.choice([0, 0, 5, -10]),
+            queued=rng.random() < seed % 3 / 2,
+            touches_first=rng.random() < 0.7,
+            retries_queued=rng.random() < 0.5,
+        )
+        for n in range(5)
+    ]
+
+    Contest(w, [*others, backfill]).run(1200)
+
+    assert backfill.commits >= 1200 / (20 + 4 * 5 + 5 * 5)
+    assert min(each.commits for each in others) > 2
+    assert max(each.most_losses for each in others) <= 3 + len(others)

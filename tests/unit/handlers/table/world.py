@@ -328,4 +328,4 @@ def facts(state: TableState) -> dict[str, object]:
     }
 
 
-MOMENTS = ("began", "ended", "requested")
+MOMENTS = ("began", "ended", "requested", "aged")
