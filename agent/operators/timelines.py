@@ -19,7 +19,14 @@ from lakewarden.agent.attempts.trace import Attempt, AttemptStep, drawing
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
 from lakewarden.agent.serving.log_records import decoded
-from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, Recent, lane, made_by
+from lakewarden.handlers.explain.condition import (
+    BYPASSED,
+    UNKNOWN_WINNER,
+    UNNAMED_COMMIT,
+    Recent,
+    lane,
+    made_by,
+)
 from lakewarden.handlers.writers_log import without_gate
 
 MAX_OF_TABLE = 200
@@ -66,7 +73,7 @@ class Timelines:
             case events.TransactionAbandoned(reason=reason, lost_to=winner):
                 new = self._step(record, event, "abandoned", {"reason": reason, "lost_to": winner})
                 if new and reason.startswith(BYPASSED):
-                    to = UNKNOWN_WINNER if winner is None else f"{UNKNOWN_WINNER} ({winner})"
+                    to = UNNAMED_COMMIT if winner is None else f"{UNKNOWN_WINNER} ({winner})"
                     at = record.timestamp / 1000
                     self.recent[event.table].note_loss(event.writer, at, to, event.transaction)
                     if self._on_bypassed is not None:

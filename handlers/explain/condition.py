@@ -64,6 +64,8 @@ NAMES: Final[tuple[Name, ...]] = get_args(Name)
 BYPASSED: Final = "BaseChanged:"
 """Begins the reason of a transaction whose sink found, under the grant, the commit of a writer without the gate."""
 UNKNOWN_WINNER: Final = "a writer without the gate"
+UNNAMED_COMMIT: Final = "a commit that the table doesn't name"
+"""Its writer may use the gate."""
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------
@@ -338,7 +340,7 @@ def _bypassed_remedy(facts: Facts, worst: Losing) -> tuple[str, tuple[str, ...]]
         return remedy, ("explain", worst.transaction, "--table", facts.table)
     who = (
         "who it is, is not known without a watcher"
-        if worst.to == UNKNOWN_WINNER
+        if worst.to in (UNKNOWN_WINNER, UNNAMED_COMMIT)
         else "a watcher reports its commits"
     )
     return f"{remedy}; {who}, and stops batches early", ("watch", "--table", facts.table)

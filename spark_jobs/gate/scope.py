@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation, event_chunks
+from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker, Operation, event_chunks
 from lakewarden.spark_jobs.gate.errors import InvalidArgument, invalid_arguments
+
+ALONE = Marker(partition=WHOLE_TABLE, file_group=ALL_FILE_GROUPS, operation="delete")
+"""In a scope: no other transaction computes beside this one. Touched: each that does has another base."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Admission, ConflictRule, Marker, canonical_table
+from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import namesakes, without_query
 from lakewarden.spark_jobs.gate import errors, refusals
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
@@ -44,7 +44,7 @@ from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.gate.grant import PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.observer import GateEvent, epoch_seconds, first_line, notify, reason_of
-from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
+from lakewarden.spark_jobs.gate.scope import ALONE, BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.sinks.java import java_text
@@ -71,9 +71,6 @@ It searches by a recursive pattern, which overflows the stack of the query's thr
 """
 
 NOT_ON_EXECUTORS = re.compile(r"ModuleNotFoundError: No module named '(lakewarden|pypaimon)\b")
-
-ALONE = Marker(partition=WHOLE_TABLE, file_group=ALL_FILE_GROUPS, operation="delete")
-"""In a retry's scope: no other transaction computes beside it."""
 
 OUTCOMES = {
     PublishOutcome.NOT_PUBLISHED: "it isn't committed, and is written when the query is started again",

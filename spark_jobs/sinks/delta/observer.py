@@ -35,7 +35,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import Winner
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
@@ -48,6 +47,7 @@ from lakewarden.spark_jobs.gate.errors import (
 )
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.scope import ALONE
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
@@ -78,9 +78,6 @@ USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 """Where Delta keeps the version that a session committed last. It writes it before `beginPostCommit`."""
-
-CHANGED_METADATA = Marker(partition=WHOLE_TABLE, file_group=ALL_FILE_GROUPS, operation="delete")
-"""What a commit with other columns or properties touches. Delta refuses every commit to the table that began before it."""
 
 CONFLICT = "DeltaConcurrentModificationException"
 """Base class of what Delta's conflict check raises."""
@@ -233,7 +230,7 @@ class CommitObserver:
         self._java_actions = make.apply()
         self._prepared(self._actions())
         if self._changes_layout():
-            self._txn.touch_all([CHANGED_METADATA])
+            self._txn.touch_all([ALONE])  # Delta refuses every commit that began before this one
         return self._java_actions
 
     def _before_commit(self) -> None:

@@ -280,10 +280,13 @@ class StagedTable:
             return f"the table was dropped and created again, or moved to {now.location()}"
         if not then.schema().sameSchema(now.schema()) or then.spec().specId() != now.spec().specId():
             return "the table's columns or partition fields changed: ALTER TABLE, or CREATE OR REPLACE TABLE"
-        listed = list(ancestors(now))
-        if self.base is None or any(snapshot.snapshotId() == self.base for snapshot in listed):
+        if self.base is None:
             return None
-        expired = bool(listed) and listed[-1].parentId() is not None and now.snapshot(self.base) is None
+        oldest = None
+        for oldest in ancestors(now):
+            if oldest.snapshotId() == self.base:
+                return None
+        expired = oldest is not None and oldest.parentId() is not None and now.snapshot(self.base) is None
         if expired and not self._validated:
             return None  # an append reads nothing of its base
         if lists_newest_only(now):

@@ -20,9 +20,9 @@ from lakewarden.events import CommitIntent, TransactionAbandoned
 from lakewarden.handlers.maker import Winner
 from lakewarden.spark_jobs import CommitGate, DeltaSink, GateEvent, Transaction
 from lakewarden.spark_jobs.gate.errors import conflict_found
+from lakewarden.spark_jobs.gate.scope import ALONE
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.releases import minor, release_of
-from lakewarden.spark_jobs.streaming.batches import ALONE
 from tests.spark.formats import JARS
 from tests.spark.rows.memory_gate import MemoryGate
 from tests.spark.sinks.cases import once
@@ -195,7 +195,12 @@ def test_a_commit_of_a_rival_under_the_grant(
 
 
 @pytest.mark.parametrize(
-    ("mode", "admission"), [("append", "auto"), ("upsert", "auto"), ("append", "optimistic")]
+    ("mode", "admission"),
+    [
+        ("append", "auto"),
+        pytest.param("upsert", "auto", marks=pytest.mark.wide),
+        pytest.param("append", "optimistic", marks=pytest.mark.wide),
+    ],
 )
 def test_writers_that_number_rows_take_turns(
     spark: SparkSession, tmp_path: Path, another_gate: Callable[..., CommitGate], mode: str, admission: str

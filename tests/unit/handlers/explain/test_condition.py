@@ -12,6 +12,7 @@ from lakewarden.handlers.explain.condition import (
     NAMES,
     QUIET_SECONDS,
     UNKNOWN_WINNER,
+    UNNAMED_COMMIT,
     Denied,
     Facts,
     Open,
@@ -137,6 +138,7 @@ def test_a_remedy_says_where_the_writer_runs() -> None:
     ("to", "remedy"),
     [
         (UNKNOWN_WINNER, "who it is, is not known without a watcher"),
+        (UNNAMED_COMMIT, "who it is, is not known without a watcher"),
         (f"{UNKNOWN_WINNER} (version 49: UPDATE, DBR/17)", "a watcher reports its commits"),
     ],
 )

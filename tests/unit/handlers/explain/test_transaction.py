@@ -224,7 +224,7 @@ def test_what_is_not_needed_at_night_is_behind_verbose() -> None:
 @pytest.mark.parametrize(
     ("fields", "outcome"),
     [
-        ({"reason": "BaseChanged: a file is gone"}, "lost to a writer without the gate"),
+        ({"reason": "BaseChanged: a file is gone"}, "lost to a commit that the table doesn't name"),
         (
             {"reason": "BaseChanged: x", "lost_to": "version 49: UPDATE, DBR/17"},
             "lost to version 49: UPDATE, DBR/17",
