@@ -3,7 +3,9 @@
 Each put reaches the server once. Only an answer after which the store may have acted is *not written*, which is read back.
 """
 
+import base64
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from obstore.store import GCSStore, S3Store
 
 from lakewarden.handlers.lease.conditional import Lost, Refused, Throttled, Unknown
 from lakewarden.handlers.paimon.publish import NotWritten, PutRefused, Written
-from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots, ObjectSnapshots, _once
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots, ObjectSnapshots, _once, _s3
 from tests.contract.test_s3_answers import ETAG, EXAMPLES, HTML, Example, error
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
 
@@ -98,6 +100,21 @@ async def test_only_a_missing_object_is_missing(
         for call in (lambda: store.read("snapshot-1"), lambda: store.remove("snapshot-1")):
             outcome = await answered(server, reply, call)
             assert (outcome is None) == missing, outcome
+
+
+async def test_a_put_has_the_checksum_that_object_lock_demands() -> None:
+    async with faulty_server([DONE]) as server:
+        options = {
+            "s3.endpoint": server.endpoint,
+            "s3.access-key": "a",
+            "s3.secret-key": "b",
+            "s3.path-style-access": "true",
+        }
+        store = ObjectSnapshots(_s3("bucket", options), "t", compares_etags=True)
+        await anyio.to_thread.run_sync(lambda: store.put_if_absent("snapshot-1", b"{}"))
+
+    digest = base64.b64encode(hashlib.sha256(b"{}").digest()).decode()
+    assert [each.headers.get("x-amz-checksum-sha256") for each in server.received] == [digest]
 
 
 @pytest.mark.parametrize(
