@@ -274,6 +274,18 @@ async def send(store: CloudStore, cloud: Cloud, condition: Condition | None) -> 
     return await store.write(cloud.uri, b"body", condition)
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_azures_answer_to_a_write_says_whether_it_keeps_versions(keeps: bool) -> None:
+    done = AZURE.done()
+    version = (("x-ms-version-id", "2026-11-28T14:00:00.0000000Z"),) if keeps else ()
+    reply = Reply(done.status, (*done.headers, *version))
+    async with faulty_server([reply]) as server, AZURE.store(server) as store:
+        assert store.keeps_versions is None
+        await store.write(AZURE.uri, b"body", ABSENT)
+
+        assert store.keeps_versions is keeps
+
+
 async def test_azures_409_for_an_existing_object_is_lost() -> None:
     """Other 409s mean that two writes collided; this one means that the condition did not hold."""
     async with (
