@@ -6,13 +6,17 @@ methods run in the Python thread that called the statement.
 | Delta calls | the sink |
 | --- | --- |
 | `startingTransaction` | refuses another table or layout, or a second transaction; adds the batch (`SetTransaction`) to it |
-| `preparingCommit` | keeps the actions of the commit, by which staged files are found; publishes the markers of an append |
+| `preparingCommit` | keeps the actions of the commit, and so the staged files; publishes an append's markers; sets the label |
 | `beginDoCommit` | requests the grant, checks its lease and the base; an error here ends the statement: nothing is published |
 | `beginPostCommit`, after the commit file is written | reports the commit |
 
 Delta's conflict check and its tries at the next versions are between the last two, and so under the grant. Delta checks the
 commits after the base, but not whether the base is still there. If the table was dropped and created again, it would put its
 commit after a gap in the new log, and that table couldn't be read.
+
+The label is a setting of a session (`userMetadata`), and so is the version (`lastCommitVersionInSession`). Other threads write
+in the batch's session too: other sinks, and the user. So Delta finds both in a session of the transaction's own, a clone that is
+the active one of this thread alone, from the end of `preparingCommit`, where Delta reads the label, to `beginPostCommit`.
 
 How the statement ended decides the outcome, in this order:
 
@@ -74,10 +78,10 @@ _STATIC = 8
 
 
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-"""Text that Delta writes into the session's commits. The sink names its transaction there, unless the user has set it."""
+"""Text that Delta writes into commits of the active session. The sink names its transaction there, unless the user has set it."""
 
 LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
-"""Where Delta keeps the version that a session committed last. It writes it before `beginPostCommit`."""
+"""Where Delta keeps the version that the active session committed last. It writes it before `beginPostCommit`."""
 
 CONFLICT = "DeltaConcurrentModificationException"
 """Base class of what Delta's conflict check raises."""
@@ -109,6 +113,7 @@ class CommitObserver:
         self._errors = CallbackErrors()
         self._delta: Any = None
         self._java_actions: Any = None
+        self._own: _OwnSession | None = None
         self._looked_up = False
         self.grant: Grant | None = None
         # py4j calls these methods by their names in Java.
@@ -124,16 +129,13 @@ class CommitObserver:
         registry = getattr(java_type(self._spark, f"{OBSERVER}$"), "MODULE$")
         before = registry.getObserver()
         registry.setObserver(self)
-        labelled = self._spark.conf.get(USER_METADATA, None) is None
         try:
             try:
-                if labelled:
-                    self._spark.conf.set(USER_METADATA, transaction_label(self._txn))
                 statement()
             finally:
                 registry.setObserver(before)
-                if labelled:
-                    self._spark.conf.unset(USER_METADATA)
+                if self._own is not None:
+                    self._own.leave()
         except Exception as error:  # noqa: BLE001 - whatever Delta raises
             self._settle_failed(error)
         else:
@@ -231,6 +233,7 @@ class CommitObserver:
         self._prepared(self._actions())
         if self._changes_layout():
             self._txn.touch_all([ALONE])  # Delta refuses every commit that began before this one
+        self._own = _OwnSession(self._spark, transaction_label(self._txn))
         return self._java_actions
 
     def _before_commit(self) -> None:
@@ -268,8 +271,10 @@ class CommitObserver:
         return base_changed(reason, self._facts())
 
     def _after_commit(self) -> None:
+        assert self._own is not None, "the commit was prepared"
+        version = self._own.leave()
         if self.grant is not None:
-            self._report(self.grant, self._spark.conf.get(LAST_VERSION, None))
+            self._report(self.grant, version)
 
     def _report(self, grant: Grant, version: str | None) -> None:
         grant.published(version)
@@ -326,6 +331,30 @@ class CommitObserver:
 
     def _facts(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self._names().items())
+
+
+class _OwnSession:
+    """A clone of the active session, with the label of a commit: the active session of this thread until it is left."""
+
+    def __init__(self, spark: SparkSession, label: str) -> None:
+        given = spark._jsparkSession
+        self._sessions = getattr(java_type(spark, f"{given.getClass().getName()}$"), "MODULE$")
+        self._before = self._sessions.getActiveSession()
+        own = (self._before.get() if self._before.isDefined() else given).cloneSession()
+        self._settings = own.conf()
+        self._settings.unset(LAST_VERSION)
+        if self._settings.getOption(USER_METADATA).isEmpty():
+            self._settings.set(USER_METADATA, label)
+        self._sessions.setActiveSession(own)
+
+    def leave(self) -> str | None:
+        """Return the version that was committed in it."""
+        if self._before.isDefined():
+            self._sessions.setActiveSession(self._before.get())
+        else:
+            self._sessions.clearActiveSession()
+        version = self._settings.getOption(LAST_VERSION)
+        return str(version.get()) if version.isDefined() else None
 
 
 def transaction_label(txn: Transaction) -> str:

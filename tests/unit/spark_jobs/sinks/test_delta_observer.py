@@ -80,7 +80,7 @@ class World:
             completed=lambda grant: self.reports.append(grant.version),
             failed=self.unknown,
         )
-        spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "4"))
+        spark: Any = SimpleNamespace()
         table: Any = SimpleNamespace(
             data_path=TABLE, version_of=self.version_of, known=None, commits=self.commits
         )
@@ -117,6 +117,7 @@ class World:
     def begin_commit(self) -> World:
         """Delta starts a transaction, and begins to commit it."""
         self.start()
+        self.observer.preparingCommit(SimpleNamespace(apply=Actions))
         self.observer.beginDoCommit()
         return self
 
@@ -130,8 +131,9 @@ class World:
 
 @pytest.fixture(autouse=True)
 def scala_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only class that the observer asks the JVM for."""
+    """The only class that the observer asks the JVM for, but for a session of the transaction's own."""
     option = SimpleNamespace(apply=lambda value: value)
+    monkeypatch.setattr(observer, "_OwnSession", lambda *_: SimpleNamespace(leave=lambda: "4"))
     monkeypatch.setattr(observer, "java_type", lambda _spark, name: {"scala.Option": option}[name])
 
 
