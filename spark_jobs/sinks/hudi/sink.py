@@ -156,25 +156,16 @@ class HudiSink(Sink):
                 write.end()
 
     @contextmanager
-    def hudi_sql(self, txn: Transaction, spark: SparkSession) -> Iterator[None]:
-        """Connect one SQL statement of the session with the transaction. The block contains the statement.
+    def hudi_sql(self, txn: Transaction, spark: SparkSession) -> Iterator[SparkSession]:
+        """Yield a session that connects one SQL statement with the transaction. The block contains the statement.
 
-        Its settings hold for the whole session: no other write to Hudi may run in it then. Each streaming query has a
-        session of its own, `batch.sparkSession`.
+        It is a clone of `spark`, with its views and settings: statements of other threads don't get those of the transaction.
         """
         with self.hudi_options(txn, spark) as options:
-            settings = sql_settings(options)
-            before = {key: spark.conf.get(key, None) for key in settings}
-            try:
-                for key, value in settings.items():
-                    spark.conf.set(key, value)
-                yield
-            finally:
-                for key, earlier in before.items():
-                    if earlier is None:
-                        spark.conf.unset(key)
-                    else:
-                        spark.conf.set(key, earlier)
+            own = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - PySpark has only `newSession`
+            for key, value in sql_settings(options).items():
+                own.conf.set(key, value)
+            yield own
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         return self._files.committed(writer, batch_id)

@@ -454,8 +454,9 @@ def test_sql_writes_a_batch_once(
     def write(batch: DataFrame, txn: Transaction) -> None:
         txn.recognise(sink.committed)
         batch.createOrReplaceTempView("updates")
-        with sink.hudi_sql(txn, batch.sparkSession):
-            batch.sparkSession.sql(
+        with sink.hudi_sql(txn, batch.sparkSession) as session:
+            assert spark.conf.get("hoodie.lakewarden.transaction", None) is None
+            session.sql(
                 "MERGE INTO trips USING updates ON trips.flight = updates.flight "
                 "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
