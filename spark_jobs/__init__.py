@@ -35,6 +35,7 @@ from lakewarden.spark_jobs.gate.errors import (
     InvalidArgument,
     LeaseLost,
     OutcomeUnknown,
+    RowsLost,
     UnsupportedSpark,
 )
 from lakewarden.spark_jobs.gate.scope import BatchScope
@@ -79,6 +80,7 @@ __all__ = [
     "OutcomeUnknown",
     "PaimonSink",
     "PartitionPaths",
+    "RowsLost",
     "Sink",
     "Transaction",
     "UnsupportedSpark",

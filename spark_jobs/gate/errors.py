@@ -185,6 +185,15 @@ class LostToGate(BaseChanged):
     """
 
 
+class RowsLost(GateError):
+    """Rows of the batch were lost while it was written, and rows that are computed again may be others. Nothing was published.
+
+    Retried: the batch is computed and its scope found again. If it happens often, look why executors end.
+    """
+
+    retriable = True
+
+
 def base_changed(reason: str, facts: str, winner: Winner | None = None) -> BaseChanged:
     """Return the error for a batch that must be computed again, for this reason."""
     text = f"{reason}; nothing was published; the batch must be computed again; {facts}"

@@ -110,6 +110,7 @@ class Transaction:
         self._publisher = EventPublisher(channel, intent, self.id, timing, self._next_seq)
         self._callbacks = AbortCallbacks(self.id)
         self._discards: list[Callable[[], object]] = []
+        self._checks: list[Callable[[], object]] = []
         self._declared = frozenset(intent.scope)
         self._touched: dict[wire.Marker, None] = {}
         self._on_executors = False
@@ -218,6 +219,10 @@ class Transaction:
             notify(self._observer, event)
         self.check()
 
+    def before_commit(self, check: Callable[[], object]) -> None:
+        """Call `check` before each request for the grant. What it raises ends the request: nothing was published."""
+        self._checks.append(check)
+
     def announce_instant(self, instant: str) -> None:
         """Publish the table format's own name of this transaction, such as Hudi's instant.
 
@@ -261,6 +266,8 @@ class Transaction:
         for each in self.nest:
             if each.table > self.table and each.has_grant:
                 raise refusals.nested(each.facts, self.facts)
+        for check in self._checks:
+            check()
         with self._changed:
             self._require_uncommitted()
             self._progress.request()

@@ -4,11 +4,23 @@ For an upsert the same query finds whether keys repeat. If they don't, a MERGE t
 costs a shuffle and a sort of whole rows, and a MERGE reads its source more than once.
 
 The query groups the rows. For few rows two shuffles cost more than the grouping itself, so one task groups them, without a
-shuffle. How many they are is known after the job that persists them, which rows of one task don't need.
+shuffle. How many they are is known after the job that persists them.
+
+The scope holds for the rows in which it was found, so all jobs of a batch must see the same rows (`computed_once`). Spark
+computes lost rows of a persisted batch again. A batch that isn't deterministic then has a row in another partition, which a
+MERGE restricted to the scope inserts a second time, or with another key, or two rows with one key.
+
+- *A copy of its own.* The rows are persisted under a plan that nothing else has. So neither the user nor a sink of another thread
+  drops them, and rows that the user has persisted keep what Spark does with them.
+- *No lineage.* The first job over them counts them, and cuts their lineage at its end (`localCheckpoint`). From then on a task
+  that finds rows missing fails. Only then their partitions and keys are looked for.
+- *Before each commit* Spark must still have these rows persisted: `clearCache` lets it compute them again.
+- *Then the batch is computed again*, with a new scope: `RowsLost`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +30,18 @@ from itertools import chain, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from lakewarden.handlers.partition_spelling import moment
+from lakewarden.spark_jobs.gate.errors import GateError, RowsLost
 from lakewarden.spark_jobs.gate.scope import BatchScope
+from lakewarden.spark_jobs.sinks.java import java_causes
 from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from lakewarden.spark_jobs.gate.transaction import Transaction
 
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition fields, in the table's order. Empty for an unpartitioned table."""
@@ -180,21 +197,29 @@ class PartitionScope(BatchScope):
     """The batch in which the content was found."""
 
 
+_COMPUTED_ONCE: WeakKeyDictionary[DataFrame, int] = WeakKeyDictionary()
+"""Rows of `computed_once`, and the id of the RDD that has them."""
+
+_RDDS: set[int] = set()
+"""These ids. Several threads use them."""
+
+
 def known_content(
     scope: BatchScope | None, batch: DataFrame, fields: Sequence[Field], keys: Sequence[str]
 ) -> BatchContent | None:
-    """Return the content of a batch whose scope has it, or None.
-
-    The scope holds for the rows that were read for it: for this very batch, if it is persisted. A row in any other partition
-    would be inserted a second time by a MERGE that is restricted to the scope.
-    """
-    if not isinstance(scope, PartitionScope) or scope.batch is not batch or not is_persisted(batch):
+    """Return the content of a batch whose scope has it, or None. The scope holds for the rows that were read for it."""
+    if not isinstance(scope, PartitionScope) or scope.batch is not batch or not is_computed_once(batch):
         return None
     return scope.content if (scope.fields, scope.keys) == (tuple(fields), tuple(keys)) else None
 
 
+def is_computed_once(rows: DataFrame) -> bool:
+    """Return whether these rows are those of a `computed_once`."""
+    return rows in _COMPUTED_ONCE
+
+
 def is_persisted(rows: DataFrame) -> bool:
-    """Return whether the rows are computed at most once, and so are the same each time."""
+    """Return whether Spark keeps the rows when a job has computed them."""
     return bool(rows._jdf.storageLevel().isValid())  # noqa: SLF001 - that of PySpark asks for each of its fields
 
 
@@ -210,16 +235,80 @@ def as_view(rows: DataFrame, name: str) -> Iterator[str]:
 
 
 @contextmanager
-def computed_once(rows: DataFrame, batch: DataFrame) -> Iterator[None]:
-    """Let several jobs of the block see the same `rows`, which come from `batch`."""
-    if is_persisted(batch):
-        yield
+def computed_once(
+    rows: DataFrame, batch: DataFrame, facts: str, txn: Transaction | None = None
+) -> Iterator[DataFrame]:
+    """Yield the `rows`, which come from `batch`: all jobs of the block see the same ones, or fail.
+
+    Raise `RowsLost` if some were lost, in the block or when `txn` commits. `facts` name the table and the writer.
+    """
+    if is_computed_once(batch):
+        with _naming_lost(batch, facts):
+            yield rows
         return
-    rows.persist()
+    # The condition makes the plan another one than any that is persisted already. Spark's optimizer removes it.
+    own = rows.where(f"'{uuid4().hex}' IS NOT NULL")
+    own.persist()
+    try:
+        computed = _persisted_rdd(own)
+        computed.localCheckpoint()
+        _COMPUTED_ONCE[own] = computed.id()
+        _RDDS.add(computed.id())
+        if txn is not None:
+            txn.before_commit(lambda: require_computed_once(own, facts))
+        with _naming_lost(own, facts):
+            yield own
+    finally:
+        _RDDS.discard(_COMPUTED_ONCE.pop(own, -1))
+        own.unpersist()
+
+
+def require_computed_once(rows: DataFrame, facts: str) -> None:
+    """Raise `RowsLost` if rows of a `computed_once` that has not ended are persisted no more, or again."""
+    expected = _COMPUTED_ONCE.get(rows)
+    if expected is not None and not (is_persisted(rows) and _persisted_rdd(rows).id() == expected):
+        raise _lost("they are no longer persisted (clearCache)", facts)
+
+
+def as_lost(error: Exception, facts: str, rows: DataFrame | None = None) -> RowsLost | None:
+    """Return `RowsLost` for an error of a job that found rows of `computed_once` missing, or others instead of `rows`."""
+    if isinstance(error, GateError):
+        return None
+    texts = " ".join(str(java.getMessage()) for java in java_causes(error))
+    if not _RDDS.isdisjoint(map(int, re.findall(r"Checkpoint block rdd_(\d+)_", texts))):
+        return _lost("an executor that had some has ended", facts)
+    try:
+        if rows is not None:
+            require_computed_once(rows, facts)
+    except RowsLost as lost:
+        return lost
+    except Exception:  # noqa: BLE001 - Spark has stopped, and raises various errors
+        return None
+    return None
+
+
+def _lost(reason: str, facts: str) -> RowsLost:
+    return RowsLost(
+        f"rows of the batch were lost while it was written: {reason}; computed again they may be others, outside of the declared "
+        f"scope; nothing was published; the batch must be computed again; {facts}"
+    )
+
+
+@contextmanager
+def _naming_lost(rows: DataFrame, facts: str) -> Iterator[None]:
     try:
         yield
-    finally:
-        rows.unpersist()
+    except Exception as error:
+        lost = as_lost(error, facts, rows)
+        if lost is None:
+            raise
+        raise lost from error
+
+
+def _persisted_rdd(rows: DataFrame) -> Any:
+    """Return the RDD of Java that has the persisted rows. The plan is a new one: that of `rows` may be older."""
+    plan = rows._jdf.alias("rows").queryExecution().withCachedData()  # noqa: SLF001 - PySpark doesn't show it
+    return plan.collectLeaves().head().cacheBuilder().cachedColumnBuffers()
 
 
 def content_of(
@@ -259,10 +348,23 @@ def _alike(value: Any, field: Field) -> tuple[Any, ...]:
     return _ZEROS if value == "0.0" and field.value_type in _FLOATS else (value,)
 
 
+def counted(rows: DataFrame) -> int:
+    """Count the rows by as many tasks as they have partitions. From then on, those of `computed_once` stay as they are."""
+    return int(_java_rdd(rows.select()).count())  # `rows.count()` shuffles
+
+
+def settle(rows: DataFrame) -> None:
+    """Compute rows of `computed_once` before something is looked for in them."""
+    if is_computed_once(rows):
+        counted(rows)
+
+
+def _java_rdd(rows: DataFrame) -> Any:
+    return rows._jdf.queryExecution().toRdd()  # noqa: SLF001 - the RDD of PySpark converts each row
+
+
 def _fits_one_task(rows: DataFrame) -> bool:
-    """Return whether one task may group the persisted rows. They are counted by as many tasks as they have partitions."""
-    computed = rows.select()._jdf.queryExecution().toRdd()  # noqa: SLF001 - `count()` shuffles, and the RDD of PySpark converts each row
-    return bool(computed.getNumPartitions() == 1 or computed.count() <= ONE_TASK_ROWS)
+    return counted(rows) <= ONE_TASK_ROWS or _java_rdd(rows).getNumPartitions() == 1
 
 
 def _content_query(

@@ -30,6 +30,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
     Field,
     Partition,
     PartitionScope,
+    as_lost,
     content_of,
     is_persisted,
 )
@@ -169,9 +170,13 @@ def run_under_grant(
         try:
             statement()
         except Exception as error:
+            lost = as_lost(error, txn.facts)
             # A commit whose answer was lost can look like a conflict with itself.
-            if txn.batch_id is None or not is_conflict(error) or version() is not None:
+            if txn.batch_id is None or not (lost or is_conflict(error)) or version() is not None:
                 raise
+            if lost is not None:
+                grant.not_published()
+                raise lost from error
             facts = f"table={txn.table} writer={txn.writer} transaction={txn.id}"
             raise conflict_found(java_text(error), facts, None) from error
         grant.version = version()

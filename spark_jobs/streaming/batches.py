@@ -17,7 +17,8 @@
 - *Alone.* If the format's own check refuses a commit because of another one of the gate, no marker shows why they conflict, and
   both could lose in turn. So the retry's scope is the whole table. The same holds from the second refusal on, whatever the cause.
 - *Scope.* A scope is found once per batch, before its first transaction. If the sink finds it by a Spark job, the batch is
-  persisted first, so the sink and its retries read the same rows without computing them again.
+  persisted first, so the sink and its retries read the same rows without computing them again (`computed_once`). If some of
+  them are lost (`RowsLost`), the batch is computed and its scope found again before the next attempt.
 - *Once.* A batch that the agent knows to be committed is skipped. So is a batch that the table has, if the sink can look it
   up (`sinks/contract.py`).
 - *Stop.* If the query or Spark is stopped, a wait ends within a second, nothing is retried, and one error says what became of
@@ -31,8 +32,8 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -48,7 +49,7 @@ from lakewarden.spark_jobs.gate.scope import ALONE, BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.sinks.java import java_text
-from lakewarden.spark_jobs.sinks.partitions import computed_once
+from lakewarden.spark_jobs.sinks.partitions import as_lost, computed_once, require_computed_once
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
 
 FOOTPRINT_TIMEOUT_SECONDS = 10.0
 """For reading back what an aborted attempt touched. After it, the retry's scope is smaller, which is still correct."""
+
+MAX_SCOPE_TRIES = 3
+"""How often a scope is looked for. Rows are lost only when an executor ends."""
 
 BACKOFF_SECONDS = 2.0
 """Longest back-off before a retry without a winner to wait for: the agent or its lock failed, no other writer is involved."""
@@ -151,6 +155,10 @@ class _Batch:
     query: Any | None = None
     """The query in the JVM."""
     scope: BatchScope | None = None
+    same: DataFrame | None = None
+    """The rows in which the sink has found the scope: the same ones in all jobs."""
+    kept: ExitStack = field(default_factory=ExitStack)
+    """Keeps them."""
     prepared: Transaction | None = None
     """Transaction of the last attempt. It isn't in `opened` if it failed to open."""
     opened: list[Transaction] = field(default_factory=list)
@@ -214,7 +222,8 @@ class BatchWriter:
         try:
             micro_batch.query = query_of(batch)
             micro_batch.writer = wire_name(self._writer, micro_batch.query)
-            with self._scope_of(micro_batch):
+            with micro_batch.kept:
+                self._find_scope(micro_batch)
                 self._write_with_retries(micro_batch)
         except Exception as error:
             stopped = micro_batch.what_stopped()
@@ -259,7 +268,8 @@ class BatchWriter:
             except errors.AlreadyCommitted as skipped:
                 _report_skipped(micro_batch, skipped)
                 return
-            except Exception as error:
+            except Exception as raised:
+                error = as_lost(raised, self._facts(micro_batch), micro_batch.same) or raised
                 if not self._is_retried(error, micro_batch, attempt):
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)
@@ -291,7 +301,10 @@ class BatchWriter:
                     txn.on_abort(lambda _: jobs.cancel_until_ended())
                     if self._committed is not None:
                         txn.recognise(self._committed)
-                    self._write(batch.rows, txn)
+                    same = batch.same
+                    if same is not None:
+                        txn.before_commit(lambda: require_computed_once(same, txn.facts))
+                    self._write(batch.rows if same is None else same, txn)
             except Exception:
                 if not txn.aborted and batch.what_stopped() is None:
                     jobs.wait_until_gone()  # when one task fails, others may still write
@@ -314,20 +327,26 @@ class BatchWriter:
                 raise refusals.new_query(batch.number, doubtful[-1], txn.facts)
         begun.add(batch.writer)
 
-    @contextmanager
-    def _scope_of(self, batch: _Batch) -> Iterator[None]:
-        """Find the scope of the batch. A batch that the sink reads for it stays persisted in the block."""
+    def _find_scope(self, batch: _Batch, tries: int = MAX_SCOPE_TRIES) -> None:
+        """Find the scope of the batch. The rows in which the sink finds it stay as they are until the batch has ended."""
         if self._scope is not None:
             batch.scope = as_batch_scope(self._scope(batch.rows))
-            yield
             return
         find = getattr(self._write, "scope", None)
         if find is None or self._target.admission == "optimistic":
-            yield
             return
-        with computed_once(batch.rows, batch.rows):
-            batch.scope = as_batch_scope(find(batch.rows))
-            yield
+        facts = self._facts(batch)
+        batch.same = batch.kept.enter_context(computed_once(batch.rows, batch.rows, facts))
+        try:
+            batch.scope = as_batch_scope(find(batch.same))
+        except Exception as error:
+            if tries == 1 or as_lost(error, facts, batch.same) is None:
+                raise
+            batch.kept.close()
+            self._find_scope(batch, tries - 1)
+
+    def _facts(self, batch: _Batch) -> str:
+        return f"table={self._target.table} writer={batch.writer} batch_id={batch.number}"
 
     def _choose(self, batch: _Batch) -> Choice:
         markers = None if batch.scope is None else batch.scope.markers
@@ -363,6 +382,10 @@ class BatchWriter:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
         if isinstance(error, errors.CommitAborted):
             batch.winners.update(entry.other_transaction for entry in error.conflicts)
+        if isinstance(error, errors.RowsLost):
+            batch.kept.close()
+            self._find_scope(batch)
+            touched.update(dict.fromkeys(batch.scope.markers if batch.scope else ()))
         batch.refused += isinstance(error, errors.BaseChanged)
         if isinstance(error, errors.LostToGate) or batch.refused > 1:
             touched = {ALONE: None}

@@ -233,7 +233,8 @@ class DeltaSink(SparkSink[Metadata]):
         if self._unhooked is None:
             self._execute(append, txn, table, batch.sparkSession, touch_files)
             return
-        with computed_once(batch, batch):
+        with computed_once(batch, batch, txn.facts, txn) as same:
+            batch = same
             rows, stored = self._with_stored(
                 self._rows(batch, metadata, self._upsert), metadata, self._upsert
             )
@@ -250,16 +251,17 @@ class DeltaSink(SparkSink[Metadata]):
             *metadata.filled_in,
         ]
 
-        def overwrite(identity: Identity) -> None:
-            rows.writeTo(self._by_path).options(**identity).overwritePartitions()
-
-        with computed_once(rows, batch):
+        with computed_once(rows, batch, txn.facts, txn) as rows:
             content = known_content(txn.batch_scope, batch, fields, upsert.keys)
             content = content or self._content(rows, metadata, upsert, stored, persisted=True)
             if not content.partitions:
                 return
             txn.touch_all(self._markers(content.partitions, metadata))
             if self._mode == "overwrite":
+
+                def overwrite(identity: Identity) -> None:
+                    rows.writeTo(self._by_path).options(**identity).overwritePartitions()
+
                 self._execute(overwrite, txn, table, rows.sparkSession)
                 return
             merged = upsert.one_row_per_key(rows, fields, self.table, stored) if content.keys_repeat else rows

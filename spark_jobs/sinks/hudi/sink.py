@@ -34,6 +34,7 @@ from lakewarden.spark_jobs.sinks.hudi.options import (
 from lakewarden.spark_jobs.sinks.hudi.provider import is_before_1, release_of
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
+from lakewarden.spark_jobs.sinks.partitions import computed_once, is_computed_once, settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,14 +118,22 @@ class HudiSink(Sink):
     def scope(self, batch: DataFrame, /) -> BatchScope | None:
         """Return the batch's partitions, by one Spark job. None if a key generator computes them."""
         paths = self._partition_paths(batch)
+        settle(batch)
         return None if paths is None else paths.scope(batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         self.begin(txn)
         self._require_ordering(batch.sparkSession)
-        if self._operation == "insert_overwrite":
-            scope = txn.batch_scope or self.scope(batch)
+        if self._operation != "insert_overwrite":
+            self._write(batch, txn)
+            return
+        found = txn.batch_scope if is_computed_once(batch) else None
+        with computed_once(batch, batch, txn.facts, txn) as same:
+            scope = found or self.scope(same)
             txn.touch_all(scope.markers if scope is not None else ())
+            self._write(same, txn)
+
+    def _write(self, batch: DataFrame, txn: Transaction) -> None:
         with self.hudi_options(txn, batch.sparkSession) as options:
             batch.write.format("hudi").options(**options).mode("append").save(self._path)
 

@@ -98,7 +98,11 @@ class IcebergSink(SparkSink[OpenTable]):
         upsert = self._upsert_of(table, batch.sparkSession)
         rows = self._complete(self._rows(batch, table, upsert), table)
         inexact = inexact_keys(upsert.keys, table.fields, rows.schema, table.columns, self.table)
-        with computed_once(rows, batch), naming_values(batch, table.columns, self.table):
+        with (
+            computed_once(rows, batch, txn.facts, txn) as same,
+            naming_values(batch, table.columns, self.table),
+        ):
+            rows = same
             scoped, stored = self._with_stored(rows, table, upsert)
             content = known_content(txn.batch_scope, batch, table.fields, upsert.keys)
             content = content or self._content(scoped, table, upsert, stored, persisted=True)

@@ -84,7 +84,13 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     require_supported,
     upsert_rule,
 )
-from lakewarden.spark_jobs.sinks.partitions import quoted
+from lakewarden.spark_jobs.sinks.partitions import (
+    computed_once,
+    is_computed_once,
+    quoted,
+    require_computed_once,
+    settle,
+)
 from lakewarden.spark_jobs.sinks.upsert import latest, merge
 
 if TYPE_CHECKING:
@@ -139,6 +145,8 @@ class _PaimonScope(BatchScope):
     """The partitions of an upsert that are written by one transaction at a time, with their values."""
 
     partitions: tuple[Partition, ...]
+    batch: DataFrame
+    """The batch in which they were found. They hold for no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,7 @@ class _BucketScope(BatchScope):
     """The buckets of an upsert into a table with a primary key and fixed buckets."""
 
     groups: tuple[str, ...]
+    batch: DataFrame
 
 
 class PaimonSink(Sink):
@@ -189,13 +198,14 @@ class PaimonSink(Sink):
         table = self._open()
         rows = in_table_types(batch, table, self.table)
         with naming_values(batch, spark_schema(table), self.table):
+            settle(batch)
             if _has_fixed_buckets(table):
                 groups = tuple(groups_of(self._with_groups(table, rows), table))
-                return _BucketScope(_buckets(table, groups), groups)
+                return _BucketScope(_buckets(table, groups), groups, batch)
             self._require_columns(table, rows)
             partitions = tuple(partitions_of(rows, table))
         paths = (partition_path(table, partition) for partition in partitions)
-        return _PaimonScope(_whole_partitions(table, paths), partitions)
+        return _PaimonScope(_whole_partitions(table, paths), partitions, batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         table = self._open()
@@ -261,7 +271,7 @@ class PaimonSink(Sink):
         rows = in_table_types(batch, table, self.table)
         try:
             with naming_values(batch, spark_schema(table), self.table):
-                self._stage_rows(table, rows, work, txn)
+                self._stage_rows(table, batch, rows, work, txn)
         except GateError:
             raise
         except Exception as error:
@@ -269,7 +279,9 @@ class PaimonSink(Sink):
                 raise self._other_table(txn) from error
             raise
 
-    def _stage_rows(self, table: Any, rows: DataFrame, work: _StagedBatch, txn: Transaction | None) -> None:
+    def _stage_rows(
+        self, table: Any, batch: DataFrame, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
+    ) -> None:
         if self._mode == "append":
             self._discard_later(table, work, txn)
             work.messages = stage_files(all_columns(rows, table, self.table), work.staging)
@@ -281,16 +293,15 @@ class PaimonSink(Sink):
                 f"leave out `conflict_rule`, and start the query again if the table was replaced; table={self.table}"
             )
         if _has_fixed_buckets(table):
-            self._stage_buckets(table, rows, work, txn)
+            self._stage_buckets(table, batch, rows, work, txn)
             return
         self._require_columns(table, rows)
-        scope = txn.batch_scope if txn is not None else None
-        # An empty one isn't trusted either: the user's function may have added rows to the batch since.
+        scope = _scope_of(batch, txn)
         known = scope.partitions if isinstance(scope, _PaimonScope) else ()
         if not table.is_primary_key_table:
             rows = latest(rows, self._all_keys(table, rows), self._order(rows))
-        rows.persist()  # it is computed several times, and must be the same rows each time
-        try:
+        with computed_once(rows, rows, self._facts(txn)) as rows:
+            settle(rows)
             work.partitions = known or tuple(partitions_of(rows, table))
             if not work.partitions:
                 return
@@ -306,8 +317,7 @@ class PaimonSink(Sink):
                 self._stage_dynamic_buckets(table, rows, work, work.base, txn)
             else:
                 self._stage_merged(table, rows, work, work.base, txn)
-        finally:
-            rows.unpersist()
+            require_computed_once(rows, self._facts(txn))
 
     def _stage_merged(
         self, table: Any, rows: DataFrame, work: _StagedBatch, base: Base, txn: Transaction | None
@@ -334,18 +344,18 @@ class PaimonSink(Sink):
         work.messages = stage_files(ordered, work.staging)
 
     def _stage_buckets(
-        self, table: Any, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
+        self, table: Any, batch: DataFrame, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
     ) -> None:
         if txn is not None:
             # Before any Spark job: what other transactions read and commit during these doesn't change the order then.
             self._number(table, work, first_sequence_number(latest_snapshot_id(table), txn.turn))
             work.commutes = upsert_rule(table) == "deleted-file"
         rows = self._with_groups(table, rows)
-        scope = txn.batch_scope if txn is not None else None
+        scope = _scope_of(batch, txn)
         known = scope.groups if isinstance(scope, _BucketScope) else ()
-        if not known:
-            rows.persist()
-        try:
+        # Known buckets are those of a batch that is persisted itself.
+        with computed_once(rows, batch if known else rows, self._facts(txn)) as rows:
+            settle(rows)
             groups = known or tuple(groups_of(rows, table))
             if not groups:
                 return
@@ -357,9 +367,10 @@ class PaimonSink(Sink):
                 txn.check()
             self._discard_later(table, work, txn)
             work.messages = stage_files(one_task_each(rows, [GROUP], self._order(rows)), work.staging)
-        finally:
-            if not known:
-                rows.unpersist()
+            require_computed_once(rows, self._facts(txn))
+
+    def _facts(self, txn: Transaction | None) -> str:
+        return f"table={self.table}" if txn is None else txn.facts
 
     def _number(self, table: Any, work: _StagedBatch, first: int) -> None:
         work.staging = replace(work.staging, first_sequence=first)
@@ -549,6 +560,13 @@ class PaimonSink(Sink):
                 sweep(table, partitions, prefix)
             except Exception as error:  # noqa: BLE001 - files that no snapshot refers to only cost space
                 log.warning("paimon.sweep-failed", table=self.table, prefix=prefix, error=repr(error))
+
+
+def _scope_of(batch: DataFrame, txn: Transaction | None) -> BatchScope | None:
+    """Return the scope that was found in these very rows. The user's function may have changed the batch since."""
+    found = None if txn is None else txn.batch_scope
+    same = isinstance(found, _PaimonScope | _BucketScope) and found.batch is batch
+    return found if same and is_computed_once(batch) else None
 
 
 def _is_changed(table: Any, where: TableAddress) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
+from lakewarden.spark_jobs import RowsLost
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks import partitions
 from lakewarden.spark_jobs.sinks.partitions import (
@@ -12,8 +13,10 @@ from lakewarden.spark_jobs.sinks.partitions import (
     PartitionColumn,
     PartitionScope,
     as_view,
+    computed_once,
     content_of,
     known_content,
+    require_computed_once,
 )
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
@@ -110,14 +113,31 @@ def test_too_many_partitions_are_refused(
 
 def test_a_scope_is_known_for_its_own_batch_fields_and_keys_only(spark: SparkSession) -> None:
     """A user may give the scope function of another sink."""
-    batch = spark.createDataFrame([(1, 7, "a", "x")], ROWS).persist()
+    rows = spark.createDataFrame([(1, 7, "a", "x")], ROWS).persist()
     content = BatchContent(((1,),))
-    scope = PartitionScope((), content, (DAY,), ("id",), batch)
+    with computed_once(rows, rows, "table=lake") as batch:
+        scope = PartitionScope((), content, (DAY,), ("id",), batch)
 
-    assert known_content(scope, batch, [DAY], ["id"]) is content
-    assert known_content(scope, batch, [DAY], ["part"]) is None
-    assert known_content(scope, batch, [], ["id"]) is None
-    assert known_content(scope, batch.select("*"), [DAY], ["id"]) is None
-    assert known_content(BatchScope(()), batch, [DAY], ["id"]) is None
-    batch.unpersist(blocking=True)
+        assert known_content(scope, batch, [DAY], ["id"]) is content
+        assert known_content(scope, batch, [DAY], ["part"]) is None
+        assert known_content(scope, batch, [], ["id"]) is None
+        assert known_content(scope, batch.select("*"), [DAY], ["id"]) is None
+        assert known_content(BatchScope(()), batch, [DAY], ["id"]) is None
+        own = PartitionScope((), content, (DAY,), ("id",), rows)
+        assert known_content(own, rows, [DAY], ["id"]) is None, "Spark may compute them again"
     assert known_content(scope, batch, [DAY], ["id"]) is None
+    rows.unpersist()
+
+
+def test_two_threads_keep_the_same_batch_each_for_itself(spark: SparkSession) -> None:
+    """As two sinks in a thread pool: the one that ends first doesn't take the rows from the other one."""
+    batch = spark.createDataFrame([(1, 7, "a", "x")], ROWS)
+    with computed_once(batch, batch, "table=one") as one:
+        assert one.count() == 1
+        with computed_once(batch, batch, "table=two") as two:
+            assert two.count() == 1
+        batch.unpersist()
+        require_computed_once(one, "table=one")
+        spark.catalog.clearCache()
+        with pytest.raises(RowsLost, match=r"clearCache.*must be computed again; table=one"):
+            require_computed_once(one, "table=one")

@@ -21,7 +21,13 @@ class Table:
         self.version = version
         self.grant = SimpleNamespace(version=None, check=lambda: self.steps.append("check"))
         self.txn: Any = SimpleNamespace(
-            id="t1", table="lake", writer="w", batch_id=batch_id, check=lambda: None, commit=self.commit
+            id="t1",
+            table="lake",
+            writer="w",
+            batch_id=batch_id,
+            check=lambda: None,
+            commit=self.commit,
+            facts="",
         )
 
     @contextmanager
