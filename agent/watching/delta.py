@@ -1,6 +1,7 @@
 """Follows one Delta table. The partition columns come from the newest checksum file, or from a commit that has them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import NumberedFollower
@@ -37,17 +38,21 @@ class DeltaFollower(NumberedFollower):
         return [] if found is None else [found]
 
     async def _start(self) -> int:
-        try:
-            first = log.checkpoint_version(await self._files.read(log.LAST_CHECKPOINT))
-        except AbsentFileError:
-            first = 0
-        newest = self._newest(await self._listed(first))
-        if newest is None and first:  # the hint is of another table, which was there before
-            newest = self._newest(await self._listed(0))
-        if newest is None:
-            raise UnreadableTableError(f"{log.LOG_FOLDER} has no commit and no checkpoint")
+        newest = await newest_commit(self._files)
         self._layout = await find_layout(self._files, newest)
         return newest
+
+
+async def newest_commit(files: TableFiles) -> int:
+    """Find the newest version of the log. Raises `UnreadableTableError` if it has none."""
+    first = 0
+    with suppress(AbsentFileError):
+        first = log.checkpoint_version(await files.read(log.LAST_CHECKPOINT))
+    for since in {first: None, 0: None}:  # the hint may be of another table, which was there before
+        newest = log.newest_version(await files.below(log.LOG_FOLDER, log.before(since)))
+        if newest is not None:
+            return newest
+    raise UnreadableTableError(f"{log.LOG_FOLDER} has no commit and no checkpoint")
 
 
 async def find_layout(files: TableFiles, version: int) -> log.PartitionLayout:

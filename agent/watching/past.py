@@ -27,8 +27,8 @@ from lakewarden.agent.clock import wall_ms
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.catalogs import TableName, catalogs
-from lakewarden.agent.watching.delta import find_layout
-from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles, UnreadableTableError
+from lakewarden.agent.watching.delta import find_layout, newest_commit
+from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.formats import KnownFormat, known_format
 from lakewarden.agent.watching.iceberg import files_of, manifests_read, metadata_in, newest_metadata
 from lakewarden.agent.watching.paimon import changes_read
@@ -302,7 +302,7 @@ async def _past(
 
 
 async def _delta(files: TableFiles, reading: _Reading) -> None:
-    newest = await _newest_of_delta(files)
+    newest = await newest_commit(files)
     layout, reading.reached = await _layout(files, newest), newest + 1
 
     async def use(file: File, body: bytes | Exception) -> bool:
@@ -329,20 +329,6 @@ async def _delta(files: TableFiles, reading: _Reading) -> None:
     listed = _log_of_delta(files, newest)
     if await _in_order(listed, lambda each: files.read(each.path), use, AT_ONCE) and reading.reached:
         reading.lacks(f"commits before {reading.reached}", "the table's log has been cleaned", Lack.OLDER)
-
-
-async def _newest_of_delta(files: TableFiles) -> int:
-    first = 0
-    with suppress(AbsentFileError):
-        first = delta.checkpoint_version(await files.read(delta.LAST_CHECKPOINT))
-    for since in {first: None, 0: None}:  # the hint may be of another table, which was there before
-        found = [
-            delta.newest_version(page) async for page in files.pages(delta.LOG_FOLDER, delta.before(since))
-        ]
-        newest = max((each for each in found if each is not None), default=None)
-        if newest is not None:
-            return newest
-    raise UnreadableTableError(f"{delta.LOG_FOLDER} has no commit and no checkpoint")
 
 
 async def _log_of_delta(files: TableFiles, newest: int) -> AsyncIterator[File]:
