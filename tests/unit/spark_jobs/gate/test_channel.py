@@ -19,6 +19,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from lakewarden.events import (
     Abort,
     Admitted,
+    CommitIntent,
     DecisionEventUnion,
     PartitionTaken,
     Topics,
@@ -354,3 +355,44 @@ def test_the_error_of_a_timeout_names_why_decisions_could_not_be_read() -> None:
     )
 
     assert "this writer can't read decisions (no token today): check the brokers" in str(error)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", channel_module.FORGOTTEN)
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("when", ["at once", "later"])
+async def test_an_event_is_sent_once_more_if_the_broker_has_forgotten_the_producer(
+    error: type[Exception], times: int, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker forgets a producer id after a loss of records, or an idle time. A repeated event changes nothing."""
+    channel = Channel("nowhere:9092", topics=Topics("p"))
+    channel._partitions = 1
+    made_producers: list[Any] = []
+
+    class Producer:
+        async def send(self, *_: Any, **__: Any) -> Any:
+            failed = len(made_producers) <= times
+            if failed and when == "at once":
+                raise error
+
+            async def answer() -> Any:
+                if failed:
+                    raise error
+                return SimpleNamespace(offset=7)
+
+            return answer()
+
+    async def make(*_: Any, **__: Any) -> Any:
+        made_producers.append(Producer())
+        return made_producers[-1]
+
+    monkeypatch.setattr(channel_module, "make_producer", make)
+    monkeypatch.setattr(channel._thread, "start_soon", lambda *_: None)
+    event = made(CommitIntent, table=TABLE, transaction="t-1")
+
+    if times == 2:
+        with pytest.raises(error):
+            await (await channel.publish(event))
+    else:
+        assert await (await channel.publish(event)) == 7
+    assert len(made_producers) == 2
