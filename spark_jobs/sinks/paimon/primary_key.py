@@ -23,6 +23,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     arrow_schema,
     latest_snapshot_id,
     partition_path,
+    partition_spelling,
     require_python_values,
     winner_in,
 )
@@ -88,18 +89,23 @@ def not_deterministic(found: str, listed: str, table: str) -> RuntimeError:
     )
 
 
-def group_writer(write: Any, groups: frozenset[str], uri: str) -> Callable[[Any], None]:
-    """Return a function that writes rows, sorted by `GROUP`, to their buckets."""
+def group_writer(write: Any, groups: frozenset[str], table: Any) -> Callable[[Any], None]:
+    """Return a function that writes rows, sorted by `GROUP`, to their buckets.
+
+    Several partitions share the folder of blank texts, and so a group, which pypaimon divides.
+    """
     import pyarrow.compute as pc
 
+    shared = partition_spelling(table).null
     def write_groups(rows: Any) -> None:
         runs = pc.run_end_encode(rows.column(GROUP))
         without = rows.drop_columns([GROUP])
         start = 0
         for group, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
             if group not in groups:
-                raise not_deterministic(f"bucket {group!r}", "buckets", uri)
-            write.write_arrow_batch(without.slice(start, end - start), int(group.rpartition("bucket-")[2]))
+                raise not_deterministic(f"bucket {group!r}", "buckets", table.table_path)
+            bucket = None if shared in group else int(group.rpartition("bucket-")[2])
+            write.write_arrow_batch(without.slice(start, end - start), bucket)
             start = end
 
     return write_groups

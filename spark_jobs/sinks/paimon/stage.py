@@ -136,9 +136,7 @@ def _rows_writer(staging: Staging, table: Any, write: Any) -> tuple[Any, Callabl
             if staging.prefix is not None:
                 name_index_files(write, staging.prefix)
             return schema, partition_writer(write, table, staging.allowed_partitions)
-        return schema.append(pa.field(GROUP, pa.string())), group_writer(
-            write, staging.groups, staging.table.uri
-        )
+        return schema.append(pa.field(GROUP, pa.string())), group_writer(write, staging.groups, table)
     publish_markers = _marker_publisher(staging, table)
 
     def write_rows(rows: Any) -> None:

@@ -107,6 +107,24 @@ def test_a_group_is_partition_and_bucket_as_in_the_file_names(make: Make) -> Non
     assert [row["flight"] for row in read(where)] == list(range(20))
 
 
+def test_blank_partitions_are_written_beside_one_another_and_upserted(make: Make) -> None:
+    """They share a folder, and so the name of their group."""
+    schema = pa.schema([pa.field("p", pa.string(), nullable=False), *list(FLIGHTS)[1:]])
+    where = make(schema, {"primary_keys": ["p", "flight"], "partition_keys": ["p"]}, bucket="2")
+    texts = ["", " ", "\t ", "a", "__DEFAULT_PARTITION__"]
+
+    for turn, gate in enumerate("ab"):
+        rows = [
+            {"p": text, "flight": number, "gate": gate, "delay": at, "kind": "+I"}
+            for at, text in enumerate(texts)
+            for number in range(4)
+        ]
+        commit(where, stage(where, rows), identifier=turn)
+
+    found = [(row["p"], row["flight"], row["gate"]) for row in rows_of(where.uri)]
+    assert sorted(found) == sorted((text, number, "b") for text in texts for number in range(4))
+
+
 def test_the_later_of_two_transactions_wins_all_keys_although_the_first_wrote_more_rows(make: Make) -> None:
     where = make()
     commit(where, stage(where, [flight(1, f"{n}") for n in range(50)] + [flight(2, "a"), flight(3, "a")]))
