@@ -40,6 +40,11 @@ def escape_as_java_url(text: str) -> str:
     return quote_plus(text, safe="*").replace("~", "%7E")
 
 
+def hudi_folder(path: str) -> str:
+    """Return a partition of Hudi as its folder: a value may begin or end with a slash, or have two together."""
+    return "/".join(part for part in path.split("/") if part)
+
+
 def transformed(transform: str, value: Any) -> Any:
     """Return the value of one of Iceberg's partition fields as its paths spell it, where that isn't the value's own text."""
     match transform:
@@ -109,10 +114,10 @@ def _fraction(digits: str) -> str:
 
 
 def number_text(value: float, kind: str) -> str:
-    """Return a `float` or `double` as Java prints it from release 19 on: by the fewest digits that mean this number."""
+    """Return a `float` or `double` as Java prints it from release 19 on: by the fewest digits, two at least, that mean it."""
     if not isfinite(value):
         return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    texts = (f"{value:.{digits}g}" for digits in range(1, 18))
+    texts = (f"{value:.{digits}g}" for digits in range(2, 18))  # Java has two if one is enough: 4.9E-324
     number = Decimal(
         next(text for text in texts if _means(float(text), kind) == _means(value, kind))
     ).normalize()

@@ -7,7 +7,8 @@
 
 Rules:
 
-1. The partition ends at the last slash. It is never looked for at an underscore, because partitions have some.
+1. The partition ends at the last slash, and is its folder: `a/` and `a` are one. It is never looked for at an underscore, because
+   partitions have some.
 2. A base file is `<file group>_<write token>_<instant>.<extension>`, a log file
    `.<file group>_<instant>.log.<version>_<write token>`. A file group is kept whole: `<uuid>-<n>`, but for rule 6.
 3. A log file is an `append`, whatever its marker says. From table version 8 on, it says `CREATE` for an update.
@@ -27,6 +28,7 @@ from pydantic import ValidationError
 
 from lakewarden.events import Marker, Operation
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
+from lakewarden.handlers.partition_spelling import hudi_folder
 
 _MARKERS_FILE = re.compile(r"MARKERS[0-9]{1,6}")
 _BASE_FILE = re.compile(r"(?P<group>[^_]+)_[0-9]+-[0-9]+-[0-9]+_[0-9]+\.\w+")
@@ -85,7 +87,7 @@ def touched(partition: str, file_group: str, operation: Operation) -> Marker:
     bucket = _BUCKET.fullmatch(file_group)
     file_group = file_group if bucket is None else bucket[1]
     try:
-        return Marker(partition=partition, file_group=file_group, operation=operation)
+        return Marker(partition=hudi_folder(partition), file_group=file_group, operation=operation)
     except ValidationError as error:
         raise UnreadableHudi(
             f"the name of a partition or a file group is empty or too long: {partition[:80]!r}, {file_group[:80]!r}"

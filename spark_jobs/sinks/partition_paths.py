@@ -15,7 +15,8 @@ nothing shows it. So a path is made here, from values in the types of the *table
 | `paimon` | `region=a b/day=__DEFAULT_PARTITION__` | as `hive`, and `}` and NUL |
 
 An empty string is spelled as NULL, except by Iceberg. Paimon does so with blank strings too, and spells a date as its days since
-1970, unless the table has `partition.legacy-name=false`. `PaimonSink` spells the same way.
+1970, unless the table has `partition.legacy-name=false`. `PaimonSink` spells the same way. Hudi's `/a//b/` is the folder `a/b`;
+parts `.` and `..` are refused.
 
 Delta and Iceberg also have timestamps, as instants in UTC, and floating-point numbers, as Java prints them from release 19 on;
 Iceberg has binary, in base 64. Other formats spell them by the session's time zone, or by the release of Java, so they are
@@ -42,6 +43,7 @@ from lakewarden.handlers.partition_spelling import (
     escape_as_hive,
     escape_as_java_url,
     escape_as_paimon,
+    hudi_folder,
     iceberg_moment,
     is_blank_in_java,
     moment,
@@ -68,6 +70,8 @@ class _Spelling:
     named: bool = True
     escape: Callable[[str], str] = str
     is_null: Callable[[str], bool] = lambda text: not text
+    folder: Callable[[str], str] = str
+    """Returns the path as the folder that it names."""
     readers: Mapping[str, Reader] = field(default_factory=dict)
     """Readers of types that this format spells in its own way."""
 
@@ -80,11 +84,21 @@ def _spelling(table_format: TableFormat, *, hive_style: bool, url_encode: bool) 
             return _Spelling(HIVE_NULL, escape=escape_as_hive)
         case "hudi":
             escape = escape_as_hive if url_encode else str
-            return _Spelling(HIVE_NULL, named=hive_style, escape=escape, readers={_DECIMAL: str})
+            return _Spelling(
+                HIVE_NULL, named=hive_style, escape=escape, folder=_hudi_folder, readers={_DECIMAL: str}
+            )
         case "iceberg":
             return _Spelling("null", escape=escape_as_java_url, is_null=lambda _: False, readers=_ICEBERG)
         case "paimon":
             return _Spelling(PAIMON_NULL, escape=escape_as_paimon, is_null=is_blank_in_java, readers=_PAIMON)
+
+
+def _hudi_folder(path: str) -> str:
+    if not {".", ".."}.isdisjoint(path.split("/")):
+        raise ValueError(
+            f"the partition {path!r} has a part '.' or '..', which is another folder in each file system: write another value"
+        )
+    return hudi_folder(path)
 
 
 def collected(kind: str, value: str) -> str:
@@ -136,9 +150,10 @@ class PartitionPaths:
         It is empty for an unpartitioned table. Raises `ValueError` for a value that isn't of its column's type.
         """
         values = [row[name] for name in self._columns] if isinstance(row, Mapping) else list(row)
-        return "/".join(
+        path = "/".join(
             self._component(name, value) for name, value in zip(self._columns, values, strict=True)
         )
+        return self._spelling.folder(path)
 
     def marker(self, row: Mapping[str, Any] | Sequence[Any], file_group: str, operation: Operation) -> Marker:
         return Marker(partition=self.path(row), file_group=file_group, operation=operation)

@@ -29,6 +29,8 @@ T = "20261121222921966"
         (f"{GROUP}_1-82-206_{T}.parquet.marker.MERGE", "", "merge"),
         (f"event_date=2026/hour=1/{GROUP}_1-82-206_{T}.orc.marker.MERGE", "event_date=2026/hour=1", "merge"),
         (f"a.marker.b/{GROUP}_1-82-206_{T}.parquet.marker.MERGE", "a.marker.b", "merge"),
+        (f"a//b//{GROUP}_1-82-206_{T}.parquet.marker.MERGE", "a/b", "merge"),
+        (f"/a/{GROUP}_1-82-206_{T}.parquet.marker.MERGE", "a", "merge"),
         # Table version 8 and later: an update of an existing group is marked CREATE, of its log file.
         (f"p=d02/.{GROUP}_{T}.log.1_1-82-206.marker.CREATE", "p=d02", "append"),
         (f"p=d02/.{GROUP}_{T}.log.1_1-82-206.marker.APPEND", "p=d02", "append"),

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from lakewarden.events import Marker
+from lakewarden.handlers.hudi.markers import parse_marker
 from lakewarden.spark_jobs import PartitionPaths
 from lakewarden.spark_jobs.sinks.paimon.commit import sweep
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
@@ -48,6 +49,18 @@ def test_hudi_spells_as_its_options_say() -> None:
     assert PartitionPaths("hudi", {"n": "decimal(38,10)"}).path([0]) == "0E-10"
     assert PartitionPaths("hudi", COLUMNS, hive_style=True).path(ROW) == "region=a b/c/day=2026-11-21"
     assert PartitionPaths("hudi", COLUMNS, url_encode=True).path(ROW) == "a b%2Fc/2026-11-21"
+    plain, styled = (PartitionPaths("hudi", {"p": "string"}, hive_style=style) for style in (False, True))
+    folders = ["a", "a", "a/b", "a b ", " ", "a\u00a0", "e\u0301", "a%2Fb", "p=a", "..a"]
+    for value, folder in zip(
+        ("a/", "/a", "a//b/", "a b ", " ", "a\u00a0", "e\u0301", "a%2Fb", "p=a", "..a"), folders, strict=True
+    ):
+        assert plain.path([value]) == folder
+        assert parse_marker(f"{plain.path([value])}/g_1-2-3_4.parquet.marker.MERGE").partition == folder
+        assert parse_marker(f"{value}/g_1-2-3_4.parquet.marker.MERGE").partition == folder
+    assert (styled.path(["/a/"]), styled.path([".."])) == ("p=/a", "p=..")
+    for value in (".", "..", "a/../b", "a/."):
+        with pytest.raises(ValueError, match="another folder in each file system"):
+            plain.path([value])
     with pytest.raises(ValueError, match="options of Hudi tables, not of 'delta'"):
         PartitionPaths("delta", COLUMNS, hive_style=True)
 
@@ -137,6 +150,9 @@ LOCAL = NOON.replace(tzinfo=None)
             "%2B12000-10-30T00%3A00%3A01.5",
         ),
         ("double", [1e10, "1E10"], "1.0E10", "1.0E10"),
+        ("double", [5e-324, "4.9E-324"], "4.9E-324", "4.9E-324"),
+        ("double", [1e-323, "9.9E-324"], "9.9E-324", "9.9E-324"),
+        ("float", [1.401298464324817e-45, "1.4E-45"], "1.4E-45", "1.4E-45"),
         ("double", [2e23, "2.0E23", "1.9999999999999998E23"], "2.0E23", "2.0E23"),
         ("float", [1.100000023841858, "1.1"], "1.1", "1.1"),
         ("float", [16777216.0, "1.6777216E7"], "1.6777216E7", "1.6777216E7"),
