@@ -100,6 +100,15 @@ def spelled_as(
     folded = folding(batch.sparkSession)
     spelling = {folded(name): name for name in columns}
     given = batch.columns
+    substituted = [name for name in (*columns, *given) if "${" in name]
+    if (
+        substituted
+        and str(batch.sparkSession.conf.get("spark.sql.variable.substitute", "true")).lower() == "true"
+    ):
+        raise ValueError(
+            f"Spark replaces ${{…}} in SQL, also in the names of the columns {substituted}: set "
+            f"spark.sql.variable.substitute=false; table={table}"
+        )
     names = [name if name in columns else spelling.get(folded(name), name) for name in given]
     unknown = [name for name in names if name not in columns and not may_bring(name)]
     if unknown:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from lakewarden.spark_jobs.sinks.assignment import folding
+from lakewarden.spark_jobs.sinks.partition_paths import in_sql
 from lakewarden.spark_jobs.sinks.partitions import (
     Field,
     Partition,
@@ -89,6 +90,7 @@ class Upsert:
         found = next((name for name in rows.columns if folded(name) == folded(self.order_by)), None)
         if found is None:
             raise ValueError(f"order_by={self.order_by!r} is not a column of the batch; table={table}")
+        require_order(rows, found, table)
         return found
 
     def one_row_per_key(
@@ -97,12 +99,21 @@ class Upsert:
         fields: Sequence[Field],
         table: str,
         stored: Mapping[str, str] = MappingProxyType({}),
+        converted: Mapping[str, str] = MappingProxyType({}),
     ) -> DataFrame:
-        """Return one row for each key in each partition, as a MERGE needs them. `stored`: as for `computed_in`."""
+        """Return one row for each key in each partition, as a MERGE needs them. `stored`: as for `computed_in`.
+
+        `converted` has the types, as SQL, of the keys that the table stores in another type than the batch's. They are one key if
+        they are stored as one. A value that doesn't fit is a key of its own, which the MERGE refuses.
+        """
         same = {field.column for field in fields if is_key(field, self.keys, stored)}
-        identity = [key for key in self.keys if key not in same]
+        identity = [key for key in self.keys if key not in same and key not in converted]
         taken = rows.columns
         computed: dict[str, str] = {}
+        for key, kind in converted.items():
+            value = f"try_cast({quoted(key)} AS {kind})"
+            for part in (value, f"CASE WHEN {value} IS NULL THEN {quoted(key)} END"):
+                computed[unused("_lakewarden_key", [*taken, *computed])] = part
         for field in fields:
             value = computed_in(field, stored)
             if value == quoted(field.column):
@@ -184,6 +195,22 @@ def inexact_keys(
         if not is_exact(columns[name].dataType)
         or (name not in partitioned_by and types[name] != columns[name].dataType)
     ]
+
+
+def converted_keys(keys: Sequence[str], given: StructType, columns: StructType) -> dict[str, str]:
+    """Return the keys that the table stores in another type than the batch's, with these types as SQL."""
+    kinds = {key: columns[key].dataType for key in keys if given[key].dataType != columns[key].dataType}
+    return {key: in_sql(kind.simpleString()) for key, kind in kinds.items()}
+
+
+def require_order(rows: DataFrame, order_by: str, table: str) -> None:
+    """Raise `ValueError` if Spark doesn't order the values of this column."""
+    kind = rows.schema[order_by].dataType
+    if not has_order(kind):
+        raise ValueError(
+            f"order_by={order_by!r} has the type {kind.simpleString()}, whose values Spark doesn't order: use another column; "
+            f"table={table}"
+        )
 
 
 def require_comparable(

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,7 +36,7 @@ from lakewarden.spark_jobs.sinks.partition_paths import in_sql
 from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, computed_once, known_content, quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
-from lakewarden.spark_jobs.sinks.upsert import Upsert, inexact_keys, require_columns
+from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -264,7 +264,10 @@ class DeltaSink(SparkSink[Metadata]):
 
                 self._execute(overwrite, txn, table, rows.sparkSession)
                 return
-            merged = upsert.one_row_per_key(rows, fields, self.table, stored) if content.keys_repeat else rows
+            converted = converted_keys(upsert.keys, rows.schema, metadata.columns)
+            merged = rows
+            if content.keys_repeat or converted:
+                merged = upsert.one_row_per_key(rows, fields, self.table, stored, converted)
             with as_view(merged, f"lakewarden_{txn.id}") as source:
                 known = metadata.columns.names
                 statement = upsert.statement(
@@ -310,6 +313,15 @@ class DeltaSink(SparkSink[Metadata]):
         table.delete(files)
 
     # the batch
+
+    def _markers(self, partitions: Sequence[Partition], layout: Metadata) -> tuple[Marker, ...]:
+        for number, field in enumerate(layout.fields):
+            if field.column in layout.required and any(values[number] is None for values in partitions):
+                raise ValueError(
+                    f"the partition column {field.column!r} is NOT NULL, and the batch has NULL in it, or an empty text, which "
+                    f"Delta stores as NULL: correct or drop the row; table={self.table}"
+                )
+        return super()._markers(partitions, layout)
 
     def _rows(self, batch: DataFrame, layout: Metadata, upsert: Upsert) -> DataFrame:
         rows = spelled_as(batch, layout.columns.names, self.table, upsert.may_bring)

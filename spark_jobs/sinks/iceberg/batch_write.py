@@ -91,7 +91,9 @@ def _without_tables(rows: DataFrame) -> DataFrame:
 
     jdf: Any = rows._jdf
     plan = jdf.queryExecution().analyzed()
-    if plan.deterministic() and "RelationV2[" not in plan.toString():
+    leaves = plan.collectLeaves()
+    read = (leaves.apply(at).getClass().getSimpleName() for at in range(leaves.size()))
+    if plan.deterministic() and not any("DataSourceV2" in name for name in read):
         return rows
     session = rows.sparkSession._jsparkSession
     computed = session.internalCreateDataFrame(jdf.queryExecution().toRdd(), jdf.schema(), False)  # noqa: FBT003 - of Java

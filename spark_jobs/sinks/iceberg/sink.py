@@ -47,7 +47,7 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
 from lakewarden.spark_jobs.sinks.java import is_instance
 from lakewarden.spark_jobs.sinks.partitions import Partition, computed_once, known_content, quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
-from lakewarden.spark_jobs.sinks.upsert import Upsert, inexact_keys, require_columns
+from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,11 +110,10 @@ class IcebergSink(SparkSink[OpenTable]):
                 return
             txn.touch_all(self._markers(content.partitions, table))
             if self._mode == "upsert":
-                rows = (
-                    upsert.one_row_per_key(scoped, table.fields, self.table, stored)
-                    if content.keys_repeat
-                    else scoped
-                )
+                converted = converted_keys(upsert.keys, rows.schema, table.columns)
+                rows = scoped
+                if content.keys_repeat or converted:
+                    rows = upsert.one_row_per_key(scoped, table.fields, self.table, stored, converted)
             # Only after the markers: from here on the agent checks every commit to these partitions against them.
             batch_write = BatchWrite(
                 rows, table, content.partitions, self._mode, upsert, _properties(txn), stored, inexact

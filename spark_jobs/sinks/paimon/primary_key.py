@@ -97,6 +97,7 @@ def group_writer(write: Any, groups: frozenset[str], table: Any) -> Callable[[An
     import pyarrow.compute as pc
 
     shared = partition_spelling(table).null
+
     def write_groups(rows: Any) -> None:
         runs = pc.run_end_encode(rows.column(GROUP))
         without = rows.drop_columns([GROUP])

@@ -91,10 +91,10 @@ from lakewarden.spark_jobs.sinks.partitions import (
     require_computed_once,
     settle,
 )
-from lakewarden.spark_jobs.sinks.upsert import latest, merge
+from lakewarden.spark_jobs.sinks.upsert import latest, merge, require_order
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from lakewarden.spark_jobs.gate.transaction import Transaction
 
@@ -195,7 +195,7 @@ class PaimonSink(Sink):
         """Return the partitions or buckets that an upsert of the batch writes, by one Spark job. None for an append."""
         if self._mode == "append":
             return None
-        table = self._open()
+        table = self._open(batch.sparkSession)
         rows = in_table_types(batch, table, self.table)
         with naming_values(batch, spark_schema(table), self.table):
             settle(batch)
@@ -208,7 +208,7 @@ class PaimonSink(Sink):
         return _PaimonScope(_whole_partitions(table, paths), partitions, batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        table = self._open()
+        table = self._open(batch.sparkSession)
         self._warn_unfenced(table)
         self._sweep_leftovers(table)
         self.begin(txn)
@@ -241,7 +241,7 @@ class PaimonSink(Sink):
         overwrite. It replaces whatever the partitions contain at that moment: a commit of another writer since the base was
         read is lost without an error. Use it for tables with one writer; the demo uses it to show the difference.
         """
-        table = self._open()
+        table = self._open(batch.sparkSession)
         user = f"{uuid.uuid4()}"
         work = _StagedBatch(Staging(self._address, user, _identifier(batch_id), None, None, None))
         self._stage(table, batch, work, None)
@@ -260,9 +260,11 @@ class PaimonSink(Sink):
             commit.close()
         return find_commit(table, user, UNNUMBERED)
 
-    def _open(self) -> Any:
-        table = self._address.open()
-        require_supported(table, upsert=self._mode == "upsert", keys=self._keys)
+    def _open(self, spark: SparkSession) -> Any:
+        table, folded = self._address.open(), folding(spark)
+        spelling = {folded(name): name for name in table.field_names}
+        keys = [key if key in table.field_names else spelling.get(folded(key), key) for key in self._keys]
+        require_supported(table, upsert=self._mode == "upsert", keys=keys)
         return table
 
     # staging
@@ -418,6 +420,7 @@ class PaimonSink(Sink):
             raise ValueError(
                 f"order_by={self._order_by!r} is not a column of both the batch and the table; table={self.table}"
             )
+        require_order(rows, order, self.table)
         return order
 
     # committing

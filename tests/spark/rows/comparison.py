@@ -32,6 +32,7 @@ REFUSED = (
     "has no single spelling",  # Delta's binary as a partition column, and types of Hudi's (partition_paths.py)
     "by which this sink finds",  # a key or partition column that the batch lacks, and Delta generates or has a default for
     "the table has files of",  # an older partition spec: keys hold within a partition, and an overwrite replaces none of them
+    "is NOT NULL, and the batch has NULL in it",  # Delta's MERGE stores '' as NULL in such a partition column, and can't read it
     "replaces whole rows",  # Paimon's merge engine `deduplicate`, where the batch lacks columns
 )
 """Texts of the sinks' errors for batches that they refuse by design, although the format's own writer may take them."""

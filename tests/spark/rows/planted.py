@@ -189,10 +189,10 @@ def _schema_of_iceberg(sink: Any, batch: DataFrame) -> t.StructType:
     return batch.sparkSession.table(sink._name).schema
 
 
-def _schema_of_paimon(sink: Any, _: DataFrame) -> t.StructType:
+def _schema_of_paimon(sink: Any, batch: DataFrame) -> t.StructType:
     from lakewarden.spark_jobs.sinks.paimon.frames import spark_schema
 
-    return spark_schema(sink._open())
+    return spark_schema(sink._open(batch.sparkSession))
 
 
 SCHEMAS: Mapping[type[Any], Callable[[Any, DataFrame], t.StructType]] = {

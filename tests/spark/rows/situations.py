@@ -12,6 +12,7 @@ from tests.spark.rows.tables import Situation
 
 ANSI_OFF = (("spark.sql.ansi.enabled", "false"),)
 ANSI_ON = (("spark.sql.ansi.enabled", "true"),)
+RESERVED = (*ANSI_ON, ("spark.sql.ansi.enforceReservedKeywords", "true"))
 LEGACY = (("spark.sql.storeAssignmentPolicy", "LEGACY"),)
 STRICT = (("spark.sql.storeAssignmentPolicy", "STRICT"),)
 SENSITIVE = (("spark.sql.caseSensitive", "true"),)
@@ -733,7 +734,63 @@ SITUATIONS: dict[str, Situation] = {
         "id bigint, `user` int, p string",
         ("SELECT 1L id, 1 `user`, 'x' p", "SELECT 1L id, 2L `user`, 'x' p"),
         partitioned_by=("p",),
-        settings=(*ANSI_ON, ("spark.sql.ansi.enforceReservedKeywords", "true")),
+        settings=RESERVED,
+    ),
+    "texts that are stored as one number": Situation(
+        "id int, n int",
+        (
+            "SELECT '01' id, 1 n UNION ALL SELECT '1', 2 UNION ALL SELECT ' 2', 3",
+            "SELECT '+1' id, 4 n UNION ALL SELECT '1', 5",
+        ),
+        order_by="n",
+        formats=("delta",),
+        modes=("upsert",),
+    ),
+    "numbers that are stored as one": Situation(
+        "id int, n int",
+        ("SELECT 1.25D id, 1 n UNION ALL SELECT 1.5D, 2 UNION ALL SELECT CAST(NULL AS double), 3",),
+        order_by="n",
+    ),
+    "an empty text in a partition column that is NOT NULL": _table(
+        "id bigint, p string NOT NULL, n int",
+        ("1L, 'a', 1",),
+        ("1L, '', 2",),
+        ("1L, 'a', 3",),
+        partitioned_by=("p",),
+    ),
+    "CHAR in a partition column that is NOT NULL": _table(
+        "id bigint, p char(2) NOT NULL, n int",
+        ("1L, '', 1", "1L, ' ', 2", "1L, 'a', 3"),
+        partitioned_by=("p",),
+        order_by="n",
+        formats=SPARK,
+    ),
+    "keys and partitions with reserved words": Situation(
+        "`from` bigint, `select` string, `where` int, `a``b` int, n int",
+        tuple(
+            f"SELECT 1L `from`, 'x' `select`, 2 `where`, 1 `a``b`, {n} n UNION ALL SELECT 2L, 'y', 3, 1, {n}"
+            for n in (1, 2)
+        ),
+        keys=("from", "a`b"),
+        partitioned_by=("select", "where"),
+        settings=RESERVED,
+        properties=MAPPED,
+    ),
+    "a day of a column with a reserved word": Situation(
+        "id bigint, `order` timestamp, n int",
+        tuple(f"SELECT 1L id, timestamp'2026-01-02 03:04:05' `order`, {n} n" for n in (1, 2)),
+        partitioned_by=("days(`order`)",),
+        settings=RESERVED,
+        formats=("iceberg",),
+        modes=("append", "overwrite"),  # the native MERGE of this suite has no quoted column in a transform
+    ),
+    "reserved words, merge-on-read": Situation(
+        "id bigint, `select` string, n int",
+        tuple(f"SELECT 1L id, 'x' `select`, {n} n UNION ALL SELECT 2L, 'y', {n}" for n in (1, 2, 3)),
+        partitioned_by=("select",),
+        settings=(*RESERVED, ("spark.sql.adaptive.enabled", "true")),
+        properties=(("write.merge.mode", "merge-on-read"),),
+        formats=("iceberg",),
     ),
     "a decimal partition of another scale": _partitions(
         "decimal(9,4)", "CAST(2 AS decimal(9,4))", "1.50BD", "8", formats=("hudi",)

@@ -152,7 +152,18 @@ class Tables:
         columns = [quoted(name) for name in batch.columns]
         numbered = {quoted(name) for name, said in situation.generated if "delta.identity.start" in said}
         updated = [name for name in columns if name not in numbered & set(map(quoted, keys))]
-        with view(self._one_row_per_key(batch, list(same.values()))) as source:
+        stored = {
+            f"s.{quoted(key)}": types.get(key, "")
+            for key in keys
+            if types.get(key) != dict(batch.dtypes).get(key)
+        }
+        identity = [
+            each
+            if each not in stored
+            else f"coalesce(try_cast({each} AS {stored[each]}) || '', 'not ' || {each})"
+            for each in same.values()
+        ]
+        with view(self._one_row_per_key(batch, identity)) as source:
             self.spark.sql(
                 f"MERGE INTO {target} t USING {source} s ON {' AND '.join(f'{old} <=> {new}' for old, new in same.items())} "
                 f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in updated)} "

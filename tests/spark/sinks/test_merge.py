@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession, functions
 
-from lakewarden.spark_jobs.sinks.upsert import latest, merge
+from lakewarden.spark_jobs.sinks.assignment import spelled_as
+from lakewarden.spark_jobs.sinks.partitions import quoted
+from lakewarden.spark_jobs.sinks.upsert import Upsert, latest, merge, require_order
 from tests.spark.formats import session_settings
 
 pytestmark = [pytest.mark.real]
@@ -54,6 +57,73 @@ def test_order_by_selects_one_of_the_rows_with_equal_keys(spark: SparkSession) -
     found = latest(changes, ["k"], "version").collect()
     assert [tuple(row) for row in found] == [(1, "a", 2)]
     assert latest(changes.select("k"), ["k"]).count() == 1
+
+
+ORDERED = {
+    "tinyint": ("9Y", "10Y"),
+    "int": ("-1", "9", "10"),
+    "bigint": ("9L", "10L"),
+    "decimal": ("9.5BD", "10.0BD"),
+    "double": ("-0.5D", "9D", "10D", "double('Infinity')", "double('NaN')"),
+    "float": ("9F", "10F", "float('NaN')"),
+    "string": ("''", "'10'", "'9'", "'\u00e9'", "'\U0001f600'"),
+    "binary": ("X''", "X'7f'", "X'ff'"),
+    "boolean": ("false", "true"),
+    "date": ("date'-0001-01-01'", "date'2026-01-01'", "date'+12000-01-01'"),
+    "timestamp": ("timestamp'0001-01-01 00:00:00'", "timestamp'+12000-01-01 00:00:00'"),
+    "timestamp_ntz": ("timestamp_ntz'0001-01-01 00:00:00'", "timestamp_ntz'2026-01-01 00:00:00'"),
+    "interval of days": ("interval '9' hour", "interval '10' hour"),
+    "interval of months": ("interval '9' month", "interval '10' month"),
+    "array": ("array(9)", "array(9, 1)", "array(10)"),
+    "struct": ("named_struct('a', 9)", "named_struct('a', 10)"),
+    "collated": ("'a' COLLATE UTF8_LCASE", "'B' COLLATE UTF8_LCASE"),
+    "time": ("time'09:00:00'", "time'10:00:00'"),
+}
+UNORDERED = {
+    "map": "map('a', 9)",
+    "variant": "parse_json('9')",
+    "calendar interval": "make_interval(0, 0, 0, 0, 9, 0, 0)",
+    "map in a struct": "named_struct('m', map('a', 9))",
+    "variant in an array": "array(parse_json('9'))",
+    "calendar interval in a struct": "named_struct('i', make_interval(0, 0, 0, 0, 9, 0, 0))",
+}
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+def test_order_by_is_sparks_order_of_each_type(spark: SparkSession, kind: str) -> None:
+    values = ", ".join(f"(1, {number}, {value})" for number, value in enumerate(ORDERED[kind]))
+    try:
+        rows = spark.sql(f"SELECT * FROM VALUES {values} AS t(k, n, v)")  # noqa: S608 - of this table
+        greatest = rows.orderBy(functions.col("v").desc()).select("n").head()
+    except (ParseException, AnalysisException):
+        pytest.skip("this release of Spark has no such type")
+    require_order(rows, "v", "t")
+    assert [row.n for row in latest(rows, ["k"], "v").collect()] == [greatest.n if greatest else None]
+    assert greatest is not None
+    assert greatest.n == len(ORDERED[kind]) - 1
+
+
+@pytest.mark.parametrize("kind", UNORDERED)
+def test_order_by_of_a_type_that_spark_does_not_order_is_refused(spark: SparkSession, kind: str) -> None:
+    try:
+        rows = spark.sql(f"SELECT 1 k, {UNORDERED[kind]} v")
+    except (ParseException, AnalysisException):
+        pytest.skip("this release of Spark has no such type")
+    with pytest.raises(AnalysisException):
+        rows.orderBy("v").collect()
+    for upsert in (Upsert(("k",), order_by="v"), Upsert(("k",), order_by="V")):
+        with pytest.raises(ValueError, match=r"order_by='v' has the type .*Spark doesn't order.*table=t"):
+            upsert.order_column(rows, "t")
+
+
+def test_a_name_that_sparks_sql_would_replace_is_refused(spark: SparkSession) -> None:
+    rows = spark.range(1).toDF("${x}")
+    with pytest.raises(ValueError, match=r"\['\$\{x\}'\].*spark.sql.variable.substitute=false; table=t"):
+        spelled_as(rows, ["${x}"], "t", lambda _: False)
+    with session_settings(spark, {"spark.sql.variable.substitute": "false"}):
+        assert spelled_as(rows, ["${x}"], "t", lambda _: False).columns == ["${x}"]
+        for name in ("select", "a`b", "a.b", "${x}", "${spark.app.name}", "t", "\u00e9 \n"):
+            assert spark.range(1).toDF(name).selectExpr(quoted(name)).columns == [name]
 
 
 VALUES_WITHOUT_AN_ORDER = {

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -335,6 +336,17 @@ def test_tables_modes_and_keys_that_are_refused(make: Make) -> None:
         require_supported(table, upsert=False, keys=())
     with pytest.raises(ValueError, match=r"aren't the table's primary key \['day', 'flight'\]"):
         require_supported(table, upsert=True, keys=["gate"])
+
+
+def test_names_of_keys_are_compared_as_the_session_compares_names(make: Make) -> None:
+    sink = PaimonSink(make().uri, mode="upsert", keys=["FLIGHT", "Day"])
+    ignoring, minding = (
+        SimpleNamespace(conf=SimpleNamespace(get=lambda *_, text=text: text)) for text in ("false", "true")
+    )
+    opened: Any = sink._open
+    assert opened(ignoring).primary_keys == ["day", "flight"]
+    with pytest.raises(ValueError, match="aren't the table's primary key"):
+        opened(minding)
 
 
 @pytest.mark.parametrize(
