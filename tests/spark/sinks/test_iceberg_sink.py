@@ -235,6 +235,20 @@ def test_an_upsert_takes_a_batch_that_reads_a_table_and_has_random_values(
 
 
 @pytest.mark.wide
+def test_a_setting_that_cuts_the_texts_of_plans_changes_nothing(
+    harness: Harness, spark: SparkSession, table: Table
+) -> None:
+    table.append((1, 1, "old"))
+    rows = spark.table(table.name).selectExpr("day", "id", "'new' AS note")
+    harness.agent(grant_everything)
+
+    with session_settings(spark, {"spark.sql.maxPlanStringLength": "20"}):
+        harness.gate().foreach_batch(table.sink(), writer="w")(rows, 0)
+
+    assert table.rows() == [(1, 1, "new")]
+
+
+@pytest.mark.wide
 def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
