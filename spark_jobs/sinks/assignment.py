@@ -100,7 +100,7 @@ def spelled_as(
     folded = folding(batch.sparkSession)
     spelling = {folded(name): name for name in columns}
     given = batch.columns
-    substituted = [name for name in (*columns, *given) if "${" in name]
+    substituted = [name for name in dict.fromkeys((*columns, *given)) if "${" in name]
     if (
         substituted
         and str(batch.sparkSession.conf.get("spark.sql.variable.substitute", "true")).lower() == "true"
