@@ -4,7 +4,14 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or exit with an error if its dependencies are not installed."""
+    """Run the command line, or exit with an error if its dependencies are not installed. Ctrl-C also ends the imports."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run() -> None:
     try:
         from lakewarden.agent.cli import app as cli
     except ModuleNotFoundError as missing:

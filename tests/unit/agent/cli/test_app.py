@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import os
@@ -23,7 +24,7 @@ import typer
 from hypothesis import example, given, settings, strategies as st
 from typer.main import get_command
 
-from lakewarden.agent.cli import app, dev
+from lakewarden.agent.cli import app, dev, entry
 from lakewarden.agent.cli.output import print_line, print_table, print_tree
 from lakewarden.agent.cli.requests import _batch_id, _requester
 from lakewarden.agent.errors import AgentError
@@ -349,7 +350,10 @@ def test_no_file_ends_a_command_with_an_internal_error(content: bytes) -> None:
 
 
 def test_output_that_can_not_be_written_is_one_line() -> None:
-    ended = call("--version", out=Path("/dev/full").open("w"))  # noqa: SIM115 - closing it fails
+    out = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails
+    ended = call("--version", out=out)
+    with suppress(OSError):
+        out.close()
 
     assert (ended.code, ended.err) == (1, "lakewarden: No space left on device\n")
 
@@ -366,3 +370,20 @@ def test_the_first_page_shows_what_dev_prints() -> None:
 
     make = "make dev DATA=/tmp/first ARGS='--kafka-port 19092 --web-port 18438'"
     as_shown("docs/first-jobs.md", make, "\n".join(printed))
+
+
+def test_ctrl_c_during_the_imports_ends_the_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(name: str, *rest: Any) -> Any:
+        if name == "lakewarden.agent.cli":
+            raise KeyboardInterrupt
+        return original(name, *rest)
+
+    original = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+
+    assert ended.value.code == 130
