@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -18,11 +19,12 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import DecisionEventUnion, TransactionAbandoned, WriterEventUnion
+from lakewarden.events import CommitIntent, DecisionEventUnion, TransactionAbandoned, WriterEventUnion
 from lakewarden.spark_jobs import IcebergSink, OutcomeUnknown, UnsupportedSpark
+from lakewarden.spark_jobs.gate.scope import ALONE
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
-from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
+from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations, StagedTable
 from lakewarden.spark_jobs.sinks.iceberg.table import LastCommit, ancestors, load
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.releases import ICEBERG, release_of
@@ -33,6 +35,8 @@ from tests.servers.s3 import encrypting_s3_server
 from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
 from tests.spark.formats import ICEBERG_FORMAT, JARS, iceberg_name, session_settings
 from tests.spark.harness import Harness
+from tests.spark.rows.memory_gate import MemoryGate
+from tests.spark.sinks.cases import once
 
 pytestmark = [pytest.mark.real]
 
@@ -459,6 +463,64 @@ def test_what_was_staged_for_a_table_that_changes_meanwhile_is_computed_again(
     assert len(lost) == (0 if reason is None else 1)
     assert all((reason or "") in each and "must be computed again" in each for each in lost)
     assert harness.steps().count("completed") == 1
+
+
+BY_GATE = r"LostToGate: .*another commit of the gate \(snapshot \d+: \w+, .*job rival"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("days", "foreign", "mode", "reason"),
+    [
+        pytest.param([1], [], "upsert", BY_GATE, id="gate"),
+        pytest.param([2], [], "upsert", None, id="gate-elsewhere"),
+        pytest.param(
+            [2, 3],
+            [1],
+            "upsert",
+            r"BaseChanged: .*without the gate's label \(snapshot \d+: append",
+            id="both",
+        ),
+        pytest.param([1], [2], "upsert", BY_GATE, id="both-reversed"),
+        pytest.param([1], [1], "append", None, id="append"),
+    ],
+)
+def test_an_upsert_names_the_commit_to_which_it_was_lost_under_its_grant(
+    *,
+    spark: SparkSession,
+    table: Table,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    days: list[int],
+    foreign: list[int],
+    mode: Mode,
+    reason: str | None,
+) -> None:
+    """As beside a driver that is suspended beyond its lease. Iceberg's error names a file of the commit that it means."""
+    table.append((1, 1, "old"))
+    with MemoryGate(tmp_path) as gate:
+
+        def commit_first() -> None:
+            for day in days:
+                gate.foreach_batch(table.sink(), writer="rival")(changes(spark, (day, 7, "rival")), day)
+            for day in foreign:
+                table.append((day, 8, "foreign"))
+
+        def overtaken(publish: Callable[..., Any], *arguments: Any) -> Any:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(commit_first).result()
+            return publish(*arguments)
+
+        once(monkeypatch, StagedTable, "publish", overtaken)
+        gate.foreach_batch(table.sink(mode), writer="w")(changes(spark, (1, 1, "new")), 0)
+        of_w = [event for event in gate.events if event.writer == "w"]
+
+    lost = [event.reason for event in of_w if isinstance(event, TransactionAbandoned)]
+    assert len(lost) == (0 if reason is None else 1)
+    assert all(re.match(reason or "", each) and "bypass" not in each for each in lost), lost
+    scopes = [event.scope for event in of_w if isinstance(event, CommitIntent)]
+    assert (scopes[-1] == (ALONE,)) == (reason == BY_GATE)
+    assert (1, 1, "new") in [row[:3] for row in table.rows()]
 
 
 @pytest.mark.parametrize(
