@@ -150,7 +150,9 @@ def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed
     assert table.operations() == ["append", "append", "replace", "overwrite"]
     assert harness.steps().count("completed") == 1
     (abandoned,) = harness.only("abandoned")
-    assert "the base of this batch changed" in abandoned.detail["reason"]
+    assert abandoned.detail["reason"].startswith(
+        "BaseChanged: the batch conflicts with a commit without the gate's label"
+    )
     assert table.leftovers() == set()
 
 
