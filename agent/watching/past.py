@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -86,6 +87,8 @@ SKEW_SECONDS = 3600.0
 EARLIEST = 1_000_000_000.0
 """No table format existed in 2001."""
 DATA_FILES = (".parquet", ".orc", ".avro")
+OWN_FOLDERS = re.compile(r"[._][^=]*|branch|changelog|manifest|metadata")
+"""Folders that have files of the format's own with endings of data files, and hidden ones, but for partitions."""
 ZONE_SECONDS = 900
 """Time zones differ by multiples of it."""
 MAX_ZONE_SECONDS = 14 * 3600
@@ -291,7 +294,7 @@ async def _past(
     for each in known.others:
         reading.lacks(f"the table's commits in {each}", f"the newest one is in {known.form}", Lack.NAMES)
     reading.finish()
-    leftovers = None if known.form == "hudi" else await _look_for_files(files, reading)
+    leftovers = None if known.form == "hudi" else await _look_for_files(files, known.form, reading)
     commits = joined(reading.commits)
     return TableHistory(
         table, known.form, commits, reading.lost, leftovers, reading.now, reading.unread, known.translations
@@ -608,19 +611,30 @@ def _completed_path(table: HudiTable, instant: Instant) -> str:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-async def _look_for_files(files: TableFiles, reading: _Reading) -> list[Leftover] | None:
-    """List the folders of the commits: when did each begin to write, and which data files does no commit name (rule 4)."""
-    folders = list(reading.folders.items())
+async def _look_for_files(files: TableFiles, form: str, reading: _Reading) -> list[Leftover] | None:
+    """List the folders of the commits, and those beside them, which lost tries may have made (rule 4).
+
+    When did each commit begin to write, and which data files does no commit name?
+    """
+    if not reading.commits:
+        return []
+    beside = await _beside(files, form, reading)
+    folders = [*reading.folders.items(), *((each, _partition(each)) for each in beside)]
     if len(folders) > MAX_FOLDERS:
         what = f"files in {len(folders) - MAX_FOLDERS} of {len(folders)} folders"
         reading.lacks(what, f"{MAX_FOLDERS} are listed at most", Lack.PLACES)
-    found = _FoundFiles(reading, copied=reading.is_copied)
+    oldest = reading.commits[0]
+    since = oldest.ended if oldest.stored is None else oldest.stored
+    found = _FoundFiles(reading, since, copied=reading.is_copied)
 
     async def read(folder: tuple[str, str]) -> None:
-        async for page in files.pages_of_folder(folder[0]):
+        is_beside = folder[0] not in reading.folders
+        async for page in (files.pages if is_beside else files.pages_of_folder)(folder[0]):
             found.add(folder[1], page)
             if found.why_useless:
                 return
+            if is_beside and found.listed > MAX_PLACES:
+                raise UnreadableTableError(f"more than {MAX_PLACES:,} files were listed")
 
     async def use(folder: tuple[str, str], result: Exception | None) -> bool:
         if result is not None:
@@ -640,11 +654,35 @@ async def _look_for_files(files: TableFiles, reading: _Reading) -> list[Leftover
     return found.leftovers
 
 
+async def _beside(files: TableFiles, form: str, reading: _Reading) -> list[str]:
+    """Find the folders beside those of the commits: other partitions and buckets, and random prefixes of Delta's."""
+    if len(reading.folders) > MAX_FOLDERS:
+        return []
+    parts = [each.split("/") for each in reading.folders if each]
+    parents = dict.fromkeys("/".join(each[:depth]) for each in parts for depth in range(len(each)))
+    if form == "iceberg":
+        parents.pop("", None)  # which has the folders of data and of metadata, whatever they are called
+    known, beside = {*parents, *reading.folders}, list[str]()
+
+    async def use(parent: str, found: list[str] | Exception) -> bool:
+        if isinstance(found, Exception):
+            reading.lacks(f"the folders in {parent or 'the root'}", str(found), Lack.PLACES)
+            return True
+        paths = (f"{parent}/{each}".lstrip("/") for each in found if not OWN_FOLDERS.fullmatch(each))
+        beside.extend(each for each in paths if each not in known)
+        return True
+
+    await _in_order(parents, files.folders, use, AT_ONCE_WITH_MANIFESTS)
+    return beside
+
+
 @dataclass(slots=True)
 class _FoundFiles:
     """What the folders of the commits have."""
 
     reading: _Reading
+    since: float
+    """Older files are of older commits."""
     copied: bool
     first: dict[int, float] = field(default_factory=dict)
     """When the first file of each commit was written."""
@@ -659,7 +697,7 @@ class _FoundFiles:
             if at is not None and at >= 0:
                 self.copied |= _is_copied(file, self.reading.commits[at])
                 self.first[at] = min(self.first.get(at, file.modified), file.modified)
-            elif at is None and path.endswith(DATA_FILES) and path.rpartition("/")[2][0] not in "._":
+            elif at is None and file.modified > self.since and _is_data(path):
                 self.leftovers.append(Leftover(partition, file.size, file.modified))
 
     @property
@@ -668,6 +706,14 @@ class _FoundFiles:
             return "the table was copied, so its files' times say nothing"
         too_many = len(self.leftovers) > MAX_LEFTOVERS
         return f"there are more than {MAX_LEFTOVERS:,}" if too_many else None
+
+
+def _partition(folder: str) -> str:
+    return "/".join(each for each in folder.split("/") if "=" in each)
+
+
+def _is_data(path: str) -> bool:
+    return path.endswith(DATA_FILES) and path.rpartition("/")[2][0] not in "._"
 
 
 def _is_copied(file: File, commit: PastCommit) -> bool:

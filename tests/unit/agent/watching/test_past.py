@@ -176,6 +176,27 @@ def test_a_data_file_that_no_commit_names_is_left_over(tmp_path: Path, name: str
     assert [(each.partition, each.size) for each in found] == [("region=a b%2Fc/day=2026-11-23", 5)] * is_left
 
 
+class Partitioned(Written):
+    """It writes into a folder of its own."""
+
+    @property
+    def file(self) -> str:
+        return f"day=1/hour={self.number}/part.parquet"
+
+
+@pytest.mark.parametrize(("form", "root"), [("delta", ""), ("iceberg", "data/"), ("paimon", "bucket-0/")])
+@pytest.mark.parametrize("folder", ["day=2", "day=2/hour=3", "day=1/hour=3", "xY", "_day=2"])
+def test_a_file_that_is_lost_in_a_folder_without_a_commit_is_found(
+    tmp_path: Path, form: str, root: str, folder: str
+) -> None:
+    history = History(tuple(Partitioned(number, 0) for number in range(3)), ())
+    files = FORMATS[form](history) | {f"{root}{folder}/lost.parquet": (b"1", BEGAN + 300)}
+    files[f"{root}day=0/of_an_older_commit.parquet"] = b"1", BEGAN - 300
+    files["metadata/old.avro"] = files["manifest/old.avro"] = b"1", BEGAN + 300
+    write(files, tmp_path)
+    assert assess(read(tmp_path, days=30.0))["lost_files"] == Figure(1, Rests.KNOWN)
+
+
 def test_the_files_of_a_copied_table_say_nothing_of_time(tmp_path: Path) -> None:
     delta(tmp_path)
     body = json.loads(commit("days", 1).splitlines()[-1])["add"]["path"]
