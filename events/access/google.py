@@ -37,5 +37,6 @@ def google_provider(refusal: str) -> Any:
         credentials, _ = google.auth.default()
         scoped: Any = with_scopes_if_required(credentials, SCOPES)  # type: ignore[no-untyped-call, unused-ignore]
         return GoogleCredentialProvider(scoped)
-    except (GoogleAuthError, ValueError, ImportError) as error:
-        raise GoogleCredentialsError(f"{kind}, and google-auth can't use them: {error}") from error
+    except Exception as error:  # google-auth raises whatever a wrong field leads to
+        why = str(error) if isinstance(error, GoogleAuthError) else f"{type(error).__name__}: {error}"
+        raise GoogleCredentialsError(f"{kind}, and google-auth can't use them: {why}") from error

@@ -86,7 +86,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
             async with asyncio.timeout(TOKEN_SECONDS):
                 found = await self._find()
             self.problem = None
-            return _checked(found)
+            return _checked(found, self._name)
         except TokenError as error:
             self.problem = str(error)
             raise
@@ -100,8 +100,14 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
 
     def extensions(self) -> dict[str, str]:
         """Those of the options, and the provider's own, if it is an object that has some. aiokafka calls it after `token`."""
-        own = dict(self._made.extensions()) if hasattr(self._made, "extensions") else {}
-        if wrong := wrong_extension(own):
+        own: dict[str, str] = {}
+        try:
+            if hasattr(self._made, "extensions"):
+                own = dict(self._made.extensions() or {})
+            wrong = wrong_extension(own)
+        except Exception as error:  # noqa: BLE001 - the code is the user's
+            wrong = f"its extensions: {type(error).__name__}: {' '.join(str(error).split())[:MAX_WHY]}"
+        if wrong:
             self.problem = f"{self._name}: {wrong}"
             raise TokenError(self.problem)
         return {**own, **self._extensions}
@@ -211,7 +217,7 @@ def token_of(answer: bytes, url: str) -> tuple[str, float]:
         token, lifetime = found["access_token"], float(found.get("expires_in", DEFAULT_LIFETIME_SECONDS))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise TokenError(f"the answer of the token endpoint {url} has no access_token") from None
-    return _checked(token), max(lifetime, 0.0)
+    return _checked(token, url), max(lifetime, 0.0)
 
 
 def error_code(answer: bytes) -> str:
@@ -220,10 +226,10 @@ def error_code(answer: bytes) -> str:
     return f" ({code})" if isinstance(code, str) and re.fullmatch(r"[a-z_]{1,40}", code) else ""
 
 
-def _checked(found: Any) -> str:
+def _checked(found: Any, source: str) -> str:
     token = found[0] if isinstance(found, tuple) and found else found
     if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
-        raise TokenError("the access token is not a bearer token (RFC 6750)")
+        raise TokenError(f"the access token of {source} is not a bearer token (RFC 6750)")
     return token
 
 

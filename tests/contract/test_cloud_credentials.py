@@ -200,6 +200,36 @@ async def test_an_exchange_that_fails_is_named_and_leaves_nothing_unknown(
     assert server.received == []
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"source_credentials": None}, {"source_credentials": "a"}, {"service_account_impersonation_url": 5}],
+)
+async def test_a_file_that_google_auth_stumbles_over_is_an_error_with_its_cause(
+    wrong: dict[str, Any], named: Path
+) -> None:
+    """It raises what a wrong field leads to, as an `AttributeError`."""
+    named.write_text(json.dumps(json.loads(IMPERSONATED) | wrong))
+    with pytest.raises(
+        ValueError, match="of type impersonated_service_account, and google-auth can't use them: Attr"
+    ):
+        async with open_store("gs://bucket", Settings.load()):
+            pass
+
+
+async def test_a_file_that_is_spoiled_under_a_running_store_raises_nothing(
+    named: Path, tmp_path: Path
+) -> None:
+    refusal = Reply(
+        401, (("Content-Type", "application/xml"),), b"<Error><Code>AuthenticationRequired</Code></Error>"
+    )
+    async with faulty_server([exchanged("one")]) as sts, faulty_server([refusal]) as server:
+        named.write_text(federated(sts.endpoint, tmp_path))
+        (tmp_path / "subject").write_text("subject")
+        async with GOOGLE.store(server) as store:
+            named.write_text('{"type": "impersonated_service_account"}')
+            assert isinstance(await store.write(GOOGLE.uri, b"{}", IfAbsent()), Refused)
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"type": "gdch_service_account"}', None])
 async def test_a_file_that_cannot_be_used_is_named(content: str | None, named: Path) -> None:
     if content is not None:

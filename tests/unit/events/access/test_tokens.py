@@ -266,7 +266,7 @@ async def test_an_extension_that_would_change_the_message_is_an_error() -> None:
     ("name", "why"),
     [
         ("no_token", f"no access token from {HERE}:no_token: LookupError: no role for this host"),
-        ("no_text", "the access token is not a bearer token (RFC 6750)"),
+        ("no_text", f"the access token of {HERE}:no_text is not a bearer token (RFC 6750)"),
         ("a_signer", "TypeError"),
     ],
 )
@@ -300,6 +300,33 @@ async def test_an_object_that_the_caller_passes_is_guarded_too() -> None:
 
     with pytest.raises(TokenError, match="no access token from Broken: ZeroDivisionError"):
         await guarded_provider(Broken()).token()
+
+
+@pytest.mark.parametrize("found", [LookupError("no pool"), ["pool"], {5: "a"}, {"pool": 5}, {"pool": ""}])
+async def test_any_failure_of_a_providers_extensions_is_a_kafka_error(found: Any) -> None:
+    class Provider(ProviderObject):
+        def extensions(self) -> Any:
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+    source = guarded_provider(Provider())
+    await source.token()
+
+    with pytest.raises(TokenError, match="Provider: ") as caught:
+        source.extensions()
+    assert source.problem == str(caught.value)
+
+
+async def test_a_provider_whose_extensions_are_none_has_none() -> None:
+    class Provider(ProviderObject):
+        def extensions(self) -> Any:
+            return None
+
+    source = guarded_provider(Provider())
+    await source.token()
+
+    assert source.extensions() == {}
 
 
 class Hanging:
