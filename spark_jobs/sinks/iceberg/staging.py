@@ -202,8 +202,9 @@ class StagedTable:
             if reason is not None:
                 raise self._base_changed(reason, self._newest_by_another(base))
             last = self._last_commit(base)
-            if last != self._last:
-                won = None if last is None else Winner(f"snapshot {last.snapshot}", last.transaction)
+            # None: it was silent for so long that another writer's commit has removed its property.
+            if last is not None and last != self._last:
+                won = Winner(f"snapshot {last.snapshot}", last.transaction)
                 raise committed_meanwhile(f"table={self._table.name()} writer={self._writer}", won)
 
         operations.check = check

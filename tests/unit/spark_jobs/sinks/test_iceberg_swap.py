@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
+from lakewarden.spark_jobs.gate.errors import LostToGate
+from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations, StagedTable
+from lakewarden.spark_jobs.sinks.iceberg.table import LastCommit
 
 
 class Jvm:
@@ -69,3 +71,40 @@ def test_a_swap_whose_answer_is_lost_with_the_jvm_is_unknown(monkeypatch: pytest
 
     assert (checked.published, checked.unanswered) == (None, True)
     assert checked.failure is not None
+
+
+def _last(transaction: str) -> LastCommit:
+    return LastCommit(writer="w", batch=5, transaction=transaction, snapshot=3, sequence=1, at_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("staged_on", "now", "is_refused"),
+    [
+        (None, None, False),
+        (_last("earlier"), _last("earlier"), False),
+        (_last("earlier"), None, False),
+        (None, _last("of-the-dead"), True),
+        (_last("earlier"), _last("of-the-dead"), True),
+    ],
+)
+def test_a_publish_is_refused_by_a_later_commit_of_its_writer_and_not_by_the_removal_of_an_old_property(
+    monkeypatch: pytest.MonkeyPatch, staged_on: LastCommit | None, now: LastCommit | None, *, is_refused: bool
+) -> None:
+    """Another writer's commit removes the properties of those that were silent for longest, also while this one stages."""
+    jvm = Jvm()
+    staged = object.__new__(StagedTable)
+    checked = staged._operations = operations(jvm)
+    metadata = SimpleNamespace(currentSnapshot=jvm.snapshot)
+    staged._transaction = SimpleNamespace(commitTransaction=lambda: checked.commit(None, metadata))
+    staged._table, staged._writer, staged._last = SimpleNamespace(name=lambda: "t"), "w", staged_on
+    monkeypatch.setattr(StagedTable, "_replaced", lambda *_: None)
+    monkeypatch.setattr(StagedTable, "_last_commit", lambda *_: now)
+    grant = SimpleNamespace(check=lambda: None, not_published=lambda: None)
+
+    if is_refused:
+        with pytest.raises(
+            LostToGate, match="another commit of this writer came after its batch was looked up"
+        ):
+            staged.publish(grant)  # type: ignore[arg-type]
+    else:
+        assert staged.publish(grant) == "7"  # type: ignore[arg-type]
