@@ -266,6 +266,7 @@ class BatchWriter:
                 self._run_attempt(micro_batch, attempt)
                 break
             except errors.AlreadyCommitted as skipped:
+                self._history.begun.add(micro_batch.writer)
                 _report_skipped(micro_batch, skipped)
                 return
             except Exception as raised:

@@ -222,10 +222,14 @@ def test_a_query_whose_id_is_new_may_not_begin_behind_what_its_job_has_committed
     assert "commit-requested" not in agent.types()
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
-    harness: Harness, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    *, harness: Harness, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
 ) -> None:
-    """A query that comes to the gate with an old checkpoint may write a table twice in a batch, under two names."""
+    """A query that comes to the gate with an old checkpoint may write a table twice in a batch, under two names.
+
+    If its driver dies between the two, the first one is skipped after the restart.
+    """
     monkeypatch.setattr(batches, "wire_name", lambda writer, _: f"{writer}:{A}")
     known: list[str] = []
 
@@ -235,6 +239,9 @@ def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
             for each in grant_everything(event, offset)
         ]
         known.extend([event.writer] if event.type == "commit-completed" else [])
+        if isinstance(event, CommitIntent) and is_restarted and event.writer.startswith("inserts:"):
+            known.append(event.writer)
+            return [already_committed(event)]
         return found
 
     agent = harness.agent(naming)
@@ -242,7 +249,8 @@ def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
     for writer in ("inserts", "deletes"):
         gate.foreach_batch(commit, table=TABLE, writer=writer)(spark.range(1), 57)
 
-    assert len(agent.wait_for("commit-completed", 2)) == 2
+    completed = agent.wait_for("commit-completed", 1 if is_restarted else 2)
+    assert completed[-1].writer == f"deletes:{A}"
 
 
 @pytest.mark.wide
