@@ -30,13 +30,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
-from aiokafka.errors import (
-    ConsumerStoppedError,
-    InvalidProducerEpoch,
-    OutOfOrderSequenceNumber,
-    ProducerFenced,
-    UnknownProducerId,
-)
+from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import TopicPartition
 
 from lakewarden import events as wire
@@ -45,6 +39,7 @@ from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     NEEDED_RIGHTS,
     SEND_TIMEOUT_SECONDS,
+    SENT_AGAIN,
     LoopThread,
     make_consumer,
     make_producer,
@@ -69,9 +64,6 @@ TERM_WINDOW = 1_000
 TERM_WINDOW_GROWTH = 10
 PARTITION_TAKEN = b'"type":"partition-taken"'
 """Identifies a take-over without decoding the record."""
-
-FORGOTTEN = (OutOfOrderSequenceNumber, UnknownProducerId, InvalidProducerEpoch, ProducerFenced)
-"""The broker doesn't know this producer's id and its last records any more, as after its partition lost records."""
 
 OnDecision: TypeAlias = Callable[[wire.DecisionEventUnion, int], None]
 """Receives a decision and its offset in `decisions`."""
@@ -185,18 +177,18 @@ class Channel:
     async def publish(self, event: wire.WriterEventUnion) -> Awaitable[int]:
         """Pass an event to the producer: the order of these calls is the order in the log. Await the result for the offset.
 
-        If the broker has forgotten this producer's id, the event is sent once more, by a new producer. The broker may have kept
-        an earlier try whose answer was lost. So the log may have the event twice, and the second one changes nothing.
+        After an error of `SENT_AGAIN`, the event is sent once more, by a new producer. The broker may have kept an earlier try
+        whose answer was lost. So the log may have the event twice, and the second one changes nothing.
         """
         try:
             sent = await self._publish(event)
-        except FORGOTTEN:
+        except SENT_AGAIN:
             sent = await self._publish(event)
 
         async def offset() -> int:
             try:
                 return await sent
-            except FORGOTTEN:
+            except SENT_AGAIN:
                 return await (await self._publish(event))
 
         return offset()

@@ -26,7 +26,13 @@ import anyio
 from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode, event_chunks
 from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
-from lakewarden.spark_jobs.gate.kafka import SEND_TIMEOUT_SECONDS, STOP_SECONDS, LoopThread, make_producer
+from lakewarden.spark_jobs.gate.kafka import (
+    SEND_TIMEOUT_SECONDS,
+    SENT_AGAIN,
+    STOP_SECONDS,
+    LoopThread,
+    make_producer,
+)
 from lakewarden.spark_jobs.gate.kafka_options import EXECUTOR_CLIENT_ID, KafkaSettings
 from lakewarden.spark_jobs.gate.scope import as_markers, marker_of
 
@@ -80,9 +86,15 @@ class _ProducerThread:
         self._producer: Any = None
 
     def send(self, topic: str, key: bytes, value: bytes, timeout: float, facts: str) -> None:
-        self._thread.call(
-            self._send(topic, key, value), timeout=timeout, doing="publishing markers", facts=facts
-        )
+        send = self._send(topic, key, value)
+
+        async def send_at_most_twice() -> None:
+            try:
+                await send()
+            except SENT_AGAIN:
+                await send()
+
+        self._thread.call(send_at_most_twice, timeout=timeout, doing="publishing markers", facts=facts)
 
     def stop(self) -> None:
         """Close the producer; ignore that Kafka doesn't answer."""

@@ -26,9 +26,18 @@ from typing import Any, TypeVar
 
 import anyio
 from aiokafka.errors import (
+    BrokerResponseError,
     ClusterAuthorizationFailedError,
+    CorruptRecordException,
+    InvalidProducerEpoch,
     KafkaConnectionError,
+    MessageSizeTooLargeError,
+    OutOfOrderSequenceNumber,
+    ProducerClosed,
+    ProducerFenced,
     TopicAuthorizationFailedError,
+    UnknownError,
+    UnknownProducerId,
 )
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal
@@ -54,6 +63,18 @@ NEEDED_RIGHTS = (
     "a driver needs read and write on the topic writers and read on decisions, an executor write on writers "
     "(docs/security.md)"
 )
+
+SENT_AGAIN = (
+    OutOfOrderSequenceNumber,
+    UnknownProducerId,
+    InvalidProducerEpoch,
+    ProducerFenced,
+    ProducerClosed,
+    CorruptRecordException,
+    UnknownError,
+)
+"""After these an event is sent once more, by a new producer. In this order: the broker has forgotten the producer's id, as after
+a loss of records; another send has replaced the producer; the record was damaged on its way; aiokafka doesn't know the code."""
 
 T = TypeVar("T")
 
@@ -306,7 +327,12 @@ def unreachable(
         )
     timed_out = isinstance(error, TimeoutError | FutureTimeout)
     cause = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
+    answered = isinstance(error, BrokerResponseError)
+    problem = "kafka answered with an error" if answered else "kafka is unreachable"
+    remedy = "check the brokers and their security settings"
+    if isinstance(error, MessageSizeTooLargeError):
+        remedy = "raise max.message.bytes of the topic (docs/kafka.md)"
     return AgentUnreachable(
-        f"kafka is unreachable: {doing} failed: {cause}; nothing was committed by this call; check the brokers and "
-        f"their security settings, then restart the query; brokers={bootstrap_servers} {facts}".rstrip()
+        f"{problem}: {doing} failed: {cause}; nothing was committed by this call; {remedy}, then restart the query; "
+        f"brokers={bootstrap_servers} {facts}".rstrip()
     )

@@ -29,6 +29,7 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate import channel as channel_module
 from lakewarden.spark_jobs.gate.channel import MAX_TERM_SEARCH, Channel
+from lakewarden.spark_jobs.gate.kafka import SENT_AGAIN
 from lakewarden.spark_jobs.gate.refusals import ConnectionErrors, OverdueWait, not_granted
 from tests.unit.events.building import AT, made
 from tests.unit.stories import Language, Story
@@ -358,7 +359,7 @@ def test_the_error_of_a_timeout_names_why_decisions_could_not_be_read() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("error", channel_module.FORGOTTEN)
+@pytest.mark.parametrize("error", SENT_AGAIN)
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("when", ["at once", "later"])
 async def test_an_event_is_sent_once_more_if_the_broker_has_forgotten_the_producer(
