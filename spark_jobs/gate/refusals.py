@@ -3,6 +3,7 @@
 `facts` ends every message: table, writer and transaction as `key=value`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lakewarden.spark_jobs.gate.channel import Channel
@@ -49,15 +50,18 @@ def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: 
     )
 
 
-def new_query(batch: int, other: str, facts: str) -> GateError:
-    """The query begins behind batch 0, and `other` is its job by another query id, or its query id by another job name."""
-    job, _, query = other.rpartition(":")
+def new_query(batch: int, others: Sequence[str], facts: str) -> GateError:
+    """The query begins behind batch 0, and the others are its job by another query id, or its query id by another job name."""
+    which = list(dict.fromkeys(others))
+    job, _, query = which[-1].rpartition(":")
+    metadata = f'write {{"id":"{query}"}} into it, with writer={job!r}'
+    if len(which) > 1:
+        metadata = 'write {"id":"…"} into it, with id and name of the one that this query was (`lakewarden ledger show`)'
     return GateError(
-        f"this query begins with batch {batch}; this table has no batch of it, but batches of {other}, which may be the same: "
-        "nothing was written; if the checkpoint has lost its file `metadata`, write "
-        f'{{"id":"{query}"}} into it, with writer={job!r}; if it was copied, give this query one of its own; if the batches are '
-        "others, pass new_writer=True to `foreach_batch` until one is committed; then start the query again "
-        f"(docs/recovery.md#who-a-writer-is); {facts}"
+        f"this query begins with batch {batch}; this table has no batch of it, but batches of {' and '.join(which)}, which may "
+        f"be the same: nothing was written; if the checkpoint has lost its file `metadata`, {metadata}; if it was copied, give "
+        "this query one of its own; if the batches are others, pass new_writer=True to `foreach_batch` until one is committed; "
+        f"then start the query again (docs/recovery.md#who-a-writer-is); {facts}"
     )
 
 

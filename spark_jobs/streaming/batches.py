@@ -325,7 +325,7 @@ class BatchWriter:
             others = (*txn.namesakes, *namesakes(batch.writer, in_table))
             doubtful = [each for each in others if not (each in begun and query in each)]
             if doubtful and txn.writer not in in_table:
-                raise refusals.new_query(batch.number, doubtful[-1], txn.facts)
+                raise refusals.new_query(batch.number, doubtful, txn.facts)
         begun.add(batch.writer)
 
     def _find_scope(self, batch: _Batch, tries: int = MAX_SCOPE_TRIES) -> None:

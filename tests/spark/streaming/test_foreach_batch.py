@@ -178,7 +178,8 @@ A, B = (f"{digit * 8}-0000-0000-0000-000000000000" for digit in "ab")
         (1, (f"w:{B}",), (), {}, f"w:{B}"),
         (1, (), [f"w:{B}~edition"], {}, f"w:{B}"),
         (1, (f"v:{A}",), (), {}, f"v:{A}"),
-        (1, (f"w:{B}", f"v:{A}"), (), {}, f"v:{A}"),
+        (1, (f"w:{B}",), [f"w:{B}"], {}, f"w:{B}"),
+        (1, (f"w:{B}", f"v:{A}"), (), {}, f"w:{B} and v:{A}"),
         (1, (f"w:{B}",), (), {"new_writer": True}, None),
     ],
 )
@@ -219,6 +220,10 @@ def test_a_query_whose_id_is_new_may_not_begin_behind_what_its_job_has_committed
     with pytest.raises(GateError, match=f"no batch of it, but batches of {refused_for}, which") as caught:
         write(spark.range(1), batch_id)
     assert not caught.value.retriable
+    one = not refused_for.count(" and ")
+    assert (f'{{"id":"{refused_for[2:]}"}} into it' in str(caught.value)) == one, (
+        "of several, none is recommended"
+    )
     assert "commit-requested" not in agent.types()
 
 
