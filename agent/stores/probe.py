@@ -170,4 +170,5 @@ def _different_version(version: str) -> str:
     for place, character in reversed(tuple(enumerate(version))):
         if character.isdigit():
             return f"{version[:place]}{'1' if character == '0' else '0'}{version[place + 1 :]}"
-    return version[:-1] + ("a" if version[-1:] != "a" else "b")
+    bare = version.rstrip('"')
+    return bare[:-1] + ("a" if bare[-1:] != "a" else "b") + version[len(bare) :]
