@@ -55,7 +55,7 @@ def assessment_lines(found: Assessment) -> Iterator[str]:
     also = "".join(f"; translated to {each}, too" for each in found.translations)
     yield f"{found.table}: {found.format}, {count}{also}"
     if found.since is None or found.until is None:
-        if commits.rests_on is Rests.KNOWN:
+        if commits.rests_on is Rests.KNOWN and not found.unread:
             yield "  nothing to assess: the history has no commit that changed a file"
         yield from (f"  not read: {each}" for each in found.unread)
         return

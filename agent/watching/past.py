@@ -443,13 +443,16 @@ async def _iceberg(files: TableFiles, reading: _Reading, metadata: iceberg.Table
         return reading.add(result)
 
     main = metadata.snapshots
-    if await _in_order(main, read, use, AT_ONCE_WITH_MANIFESTS) and main and main[-1].parent is not None:
+    others = len(metadata.listed - {each.id for each in main})
+    is_whole = await _in_order(main, read, use, AT_ONCE_WITH_MANIFESTS)
+    if is_whole and main and (main[-1].parent is not None or main[-1].age[0] > 1 + others):
         reading.lacks(f"snapshots before {main[-1].id}", "they have expired", Lack.OLDER)
-    if others := len(metadata.listed - {each.id for each in main}):
+    if others:
         why = "they are of branches, staged or rolled back, and only the main branch is read"
         reading.lacks(f"{others} snapshots", why, Lack.NAMES)
-    if metadata.properties.get("write.object-storage.enabled", "false").lower() == "true":
-        why = "each has a folder of its own (write.object-storage.enabled), so lost ones can't be found"
+    has_hashes = metadata.properties.get("write.object-storage.enabled", "false").lower() == "true"
+    if has_hashes or "write.location-provider.impl" in metadata.properties:
+        why = "their folders aren't those of partitions (object storage, a location provider), so lost ones can't be found"
         reading.lacks("data files", why, Lack.PLACES)
 
 
@@ -538,7 +541,7 @@ class _HudiClock:
                 ends.append(listed[each.files[-1].name].modified - done)
         zone, completion_zone = _zone(begins or ends), _zone(ends or begins)
         if table.is_utc and zone:
-            zone = None
+            zone = completion_zone = None
         if zone is None and timed:
             why = "the files' times don't fit to them: the table was copied, or a clock is wrong"
             reading.lacks("the times of instants", why, Lack.TIMES, Lack.LOSSES)
@@ -619,6 +622,7 @@ async def _look_for_files(files: TableFiles, form: str, reading: _Reading) -> li
     if not reading.commits:
         return []
     beside = await _beside(files, form, reading)
+    names = frozenset(path.rpartition("/")[2] for path in reading.files)
     folders = [*reading.folders.items(), *((each, _partition(each)) for each in beside)]
     if len(folders) > MAX_FOLDERS:
         what = f"files in {len(folders) - MAX_FOLDERS} of {len(folders)} folders"
@@ -630,7 +634,11 @@ async def _look_for_files(files: TableFiles, form: str, reading: _Reading) -> li
     async def read(folder: tuple[str, str]) -> None:
         is_beside = folder[0] not in reading.folders
         async for page in (files.pages if is_beside else files.pages_of_folder)(folder[0]):
-            found.add(folder[1], page)
+            # Beside: a commit may say another folder than its file has.
+            known = names if is_beside else frozenset[str]()
+            found.add(
+                folder[1], {path: each for path, each in page.items() if path.rpartition("/")[2] not in known}
+            )
             if found.why_useless:
                 return
             if is_beside and found.listed > MAX_PLACES:

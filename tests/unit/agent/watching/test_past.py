@@ -197,6 +197,57 @@ def test_a_file_that_is_lost_in_a_folder_without_a_commit_is_found(
     assert assess(read(tmp_path, days=30.0))["lost_files"] == Figure(1, Rests.KNOWN)
 
 
+def iceberg_with(table: Path, **fields: Any) -> TableHistory:
+    files = FORMATS["iceberg"](History(tuple(Written(number, 0) for number in range(3)), ()))
+    written, at = files["metadata/v1.metadata.json"]
+    files["metadata/v1.metadata.json"] = json.dumps(json.loads(written) | fields).encode(), at
+    write(files, table)
+    return read(table, days=30.0)
+
+
+def test_a_table_whose_commits_are_on_no_branch_is_not_called_empty(tmp_path: Path) -> None:
+    text = "\n".join(assessment_lines(assess(iceberg_with(tmp_path, **{"current-snapshot-id": None}))))
+    assert "3 snapshots" in text
+    assert "nothing to assess" not in text
+
+
+def test_a_replaced_table_whose_former_snapshots_expired_has_no_known_number_of_commits(
+    tmp_path: Path,
+) -> None:
+    snapshot: dict[str, Any] = {
+        "snapshot-id": 3,
+        "sequence-number": 3,
+        "timestamp-ms": int(BEGAN * 1000 + 1_200_000),
+    }
+    snapshot |= {"manifest-list": "file:/t/metadata/snap-3.avro", "summary": {"operation": "append"}}
+    found = assess(iceberg_with(tmp_path, snapshots=[snapshot]))["commits"]
+    assert (found.value, found.rests_on) == (1, Rests.AT_LEAST)
+
+
+def test_files_of_a_location_provider_are_not_known_to_be_found(tmp_path: Path) -> None:
+    history = iceberg_with(tmp_path, properties={"write.location-provider.impl": "org.example.Provider"})
+    assert assess(history)["lost_files"].rests_on is Rests.NOT_KNOWN
+
+
+def test_hudis_instants_in_utc_are_not_moved_by_files_of_another_zone(tmp_path: Path) -> None:
+    files = FORMATS["hudi"](History(tuple(Written(number, 0) for number in range(3)), ()))
+    files = {path: (body, at + 9 * 3600) for path, (body, at) in files.items()}
+    body, at = files[".hoodie/hoodie.properties"]
+    files[".hoodie/hoodie.properties"] = body + b"hoodie.table.timeline.timezone=UTC\n", at
+    write(files, tmp_path)
+    found = assess(read(tmp_path, days=30.0))
+    assert found["overlapping"].value is None
+    assert found["known_seconds"] == Figure(183.0, Rests.ESTIMATED, found["known_seconds"].because)
+
+
+def test_a_file_in_another_folder_than_its_commit_says_is_not_lost(tmp_path: Path) -> None:
+    """Paimon's `data-file.path-directory`."""
+    files = FORMATS["paimon"](History(tuple(Written(number, 0) for number in range(3)), (1,)))
+    write({path.replace("bucket-0/", "data/bucket-0/"): each for path, each in files.items()}, tmp_path)
+    found = assess(read(tmp_path, days=30.0))["lost_files"]
+    assert (found.value, found.rests_on) == (1, Rests.AT_LEAST)
+
+
 def test_the_files_of_a_copied_table_say_nothing_of_time(tmp_path: Path) -> None:
     delta(tmp_path)
     body = json.loads(commit("days", 1).splitlines()[-1])["add"]["path"]
