@@ -235,7 +235,7 @@ def past_commit(
     metrics = info.get("operationMetrics")
     metrics = metrics if isinstance(metrics, dict) else {}
     took = _milliseconds(metrics.get("executionTimeMs", metrics.get("execution_time_ms")))  # of delta-rs
-    began = min((at for each in added if (at := _milliseconds(each.get("modificationTime")))), default=None)
+    began = min((at for each in _new(info, added, removed) if (at := _milliseconds(each))), default=None)
     base, maker = _base(version, info.get("readVersion")), of_delta(info, actions)
     if base is None:
         unread.append(Unread(f"what commit {version} had read", "its writer doesn't say it", _BASE, version))
@@ -257,6 +257,16 @@ def past_commit(
         unread=(*unread, *observations.unread_of("file", str(version), failed, len(files))),
     )
     return found, [DataFile(unquote(path), partition) for kind, partition, path in places if kind == "add"]
+
+
+def _new(
+    info: Mapping[str, Any], added: Iterable[dict[str, Any]], removed: Iterable[dict[str, Any]]
+) -> Iterator[Any]:
+    """Yield when the files of a commit were written, but for older ones: restored, or with another deletion vector."""
+    if info.get("operation") == "RESTORE":
+        return
+    older = {str(each.get("path")) for each in removed}
+    yield from (each.get("modificationTime") for each in added if str(each.get("path")) not in older)
 
 
 _BASE: Final = frozenset({Lack.BASE})

@@ -197,6 +197,22 @@ def test_a_file_that_is_lost_in_a_folder_without_a_commit_is_found(
     assert assess(read(tmp_path, days=30.0))["lost_files"] == Figure(1, Rests.KNOWN)
 
 
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_file_that_comes_back_does_not_date_its_commit(*, restored: bool) -> None:
+    add = {"path": "p.parquet", "partitionValues": {}, "modificationTime": 1_700_000_000_000}
+    actions: list[tuple[str, dict[str, Any]]] = [
+        ("commitInfo", {"timestamp": 1_790_000_000_000}),
+        ("add", add),
+    ]
+    if restored:
+        actions[0][1]["operation"] = "RESTORE"
+    else:
+        actions.append(("remove", {"path": "p.parquet"}))
+    found = past_commit(3, actions, PartitionLayout(()))
+    assert found is not None
+    assert found[0].began is None
+
+
 def iceberg_with(table: Path, **fields: Any) -> TableHistory:
     files = FORMATS["iceberg"](History(tuple(Written(number, 0) for number in range(3)), ()))
     written, at = files["metadata/v1.metadata.json"]
