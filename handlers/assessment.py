@@ -304,7 +304,6 @@ def joined(commits: Iterable[PastCommit]) -> list[PastCommit]:
             rewritten=first.rewritten | each.rewritten,
             began=min((began for began in (first.began, each.began) if began is not None), default=None),
             size=first.size + each.size,
-            is_service=first.is_service,
             unread=(*first.unread, *each.unread),
         )
     return found

@@ -466,7 +466,7 @@ async def _hudi(files: TableFiles, reading: _Reading) -> None:
     ends = [clock.ended(each) for each in completed]
     places = {each.time: at for at, each in enumerate(completed)}
 
-    of_file = {table.timeline + each.files[-1].name: each for each in completed}
+    of_file = {_completed_path(table, each): each for each in completed}
 
     async def read(file: File) -> Found:
         instant = of_file[file.path]
@@ -490,8 +490,7 @@ async def _hudi(files: TableFiles, reading: _Reading) -> None:
                 f"instants before {found[0].time if found else 'now'}", "Hudi has archived them", Lack.OLDER
             )
         break
-    begins = [each.began for each in reading.commits if each.began is not None]
-    since = min(begins, default=0.0)
+    since = min((each.began for each in reading.commits if each.began is not None), default=0.0)
     late = [each for each in timed if (clock.began(each.time) or 0.0) >= since]
     await _hudi_losses(files, reading, table, late, clock)
 

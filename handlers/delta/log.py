@@ -221,13 +221,10 @@ def past_commit(
     ended = _milliseconds(info.get("inCommitTimestamp")) or _milliseconds(info.get("timestamp"))
     if not (added or removed):
         return None
-    unread = (
-        []
-        if ended is not None
-        else [Unread(f"the time of commit {version}", "it has none but its file's", _TIMES, version)]
-    )
+    unread: list[Unread] = []
     if ended is None:
-        ended = 0.0 if stored is None else stored
+        ended = stored or 0.0
+        unread.append(Unread(f"the time of commit {version}", "it has none but its file's", _TIMES, version))
     files = [each for each in actions if each[0] in ("add", "remove")]
     places, failed = read_each(
         files, lambda each: (each[0], layout.path_of(each[1], as_written=True), _path(each[1]))
