@@ -162,6 +162,10 @@ class Channel:
         """Return the offset in the table's partition of `writers` up to which an agent has read, by the decisions read here."""
         return self._agent_read.get(self._partition(table))
 
+    def stood_still(self, seconds: float) -> str:
+        """As `LoopThread.stood_still`."""
+        return self._thread.stood_still(seconds)
+
     def close(self) -> None:
         """Close the connection to Kafka and end the thread."""
         if not self._thread.started:

@@ -19,9 +19,11 @@ import atexit
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, TimeoutError as FutureTimeout
 from contextlib import suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 import anyio
@@ -55,6 +57,11 @@ GRACE_SECONDS = 5.0
 
 RESTART_SECONDS = 1.0
 """Before a background loop that raised is started again."""
+
+BEAT_SECONDS = 0.5
+"""How often the loop notes that it runs."""
+STALL_SECONDS = 2.0
+"""The shortest time without a beat that an error names."""
 
 STOP_SECONDS = 2.0
 """For a client to close its connections."""
@@ -165,6 +172,10 @@ class LoopThread:
         self._task_host: Future[None] | None = None
         self._tasks: TaskGroup | None = None
         self._process = os.getpid()
+        self._beat = 0.0
+        """When the loop last noted that it ran, in monotonic seconds."""
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=16)
+        """The end and the length of each time for which the loop did not run."""
         _threads.add(self)
 
     @property
@@ -190,7 +201,7 @@ class LoopThread:
                 self._process = os.getpid()
                 self._task_host = None
             if self._task_host is None or self._task_host.done():
-                self._task_host, self._tasks = self._portal.start_task(_run_tasks)
+                self._task_host, self._tasks = self._portal.start_task(self._run_tasks)
             return self._portal
 
     def call(self, function: Callable[[], Awaitable[T]], *, timeout: float, doing: str, facts: str = "") -> T:
@@ -200,6 +211,7 @@ class LoopThread:
             with anyio.fail_after(timeout):
                 return await function()
 
+        began = monotonic()
         future: Future[T] = self.portal().start_task_soon(bounded)
         try:
             return future.result(timeout + GRACE_SECONDS)
@@ -209,7 +221,21 @@ class LoopThread:
             raise
         except Exception as error:
             future.cancel()
-            raise unreachable(self.bootstrap_servers, doing, timeout, error, facts) from error
+            stood_still = self.stood_still(monotonic() - began)
+            raise unreachable(
+                self.bootstrap_servers, doing, timeout, error, facts, stood_still=stood_still
+            ) from error
+
+    def stood_still(self, seconds: float) -> str:
+        """Name the longest time in the last so many seconds for which this loop did not run, or return nothing."""
+        now = monotonic()
+        longest = max([now - self._beat, *(length for end, length in self._stalls if end > now - seconds)])
+        if not self.started or longest < STALL_SECONDS:
+            return ""
+        return (
+            f"; this process itself stood still for {longest:.0f} s: code held Python's interpreter lock (GIL), such as a long "
+            "regular expression, or the process was paused or had no CPU time"
+        )
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
         """Run `function` in the background until it returns. If it raises, log the error and run it again."""
@@ -264,6 +290,16 @@ class LoopThread:
             portal.start_task_soon(portal.stop)
         loop.join(GRACE_SECONDS)
 
+    async def _run_tasks(self, *, task_status: TaskStatus[TaskGroup]) -> None:
+        async with anyio.create_task_group() as tasks:
+            self._beat = monotonic()
+            task_status.started(tasks)
+            while True:
+                await anyio.sleep(BEAT_SECONDS)
+                last, self._beat = self._beat, monotonic()
+                if self._beat - last >= STALL_SECONDS:
+                    self._stalls.append((self._beat, self._beat - last))
+
 
 def _start_loop(name: str) -> tuple[threading.Thread, BlockingPortal]:
     """As anyio's `start_blocking_portal`, which ends without a time limit, so that a thread of its own had to end it.
@@ -308,14 +344,8 @@ def _close_all() -> None:
         thread.close()
 
 
-async def _run_tasks(*, task_status: TaskStatus[TaskGroup]) -> None:
-    async with anyio.create_task_group() as tasks:
-        task_status.started(tasks)
-        await anyio.sleep_forever()
-
-
 def unreachable(
-    bootstrap_servers: str, doing: str, timeout: float, error: BaseException, facts: str
+    bootstrap_servers: str, doing: str, timeout: float, error: BaseException, facts: str, *, stood_still: str
 ) -> AgentUnreachable:
     """Return the error for a Kafka that doesn't answer."""
     if isinstance(error, TopicAuthorizationFailedError):
@@ -333,6 +363,6 @@ def unreachable(
     if isinstance(error, MessageSizeTooLargeError):
         remedy = "raise max.message.bytes of the topic (docs/kafka.md)"
     return AgentUnreachable(
-        f"{problem}: {doing} failed: {cause}; nothing was committed by this call; {remedy}, then restart the query; "
+        f"{problem}: {doing} failed: {cause}{stood_still}; nothing was committed by this call; {remedy}, then restart the query; "
         f"brokers={bootstrap_servers} {facts}".rstrip()
     )

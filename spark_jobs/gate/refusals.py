@@ -27,6 +27,8 @@ class ConnectionErrors:
 
     heartbeats: str | None
     decisions: str | None
+    stood_still: str = ""
+    """As `LoopThread.stood_still`."""
 
     @property
     def hint(self) -> str:
@@ -37,7 +39,8 @@ class ConnectionErrors:
             else f"; this writer's heartbeats don't reach Kafka ({self.heartbeats})"
         )
         read = "" if self.decisions is None else f"; this writer can't read decisions ({self.decisions})"
-        return f"{sent}{read}: check the brokers and their security settings" if sent or read else ""
+        check = ": check the brokers and their security settings" if sent or read else ""
+        return f"{sent}{read}{check}{self.stood_still}"
 
 
 def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: str) -> AgentUnreachable:

@@ -617,7 +617,10 @@ class Transaction:
         )
 
     def _connection_errors(self) -> refusals.ConnectionErrors:
-        return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)
+        stood_still = self._channel.stood_still(self._timing.admission_timeout_seconds)
+        return refusals.ConnectionErrors(
+            self._publisher.heartbeat_error, self._channel.reading_error, stood_still
+        )
 
     def _is_answered(self) -> bool:
         return (

@@ -28,6 +28,9 @@ class MemoryChannel:
     def subscribe(self, _table: str, transaction: str, on_decision: OnDecision, **_facts: str) -> None:
         self._receivers[transaction] = on_decision
 
+    def stood_still(self, _seconds: float) -> str:
+        return ""
+
     def unsubscribe(self, transaction: str) -> None:
         self._receivers.pop(transaction, None)
 

@@ -358,6 +358,15 @@ def test_the_error_of_a_timeout_names_why_decisions_could_not_be_read() -> None:
     assert "this writer can't read decisions (no token today): check the brokers" in str(error)
 
 
+def test_the_error_of_a_timeout_names_that_this_process_stood_still() -> None:
+    """Its cause is then neither the agent nor Kafka."""
+    errors = ConnectionErrors(None, None, "; this process itself stood still for 25 s")
+
+    assert "no grant within 600 s; this process itself stood still for 25 s; nothing was committed" in str(
+        not_granted(600.0, OverdueWait("t", "w", (), ()), errors, "table=t")
+    )
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", SENT_AGAIN)
 @pytest.mark.parametrize("times", [1, 2])

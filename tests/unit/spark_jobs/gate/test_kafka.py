@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import anyio
 import anyio.lowlevel
@@ -217,3 +222,70 @@ def test_a_function_of_kafka_options_does_not_stop_the_loop(thread: LoopThread) 
     found = thread.call(lambda: kafka._options(options), timeout=PATIENCE, doing="connecting")
 
     assert found.passed_on == {"client_id": "mine"}
+
+
+def hold_the_gil(letters: int) -> float:
+    """As a regular expression of a driver's program did for 25 s. Return for how long."""
+    began = time.monotonic()
+    re.match(r"(a+)+$", "a" * letters + "b")
+    return time.monotonic() - began
+
+
+@cache
+def enough_letters() -> int:
+    """For at least 1.3 s on this machine."""
+    return next(letters for letters in itertools.count(18) if hold_the_gil(letters) > 1.3)
+
+
+@pytest.fixture
+def short_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(kafka, "STALL_SECONDS", 1.0)
+
+
+@pytest.mark.usefixtures("short_stalls")
+@pytest.mark.parametrize("where", ["another thread", "the loop"])
+def test_an_error_says_that_the_process_itself_stood_still(thread: LoopThread, where: str) -> None:
+    """The error blamed Kafka, although nothing of this process ran."""
+
+    async def answer() -> None:
+        started.set()
+        if where == "the loop":
+            time.sleep(1.3)  # noqa: ASYNC251 - as code that blocks
+        await anyio.sleep_forever()
+
+    started = threading.Event()
+    enough_letters()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(thread.call, answer, timeout=0.1, doing="publishing")
+        assert started.wait(PATIENCE)
+        if where == "another thread":
+            hold_the_gil(enough_letters())
+        with pytest.raises(AgentUnreachable, match=r"publishing failed: no answer within 0\.1 s; ") as raised:
+            call.result(PATIENCE)
+
+    assert re.search(r"this process itself stood still for \d+ s: code held Python", str(raised.value))
+    assert thread.stood_still(PATIENCE) != ""
+
+
+@pytest.mark.usefixtures("short_stalls")
+def test_an_error_names_no_time_before_its_call_and_no_short_one(thread: LoopThread) -> None:
+    thread.call(anyio.lowlevel.checkpoint, timeout=PATIENCE, doing="starting")
+    hold_the_gil(enough_letters())
+    time.sleep(0.2)
+
+    assert thread.stood_still(PATIENCE) != ""
+    with pytest.raises(AgentUnreachable) as raised:
+        thread.call(anyio.sleep_forever, timeout=0.1, doing="publishing")
+    assert "stood still" not in str(raised.value)
+
+
+def test_a_loop_that_has_not_started_or_is_closed_has_not_stood_still(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "STALL_SECONDS", PATIENCE)
+    assert thread.stood_still(PATIENCE) == ""
+    thread.call(anyio.lowlevel.checkpoint, timeout=PATIENCE, doing="starting")
+    assert thread.stood_still(PATIENCE) == ""
+    thread.close()
+    assert thread.stood_still(PATIENCE) == ""
