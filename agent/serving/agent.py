@@ -39,6 +39,8 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 STORE_RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Back-off between probes of a store that does not answer at the start; the last value repeats."""
 
+ENDING = "its session is ending"
+
 
 class Agent:
     """Serves until `stop` is called. `ready` is set while every assigned partition is live."""
@@ -114,7 +116,8 @@ class Agent:
                 failures += 1
                 self._lasting.mark_not_ready()
                 self._lasting.collect_garbage()
-                self._problem = str(problem) or repr(problem)
+                served = "its last session ended: " if self._problem == ENDING else ""
+                self._problem = f"{served}{str(problem) or repr(problem)}"
                 log.warning(
                     "kafka.waiting",
                     bootstrap_servers=settings.bootstrap_servers,
@@ -136,6 +139,7 @@ class Agent:
                         foreground.start_soon(self._cancel_on_stop, foreground.cancel_scope)
                         with guarded("the session"):
                             await session.open(background)
+                            self._problem = ENDING  # of an earlier session, nothing is known to last
                             await session.serve()
                         foreground.cancel_scope.cancel("the session has ended")
                 finally:

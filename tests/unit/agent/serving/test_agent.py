@@ -11,6 +11,7 @@ from aiokafka.errors import KafkaError
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from lakewarden.agent.errors import LogCutError
 from lakewarden.agent.serving import agent as agent_module, lasting
 from lakewarden.agent.serving.agent import RETRY_SECONDS, STORE_RETRY_SECONDS, Agent
 from lakewarden.agent.serving.lasting import HEALTHY_SECONDS, Lasting
@@ -74,6 +75,58 @@ async def test_a_healthy_minute_resets_the_back_off(monkeypatch: pytest.MonkeyPa
     found = await waits(monkeypatch, [1.0, 1.0, HEALTHY_SECONDS - 1.0, HEALTHY_SECONDS, 1.0])
 
     assert found == [*RETRY_SECONDS[:3], *RETRY_SECONDS[:2]]
+
+
+async def test_readiness_names_the_problem_of_an_earlier_session_only_until_the_next_one_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent that was stopped a day after a topic was lost named the topic."""
+    seen: list[str] = []
+    problems = deque(
+        [LogCutError("topic p.writers no longer exists"), None, KafkaError("no broker answers"), None]
+    )
+
+    class Session:
+        def __init__(self, *_: Any) -> None: ...
+
+        def facts(self) -> None:
+            return None
+
+        def note(self, step: str) -> None:
+            text = served.conditions()[0].text.removeprefix("the agent has no session with Kafka: ")
+            seen.append(f"{step}: {text}")
+
+        async def open(self, _: Any) -> None:
+            self.note("open")
+            if len(problems) == 2:
+                raise problems.popleft()
+
+        async def serve(self) -> None:
+            if (problem := problems.popleft()) is not None:
+                raise problem
+            if not problems:
+                served.stop()
+                await anyio.sleep_forever()
+            raise KafkaError("a record was refused")
+
+        async def close(self) -> None:
+            self.note("close")
+
+    monkeypatch.setattr(agent_module, "KafkaSession", Session)
+    served = Agent(Settings(tables=("s3://lake/*",)))
+    with capture_logs():
+        await served.run()
+
+    assert seen == [
+        "open: it has just started",
+        "close: its session is ending",
+        "open: its last session ended: topic p.writers no longer exists",
+        "close: its session is ending",
+        "open: its last session ended: KafkaError: a record was refused",
+        "close: its last session ended: KafkaError: a record was refused",
+        "open: KafkaError: no broker answers",
+        "close: it is stopping",
+    ]
 
 
 # The agent's start, when the store of `lock_root` does not answer, refuses access or ignores conditions.
