@@ -37,10 +37,6 @@ class AttemptOutcome(StrEnum):
     RUNNING = "running"
 
 
-_ABANDONED = {BYPASSED: AttemptOutcome.BYPASSED, "empty:": AttemptOutcome.EMPTY}
-"""How an attempt that its writer abandons ended, by the beginning of the reason. With any other it is aborted."""
-
-
 @dataclass(slots=True)
 class Attempt:
     """One transaction."""
@@ -90,11 +86,10 @@ class Attempt:
             return AttemptOutcome.FAILED
         if (abandoned := self.first("abandoned")) is None:
             return AttemptOutcome.RUNNING
-        reason = str(abandoned.detail.get("reason"))
-        return next(
-            (outcome for begins, outcome in _ABANDONED.items() if reason.startswith(begins)),
-            AttemptOutcome.ABORTED,
-        )
+        reason, lost_to = str(abandoned.detail.get("reason")), abandoned.detail.get("lost_to")
+        if reason.startswith("empty:"):
+            return AttemptOutcome.EMPTY
+        return AttemptOutcome.BYPASSED if reason.startswith(BYPASSED) and lost_to else AttemptOutcome.ABORTED
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -123,7 +118,7 @@ class Attempt:
     @property
     def bypassed_by(self) -> str | None:
         """The commit without the gate to which its writer lost it, as the table says it."""
-        abandoned = self.first("abandoned")
+        abandoned = self.first("abandoned") if self.outcome is AttemptOutcome.BYPASSED else None
         return None if abandoned is None else abandoned.detail.get("lost_to")
 
     @property

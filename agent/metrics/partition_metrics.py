@@ -17,7 +17,7 @@ from typing import assert_never
 
 from lakewarden import events
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, Denied, Recent
+from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, Denied, Recent, lost_commit
 from lakewarden.handlers.table.effects import Effect, Warn
 from lakewarden.handlers.table.machine import EventRead, Input, Replayed
 from lakewarden.handlers.table.state import TableState
@@ -107,10 +107,13 @@ class PartitionMetrics:
                 self._open.setdefault(key, _Times(began=read.read_at))
             case events.CommitRequested() if key in self._open and not self._open[key].has_requested:
                 self._open[key].requested, self._open[key].has_requested = read.read_at, True
-            case events.TransactionAbandoned(reason=reason) if self._open.pop(key, None) is not None:
+            case events.TransactionAbandoned(reason=reason, lost_to=lost_to) if (
+                self._open.pop(key, None) is not None
+            ):
                 self._end(state.uri, "abandoned")
                 if reason.startswith(BYPASSED):
-                    self._lost(state.uri, read.event.writer, read.read_at, read.event.transaction)
+                    to = lost_commit(lost_to)
+                    self._lost(state.uri, read.event.writer, read.read_at, read.event.transaction, to)
             case events.CommitCompleted() if self._open.pop(key, None) is not None or self._was_unreported(
                 key
             ):
@@ -131,8 +134,8 @@ class PartitionMetrics:
             self.recent.popitem(last=False)
         return found
 
-    def _lost(self, uri: str, writer: str, at: float, transaction: str) -> None:
-        self._recent_of(uri).note_loss(writer, at, UNKNOWN_WINNER, transaction)
+    def _lost(self, uri: str, writer: str, at: float, transaction: str, to: str = UNKNOWN_WINNER) -> None:
+        self._recent_of(uri).note_loss(writer, at, to, transaction)
 
     def _drop_unknown(self, state: TableState, transaction: str) -> None:
         """Drop the entry of an intent that opened nothing: a repeated delivery, or one that is answered already."""

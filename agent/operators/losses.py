@@ -19,7 +19,7 @@ from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import counted, last
 from lakewarden.events import CONFLICT_EVENT
-from lakewarden.handlers.explain.condition import UNKNOWN_WINNER, lane, writer_name
+from lakewarden.handlers.explain.condition import lane, writer_name
 
 HOUR_MS = 3_600_000
 MAX_ENTRIES = 20_000
@@ -69,9 +69,9 @@ class Losses:
         for each in partitions:
             self._count(self._partitions, hour, (event.table, each, ""), seconds / len(partitions))
 
-    def add_bypassed(self, at_ms: int, table: str, writer: str, seconds: float) -> None:
-        """Add a transaction that its writer abandoned: under the grant, it found a commit without the gate."""
-        self._count(self._pairs, at_ms // HOUR_MS, (table, UNKNOWN_WINNER, writer), seconds)
+    def add_bypassed(self, at_ms: int, table: str, winner: str, writer: str, seconds: float) -> None:
+        """Add a transaction that its writer abandoned: under the grant, it found a commit that no conflict showed."""
+        self._count(self._pairs, at_ms // HOUR_MS, (table, winner, writer), seconds)
 
     def report(self, table: str | None = None) -> dict[str, Any]:
         """The JSON of `lakewarden losses`. `table`: of this table only."""

@@ -25,6 +25,7 @@ from lakewarden.handlers.explain.condition import (
     UNNAMED_COMMIT,
     Recent,
     lane,
+    lost_commit,
     made_by,
 )
 from lakewarden.handlers.writers_log import without_gate
@@ -39,9 +40,9 @@ MAX_RECORDS = 20_000
 _SKIPPED = (b'"type":"marker-created"', b'"type":"writer-heartbeat"', b'"type":"grant-renewed"')
 """Most records of a busy log. Those of a client that writes its JSON otherwise are decoded and skipped then."""
 
-OnBypassed: TypeAlias = Callable[[int, str, str, float], None]
-"""Gets each transaction that is lost to a writer without the gate, which no conflict shows: when it ended (epoch milliseconds),
-table, writer, and its seconds."""
+OnBypassed: TypeAlias = Callable[[int, str, str, str, float], None]
+"""Gets each transaction that is lost to a commit which no conflict shows: when it ended (epoch milliseconds), table, who won,
+writer, and its seconds."""
 
 
 class Timelines:
@@ -73,12 +74,14 @@ class Timelines:
             case events.TransactionAbandoned(reason=reason, lost_to=winner):
                 new = self._step(record, event, "abandoned", {"reason": reason, "lost_to": winner})
                 if new and reason.startswith(BYPASSED):
-                    to = UNNAMED_COMMIT if winner is None else f"{UNKNOWN_WINNER} ({winner})"
                     at = record.timestamp / 1000
-                    self.recent[event.table].note_loss(event.writer, at, to, event.transaction)
+                    self.recent[event.table].note_loss(
+                        event.writer, at, lost_commit(winner), event.transaction
+                    )
                     if self._on_bypassed is not None:
+                        who = UNNAMED_COMMIT if winner is None else UNKNOWN_WINNER
                         began = self._tables[event.table][event.transaction].started
-                        self._on_bypassed(record.timestamp, event.table, event.writer, at - began)
+                        self._on_bypassed(record.timestamp, event.table, who, event.writer, at - began)
             case _:
                 pass
 

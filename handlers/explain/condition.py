@@ -10,7 +10,8 @@ The first rule that holds names the condition. Seconds are how long it has held,
 4. *publish hangs*: a transaction has been granted for `HANG_SECONDS` while another one waits for it, or for
    `LONE_HANG_SECONDS` while none does.
 5. *loses to a writer without the gate*: since its last commit, a writer has lost `LOSSES` times or more to writers that don't
-   use the gate, the last time at most `LOSS_SECONDS` ago.
+   use the gate, the last time at most `LOSS_SECONDS` ago. *loses to unknown commits*: the last time, the table didn't name the
+   commit, or it has changed itself.
 6. *queued*: a transaction has waited for longer than both `QUEUE_SECONDS` and `PACES` usual intervals between two commits. It
    names the writer at the head: the one that waits for no other.
 7. *no commits*: nothing is open, and the last commit is older than both `QUIET_SECONDS` and `PACES` usual intervals.
@@ -62,10 +63,15 @@ NAMES: Final[tuple[Name, ...]] = get_args(Name)
 
 
 BYPASSED: Final = "BaseChanged:"
-"""Begins the reason of a transaction whose sink found, under the grant, the commit of a writer without the gate."""
+"""Begins the reason of a transaction whose sink found, under the grant, another commit that isn't one of the gate."""
 UNKNOWN_WINNER: Final = "a writer without the gate"
 UNNAMED_COMMIT: Final = "a commit that the table doesn't name"
 """Its writer may use the gate."""
+
+
+def lost_commit(lost_to: str | None) -> str:
+    """The commit for which a writer abandoned its transaction with the reason `BYPASSED`."""
+    return UNNAMED_COMMIT if lost_to is None else f"{UNKNOWN_WINNER} ({lost_to})"
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ class Denied:
 
 @dataclass(slots=True)
 class Losing:
-    """What a writer has lost to writers without the gate since its last commit."""
+    """What a writer has lost since its last commit, to writers without the gate or to commits that aren't known."""
 
     times: int
     first: float
@@ -325,7 +331,7 @@ def _bypassed(facts: Facts, _: list[Open]) -> Condition | None:
     seconds = max(0.0, facts.now - worst.first)
     return Condition(
         "bypassed",
-        "loses to a writer without the gate",
+        "loses to unknown commits" if worst.to == UNNAMED_COMMIT else "loses to a writer without the gate",
         seconds,
         writer,
         worst.transaction,
@@ -336,14 +342,19 @@ def _bypassed(facts: Facts, _: list[Open]) -> Condition | None:
 
 def _bypassed_remedy(facts: Facts, worst: Losing) -> tuple[str, tuple[str, ...]]:
     remedy = "let that writer use the gate, or pause it"
+    explain = ("explain", worst.transaction, "--table", facts.table)
     if worst.winner:
-        return remedy, ("explain", worst.transaction, "--table", facts.table)
-    who = (
-        "who it is, is not known without a watcher"
-        if worst.to in (UNKNOWN_WINNER, UNNAMED_COMMIT)
-        else "a watcher reports its commits"
+        return remedy, explain
+    if worst.to == UNNAMED_COMMIT:
+        return (
+            "see what its last error says; of a writer without the gate, a watcher reports the commits",
+            explain,
+        )
+    return f"{remedy}; a watcher reports its commits, and stops batches early", (
+        "watch",
+        "--table",
+        facts.table,
     )
-    return f"{remedy}; {who}, and stops batches early", ("watch", "--table", facts.table)
 
 
 def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:

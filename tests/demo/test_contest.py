@@ -103,7 +103,7 @@ STARTED = ("intent", "admitted")
         (["intent", "abort"], "lease-lost", AttemptOutcome.ABORTED),
         ([*STARTED, "failed"], None, AttemptOutcome.FAILED),
         ([*STARTED, "abandoned"], None, AttemptOutcome.ABORTED),
-        (["intent", "abandoned"], "BaseChanged: a writer that bypasses the gate …", AttemptOutcome.BYPASSED),
+        (["intent", "abandoned"], "BaseChanged: the table was replaced", AttemptOutcome.ABORTED),
         (["intent", "abandoned"], EMPTY, AttemptOutcome.EMPTY),
         (["intent", "abandoned"], "left without commit()", AttemptOutcome.ABORTED),
         ([*STARTED, "markers"], None, AttemptOutcome.RUNNING),

@@ -64,14 +64,18 @@ def test_the_commits_of_writers_without_the_gate_are_one_winner_per_format() -> 
     assert winners == {"delta, without the gate", "hudi, without the gate", "crm"}
 
 
-def test_what_is_lost_to_a_writer_without_the_gate_counts_without_a_watcher() -> None:
-    """No conflict shows it: the sink has found the commit under the grant. What ended otherwise doesn't count."""
+def test_what_is_lost_to_a_commit_without_a_label_counts_without_a_watcher() -> None:
+    """No conflict shows it: the sink has found the commit under the grant. What ended otherwise doesn't count.
+
+    Only if the table names the commit, it is known to be one without the gate.
+    """
     losses, now = Losses(hours=1), moment().wall_ms
     timelines, table = Timelines(losses.add_bypassed), "s3://lake/a"
     for name, reason, lost_to in (
         ("A", "BaseChanged: UPDATE", None),
         ("B", "BaseChanged: UPDATE", "version 49: UPDATE, Delta-Lake/4.0.0"),
         ("C", "empty: nothing to write", None),
+        ("D", "LostToGate: MERGE", "version 50: MERGE, job shop, transaction t"),
     ):
         each = {"table": table, "writer": "crm", "transaction": name}
         for event, at in (
@@ -83,22 +87,18 @@ def test_what_is_lost_to_a_writer_without_the_gate_counts_without_a_watcher() ->
 
     report = losses.report()
     assert report["pairs"] == [
-        {
-            "table": table,
-            "winner": "a writer without the gate",
-            "loser": "crm",
-            "conflicts": 2,
-            "seconds": 8.0,
-        }
+        {"table": table, "winner": winner, "loser": "crm", "conflicts": 1, "seconds": 4.0}
+        for winner in ("a commit that the table doesn't name", "a writer without the gate")
     ]
     assert next(iter(loss_lines(report))) == "2 conflicts in the last hour, 8.0 s of compute wasted"
     assert [
         (each["transaction"], each["outcome"], each["bypassed_by"])
         for each in timelines.find("crm", None, None)
     ] == [
-        ("A", "lost to a writer without the gate", None),
+        ("A", "aborted", None),
         ("B", "lost to a writer without the gate", "version 49: UPDATE, Delta-Lake/4.0.0"),
         ("C", "empty", None),
+        ("D", "aborted", None),
     ]
     to = "a writer without the gate (version 49: UPDATE, Delta-Lake/4.0.0)"
     assert timelines.recent[table].losing["crm"].to == to
