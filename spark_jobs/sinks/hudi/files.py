@@ -36,9 +36,6 @@ from lakewarden.handlers.maker import Maker, Winner, of_hudi
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.sinks.hudi.options import SQL_EXTRA_METADATA
 
-MAX_LISTED = 100
-"""Commits in which the writers of a table are looked for: more than the active timeline has by default."""
-
 MAX_BESIDE = 5
 """Commits among which one is looked for that was completed during another."""
 
@@ -128,8 +125,8 @@ class HudiFiles:
         return [each.instant for each in alike if batch_id is not None and each.instant != instant]
 
     def writers(self) -> list[str]:
-        """Return the writers of the newest commits, the last one last."""
-        return list(dict.fromkeys(each.writer for each in self._newest(MAX_LISTED)))[::-1]
+        """Return the writers of all commits, the last one last. `committed` reads as much of the archive for a new writer."""
+        return list(dict.fromkeys(each.writer for each in self._newest(None)))[::-1]
 
     def markers(self, instant: str, known_files: dict[str, int]) -> list[Marker]:
         """Return what the pending instant is known to touch.
@@ -218,7 +215,7 @@ class HudiFiles:
             (each, file) for each in found if each.writes and (file := each.file("completed")) is not None
         ]
 
-    def _newest(self, number: int) -> list[CompletedInstant]:
+    def _newest(self, number: int | None) -> list[CompletedInstant]:
         table = self._table()
         return [] if table is None else list(itertools.islice(self._newest_first(table), number))
 

@@ -128,6 +128,16 @@ def test_the_writers_and_a_batch_that_is_there_twice_are_found_among_the_newest_
     assert hudi.files.writers() == ["other", "w"]
 
 
+def test_a_writer_is_known_however_many_commits_of_others_came_since(hudi: Table) -> None:
+    """One that isn't known is refused beside another of its job (docs/recovery.md, Who a writer is)."""
+    hudi.archive(1, (5, metadata("of-the-archive", 0)))
+    hudi.commit(10, "w", 0)
+    for number in range(150):
+        hudi.commit(20 + number, "other", number)
+
+    assert hudi.files.writers() == ["of-the-archive", "w", "other"]
+
+
 def test_a_batch_that_is_committed_while_the_commit_waits_for_the_users_lock_is_refused(hudi: Table) -> None:
     write: Any = HudiWrite.__new__(HudiWrite)
     write._files, write._locked, write.instant = hudi.files, False, f"{20:017d}"
