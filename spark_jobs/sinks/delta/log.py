@@ -224,8 +224,9 @@ class TableLog:
 
         One with the label of transaction `own`, which has committed nothing, is another statement's of the same session.
         """
-        found = []
-        for file in reversed(self.commits(since + 1)[-MOST_READ:]):
+        found: list[Winner] = []
+        files = self.commits(since + 1)
+        for file in reversed(files[-MOST_READ:]):
             actions = list(self.actions(file.version, ["txn", "commitInfo"]))
             info = next((action for kind, action in actions if kind == "commitInfo"), {})
             commit = of_delta(info, actions).of_commit(f"version {file.version}", info.get("operation"))
@@ -233,7 +234,7 @@ class TableLog:
             found.append(Winner(commit, None if transaction == own else transaction))
             if f"at version {file.version}." in error or (info.get("txnId") or error + "?") in error:
                 return found[-1]
-        return winner_of(found)
+        return winner_of(found) if len(found) == len(files) else None
 
     def files_since(self, version: int) -> set[str]:
         """Return the paths of all files that commits after `version` add."""

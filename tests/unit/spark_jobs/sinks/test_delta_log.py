@@ -10,7 +10,7 @@ import pytest
 
 from lakewarden.spark_jobs import GateError
 from lakewarden.spark_jobs.gate.commit_lookup import find_batch
-from lakewarden.spark_jobs.sinks.delta.log import RESTORE, CommitFile, LastBatches, TableLog
+from lakewarden.spark_jobs.sinks.delta.log import MOST_READ, RESTORE, CommitFile, LastBatches, TableLog
 
 REPLACE = "CREATE OR REPLACE TABLE"
 
@@ -180,6 +180,9 @@ FOREIGN, OURS, OWN = (None, "t-ours", "t-own")
         ([OURS, FOREIGN], 'Conflicting commit: {"txnId":"id-2"}', ("version 2: WRITE, job w2", FOREIGN)),
         ([OURS, FOREIGN], "another one", None),
         ([OURS, OURS], "", ("one of 2 commits, the newest is version 2: WRITE, job w2", OURS)),
+        ([FOREIGN, *[OURS] * MOST_READ], "", None),
+        ([FOREIGN, *[OURS] * MOST_READ], "committed at version 1. The", None),
+        ([FOREIGN, *[OURS] * MOST_READ], "committed at version 2. The", ("version 2: WRITE, job w2", OURS)),
         ([], "", None),
     ],
 )
