@@ -82,11 +82,14 @@ NO_CREDENTIALS: Final = (
 _NO_REGION: Final = "no region is set; set AWS_REGION, AWS_DEFAULT_REGION or the profile's region"
 _AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn")
 
+_FIRST_ERROR: Final = 300
+"""From this status on, botocore reads the body of an answer whatever the request."""
+
 _DIRECTORY_BUCKET: Final = "--x-s3"
 """How the name of a bucket of S3 Express One Zone ends."""
 
-_ERROR_DOCUMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error[\s>]")
-_ERROR_CODE: Final = re.compile(rb"<Code>\s*([^<\s]+)")
+_ERROR_DOCUMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:\w+:)?Error[\s>]")
+_ERROR_CODE: Final = re.compile(rb"<(?:\w+:)?Code>\s*([^<\s]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +344,10 @@ def _length(result: Mapping[str, Any]) -> int:
 
 
 def _code_in(body: bytes | bytearray) -> str:
-    """The code of an S3 error document in the place of the object; botocore checks for one in answers to writes only."""
+    """The code of an S3 error document.
+
+    botocore looks for none in the place of an object, and reads none from a document with a namespace.
+    """
     if not _ERROR_DOCUMENT.match(body):
         return ""
     found = _ERROR_CODE.search(body)
@@ -360,9 +366,9 @@ def _answer_from_error(error: boto.ClientError) -> Answer:
         str(error_fields.get("Message") or ""),
         str(error_fields.get("Code") or ""),
     )
-    if code.isdigit():
-        # botocore puts the status here if the body has no code.
-        code = ""
+    if not code or code.isdigit():
+        # botocore puts the status here if it found no code in the body.
+        code = _headers(response).get(RAW_CODE, "")
     if status == 404 and not code:
         return Answer(status, message=message, fault="not the store")
     if region := _headers(response).get("x-amz-bucket-region", error_fields.get("Region")):
@@ -402,6 +408,7 @@ def _tls_misconfiguration(error: boto.SSLError | boto.HTTPClientError) -> str | 
 
 RAW_STATUS: Final = "lakewarden-status"
 RAW_LENGTH: Final = "lakewarden-length"
+RAW_CODE: Final = "lakewarden-code"
 
 
 class SendOnceSession(AIOHTTPSession):  # type: ignore[misc]
@@ -412,16 +419,19 @@ class SendOnceSession(AIOHTTPSession):  # type: ignore[misc]
     GET. A resent write gets a 412 for its own first attempt, and a redirect can turn a foreign page into a 200. Both hide from
     the lock that an answer was lost.
 
-    botocore changes two parts of an answer before the caller sees it. This session keeps them in headers of its own: the status,
-    which botocore replaces by 500 where a 200 carries an error, and the length of a body that botocore expects to be empty.
+    botocore changes three parts of an answer before the caller sees it. This session keeps them in headers of its own: the
+    status, which botocore replaces by 500 where a 200 carries an error, the length of a body that botocore expects to be empty,
+    and the code of an error.
     """
 
     async def send(self, request: Any) -> AioAWSResponse:
-        """Send the request, and keep the raw status and body length in the answer's headers."""
+        """Send the request, and keep the raw status, body length and code in the answer's headers."""
         response = await super().send(request)
         response.headers[RAW_STATUS] = str(response.status_code)
         if not request.stream_output:
             response.headers[RAW_LENGTH] = str(len(await response.content))
+        if response.status_code >= _FIRST_ERROR:
+            response.headers[RAW_CODE] = _code_in(await response.content).strip("-")
         return response
 
     async def _get_session(self, proxy_url: str | None) -> _SendOnceClient:

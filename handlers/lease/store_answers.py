@@ -58,7 +58,13 @@ _FORBIDDEN: Final = (
 _CONFLICTS: Final = ("OperationAborted", "ConditionalRequestConflict")
 _TROUBLES: Final = ("InternalError", "OperationTimedOut", "ServiceUnavailable")
 
-_REJECTED_CREDENTIALS: Final = ("ExpiredToken", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+_REJECTED_CREDENTIALS: Final = (
+    "ExpiredToken",
+    "TokenRefreshRequired",
+    "InvalidToken",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+)
 
 _STATUS_ERROR: Final = re.compile(
     r"(?P<before>.*)Error performing (?:GET|PUT|POST|DELETE|HEAD) \S+ in \S+ - "
@@ -80,7 +86,7 @@ _S3_CODES: Final = {
 """Codes of Azure, and of Google's JSON, as the S3 codes of the table. `BlobAlreadyExists` comes with 409, but unlike other 409s
 it means that the condition of if-absent did not hold."""
 _JSON_CODE: Final = re.compile(r'\s*{"error":.*"reason":\s*"(\w+)"', re.DOTALL)
-_CODE: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>")
+_CODE: Final = re.compile(r"<(?:\w+:)?Code>\s*(\w+)\s*</")
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
 _VERSION: Final = re.compile(r'"[^"\s]+"|[^"\s,*]+')

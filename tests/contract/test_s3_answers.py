@@ -193,6 +193,20 @@ EXAMPLES: Final = [
     Example(TAKEN, "not the body's MD5", tagged('"0123456789abcdef0123456789abcdef"'), *TAKEN_SO),
     Example(NOT_MODIFIED, "304", Reply(304, (("ETag", ETAG),)), *UNKNOWN),
     Example(NO_OBJECT, "404 NoSuchKey", error(404, "NoSuchKey"), Refused, Lost, Absent),
+    *(
+        Example(row, f"{status} {code} {start}", Reply(status, body=body.encode()), *outcomes)
+        for row, status, code, *outcomes in (
+            (NO_OBJECT, 404, "NoSuchKey", Refused, Lost, Absent),
+            (REFUSES, 404, "NoSuchBucket", *REFUSED),
+            (PATIENCE, 503, "SlowDown", *THROTTLED),
+            (FORBIDDEN, 412, "InvalidBucketState", *REFUSED),
+        )
+        for start, body in (
+            ("in a namespace", f'<Error xmlns="http://s3"><Code>{code}</Code></Error>'),
+            ("with a prefix", f'<s3:Error xmlns:s3="http://s3"><s3:Code>{code}</s3:Code></s3:Error>'),
+        )
+    ),
+    Example(PAGE, "404 in a namespace, without a code", Reply(404, body=b'<Error xmlns="s"/>'), *UNKNOWN),
     Example(DAMAGED, "408", Reply(408), *UNKNOWN),
     Example(DAMAGED, "400 RequestTimeout", error(400, "RequestTimeout"), *UNKNOWN),
     Example(DAMAGED, "400 IncompleteBody", error(400, "IncompleteBody"), *UNKNOWN),

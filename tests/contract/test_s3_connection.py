@@ -450,7 +450,8 @@ def write_keys(home: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["ExpiredToken", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"]
+    "code",
+    ["ExpiredToken", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"],
 )
 async def test_a_credentials_file_that_another_program_renews_is_read_again_after_a_refusal(
     code: str, home: Path
