@@ -69,6 +69,8 @@ class Winner:
     """As text (`Maker.of_commit`)."""
     transaction: str | None
     """The transaction of the gate that its label names. None: its writer bypasses the gate, or is one that labels nothing."""
+    is_known: bool = True
+    """Whether the table shows that it was this commit, and not one that it no longer has."""
 
     @property
     def text(self) -> str:
@@ -80,7 +82,7 @@ def winner_of(commits: Sequence[Winner]) -> Winner | None:
 
     Of several, it isn't even known whether it went through the gate, if only some did.
     """
-    if len({each.transaction is None for each in commits}) != 1:
+    if len({each.transaction is None for each in commits}) != 1 or not all(each.is_known for each in commits):
         return None
     if len(commits) == 1:
         return commits[0]

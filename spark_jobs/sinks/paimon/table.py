@@ -641,8 +641,8 @@ def changed_by(
 
 def winner_in(snapshot: Any, also: str = "") -> Winner:
     """Return the commit that wrote a snapshot. `also`: which others it may have been."""
-    label = None if also else (snapshot.properties or {}).get(TRANSACTION)
-    return Winner(f"commit user {snapshot.commit_user!r}{also}", label)
+    label = (snapshot.properties or {}).get(TRANSACTION)
+    return Winner(f"commit user {snapshot.commit_user!r}{also}", None if also else label, is_known=not also)
 
 
 def _is_one_of(predicates: Any, keys: Iterable[str], partitions: Collection[Partition]) -> Any:

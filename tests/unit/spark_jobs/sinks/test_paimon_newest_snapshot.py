@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pypaimon.snapshot.snapshot_manager import SnapshotManager
 
+from lakewarden.handlers.maker import winner_of
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
-from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, latest_snapshot_id
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, changed_by, latest_snapshot_id, read_base
 from tests.unit.spark_jobs.sinks.test_paimon_primary_key import Make, commit, flight, make, stage
 
 __all__ = ["make"]
@@ -74,3 +75,19 @@ def test_a_table_without_snapshots(make: Make) -> None:
     (folder(where) / "LATEST").write_text("4")
     with pytest.raises(RuntimeError, match="none could be resolved"):
         latest_snapshot_id(where.open())
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_a_change_that_may_be_of_an_expired_snapshot_is_nobodys(
+    table: TableAddress, *, is_expired: bool
+) -> None:
+    """The snapshot that is left may be labelled or not: it says nothing of the one that is gone."""
+    opened = table.open()
+    base, now = (read_base(opened, [(1,)], (number, "")) for number in (1, 3))
+    if is_expired:
+        (folder(table) / "snapshot-2").unlink()
+
+    changes = changed_by(opened, [(1,)], base, now)
+
+    assert [each.commit.endswith("or an earlier one") for each in changes] == [is_expired]
+    assert (winner_of(list(changes)) is None) == is_expired
