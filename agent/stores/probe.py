@@ -41,7 +41,7 @@ class StoreProbeError(AgentError):
 
 
 class StoreUnreachableError(StoreProbeError):
-    """The store did not answer the probe. Retry; if it persists, check endpoint and network."""
+    """The store gave the probe no usable answer. Retry; if it persists, do what the message says."""
 
 
 class StoreRefusedError(StoreProbeError):
@@ -144,7 +144,8 @@ class _Probe:
         end = f"{outcome.why} key={self._uri}"
         if not isinstance(outcome, conditional.Refused):
             raise StoreUnreachableError(
-                f"this store could not be reached in time; check endpoint, network and the credentials service: {end}"
+                "no answer shows whether this store can hold locks; check endpoint, network, proxies and the credentials "
+                f"service: {end}"
             )
         if not self._created:
             raise StoreRefusedError(

@@ -297,11 +297,11 @@ async def test_the_error_names_the_ignored_condition_and_the_store_is_left_uncha
         ),
         (
             Unknown("no answer within the timeout"),
-            "could not be reached in time; check endpoint, network and the credentials service",
+            "no answer shows whether this store can hold locks; check endpoint, network, proxies and the credentials",
         ),
         (
             Throttled("slow down"),
-            "could not be reached in time; check endpoint, network and the credentials service",
+            "no answer shows whether this store can hold locks; check endpoint, network, proxies and the credentials",
         ),
     ],
 )
