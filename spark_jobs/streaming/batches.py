@@ -388,8 +388,11 @@ class BatchWriter:
             self._find_scope(batch)
             touched.update(dict.fromkeys(batch.scope.markers if batch.scope else ()))
         batch.refused += isinstance(error, errors.BaseChanged)
+        reason = "it declares what its last attempt touched"
         if isinstance(error, errors.LostToGate) or batch.refused > 1:
             touched = {ALONE: None}
+        if ALONE in touched:
+            reason = "it declares the whole table: its last commit was refused, and no marker had shown why"
         log.step(
             logging.INFO,
             "batch.retry",
@@ -404,9 +407,7 @@ class BatchWriter:
         )
         if not (isinstance(error, errors.CommitAborted) and error.conflicts):
             time.sleep(random.uniform(0, min(BACKOFF_SECONDS, 0.1 * 2**last.number)))
-        return _Attempt(
-            last.number + 1, "queued", tuple(touched), "it declares what its last attempt touched"
-        )
+        return _Attempt(last.number + 1, "queued", tuple(touched), reason)
 
     def _is_retried(self, error: Exception, batch: _Batch, attempt: _Attempt) -> TypeGuard[errors.GateError]:
         if not isinstance(error, errors.GateError):

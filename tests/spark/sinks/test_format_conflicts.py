@@ -251,6 +251,8 @@ def test_a_batch_that_the_format_refuses_is_soon_alone_on_its_table(
         intents = [event for event in gate.events if isinstance(event, CommitIntent)]
 
     assert [intent.scope for intent in intents] == scopes
+    alone = ["it declares the whole table" in (intent.admission_reason or "") for intent in intents]
+    assert alone == [scope == (ALONE,) for scope in scopes]
     assert {intent.conflict_rule for intent in intents if intent.scope} <= {"file-group"}
 
 
