@@ -199,15 +199,20 @@ class Buckets:
                     location.authority, access, access.get("s3.endpoint") or self._s3_endpoint
                 )
             else:
-                store = self._stores.get(bucket) or self._connect(location.scheme, location.authority)
-                self._stores[bucket] = store
+                store = self._stores.get(bucket) or self._connect_again(bucket)
         except (BaseError, ValueError) as error:
             raise UnreadableTableError(_why(error)) from error
         seeks = location.scheme in ("s3", "gs")
         files = TableFiles(store, location.key + "/", TIMEOUT_SECONDS, seeks=seeks)
         if not access:
-            files.connect = partial(self._connect, location.scheme, location.authority)
+            files.connect = partial(self._connect_again, bucket)
         return files
+
+    def _connect_again(self, bucket: str) -> _Store:
+        """Make a client, which is that of later tables, too."""
+        scheme, _, authority = bucket.partition("://")
+        self._stores[bucket] = self._connect(scheme, authority)
+        return self._stores[bucket]
 
     def _connect(self, scheme: str, authority: str) -> _Store:
         settings = self._settings

@@ -291,19 +291,20 @@ def account_key(key_id: str) -> str:
     )
 
 
-@pytest.mark.parametrize("is_watcher", [False, True])
-async def test_the_rotated_key_of_a_service_account_is_read_after_a_refusal(
-    is_watcher: bool, named: Path
-) -> None:
+@pytest.mark.parametrize("by", ["lock", "watcher", "the watcher's next look for tables"])
+async def test_the_rotated_key_of_a_service_account_is_read_after_a_refusal(by: str, named: Path) -> None:
     named.write_text(account_key("first"))
     refusal = Reply(401, body=b"<Error><Code>AuthenticationRequired</Code></Error>")
     async with faulty_server([refusal, GOOGLE.done()]) as server:
-        files = Buckets(Settings(gcs_endpoint=server.endpoint)).table("gs://bucket/t")
+        buckets = Buckets(Settings(gcs_endpoint=server.endpoint))
+        files = buckets.table("gs://bucket/t")
         async with GOOGLE.store(server) as store:
             named.write_text(account_key("second"))
-            if is_watcher:
+            if by != "lock":
                 with pytest.raises(UnreadableTableError):
                     await files.read("log")
+                if by != "watcher":
+                    files = buckets.table("gs://bucket/other")
                 await files.read("log")
             else:
                 assert isinstance(await store.write(GOOGLE.uri, b"{}", IfAbsent()), Refused)
