@@ -233,7 +233,7 @@ class LoopThread:
         if not self.started or longest < STALL_SECONDS:
             return ""
         return (
-            f"; this process itself stood still for {longest:.0f} s: code held Python's interpreter lock (GIL), such as a long "
+            f"; this process itself did not run for {longest:.0f} s: code held Python's interpreter lock (GIL), such as a long "
             "regular expression, or the process was paused or had no CPU time"
         )
 

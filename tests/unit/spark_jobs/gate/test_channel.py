@@ -360,9 +360,9 @@ def test_the_error_of_a_timeout_names_why_decisions_could_not_be_read() -> None:
 
 def test_the_error_of_a_timeout_names_that_this_process_stood_still() -> None:
     """Its cause is then neither the agent nor Kafka."""
-    errors = ConnectionErrors(None, None, "; this process itself stood still for 25 s")
+    errors = ConnectionErrors(None, None, "; this process itself did not run for 25 s")
 
-    assert "no grant within 600 s; this process itself stood still for 25 s; nothing was committed" in str(
+    assert "no grant within 600 s; this process itself did not run for 25 s; nothing was committed" in str(
         not_granted(600.0, OverdueWait("t", "w", (), ()), errors, "table=t")
     )
 
