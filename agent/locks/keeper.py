@@ -104,6 +104,8 @@ class LockKeeper:
         self._woken = anyio.Event()
         self._idle = anyio.Event()
         self._idle.set()
+        self.denied_since: float | None = None
+        """Since when the lock that its owner requests is denied, in monotonic seconds. None: it isn't."""
 
     def acquire(self, adopt: str | None) -> None:
         """Request the lock. `adopt` names the former owner whose lock covers a running grant."""
@@ -111,6 +113,7 @@ class LockKeeper:
         self._submit(lease.Acquire(self._clock(), adopt, ahead))
 
     def release(self) -> None:
+        self.denied_since = None
         self._submit(lease.Release(self._clock()))
 
     def hint(self, event: AuditEventUnion) -> None:
@@ -169,6 +172,10 @@ class LockKeeper:
                 case _:
                     # A lease that is confirmed while its release is queued may not be relied upon.
                     relied_on = not any(isinstance(each, lease.Release) for each in self._inbox)
+                    if not isinstance(effect, lease.LockDenied):
+                        self.denied_since = None
+                    elif self.denied_since is None and relied_on:
+                        self.denied_since = self._clock().now
                     self._report(effect, relied_on)
         self._due = lease.deadline(self._state, self._settings)
         if isinstance(self._state, lease.Idle) and not self._inbox:

@@ -287,6 +287,18 @@ class TableLocks:
                 log.info(
                     "lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=location.uri
                 )
+                since = self._keepers[uri][0].denied_since
+                waited = 0.0 if since is None else now - since
+                if holder is not None and waited > self._settings.lease(shared=location.shared).validity:
+                    log.warning(
+                        "lock.waiting-long",
+                        table=uri,
+                        seconds=round(waited),
+                        holder=holder,
+                        lock=location.uri,
+                        advice="the lock was held by others for more than a lease; agents of different topic_prefix take no "
+                        "turns: let one prefix serve the table",
+                    )
 
     async def _run_within(
         self, scope: anyio.CancelScope, task: Callable[[], Awaitable[None]], uri: str

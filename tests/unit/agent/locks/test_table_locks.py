@@ -1,5 +1,6 @@
 """The locks of a partition's tables: where they are, a store that refuses or hangs, and their release."""
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
+from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks import table_locks
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
@@ -32,7 +34,9 @@ from lakewarden.events import (
     encode,
     partition_name,
 )
+from lakewarden.handlers.lease import types as lease
 from lakewarden.handlers.lease.conditional import IfAbsent, ReadOutcome, Refused, Unknown
+from lakewarden.handlers.lease.lock_object import LockRecord, render
 from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.handlers.table.log_gaps import Gap
 from tests.own_task import in_own_task
@@ -505,3 +509,36 @@ async def test_only_locks_of_former_owners_are_taken_over_at_once(
             refused = await two.wait_for(LockRefused, 2)
             assert {each.holder for each in refused} == {each.owner for each in held}
         tasks.cancel_scope.cancel()
+
+
+async def test_a_lock_that_others_hold_for_more_than_a_lease_is_a_warning() -> None:
+    """Agents of two prefixes served one table: one made a commit in 45 s, the other 66, without a line."""
+    lock = "s3://lake/locks/one.json"
+    by_another = render(
+        LockRecord(expired=False, valid_until=round((time.time() + 3600) * 1000), owner="them")
+    )
+    async with scene(lock_places=(f"{TABLE}=>{lock}",)) as made:
+        made.objects[lock] = by_another
+        with capture_logs() as logs:
+            made.begin("A")
+            made.request("A")
+            await made.wait_for(LockRefused)
+        assert [each["event"] for each in logs if each["event"].startswith("lock.")] == ["lock.waiting"]
+
+        locks = made.owner.tables.locks
+        keeper, _ = locks._keepers[TABLE]
+        assert keeper.denied_since is not None
+        relied_on = True
+        for seconds, holder, lines in ((29, "them", 0), (31, "them", 1), (31, None, 0)):
+            keeper.denied_since = monotonic() - seconds
+            denied = lease.LockDenied("held", "waiting", lease.Cost(1, 0.0), holder=holder, held_until=9)
+            with capture_logs() as logs:
+                keeper._report(denied, relied_on)
+            long = [each for each in logs if each["event"] == "lock.waiting-long"]
+            assert len(long) == lines
+            for each in long:
+                assert (each["log_level"], each["holder"], each["seconds"]) == ("warning", "them", 31)
+                assert "topic_prefix" in each["advice"]
+
+        keeper.release()
+        assert keeper.denied_since is None
