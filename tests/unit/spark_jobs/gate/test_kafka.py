@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import multiprocessing
 import os
@@ -14,7 +13,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import anyio
 import anyio.lowlevel
@@ -224,17 +222,16 @@ def test_a_function_of_kafka_options_does_not_stop_the_loop(thread: LoopThread) 
     assert found.passed_on == {"client_id": "mine"}
 
 
-def hold_the_gil(letters: int) -> float:
-    """As a regular expression of a driver's program did for 25 s. Return for how long."""
-    began = time.monotonic()
-    re.match(r"(a+)+$", "a" * letters + "b")
-    return time.monotonic() - began
-
-
-@cache
-def enough_letters() -> int:
-    """For at least 1.3 s on this machine."""
-    return next(letters for letters in itertools.count(18) if hold_the_gil(letters) > 1.3)
+def hold_the_gil(seconds: float) -> None:
+    """As a regular expression of a driver's program did for 25 s."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE)
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+    finally:
+        sys.setswitchinterval(usual)
 
 
 @pytest.fixture
@@ -255,12 +252,11 @@ def test_an_error_says_that_the_process_itself_stood_still(thread: LoopThread, w
         await anyio.sleep_forever()
 
     started = threading.Event()
-    enough_letters()
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(thread.call, answer, timeout=0.1, doing="publishing")
         assert started.wait(PATIENCE)
         if where == "another thread":
-            hold_the_gil(enough_letters())
+            hold_the_gil(1.5)
         with pytest.raises(AgentUnreachable, match=r"publishing failed: no answer within 0\.1 s; ") as raised:
             call.result(PATIENCE)
 
@@ -268,11 +264,13 @@ def test_an_error_says_that_the_process_itself_stood_still(thread: LoopThread, w
     assert thread.stood_still(PATIENCE) != ""
 
 
-@pytest.mark.usefixtures("short_stalls")
-def test_an_error_names_no_time_before_its_call_and_no_short_one(thread: LoopThread) -> None:
+def test_an_error_names_no_time_before_its_call_and_no_short_one(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "STALL_SECONDS", PATIENCE)
     thread.call(anyio.lowlevel.checkpoint, timeout=PATIENCE, doing="starting")
-    hold_the_gil(enough_letters())
-    time.sleep(0.2)
+    thread._stalls.append((time.monotonic(), 2 * PATIENCE))
+    time.sleep(0.01)
 
     assert thread.stood_still(PATIENCE) != ""
     with pytest.raises(AgentUnreachable) as raised:
