@@ -87,8 +87,10 @@ SKEW_SECONDS = 3600.0
 EARLIEST = 1_000_000_000.0
 """No table format existed in 2001."""
 DATA_FILES = (".parquet", ".orc", ".avro")
-OWN_FOLDERS = re.compile(r"[._][^=]*|branch|changelog|manifest|metadata")
-"""Folders that have files of the format's own with endings of data files, and hidden ones, but for partitions."""
+OWN_FOLDERS = re.compile(
+    r"[._][^=]*|branch|changelog|consumer|index|manifest|metadata|schema|service|snapshot|statistics|tag"
+)
+"""Folders that have no data files, but the format's own."""
 ZONE_SECONDS = 900
 """Time zones differ by multiples of it."""
 MAX_ZONE_SECONDS = 14 * 3600
@@ -165,7 +167,8 @@ class _Reading:
         ]
         if len(inside) < len(files):
             what = f"{len(files) - len(inside)} files of commit {commit.version}"
-            self.lacks(what, "they are outside of the table's folder", Lack.PLACES)
+            # NAMES: one may be in the table, by an absolute path or another spelling.
+            self.lacks(what, "they are outside of the table's folder", Lack.PLACES, Lack.NAMES)
         for each in inside:
             self.files[each.path] = len(self.commits)
             self.folders.setdefault(each.path.rpartition("/")[0], each.partition)

@@ -274,7 +274,7 @@ def _base(version: int, given: Any) -> int | None:
     """Return the version that a commit has read. The first one has read nothing; none has read a later one."""
     if version == 0:
         return -1
-    return given if type(given) is int and given < version else None
+    return given if type(given) is int and -1 <= given < version else None
 
 
 def _info(actions: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:

@@ -62,6 +62,11 @@ class Reply:
     """How the end of the body is marked."""
 
 
+WRITTEN = Reply(headers=(("ETag", '"1"'),))
+ABSENT = Reply(404, body=b"<Error><Code>NoSuchKey</Code></Error>")
+"""What S3 answers to a write, and to a read of what isn't there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """The part of a request that the server has read."""

@@ -13,7 +13,7 @@ from lakewarden.handlers.lease.placement import HUDI_LOCK
 from tests.printed import as_shown
 from tests.processes import environment
 from tests.real.lock_places import NOWHERE, QUICK, ROOMY, Place, failed, held, run, shown
-from tests.servers.faulty_http import Reply, faulty_server
+from tests.servers.faulty_http import ABSENT, WRITTEN, faulty_server
 
 pytestmark = [pytest.mark.real]
 
@@ -30,7 +30,7 @@ def test_the_probe_of_a_sound_store_reports_its_requests(on_s3: Place, tmp_path:
 
 
 async def test_the_probe_of_a_store_that_ignores_a_condition_names_the_condition(local: Place) -> None:
-    async with faulty_server([Reply(headers=(("ETag", '"1"'),))] * 5) as server:
+    async with faulty_server([WRITTEN, ABSENT, WRITTEN]) as server:
         done = await anyio.to_thread.run_sync(
             lambda: run(
                 "probe",

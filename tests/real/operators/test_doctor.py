@@ -24,7 +24,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.printed import as_shown
 from tests.processes import run_command
 from tests.real.writers import QUICK, world
-from tests.servers.faulty_http import Reply, faulty_server
+from tests.servers.faulty_http import ABSENT, WRITTEN, faulty_server
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.real]
@@ -120,7 +120,7 @@ async def test_a_bucket_that_is_refused_is_a_problem_and_the_other_checks_go_on(
 
 
 async def test_a_store_that_ignores_conditions_is_a_problem(settings: Callable[..., Settings]) -> None:
-    async with faulty_server([Reply(headers=(("ETag", '"1"'),))] * 6) as server:
+    async with faulty_server([WRITTEN, ABSENT, WRITTEN]) as server:
         findings = await diagnose(settings(s3_endpoint=server.endpoint), [])
 
     [problem] = problems(findings)
