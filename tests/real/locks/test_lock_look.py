@@ -42,7 +42,7 @@ async def test_the_probe_of_a_store_that_ignores_a_condition_names_the_condition
         )
 
     failed(done, 1, "this store ignores the condition if-absent")
-    assert "3 requests in " in done.stderr
+    assert "4 requests in " in done.stderr
 
 
 def test_the_probe_of_a_missing_bucket_or_folder_fails(on_s3: Place, tmp_path: Path) -> None:
