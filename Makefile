@@ -45,11 +45,11 @@ export UV_PYTHON_DOWNLOADS ?= never
 # again what it imports: 3.5 s of a core for the command line instead of 1.4.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-platforms test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole bench docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
+.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-platforms test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole explore bench docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-platforms | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | docs | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-platforms | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | explore | bench | docs | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -128,9 +128,9 @@ rows: jdk $(STAMP) $(if $(SPARK35),$(SPARK35_STAMP))
 	LAKEWARDEN_TEST_ROWS=$(or $(EXAMPLES),100) LAKEWARDEN_TEST_ROWS_SEED=$(or $(SEED),$(shell date +%s)) \
 		$(if $(SPARK35),$(SPARK35_BIN),$(BIN))/pytest -n 0 tests/spark/rows $(ARGS)
 
-# What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations.
+# What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations, small scopes.
 unit: $(STAMP)
-	$(BIN)/pytest -n 2 -m unit tests/unit tests/contract/test_stores.py tests/simulation $(ARGS)
+	$(BIN)/pytest -n 2 -m unit tests/unit tests/contract/test_stores.py tests/simulation tests/exhaustive $(ARGS)
 
 # Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test-all` does two minutes of it.
 soak: jdk $(STAMP)
@@ -156,6 +156,10 @@ sim: $(STAMP)
 # The whole, likewise; `make test` runs the first 240.
 sim-whole: $(STAMP)
 	$(BIN)/python -m tests.simulation.whole --seeds $(or $(SEEDS),2000) $(ARGS)
+
+# Every order of the steps of small worlds, MINUTES=10 for all scopes together; ARGS="-k lock:" for some of them.
+explore: $(STAMP)
+	$(BIN)/python -m tests.exhaustive --minutes $(or $(MINUTES),10) $(ARGS)
 
 # PEERS="delta iceberg hudi" compares the formats' own ways with the gate instead, on real Spark. ARGS="--workload 2-same --ways
 # native auto" selects some of it; PEERS=hudi ARGS="--workload lock" is Hudi's lock beside the agent's.

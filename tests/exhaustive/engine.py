@@ -1,0 +1,226 @@
+"""Explores every order of the steps of a small world, breadth first.
+
+A *model* says how a world begins, which steps it can take next, and what may never happen. It drives the production code; the
+engine knows nothing of locks or tables.
+
+- **States.** Two worlds whose *forms* are equal are one state, and only the first is explored on. A form is made of tuples, whole
+  numbers, strings, booleans and None. Its key is a digest of its text, not Python's hash: `hash(-1) == hash(-2)`.
+- **Sound.** A form that says too little would hide steps. So `compare_merged` explores both worlds of each merge by one step, and
+  compares what they can do next.
+- **Shortest.** The first violation has as few steps as any. It is printed as a story, one line for each step.
+- **Cut.** A run that reaches its limit says how many states are still waiting. It is never complete.
+- **Liveness.** `graph=True` keeps the steps between states, in which `starved` looks for a cycle that leaves one out for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+W = TypeVar("W")
+Form: TypeAlias = Any
+"""Nested tuples of int, str, bool and None."""
+Steps: TypeAlias = Iterable[tuple[str, Callable[[], W]]]
+"""Each next step: its name, the same for equal worlds, and what makes the world after it. The world before it stays as it is."""
+
+
+class BrokenError(Exception):
+    """What may never happen has happened: the promise that is broken, and how."""
+
+
+class Model(Protocol[W]):
+    """What can happen in a world."""
+
+    def begin(self) -> W: ...
+
+    def steps(self, world: W) -> Steps[W]: ...
+
+    def form(self, world: W) -> Form: ...
+
+    def judge(self, world: W) -> None:
+        """Raise `BrokenError` if the world breaks a promise. Asked once for each state."""
+
+
+@dataclass(slots=True)
+class Exploration(Generic[W]):
+    """What an exploration has seen."""
+
+    states: int = 0
+    steps: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    """Of CPU."""
+    waiting: int = 0
+    """States that were found and not explored on, because the run was cut."""
+    story: list[str] | None = None
+    """The steps to the first violation, and the violation."""
+    graph: list[Node] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every state was explored and nothing was broken."""
+        return not self.waiting and self.story is None
+
+    def __str__(self) -> str:
+        end = "complete"
+        if self.story is not None:
+            end = f"broken after {len(self.story) - 1} steps"
+        elif self.waiting:
+            end = f"cut, {self.waiting:,} states waiting"
+        return f"{self.states:,} states, depth {self.depth}, {self.seconds:.1f} s of CPU: {end}"
+
+
+@dataclass(slots=True)
+class Node:
+    """A state in the graph."""
+
+    steps: list[tuple[str, int]] = field(default_factory=list)
+    """Each step, and the number of the state after it."""
+
+
+def key_of(form: Form) -> bytes:
+    return blake2b(repr(form).encode(), digest_size=16).digest()
+
+
+def explore(
+    model: Model[W], *, most: int | None = None, seconds: float | None = None, graph: bool = False
+) -> Exploration[W]:
+    """Explore at most so many states, or for so many seconds of CPU. With neither limit: all."""
+    began = time.process_time()
+    first = model.begin()
+    numbers = {key_of(model.form(first)): 0}
+    parents: list[tuple[int, str]] = [(-1, "")]
+    found: Exploration[W] = Exploration()
+    level = [(0, first)]
+    story = (-1, "the beginning")
+    try:
+        model.judge(first)
+        while level:
+            following: list[tuple[int, W]] = []
+            for place, (number, world) in enumerate(level):
+                spent = time.process_time() - began
+                if (most is not None and found.states >= most) or (seconds is not None and spent >= seconds):
+                    found.waiting = len(level) - place + len(following)
+                    return found
+                found.states += 1
+                node = Node() if graph else None
+                for name, run in model.steps(world):
+                    found.steps += 1
+                    story = (number, name)
+                    after = run()
+                    key = key_of(model.form(after))
+                    known = numbers.get(key)
+                    if known is None:
+                        known = numbers[key] = len(parents)
+                        parents.append(story)
+                        model.judge(after)
+                        following.append((known, after))
+                    if node is not None:
+                        node.steps.append((name, known))
+                if node is not None:
+                    found.graph.append(node)
+            level = following
+            found.depth += bool(level)
+    except Exception as broken:  # noqa: BLE001 - whatever the production code raises is a finding
+        found.story = [*_story(parents, *story), f"{type(broken).__name__}: {broken}"]
+    finally:
+        found.seconds = time.process_time() - began
+    return found
+
+
+def _story(parents: list[tuple[int, str]], number: int, last: str) -> list[str]:
+    names = [last]
+    while number > 0:
+        number, name = parents[number]
+        names.append(name)
+    return names[::-1]
+
+
+def compare_merged(model: Model[W], *, most: int) -> tuple[int, list[str]]:
+    """Compare what follows in worlds that are one state. Returns how many were compared, and each difference as text.
+
+    The names of steps are not compared: in worlds that differ by the order of equal writers, they are those of others.
+    """
+    first = model.begin()
+    kept: dict[bytes, W] = {key_of(model.form(first)): first}
+    following: dict[bytes, list[bytes]] = {}
+    queue = [first]
+    compared, differences = 0, []
+    for world in queue:
+        if compared >= most:
+            break
+        for name, run in model.steps(world):
+            after = run()
+            key = key_of(model.form(after))
+            if key not in kept:
+                kept[key] = after
+                queue.append(after)
+                continue
+            if key not in following:
+                following[key] = _next_keys(model, kept[key])
+            compared += 1
+            if _next_keys(model, after) != following[key]:
+                differences.append(f"after {name!r}")
+    return compared, differences
+
+
+def _next_keys(model: Model[W], world: W) -> list[bytes]:
+    return sorted(key_of(model.form(run())) for _, run in model.steps(world))
+
+
+# -- liveness ----------------------------------------------------------------------------------------------------------
+
+
+def starved(graph: list[Node], who: str, serves: str) -> list[str]:
+    """A fair cycle in which others take the step `serves` for ever and `who` never does, as the names of its steps, sorted.
+
+    A cycle is fair to `who` if it takes steps in it, or can take none in one of its states.
+    """
+    without = [[step for step in node.steps if step[0] != f"{who} {serves}"] for node in graph]
+    for component in _components([[target for _, target in steps] for steps in without]):
+        inside = set(component)
+        names = {name for at in component for name, target in without[at] if target in inside}
+        others = any(name.endswith(serves) for name in names)
+        moves = any(name.startswith(f"{who} ") for name in names)
+        waits = any(not any(name.startswith(f"{who} ") for name, _ in graph[at].steps) for at in component)
+        if others and (moves or waits):
+            return sorted(names)
+    return []
+
+
+def _components(targets: list[list[int]]) -> Iterator[list[int]]:
+    """The strongly connected components (Tarjan's algorithm, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    for root in range(len(targets)):
+        if root in index:
+            continue
+        work = [(root, iter(targets[root]))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            at, rest = work[-1]
+            following = next(rest, None)
+            if following is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[at])
+                if low[at] == index[at]:
+                    component: list[int] = []
+                    while not component or component[-1] != at:
+                        component.append(stack.pop())
+                        on_stack.discard(component[-1])
+                    yield component
+            elif following not in index:
+                index[following] = low[following] = len(index)
+                stack.append(following)
+                on_stack.add(following)
+                work.append((following, iter(targets[following])))
+            elif following in on_stack:
+                low[at] = min(low[at], index[following])

@@ -1,0 +1,701 @@
+"""Every order of what writers and agents do with one table.
+
+An agent is `machine.step`, and a writer is the gate's `GateProgress`. In most scopes an event is read when it is sent, and a
+decision reaches its writer when it is made: a writer that reads late does the same as one that acts late, and each step may be
+late by any time. In a scope with `late`, agents read and publish, and writers read, in steps of their own. With `seconds`, time
+passes in ticks of one second, to which the settings are scaled; without, no lease ends.
+
+Faults, each at the cost of one of `faults`:
+
+| fault | what happens |
+| --- | --- |
+| `kill` | the agent is killed after so many of the decisions of a step; another one replays the log |
+| `take-over` | another agent takes the partition over: `partition-taken`, later the replay. The former one goes on |
+| `lost lock` | the lock's renewal is not confirmed in time |
+| `dead writer` | a writer is silent from now on, and then starts again with the same batch |
+| `duplicate` | Kafka delivers a writer's last event again |
+| `operator` | an operator wants a transaction to end |
+| `abandon` | a writer fails before it publishes |
+
+What may never happen, with the promise of docs/guarantees.md:
+
+| promise | broken if |
+| --- | --- |
+| one grant | two writers may publish at one moment, by their own clocks, or one for longer than the agent believes |
+| no overlap | a commit lands without one that it conflicts with in its base, or an `ordered` one out of order |
+| one victim | a conflict aborts both of two, or a transaction whose grant runs |
+| once | a batch lands twice |
+| restart changes nothing | a replay, from the beginning or from the checkpoint, gives other facts, or decides something |
+| bounded wait | others commit for ever, and one never does (`starved`); or a writer waits and nothing can happen any more |
+| no crash | the core raises, or `check_invariants` does |
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from lakewarden import events
+from lakewarden.events import (
+    Abort,
+    AbortRequested,
+    Admission,
+    Admitted,
+    BatchCommitted,
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    ConflictRule,
+    ConflictsLost,
+    DecisionEvent,
+    DecisionEventUnion,
+    DecisionRecord,
+    Marker,
+    MarkerCreated,
+    Operation,
+    PartitionTaken,
+    TransactionAbandoned,
+    WriterEventUnion,
+    WriterHeartbeat,
+)
+from lakewarden.handlers.table import machine
+from lakewarden.handlers.table.conflicts import operations_conflict
+from lakewarden.handlers.table.effects import Effect, ReleaseLock
+from lakewarden.handlers.table.invariants import check_invariants
+from lakewarden.handlers.table.ledger import Ledger
+from lakewarden.handlers.table.liveness import CaughtUp
+from lakewarden.handlers.table.replay import Position, PublishedDecisions
+from lakewarden.handlers.table.state import LockView, TableSettings, TableState
+from lakewarden.spark_jobs.gate.progress import GatePhase, GateProgress, GrantLease
+from tests.exhaustive.engine import BrokenError, Form, Steps
+from tests.exhaustive.table_form import form_of
+from tests.unit.handlers.table.world import AT, TABLE, facts, m, place_of, places_meet
+
+SCALED = TableSettings(grant_lease=3.3, heartbeat_misses=2, max_losses=2, max_priority=9)
+LOCK_SECONDS = 4.5
+RENEWED_BELOW = 2.0
+"""Seconds that a lock lease has left when it may be renewed."""
+HEARTBEAT = 1.2
+MARGIN = 0.1
+"""By which a writer's lease ends early."""
+SERVES = "reports its commit"
+"""The step with which a writer has got what it wants."""
+KEPT = ("transactions", "index", "ledger", "losses", "lost_on")
+"""The facts that a replay from a checkpoint must give. It doesn't know what ended before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one writer commits, batch after batch."""
+
+    touches: tuple[str, ...] = ("p/f",)
+    """Places, with `:operation` if it isn't a merge."""
+    rule: ConflictRule = "file-group"
+    admission: Admission = "optimistic"
+    priority: int = 0
+    batches: int = 1
+    attempts: int = 2
+    """Transactions for each batch."""
+    retries: Admission = "queued"
+    observed: bool = False
+
+    @property
+    def markers(self) -> tuple[Marker, ...]:
+        parts = [each.partition(":") for each in self.touches]
+        return tuple(m(place, cast("Operation", operation or "merge")) for place, _, operation in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit in the table."""
+
+    writer: int
+    transaction: str
+    batch: int
+    order: int
+    """Its place among the admissions."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """One writer's process."""
+
+    batch: int = 0
+    attempt: int = 0
+    transaction: str = ""
+    progress: GateProgress | None = None
+    """Of the open transaction."""
+    decisions_read: int = 0
+    """Decisions that it has read."""
+    term: str | None = None
+    """The last take-over among them."""
+    touched: bool = False
+    base: int = 0
+    """Commits that it has read."""
+    order: int = -1
+    landed: bool = False
+    observed: bool = False
+    """It has a transaction, which a watcher reports."""
+    dead: bool = False
+    last: WriterEventUnion | None = None
+
+    def leave(self) -> None:
+        """The process has no transaction any more."""
+        self.progress, self.touched, self.landed, self.observed, self.dead = None, False, False, False, False
+
+
+@dataclass(slots=True)
+class Owner:
+    """One agent's ownership of the table's partition."""
+
+    term: str
+    state: TableState
+    read: int = 0
+    """Events that it has read."""
+    since: float = 0.0
+    """Since when it has read the whole log."""
+    unpublished: list[DecisionEventUnion] = field(default_factory=list)
+    live: bool = True
+    """It has replayed the log."""
+
+
+@dataclass(slots=True)
+class World:
+    """The table, its log and its writers."""
+
+    owners: list[Owner]
+    writers: list[Writer]
+    faults: int
+    now: float = 0.0
+    events: list[WriterEventUnion] = field(default_factory=list)
+    decisions: list[DecisionRecord] = field(default_factory=list)
+    log: list[tuple[WriterEventUnion, int] | DecisionEventUnion] = field(default_factory=list)
+    """Both, in the order in which the only agent has applied them."""
+    ledger: Ledger = field(default_factory=Ledger)
+    commits: list[Commit] = field(default_factory=list)
+    admissions: int = 0
+    lock: tuple[str, float] | None = None
+    """The term of the lock's holder, and the end of its lease."""
+
+    def in_table(self, number: int) -> bool:
+        """Whether the table has the batch of this writer. Its sink can look that up."""
+        batch = self.writers[number].batch
+        return any(each.writer == number and each.batch == batch for each in self.commits)
+
+
+Act: TypeAlias = Callable[["Turn"], None]
+Acts: TypeAlias = Iterator[tuple[str, Act]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The model."""
+
+    jobs: tuple[Job, ...]
+    settings: TableSettings = SCALED
+    faults: int = 0
+    kinds: frozenset[str] = frozenset()
+    seconds: bool = False
+    beats: bool = False
+    """Writers send heartbeats, at most one in a second."""
+    late: bool = False
+    fenced: bool = True
+    """An agent that takes over replaces its predecessor's lock without a quiet time."""
+    ever: bool = False
+    """The jobs have batches for ever, and the form forgets what is done."""
+    alike: tuple[tuple[int, ...], ...] = ()
+    """Orders of equal jobs: worlds that differ only by them are one state."""
+
+    def begin(self) -> World:
+        return World(
+            [Owner("A", TableState(TABLE, self.settings))], [Writer() for _ in self.jobs], self.faults
+        )
+
+    def steps(self, world: World) -> Steps[World]:
+        packed = pickle.dumps(world, pickle.HIGHEST_PROTOCOL)
+        for name, act in self._acts(world):
+            yield name, partial(self._after, packed, act, None)
+            if world.faults and "kill" in self.kinds:
+                turn = Turn(self, pickle.loads(packed), None)  # noqa: S301 - packed above
+                act(turn)
+                for kept in range(turn.decided):
+                    step = f"{name}; the agent is killed after {kept} decisions"
+                    yield step, partial(self._after, packed, act, kept)
+
+    def _after(self, packed: bytes, act: Act, kept: int | None) -> World:
+        world: World = pickle.loads(packed)  # noqa: S301 - what `steps` has packed
+        act(Turn(self, world, kept))
+        return world
+
+    # -- the steps of a world: a writer's, each agent's, time's
+
+    def _acts(self, world: World) -> Acts:
+        for number, writer in enumerate(world.writers):
+            for name, act in self._of_writer(world, number, writer):
+                yield f"{number} {name}", act
+            if self.late and writer.decisions_read < len(world.decisions):
+                yield f"{number} reads decisions", partial(Turn.read_decisions, number=number)
+        for number, owner in enumerate(world.owners):
+            for name, act in self._of_owner(world, number, owner):
+                yield f"{owner.term} {name}", act
+        if self.seconds:
+            yield "a second passes", Turn.wait
+        if world.faults and "take-over" in self.kinds and len(world.owners) < 3:
+            yield f"{'BC'[len(world.owners) - 1]} takes the partition over", Turn.take_over
+
+    def _of_owner(self, world: World, number: int, owner: Owner) -> Acts:
+        if not owner.live:
+            yield "replays the log", partial(Turn.replay, number=number)
+            return
+        if self.late and owner.read < len(world.events):
+            yield "reads an event", partial(Turn.read, number=number)
+        if owner.unpublished:
+            yield "publishes a decision", partial(Turn.publish, number=number)
+        state = owner.state
+        wanted = state.lock_requested and (
+            state.lock is None or state.lock.expires_at <= world.now + RENEWED_BELOW
+        )
+        if wanted and self._may_hold(world, number):
+            yield "has its lock confirmed", partial(Turn.confirm_lock, number=number)
+        if state.lock is not None and (
+            (world.faults and "lost lock" in self.kinds) or not self._holds(world, owner)
+        ):
+            yield "loses the lock", partial(Turn.lose_lock, number=number)
+        if self.seconds and owner.state.open():
+            yield "checks", partial(Turn.check, number=number)
+
+    @staticmethod
+    def _holds(world: World, owner: Owner) -> bool:
+        return world.lock is not None and world.lock[0] == owner.term
+
+    def _may_hold(self, world: World, number: int) -> bool:
+        """The lock is free, has lapsed, is its own, or that of an owner before it."""
+        if world.lock is None or world.lock[1] <= world.now:
+            return True
+        return world.lock[0] <= world.owners[number].term
+
+    def _of_writer(self, world: World, number: int, writer: Writer) -> Acts:
+        job, progress, faults = self.jobs[number], writer.progress, self.kinds if world.faults else ()
+        if writer.dead:
+            yield "starts again", partial(Turn.start_again, number=number)
+            return
+        if "duplicate" in faults and writer.last is not None:
+            yield "is delivered again", partial(Turn.deliver_again, number=number)
+        if progress is None and not writer.observed:
+            if self.ever or (writer.batch < job.batches and writer.attempt < job.attempts):
+                yield "opens", partial(Turn.open, number=number)
+            return
+        if "dead writer" in faults:
+            yield "dies", partial(Turn.die, number=number)
+        if progress is None:
+            if not writer.touched:
+                yield "touches", partial(Turn.touch, number=number)
+            yield "is seen to commit", partial(Turn.commit_observed, number=number)
+        elif writer.landed:
+            yield "reports its commit", partial(Turn.complete, number=number)
+        elif progress.abort is not None or progress.late_abort is not None or progress.committed is not None:
+            yield "ends", partial(Turn.end, number=number)
+        else:
+            yield from self._of_open(world, number, writer, progress)
+            if "abandon" in faults:
+                yield "fails", partial(Turn.fail, number=number)
+            if "operator" in faults:
+                yield "is to end, says an operator", partial(Turn.request_abort, number=number)
+
+    def _of_open(self, world: World, number: int, writer: Writer, progress: GateProgress) -> Acts:
+        if progress.phase is GatePhase.COMPUTING:
+            if world.in_table(number):
+                yield "finds its batch in the table", partial(Turn.skip, number=number)
+            elif writer.touched:
+                yield "requests its grant", partial(Turn.request, number=number)
+            else:
+                yield "touches", partial(Turn.touch, number=number)
+        elif progress.phase is GatePhase.REQUESTED and progress.lease is not None:
+            yield "begins to publish", partial(Turn.begin_publish, number=number)
+        elif progress.phase is GatePhase.PUBLISHING:
+            yield "lands", partial(Turn.land, number=number)
+        if self.beats and last_sent(progress) < world.now and progress.phase is not GatePhase.OPENING:
+            yield "sends a heartbeat", partial(Turn.beat, number=number)
+
+    # -- what may never happen
+
+    def judge(self, world: World) -> None:
+        for owner in world.owners:
+            check_invariants(owner.state)
+        self._judge_grants(world)
+        if not self.late:
+            self._judge_replays(world)
+
+    def _judge_grants(self, world: World) -> None:
+        allowed = {
+            number: writer.progress.lease
+            for number, writer in enumerate(world.writers)
+            if writer.progress is not None and may_publish(writer.progress, world.now)
+        }
+        if len(allowed) > 1:
+            raise BrokenError(f"one grant: {sorted(allowed)} may publish now")
+        for number, lease in allowed.items():
+            assert lease is not None
+            assert lease.deadline is not None
+            deadlines = [
+                running.grant.deadline
+                for owner in world.owners
+                if (running := owner.state.running()) is not None
+                and running.grant is not None
+                and running.id == world.writers[number].transaction
+            ]
+            if not self.late and max(deadlines, default=-1.0) < lease.deadline:
+                raise BrokenError(f"one grant: {number} relies on its grant for longer than the agent does")
+
+    def _judge_replays(self, world: World) -> None:
+        (owner,) = world.owners
+        expected = facts(owner.state)
+        for start in {0, checkpoint(world, owner.state)}:
+            state = replayed(self.settings, world, start)
+            found = facts(state)
+            odd = [name for name in (KEPT if start else expected) if found[name] != expected[name]]
+            if odd:
+                raise BrokenError(
+                    f"restart changes nothing: a replay from {start} gives other {', '.join(odd)}"
+                )
+            state.lock, state.lock_requested = owner.state.lock, owner.state.lock_requested
+            state.lock_used = owner.state.lock_used
+            effects = machine.step(state, machine.Replayed(world.now, len(world.events) - 1))
+            decided = [each for each in effects if isinstance(each, DecisionEvent)]
+            if decided:
+                what = f"{decided[0].type} of {decided[0].transaction}"
+                raise BrokenError(
+                    f"restart changes nothing: after a replay from {start} the agent decides {what}"
+                )
+
+    def form(self, world: World) -> Form:
+        """The least one of the forms in the orders of jobs that are alike."""
+        plain = tuple(range(len(self.jobs)))
+        return min((form_of(self, world, order) for order in (plain, *self.alike)), key=repr)
+
+
+def last_sent(progress: GateProgress) -> float:
+    """When the transaction's last `seq` was sent."""
+    return max(progress.send_times._sent_at.values(), default=-1.0)
+
+
+def may_publish(progress: GateProgress, now: float) -> bool:
+    """Whether the writer's lease lasts, and no abort has reached it. Not asked of the gate, which is what is judged."""
+    lease, phase = progress.lease, progress.phase
+    if lease is None or lease.deadline is None or lease.deadline <= now:
+        return False
+    aborted = progress.abort is not None or progress.late_abort is not None
+    return not aborted and phase in (GatePhase.REQUESTED, GatePhase.PUBLISHING)
+
+
+def checkpoint(world: World, state: TableState) -> int:
+    """Where a replay begins from the newest checkpoint, as an index of the log."""
+    oldest = state.oldest_needed(world.now)
+    if oldest is None:
+        return len(world.log)
+    return next(at for at, fact in enumerate(world.log) if isinstance(fact, tuple) and fact[1] == oldest)
+
+
+def replayed(settings: TableSettings, world: World, start: int = 0) -> TableState:
+    """The state of an agent that has replayed the log from this index on. If that isn't the beginning, it has read the ledger."""
+    state = TableState(TABLE, settings)
+    if start and TABLE in world.ledger.tables:
+        machine.restore(state, world.ledger.tables[TABLE])
+    for fact in world.log[start:]:
+        if isinstance(fact, tuple):
+            machine.replay_event(state, fact[0], fact[1], world.now)
+        else:
+            machine.replay_decision(state, fact, world.now)
+    return state
+
+
+class Turn:
+    """One step of a world, which it changes."""
+
+    def __init__(self, model: Table, world: World, kept: int | None) -> None:
+        self._model, self._world, self._kept = model, world, kept
+        self.decided = 0
+        if kept is not None:
+            world.faults -= 1
+
+    def wait(self) -> None:
+        self._world.now += 1.0
+
+    # -- a writer
+
+    def open(self, number: int) -> None:
+        world, writer, job = self._world, self._world.writers[number], self._model.jobs[number]
+        writer.leave()
+        writer.transaction = f"{'hudi:' if job.observed else ''}w{number}.{writer.batch}.{writer.attempt}"
+        writer.base, writer.order, writer.observed = len(world.commits), -1, job.observed
+        if not job.observed:
+            writer.progress = GateProgress(TABLE, f"w{number}", MARGIN)
+        admission = job.retries if writer.attempt else job.admission
+        fields: dict[str, Any] = {
+            "conflict_rule": job.rule,
+            "heartbeat_seconds": HEARTBEAT,
+            "observed": job.observed,
+        }
+        if not job.observed:
+            fields |= {"batch_id": writer.batch, "admission": admission, "priority": job.priority}
+        self._send(number, CommitIntent, scope=job.markers if admission == "queued" else (), **fields)
+
+    def touch(self, number: int) -> None:
+        self._world.writers[number].touched = True
+        self._send(number, MarkerCreated, markers=self._model.jobs[number].markers)
+
+    def request(self, number: int) -> None:
+        progress = self._progress(number)
+        progress.request()
+        self._send(number, CommitRequested, seq=progress.send_times.next_seq(self._world.now))
+
+    def beat(self, number: int) -> None:
+        seq = self._progress(number).send_times.next_seq(self._world.now)
+        self._send(number, WriterHeartbeat, seq=seq)
+
+    def begin_publish(self, number: int) -> None:
+        if not isinstance(self._progress(number).begin_publish(self._world.now), GrantLease):
+            self._give_up(number)
+
+    def land(self, number: int) -> None:
+        """The last step of a publish, right after the gate's last check."""
+        world, writer = self._world, self._world.writers[number]
+        if not isinstance(self._progress(number).check_lease(world.now), GrantLease):
+            self._give_up(number)
+            return
+        if not may_publish(self._progress(number), world.now):
+            raise BrokenError(f"one grant: {number} lands after its lease")
+        if world.in_table(number):
+            raise BrokenError(f"once: batch {writer.batch} of {number} lands twice")
+        for other in world.commits[writer.base :]:
+            if self._excludes(number, writer.order, other):
+                raise BrokenError(f"no overlap: {number} lands without {other.transaction} in its base")
+        self._commit(number)
+        writer.landed = True
+
+    def _excludes(self, number: int, order: int, other: Commit) -> bool:
+        """Whether a commit that isn't in this writer's base may not be in the table."""
+        mine, theirs = self._model.jobs[number], self._model.jobs[other.writer]
+        rule = mine.rule if mine.rule == theirs.rule else "file-group"
+        too_early = rule == "ordered" and other.order > order
+        return not theirs.observed and any(
+            places_meet(place_of(one), place_of(another))
+            and (too_early or operations_conflict(rule, one.operation, another.operation))
+            for one in mine.markers
+            for another in theirs.markers
+        )
+
+    def _commit(self, number: int) -> None:
+        writer = self._world.writers[number]
+        self._world.commits.append(Commit(number, writer.transaction, writer.batch, writer.order))
+
+    def complete(self, number: int) -> None:
+        progress, batch = self._progress(number), self._world.writers[number].batch
+        assert progress.lease is not None
+        progress.end()
+        self._send(number, CommitCompleted, grant=progress.lease.grant, batch_id=batch)
+        self._next_batch(number)
+
+    def commit_observed(self, number: int) -> None:
+        self._commit(number)
+        self._send(number, CommitCompleted, markers=self._model.jobs[number].markers)
+        self._next_batch(number)
+
+    def skip(self, number: int) -> None:
+        """The batch is in the table."""
+        self._progress(number).end()
+        self._send(number, TransactionAbandoned, reason="in the table")
+        self._next_batch(number)
+
+    def end(self, number: int) -> None:
+        """Stop after an abort, or skip a batch that is committed."""
+        progress = self._progress(number)
+        if progress.committed is not None:
+            self._next_batch(number)
+        elif progress.late_abort is not None:
+            self._give_up(number)
+        else:
+            progress.end()
+            self._retry(number)
+
+    def fail(self, number: int) -> None:
+        self._world.faults -= 1
+        self._give_up(number)
+
+    def _give_up(self, number: int) -> None:
+        self._progress(number).end()
+        self._send(number, TransactionAbandoned, reason="failed")
+        self._retry(number)
+
+    def _next_batch(self, number: int) -> None:
+        writer = self._world.writers[number]
+        writer.leave()
+        writer.batch, writer.attempt = writer.batch + 1, 0
+
+    def _retry(self, number: int) -> None:
+        writer = self._world.writers[number]
+        writer.leave()
+        writer.attempt += 1
+
+    def die(self, number: int) -> None:
+        self._world.faults -= 1
+        self._world.writers[number].dead = True
+
+    def start_again(self, number: int) -> None:
+        self._retry(number)
+
+    def deliver_again(self, number: int) -> None:
+        self._world.faults -= 1
+        last = self._world.writers[number].last
+        assert last is not None
+        self._append(last)
+
+    def request_abort(self, number: int) -> None:
+        self._world.faults -= 1
+        self._send(number, AbortRequested, operator="ops", reason="it hangs")
+
+    def _progress(self, number: int) -> GateProgress:
+        progress = self._world.writers[number].progress
+        assert progress is not None
+        return progress
+
+    def _send(self, number: int, kind: Any, **more: Any) -> None:
+        writer = self._world.writers[number]
+        about = {"table": TABLE, "transaction": writer.transaction, "writer": f"w{number}", "at": AT}
+        event = kind(event_id=f"{kind.__name__} of {writer.transaction}", **about, **more)
+        writer.last = event if "duplicate" in self._model.kinds else None
+        self._append(event)
+
+    def _append(self, event: WriterEventUnion) -> None:
+        self._world.events.append(event)
+        if not self._model.late:
+            self.read(0)
+
+    def read_decisions(self, number: int) -> None:
+        """A writer reads the decisions that it has not read, and ignores those of others."""
+        world, writer = self._world, self._world.writers[number]
+        for record in world.decisions[writer.decisions_read :]:
+            writer.decisions_read += 1
+            if isinstance(record, PartitionTaken):
+                writer.term = record.term
+            elif isinstance(record, DecisionEvent) and events.counts(record, writer.term):
+                self._obey(writer, record)
+
+    def _obey(self, writer: Writer, decision: DecisionEventUnion) -> None:
+        if writer.progress is None or writer.dead or decision.transaction != writer.transaction:
+            return
+        admitted = writer.progress.admitted
+        writer.progress.apply(decision, writer.decisions_read)
+        if isinstance(decision, Admitted) and admitted is None:
+            writer.base, writer.order = len(self._world.commits), self._world.admissions
+            self._world.admissions += 1
+
+    # -- an agent
+
+    def read(self, number: int) -> None:
+        world, owner = self._world, self._world.owners[number]
+        event, offset = world.events[owner.read], owner.read
+        owner.read += 1
+        world.log.append((event, offset))
+        self._step(number, machine.EventRead(event, offset, world.now, world.now))
+
+    def confirm_lock(self, number: int) -> None:
+        world, owner = self._world, self._world.owners[number]
+        quiet = 0.0
+        if world.lock is not None and world.lock[0] != owner.term and not self._model.fenced:
+            quiet = world.lock[1]
+        known = owner.state.lock
+        quiet = max(quiet, 0.0 if known is None else known.quiet_until)
+        world.lock = (owner.term, world.now + LOCK_SECONDS)
+        view = LockView(f"agent {owner.term}", world.lock[1], quiet)
+        self._step(number, machine.LockConfirmed(world.now, owner.read - 1, view))
+
+    def lose_lock(self, number: int) -> None:
+        world, owner = self._world, self._world.owners[number]
+        if self._model._holds(world, owner):
+            world.faults -= 1
+        self._step(number, machine.LockFailed(world.now, owner.read - 1, "lost", "not confirmed in time"))
+
+    def check(self, number: int) -> None:
+        world, owner = self._world, self._world.owners[number]
+        behind = owner.read < len(world.events)
+        caught_up = None if behind else CaughtUp(owner.since, world.now)
+        self._step(number, machine.Tick(world.now, owner.read - 1, caught_up))
+
+    def take_over(self) -> None:
+        """Another agent publishes its term, and reads the decisions later. From then on the former one's don't count."""
+        world = self._world
+        world.faults -= 1
+        term = "ABC"[len(world.owners)]
+        world.owners.append(Owner(term, TableState(TABLE, self._model.settings), live=False))
+        taken = PartitionTaken.model_construct(**events.UNSTAMPED, table=TABLE, agent=term, term=term)
+        self._append_decision(taken)
+
+    def replay(self, number: int) -> None:
+        world, owner = self._world, self._world.owners[number]
+        published = PublishedDecisions(Position(0, None), enumerate(world.decisions))
+        for offset, event in enumerate(world.events):
+            machine.replay_event(owner.state, event, offset, world.now)
+            for decision in published.pop_due(offset):
+                machine.replay_decision(owner.state, decision, world.now)
+        for decision in published.pop_due(None):
+            machine.replay_decision(owner.state, decision, world.now)
+        owner.read, owner.since, owner.live = len(world.events), world.now, True
+        self._step(number, machine.Replayed(world.now, owner.read - 1))
+
+    def _step(self, number: int, given: machine.Input) -> None:
+        owner = self._world.owners[number]
+        effects = machine.step(owner.state, given)
+        _judge_victims(owner.state, effects)
+        decisions = [each for each in effects if isinstance(each, DecisionEvent)]
+        self.decided = len(decisions)
+        if self._kept is None:
+            self._publish(owner, effects)
+            return
+        # The agent is killed after some of its decisions. Another one replays what it has published, and decides the rest.
+        world = self._world
+        self._publish(owner, [*decisions[: self._kept]])
+        owner.state, owner.since = replayed(self._model.settings, world), world.now
+        self._publish(owner, machine.step(owner.state, machine.Replayed(world.now, owner.read - 1)))
+
+    def _publish(self, owner: Owner, effects: list[Effect]) -> None:
+        world = self._world
+        for effect in effects:
+            if isinstance(effect, DecisionEvent):
+                owner.unpublished.append(effect.model_copy(update={"term": owner.term}))
+            elif isinstance(effect, BatchCommitted | ConflictsLost):
+                world.ledger.add(effect)
+            elif isinstance(effect, ReleaseLock) and self._model._holds(world, owner):
+                world.lock = None
+        while owner.unpublished and not self._model.late:
+            self.publish(0)
+
+    def publish(self, number: int) -> None:
+        decision = self._world.owners[number].unpublished.pop(0)
+        self._world.log.append(decision)
+        self._append_decision(decision)
+
+    def _append_decision(self, record: DecisionRecord) -> None:
+        world = self._world
+        world.decisions.append(record)
+        if not self._model.late:
+            for number in range(len(world.writers)):
+                self.read_decisions(number)
+
+
+def _judge_victims(state: TableState, effects: list[Effect]) -> None:
+    """Of two that conflict, one is aborted, and never one whose grant runs."""
+    lost: dict[str, set[str]] = {}
+    for each in effects:
+        if isinstance(each, Abort) and each.reason == "conflict":
+            lost[each.transaction] = {entry.other_transaction for entry in each.conflicts}
+            known = state.transactions.get(each.transaction)
+            if known is not None and known.grant is not None:
+                raise BrokenError(f"one victim: {each.transaction} is aborted while its grant runs")
+    for victim, winners in lost.items():
+        both = winners & lost.keys()
+        if both:
+            raise BrokenError(f"one victim: {victim} and {', '.join(both)} are all aborted")
