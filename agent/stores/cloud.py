@@ -30,7 +30,7 @@ from obstore.store import AzureStore, GCSStore
 
 from lakewarden.agent.stores import port
 from lakewarden.agent.stores.locations import Location, LocationError, scheme_of
-from lakewarden.events.access.google import google_provider
+from lakewarden.events.access.google import google_client
 from lakewarden.handlers.lease import conditional
 from lakewarden.handlers.lease.store_answers import (
     Answer,
@@ -234,12 +234,8 @@ def cloud_client(scheme: str, authority: str, endpoint: str | None, options: Cli
     if scheme == "gs":
         google: GCSConfig = {"base_url": endpoint} if endpoint else {}
         connect = partial(GCSStore, authority, config=google, client_options=options, retry_config=once)
-        try:
-            return connect()
-        except BaseError as error:
-            if (provider := google_provider(error_text(error))) is None:
-                raise
-            return connect(credential_provider=provider)
+        client: GCSStore = google_client(connect)
+        return client
     # An emulator is used as an ordinary endpoint: `use_emulator` would allow HTTP for every endpoint.
     config: Any = {"use_emulator": False, **({"endpoint": endpoint} if endpoint else {})}
     return AzureStore.from_url(

@@ -6,6 +6,7 @@ tokens by such a file, and reads again what the file refers to whenever it needs
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
@@ -16,7 +17,20 @@ class GoogleCredentialsError(ValueError):
     """The credentials can't be used. The message says what is missing, and what works instead."""
 
 
-def google_provider(refusal: str) -> Any:
+def google_client(connect: Callable[..., Any]) -> Any:
+    """What `connect` makes, with a `credential_provider` of google-auth if obstore can't use the credentials itself."""
+    from obstore.exceptions import BaseError
+
+    try:
+        return connect()
+    except BaseError as error:
+        provider = _provider(str(error))
+        if provider is None:
+            raise
+        return connect(credential_provider=provider)
+
+
+def _provider(refusal: str) -> Any:
     """The provider for obstore after this refusal of its own, or None if the refusal is not about the type of the credentials."""
     found = _UNKNOWN_TYPE.search(refusal)
     if found is None:

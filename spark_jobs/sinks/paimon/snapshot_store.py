@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from lakewarden.events.access.google import google_provider
+from lakewarden.events.access.google import google_client
 from lakewarden.handlers.lease.store_answers import error_text, put_meaning, shows_no_object
 from lakewarden.handlers.paimon.publish import NotWritten, PutRefused, Written
 from lakewarden.handlers.paimon.s3_options import s3_options
@@ -319,17 +320,11 @@ def _s3(bucket: str, options: dict[str, Any]) -> Any:
 
 
 def _google(bucket: str, options: dict[str, Any]) -> Any:
-    from obstore.exceptions import BaseError
     from obstore.store import GCSStore
 
     token, expiry = options.get("gcs.access-token"), options.get("gcs.access-token.expiration")
     if not token:
-        try:
-            return GCSStore(bucket, **_once(None))
-        except BaseError as error:
-            if (provider := google_provider(error_text(error))) is None:
-                raise
-            return GCSStore(bucket, credential_provider=provider, **_once(None))
+        return google_client(partial(GCSStore, bucket, **_once(None)))
     expires_at = datetime.fromisoformat(expiry).astimezone(UTC) if expiry else None
     credentials: Any = lambda: {"token": token, "expires_at": expires_at}  # noqa: E731
     return GCSStore(bucket, credential_provider=credentials, **_once(None))
