@@ -27,6 +27,7 @@
 import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
@@ -41,6 +42,7 @@ from lakewarden.spark_jobs.gate.kafka import (
     SEND_TIMEOUT_SECONDS,
     SENT_AGAIN,
     LoopThread,
+    at_most_twice,
     make_consumer,
     make_producer,
 )
@@ -184,10 +186,7 @@ class Channel:
         After an error of `SENT_AGAIN`, the event is sent once more, by a new producer. The broker may have kept an earlier try
         whose answer was lost. So the log may have the event twice, and the second one changes nothing.
         """
-        try:
-            sent = await self._publish(event)
-        except SENT_AGAIN:
-            sent = await self._publish(event)
+        sent = await at_most_twice(partial(self._publish, event))
 
         async def offset() -> int:
             try:

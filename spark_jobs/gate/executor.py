@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import anyio
@@ -28,9 +29,9 @@ from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     SEND_TIMEOUT_SECONDS,
-    SENT_AGAIN,
     STOP_SECONDS,
     LoopThread,
+    at_most_twice,
     make_producer,
 )
 from lakewarden.spark_jobs.gate.kafka_options import EXECUTOR_CLIENT_ID, KafkaSettings
@@ -86,15 +87,8 @@ class _ProducerThread:
         self._producer: Any = None
 
     def send(self, topic: str, key: bytes, value: bytes, timeout: float, facts: str) -> None:
-        send = self._send(topic, key, value)
-
-        async def send_at_most_twice() -> None:
-            try:
-                await send()
-            except SENT_AGAIN:
-                await send()
-
-        self._thread.call(send_at_most_twice, timeout=timeout, doing="publishing markers", facts=facts)
+        send = partial(at_most_twice, self._send(topic, key, value))
+        self._thread.call(send, timeout=timeout, doing="publishing markers", facts=facts)
 
     def stop(self) -> None:
         """Close the producer; ignore that Kafka doesn't answer."""

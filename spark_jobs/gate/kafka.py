@@ -344,6 +344,14 @@ def _close_all() -> None:
         thread.close()
 
 
+async def at_most_twice(send: Callable[[], Awaitable[T]]) -> T:
+    """Send once more, by a new producer, after an error of `SENT_AGAIN`."""
+    try:
+        return await send()
+    except SENT_AGAIN:
+        return await send()
+
+
 def unreachable(
     bootstrap_servers: str, doing: str, timeout: float, error: BaseException, facts: str, *, stood_still: str
 ) -> AgentUnreachable:
