@@ -160,6 +160,11 @@ class PastCommit:
         """How long it took, as far as it is known."""
         return None if self.began is None else max(0.0, self.ended - self.began)
 
+    @property
+    def published(self) -> float:
+        """When it was in the table, by the store's clock if its file is known, else by its writer's."""
+        return self.ended if self.stored is None else self.stored
+
 
 class DataFile(NamedTuple):
     """A data file that a commit has added."""
@@ -407,9 +412,9 @@ def _figures(
     if history.form == "hudi":
         lost = figures["lost_tries"] = _figure("lost_tries", len(history.lost), unread)
     else:
-        files, size = (
-            (None, None) if leftovers is None else (len(leftovers), sum(each.size for each in leftovers))
-        )
+        files = size = None
+        if leftovers is not None:
+            files, size = len(leftovers), sum(each.size for each in leftovers)
         # By the writers' clock, files from before the first commit could count.
         by = Rests.ESTIMATED if commits and commits[0].stored is None else Rests.KNOWN
         lost = figures["lost_files"] = _figure("lost_files", files, unread, by)
@@ -472,8 +477,7 @@ def _settled(history: TableHistory) -> Sequence[Leftover] | None:
     if history.leftovers is None or not history.commits:
         return None
     longest = max((each.seconds or 0.0 for each in history.commits), default=0.0)
-    oldest = history.commits[0]
-    first = oldest.ended if oldest.stored is None else oldest.stored
+    first = history.commits[0].published
     last = history.now - max(GRACE_SECONDS, 3 * longest)
     return [each for each in history.leftovers if first < each.modified <= last]
 

@@ -629,9 +629,7 @@ async def _look_for_files(files: TableFiles, form: str, reading: _Reading) -> li
     if len(folders) > MAX_FOLDERS:
         what = f"files in {len(folders) - MAX_FOLDERS} of {len(folders)} folders"
         reading.lacks(what, f"{MAX_FOLDERS} are listed at most", Lack.PLACES)
-    oldest = reading.commits[0]
-    since = oldest.ended if oldest.stored is None else oldest.stored
-    found = _FoundFiles(reading, since, copied=reading.is_copied)
+    found = _FoundFiles(reading, reading.commits[0].published, copied=reading.is_copied)
 
     async def read(folder: tuple[str, str]) -> None:
         is_beside = folder[0] not in reading.folders

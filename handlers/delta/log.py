@@ -232,7 +232,10 @@ def past_commit(
     metrics = info.get("operationMetrics")
     metrics = metrics if isinstance(metrics, dict) else {}
     took = _milliseconds(metrics.get("executionTimeMs", metrics.get("execution_time_ms")))  # of delta-rs
-    began = min((at for each in _new(info, added, removed) if (at := _milliseconds(each))), default=None)
+    written = [at for each in _new(info, added, removed) if (at := _milliseconds(each))]
+    began = None if took is None else ended - took
+    if took is None and written:
+        began = min(ended, *written)
     base, maker = _base(version, info.get("readVersion")), of_delta(info, actions)
     if base is None:
         unread.append(Unread(f"what commit {version} had read", "its writer doesn't say it", _BASE, version))
@@ -243,7 +246,7 @@ def past_commit(
         str(info.get("operation") or "(unknown)")[:MAX_ORIGIN],
         frozenset(partition for _, partition, _ in places),
         frozenset(partition for kind, partition, _ in places if kind == "remove"),
-        ended - took if took is not None else None if began is None else min(began, ended),
+        began,
         took is not None,
         version,
         base,
