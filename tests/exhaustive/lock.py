@@ -51,7 +51,6 @@ from lakewarden.handlers.lease.conditional import (
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.types import (
     Acquire,
-    AcquisitionHint,
     Confirmed,
     Cost,
     FormerOwner,
@@ -67,8 +66,6 @@ from lakewarden.handlers.lease.types import (
     ReadDone,
     Refusal,
     Release,
-    Released,
-    ReleaseHint,
     SeenVersion,
     State,
     Timer,
@@ -108,8 +105,6 @@ class Contender:
     term: str = ""
     """Begins its owner ids."""
     fences: tuple[str, ...] = ()
-    ahead: int = 0
-    """Contenders ahead of it in the queue, when it starts to acquire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +145,6 @@ class Process:
     """Until when the writers of its former lives rely on its lease, in true time."""
     fenced: bool = False
     """Another owner of its partition has replaced its record, so its grants don't count any more."""
-    hints: tuple[ReleaseHint | AcquisitionHint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +168,6 @@ class Lock:
     settings: LeaseSettings = SCALED
     faults: int = 0
     kinds: frozenset[str] = frozenset({"lost", "false 412", "503", "kill"})
-    hints: bool = False
     hudi_buffer: float = 0.6
     """Hudi's tolerance beyond the end of another owner's lease: half the drift."""
 
@@ -247,13 +240,6 @@ class Lock:
         due = lease.deadline(state, self._settings(number))
         if due is not None and due <= at.now:
             yield f"the timer of {number} runs", _later(self._step, world, number, Timer(at))
-        for hint in process.hints:
-            rest = tuple(each for each in process.hints if each is not hint)
-            read = _with(world, number, hints=rest)
-            yield (
-                f"{number} reads {type(hint).__name__}",
-                _later(self._step, read, number, replace(hint, at=at)),
-            )
         if world.faults and "kill" in self.kinds and not isinstance(state, Idle):
             yield f"{number} is killed", _later(self._kill, world, number)
 
@@ -275,7 +261,7 @@ class Lock:
             return self._step(world, number, Release(at))
         holder = None if world.body is None else parse(world.body)
         adopt = holder.owner if contender.adopts and isinstance(holder, LockRecord) else None
-        return self._step(world, number, Acquire(at, adopt, contender.ahead))
+        return self._step(world, number, Acquire(at, adopt))
 
     def _kill(self, world: World, number: int) -> World:
         process = world.processes[number]
@@ -305,21 +291,12 @@ class Lock:
                 case Confirmed(lease=confirmed):
                     if not confirmed.version.isdigit() or int(confirmed.version) > world.version:
                         raise BrokenError(f"confirmed is real: {number} relies on a version that never was")
-                    world = self._hint(world, number, AcquisitionHint(given.at, confirmed.record.valid_until))
-                case Released():
-                    world = self._hint(world, number, ReleaseHint(given.at, 0))
                 case LeaseEnded(holder=str(holder)) | LockDenied(holder=str(holder)) if (
                     len(world.processes) == 1
                 ):
                     raise BrokenError(f"no self-block: its own {holder} is another owner to {number}")
                 case _:
                     pass
-        return world
-
-    def _hint(self, world: World, number: int, hint: ReleaseHint | AcquisitionHint) -> World:
-        for other, process in enumerate(world.processes):
-            if self.hints and other != number and not isinstance(process.state, Hudi):
-                world = _with(world, other, hints=(hint,))
         return world
 
     # -- Hudi's provider
@@ -498,8 +475,8 @@ class _Former:
             self._rate = self._model.contenders[number].rate
             self._settings = self._model._settings(number)
             relies = self._ticks(process.relies_until * self._rate)
-            request, hints = self._value(process.request), self._value(process.hints)
-            parts.append((self._value(process.state), request, process.wanted, relies, process.fenced, hints))
+            request = self._value(process.request)
+            parts.append((self._value(process.state), request, process.wanted, relies, process.fenced))
         parts.extend((number, self._value(put)) for number, put in world.strays)
         return tuple(parts)
 
@@ -524,7 +501,7 @@ class _Former:
                 return None
             case Unknown() | Lost() | Throttled() | Refused():
                 return type(value).__name__
-            case LockRecord() | IfMatch() | Won() | Found() | Local() | AcquisitionHint():
+            case LockRecord() | IfMatch() | Won() | Found() | Local():
                 return self._of_object(value)
             case Lease() | SeenVersion() | Refusal() | FormerOwner() | Writing():
                 return self._of_state(value)
@@ -535,7 +512,7 @@ class _Former:
                 ]
                 return (type(value).__name__, *kept)
 
-    def _of_object(self, value: LockRecord | IfMatch | Won | Found | Local | AcquisitionHint) -> Form:
+    def _of_object(self, value: LockRecord | IfMatch | Won | Found | Local) -> Form:
         match value:
             case LockRecord(expired=True, owner=owner):
                 return ("released", self._owner(owner))
@@ -547,8 +524,6 @@ class _Former:
                 return ("found", self._value(body), self._version(version))
             case Local(record=record, version=version):
                 return (self._value(record), self._version(version))
-            case AcquisitionHint(valid_until=valid_until):
-                return ("acquired", self._wall(valid_until))
 
     def _of_state(self, value: Lease | SeenVersion | Refusal | FormerOwner | Writing) -> Form:
         settings = self._settings

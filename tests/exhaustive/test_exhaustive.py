@@ -54,7 +54,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
     with ExitStack() as stack:
         for where, what, instead in planted.patches:
             stack.enter_context(patch.object(where, what, instead))
-        story = unserved(scope, MOST if planted.promise != "liveness" else None)
+        story = unserved(scope, MOST)
 
     assert story
     assert planted.promise in story[-1], "\n".join(story)
@@ -62,10 +62,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, id=name, marks=() if scope.run == "unit" else pytest.mark.wide)
-        for name, scope in SCOPES.items()
-    ],
+    [_marked(name, scope) for name, scope in SCOPES.items()],
 )
 def test_worlds_that_are_one_state_go_on_alike(name: str) -> None:
     """A form that says too little would hide orders, and the exploration would look complete."""
