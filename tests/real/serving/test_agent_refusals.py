@@ -317,7 +317,7 @@ async def test_an_agent_waits_for_a_store_that_does_not_answer_at_its_start(
         await writer.obtain_grant()
 
     assert waiting["store"] == f"s3://{bucket}/locks"
-    assert "could not be reached" in waiting["problem"]
+    assert "no answer shows whether this store can hold locks" in waiting["problem"]
     assert waiting["retry_seconds"] > 0
 
 
