@@ -16,10 +16,9 @@ from lakewarden.agent.name_text import typed
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError
 from lakewarden.events import canonical_location
-from lakewarden.handlers.explain.lock_audit import Drifts
 
 lock_app = typer.Typer(
-    help="Inspect a table's lock, hold it while a command runs, release it by hand, or audit its history.",
+    help="Inspect a table's lock, hold it while a command runs, or release it by hand.",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -181,37 +180,6 @@ def release_command(
 
     result, uri = _run(release)
     print_lines(lock_text.release_lines(result, uri))
-
-
-@lock_app.command(name="audit", short_help="Prove that a lock never had two owners at once.")
-def audit_command(
-    *,
-    table: options.OnlyTable = None,
-    drift: Annotated[
-        float | None,
-        typer.Option(
-            "--drift",
-            metavar="S",
-            min=0,
-            help="Largest difference between two agents' clocks; default: the settings drift_seconds and hudi_drift_seconds.",
-        ),
-    ] = None,
-    output: options.OutputFormat = "text",
-    bootstrap_servers: options.BootstrapServers = None,
-    config: options.Config = None,
-) -> None:
-    """Prove from the audit topic that a lock never had two owners at once, or print when it had.
-
-    Exit codes: 0 proven; 1 two owners at once, or some records could not be read; 2 usage error.
-    """
-    settings = _settings(config, bootstrap_servers=bootstrap_servers)
-    agents_drift = settings.drift_seconds if drift is None else drift
-    hudi_drift = settings.hudi_drift_seconds if drift is None else drift
-    audited = _run(
-        lambda: lock_commands.audit(settings, table, Drifts(agents_drift * 1000, hudi_drift * 1000))
-    )
-    options.print_as(output, lock_text.audit_fields(audited), lock_text.audit_lines(audited))
-    raise typer.Exit(0 if lock_text.proven(audited) else options.EXIT_FAILED)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:

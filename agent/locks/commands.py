@@ -1,4 +1,4 @@
-"""The commands `lakewarden lock show`, `release`, `probe` and `audit`; `hold` is in `hold.py`.
+"""The commands `lakewarden lock show`, `release` and `probe`; `hold` is in `hold.py`.
 
 Where a table's lock is; the first rule that applies wins:
 
@@ -10,7 +10,7 @@ command that writes opens the store as the agent does, and probes it first.
 """
 
 import json
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,10 +20,8 @@ from lakewarden import events
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.locks.keeper import Stores, folder_of
-from lakewarden.agent.log import Log
-from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, open_store, probe
-from lakewarden.handlers.explain.lock_audit import AuditPosition, AuditReport, Drifts, LockAudit
 from lakewarden.handlers.lease import conditional
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.placement import (
@@ -38,8 +36,6 @@ READ_TRIES = 3
 RELEASE_TRIES = 5
 PAUSE_SECONDS = 0.2
 """Before the second try; doubles with each further one."""
-MAX_UNREADABLE_SHOWN = 20
-"""Unreadable audit records that are listed with their reason. All are counted."""
 
 LockState = Literal["held", "lapsed", "released", "absent", "malformed"]
 
@@ -101,15 +97,6 @@ class ReleaseResult:
     seconds_left: float
     current_owner: str | None
     """The owner that acquired the lock first, if any."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditResult:
-    """The report on the audit log, and the records that could not be read."""
-
-    report: AuditReport
-    unreadable: int
-    reasons: tuple[tuple[AuditPosition, str], ...]
 
 
 async def _read_retrying(
@@ -320,30 +307,3 @@ async def probe_location(settings: Settings, root: str) -> ProbeResult:
 def spent(requests: int, seconds: float) -> str:
     """The requests and the time of a probe, as text."""
     return f"{requests} request{'' if requests == 1 else 's'} in {seconds * 1000:.0f} ms"
-
-
-# -- audit -------------------------------------------------------------------------------------------------------------
-
-
-async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> AuditResult:
-    """Check the audit log up to its current end, for one table or (None) for all."""
-    lock_audit = LockAudit(drifts)
-    unreadable = 0
-    reasons: list[tuple[AuditPosition, str]] = []
-    key = None if table is None else table.encode()
-    async with Log(settings) as log:
-        spans = dict.fromkeys(await log.partitions(log.topics.audit))
-        async with aclosing(log.batches(spans)) as batches:
-            async for partition, records in batches:
-                for record in records:
-                    if key is not None and record.key != key:
-                        continue
-                    position = AuditPosition(partition.partition, record.offset)
-                    event = events.decode(events.AUDIT_EVENT, record.value)
-                    if not isinstance(event, events.Undecodable):
-                        lock_audit.add(position, event)
-                        continue
-                    unreadable += 1
-                    if len(reasons) < MAX_UNREADABLE_SHOWN:
-                        reasons.append((position, event.reason))
-    return AuditResult(lock_audit.report(), unreadable, tuple(reasons))

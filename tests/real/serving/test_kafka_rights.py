@@ -50,7 +50,6 @@ COMMANDS = {
     "`status`": ("status",),
     "`explain`": ("explain", TRANSACTION),
     "`conflicts`": ("conflicts",),
-    "`lock audit`": ("lock", "audit"),
     "`ledger show`": ("ledger", "show"),
     "`agents`": ("agents",),
     "`losses`": ("losses",),

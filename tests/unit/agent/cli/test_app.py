@@ -131,7 +131,7 @@ def test_a_group_without_a_command_lists_its_commands() -> None:
     done = call("lock")
 
     assert done.code == 2
-    for name in ("probe", "show", "hold", "release", "audit"):
+    for name in ("probe", "show", "hold", "release"):
         assert f"\n  {name} " in done.err
 
 
@@ -178,7 +178,6 @@ CORRECT = ("ledger", "correct", "--writer", "w", "--batch-id")
         (("lock", "hold", "t", "--seconds", "1"), {}, "not a table URI: 't'"),
         (("lock", "release", "/t"), {}, "Missing option '--if-owner'"),
         (("lock", "probe", "foo"), {}, "not a bucket or folder: 'foo'"),
-        (("lock", "audit", "--table", "t"), {}, "not a table URI: 't'"),
         (("lock", "show", "orders"), {}, "not a table URI: 'orders'"),
         (("lock", "show", "/t", "--lock", "nope"), {}, "not a table URI: 'nope'"),
         (("lock", "show", "ftp://a/b"), {}, "no store for ftp://"),

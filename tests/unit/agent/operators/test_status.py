@@ -14,11 +14,9 @@ from prometheus_client import generate_latest
 
 from lakewarden.agent.cli import requests
 from lakewarden.agent.cli.app import _conflict_line
-from lakewarden.agent.cli.lock_text import audit_lines
 from lakewarden.agent.cli.output import print_line, print_tree
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import SuspendedError
-from lakewarden.agent.locks.commands import AuditResult
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.operators.agents import AgentsView, PartitionView, agent_lines
 from lakewarden.agent.operators.explain_text import explanation_lines
@@ -50,14 +48,12 @@ from lakewarden.events import (
     encode,
     partition_name,
 )
-from lakewarden.handlers.explain.lock_audit import Drifts
 from lakewarden.handlers.group.readiness import OwnedPartition, conditions
 from lakewarden.handlers.setup import Member
 from tests.printed import as_shown
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
 from tests.unit.handlers.explain.explained import explanation_of
-from tests.unit.handlers.explain.test_lock_audit import check, history, log
 from tests.unit.handlers.group.test_readiness import LIMITS, READY
 from tests.unit.handlers.table.world import m, world
 
@@ -228,12 +224,6 @@ def test_the_condition_follows_from_the_lock_and_the_group(agents: bool, word: s
 
 RUNBOOKS, COMMANDS = "docs/runbooks.md", "docs/commands.md"
 FROM_A_LATER_VERSION = b'{"type":"commit-granted","protocol":2}'
-LATE, NEXT = "2467e5b4-fb48-41bf-88c4-10d7a1a66d11", "77aa0001-4327-4a36-a5a2-fd00ec888d87"
-LOST_LATE = (
-    *history(f"{LATE} acquired 0; {LATE} renewed 3000", agent="agent-a"),
-    *history(f"{LATE} lost 31000", agent="agent-a", detail="the renewal was not confirmed in time"),
-    *history(f"{NEXT} acquired 33000; {NEXT} released 41000", agent="agent-b"),
-)
 NOT_READY = {
     "An agent is behind": replace(READY, partitions=(OwnedPartition(3, "live", 7012, 958.0),)),
     "A topic was deleted": replace(READY, partitions=(), queued_at=None, unowned=(0, 1, 2)),
@@ -272,13 +262,6 @@ def test_the_pages_show_what_the_commands_print(capsys: pytest.CaptureFixture[st
     losses = Losses(hours=6)
     losses.add(consumed(encode(conflict), at_ms=moment().wall_ms))
     shown(COMMANDS, "lakewarden losses", loss_lines(losses.report()))
-
-    audit = check(log(*LOST_LATE), Drifts())
-    shown(
-        f"{RUNBOOKS}#Locks are lost or renewed late",
-        "lakewarden lock audit",
-        audit_lines(AuditResult(audit, 0, ())),
-    )
 
     for heading, facts in NOT_READY.items():
         text = readiness_text(conditions(facts, LIMITS))

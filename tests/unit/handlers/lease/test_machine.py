@@ -353,7 +353,7 @@ a lock that is needed again during its release is acquired again
     reads ours v2; writes won v3 → Confirmed what=acquired, wrote valid_until≠1700000130010
 
 the duration of a release counts from its request
-    # `lock audit` ends the owner's interval there.
+    # There the owner's interval ends in `tests/lock_audit.py`.
     state renewing; pass 0.5; release; writes won v2; writes won v3 → Released cost.since≈103.51
     state reading back; pass 0.5; release; reads ours v2; writes won v3 → Released cost.since≈103.52
 """

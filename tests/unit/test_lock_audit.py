@@ -19,17 +19,8 @@ from lakewarden.events import (
     LockReleased,
     LockRenewed,
 )
-from lakewarden.handlers.explain.lock_audit import (
-    MOST_SHOWN,
-    AuditPosition,
-    AuditReport,
-    Drifts,
-    Interval,
-    LeaseOverlap,
-    LockAudit,
-    LockReport,
-)
 from lakewarden.handlers.lease.placement import HUDI_LOCK
+from tests.lock_audit import AuditPosition, Drifts, Interval, LeaseOverlap, LockAudit, LockReport
 from tests.unit.events.building import TABLE, made
 
 LOCK = "s3://lake/locks/orders-0a1b2c3d.json"
@@ -86,7 +77,7 @@ def history(text: str, **fields: Any) -> list[Any]:
     return events
 
 
-def check(events: Log, drifts: Drifts) -> AuditReport:
+def check(events: Log, drifts: Drifts) -> tuple[LockReport, ...]:
     audit = LockAudit(drifts)
     for position, each in events:
         audit.add(position, each)
@@ -97,8 +88,8 @@ def checked(*events: AuditEventUnion) -> LockReport:
     return only(check(log(*events), Drifts()))
 
 
-def only(report: AuditReport) -> LockReport:
-    [lock] = report.locks
+def only(report: tuple[LockReport, ...]) -> LockReport:
+    [lock] = report
     return lock
 
 
@@ -183,7 +174,7 @@ def test_an_owners_interval(rule: str) -> None:
     text, longest = ALONE[rule]
     lock = checked(*history(text))
 
-    assert (lock.violations, lock.within_drift) == (0, 0)
+    assert (lock.overlaps, lock.within_drift) == ((), ())
     if longest is not None:
         found = lock.longest
         assert found is not None
@@ -230,7 +221,6 @@ def test_every_overlap_is_found(rule: str) -> None:
     lock = checked(*history(text))
 
     assert [overlapping(each) for each in lock.overlaps] == overlaps
-    assert lock.violations == len(overlaps)
 
 
 def test_an_overlap_names_its_agents_and_events() -> None:
@@ -247,9 +237,7 @@ def test_an_overlap_of_at_most_the_drift_is_within_the_clock_difference(
 ) -> None:
     lock = checked(*history(f"x acquired 0; x released 5000; y acquired {5_000 - too_early}"))
 
-    assert lock.violations == violations
-    assert lock.within_drift == 1 - violations
-    assert (lock.closest is None) == bool(violations)
+    assert (len(lock.overlaps), len(lock.within_drift)) == (violations, 1 - violations)
 
 
 def test_each_lock_is_checked_separately() -> None:
@@ -257,30 +245,20 @@ def test_each_lock_is_checked_separately() -> None:
     trips = history("y acquired 0", lock=other, table="s3://lake/warehouse/trips")
     report = check(log(*history("x acquired 0"), *trips), Drifts())
 
-    assert [each.lock for each in report.locks] == [LOCK, other]
-    assert report.violations == 0
+    assert [(each.lock, each.overlaps) for each in report] == [(LOCK, ()), (other, ())]
 
 
 def test_tables_that_share_a_lock_are_checked_together() -> None:
     lock = checked(*history("x acquired 0"), *history("y acquired 0", table="s3://lake/warehouse/trips"))
 
-    assert lock.tables == (TABLE, "s3://lake/warehouse/trips")
-    assert lock.violations == 1
+    assert len(lock.overlaps) == 1
 
 
 def test_locks_shared_with_hudi_have_their_own_drift() -> None:
     events = history("x acquired 0; x released 5000; y acquired 4200", lock=TABLE + HUDI_LOCK)
 
-    assert checked(*events).violations == 0
-    assert only(check(log(*events), Drifts(500, 700))).violations == 1
-
-
-def test_all_overlaps_are_counted_and_the_first_ones_listed() -> None:
-    count = 20
-    lock = checked(*(event(LockAcquired, n, f"owner-{n}") for n in range(count)))
-
-    assert lock.violations == count * (count - 1) / 2
-    assert len(lock.overlaps) == MOST_SHOWN
+    assert checked(*events).overlaps == ()
+    assert len(only(check(log(*events), Drifts(500, 700))).overlaps) == 1
 
 
 # -- a log that is not whole -------------------------------------------------------------------------------------------
@@ -288,11 +266,9 @@ def test_all_overlaps_are_counted_and_the_first_ones_listed() -> None:
 
 def test_an_event_that_was_delivered_twice_counts_once() -> None:
     events = history("x acquired 0; x released 1000")
-    report = check(log(*events, *events), Drifts())
+    lock = checked(*events, *events)
 
-    lock = only(report)
-    assert (report.events, report.duplicates) == (2, 2)
-    assert (lock.acquisitions, lock.releases, lock.requests) == (1, 1, 2)
+    assert lock.acquisitions == 1
     assert lock.longest is not None
     assert span(lock.longest) == (0, 1_000)
 
@@ -317,7 +293,7 @@ def test_a_hold_whose_acquisition_was_removed_is_checked_from_its_first_event_an
     lock = checked(*history(text))
 
     assert lock.truncated_owners == ("x",)
-    assert (lock.violations, lock.within_drift) == (violations, 0)
+    assert (len(lock.overlaps), lock.within_drift) == (violations, ())
     assert (lock.longest and span(lock.longest)) == longest
 
 
@@ -328,7 +304,7 @@ def test_events_of_one_owner_in_two_partitions_belong_together() -> None:
 
     for order in (old + new, new + old):
         lock = only(check(order, Drifts()))
-        assert lock.violations == lock.within_drift == 0
+        assert lock.overlaps == lock.within_drift == ()
         assert lock.truncated_owners == ()
 
 
@@ -340,50 +316,6 @@ def test_a_hold_in_two_partitions_begins_with_its_older_part_in_any_reading_orde
     lock = only(check([*newer, *older, *second], Drifts()))
 
     assert [overlapping(each) for each in lock.overlaps] == [("x", "y", 3_100, 5_900)]
-
-
-# -- counters and lists ------------------------------------------------------------------------------------------------
-
-
-def test_all_steps_of_a_lock_are_counted() -> None:
-    steps = history(
-        "x acquired 0 requests=2; x renewed 3000; y refused 4000 holder=x; x released 5000; y acquired 6000 requests=2"
-    )
-    lock = checked(*steps, *history("y lost 7000 holder=z", detail="the lock object was deleted"))
-
-    assert (lock.acquisitions, lock.renewals, lock.releases, lock.lost, lock.refused) == (2, 1, 1, 1, 1)
-    assert lock.requests == 8
-    assert [(each.owner, each.agent, each.holder, each.why) for each in lock.losses] == [
-        ("y", "b", "z", "the lock object was deleted")
-    ]
-    assert lock.permanent_refusals == ()
-
-
-def test_permanent_refusals_are_listed_once_for_each_reason_with_their_number() -> None:
-    why = "the object is not a lock record and is left unchanged: the object is empty"
-    lock = checked(
-        *history("x refused 0", detail=why, valid_until=-EPOCH_MS),
-        *history("x refused 30000", detail="forbidden", valid_until=-EPOCH_MS),
-        *history("y refused 60000", detail=why, valid_until=-EPOCH_MS),
-    )
-
-    assert [(each.why, each.times, each.agent) for each in lock.permanent_refusals] == [
-        (why, 2, "b"),
-        ("forbidden", 1, "a"),
-    ]
-    assert lock.permanent_refusals[0].position == AuditPosition(0, 2)
-
-
-def test_a_report_covers_the_events_so_far() -> None:
-    audit = LockAudit(Drifts())
-    assert audit.report() == AuditReport(0, 0, ())
-    first, second = history("x acquired 0; y acquired 1000")
-    audit.add(AuditPosition(0, 0), first)
-    assert audit.report().violations == 0
-
-    audit.add(AuditPosition(0, 1), second)
-
-    assert audit.report().violations == 1
 
 
 # -- any history -------------------------------------------------------------------------------------------------------
@@ -482,7 +414,7 @@ def test_holders_that_follow_the_rules_never_violate(data: st.DataObject) -> Non
 
     report = check(history.log(data), Drifts(DRIFT, DRIFT))
 
-    assert report.violations == 0, [each.overlaps for each in report.locks]
+    assert [each.overlaps for each in report if each.overlaps] == []
 
 
 @given(st.data())
@@ -491,8 +423,7 @@ def test_with_equal_clocks_there_is_no_overlap_at_all(data: st.DataObject) -> No
 
     report = check(history.log(data), Drifts(DRIFT, DRIFT))
 
-    assert [each.closest for each in report.locks if each.closest] == []
-    assert report.violations == 0
+    assert [each for each in report if each.overlaps or each.within_drift] == []
 
 
 @given(st.data())
@@ -526,9 +457,8 @@ def test_ten_thousand_renewals_are_one_interval_and_need_no_memory() -> None:
     for number in range(2, 10_001):
         audit.add(AuditPosition(0, number), event(LockRenewed, number * RENEW, "x"))
 
-    [lock] = audit.report().locks
+    [lock] = audit.report()
 
-    assert lock.renewals == 10_000
     assert lock.longest is not None
     assert span(lock.longest) == (0, 10_000 * RENEW + VALIDITY - DRIFT)
     assert len(pickle.dumps(audit)) < size + 100
@@ -547,7 +477,7 @@ def test_the_check_of_ten_thousand_holds_of_one_owner_is_not_quadratic() -> None
 
     lock = checked(*events)
 
-    assert (lock.acquisitions, lock.releases, lock.violations) == (10_000, 10_000, 0)
+    assert (lock.acquisitions, lock.overlaps) == (10_000, ())
     assert lock.longest is not None
     assert span(lock.longest) == (0, 1_000)
 
@@ -557,8 +487,6 @@ def test_a_renewal_that_is_delivered_twice_counts_once() -> None:
     acquired, renewed, released, another = history(
         "x acquired 0; x renewed 3000; x released 5000; y acquired 6000"
     )
-    report = check(log(acquired, renewed, renewed, released, another, renewed), Drifts())
+    lock = checked(acquired, renewed, renewed, released, another, renewed)
 
-    assert (report.events, report.duplicates) == (4, 2)
-    assert only(report).renewals == 1
-    assert only(report).violations == 0
+    assert (lock.overlaps, lock.within_drift) == ((), ())

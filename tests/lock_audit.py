@@ -1,4 +1,4 @@
-"""Checks the audit log: did two owners ever hold one lock at once? Pure; `lakewarden lock audit` reads the log.
+"""Checks the records of the topic `audit`: did two owners ever hold one lock at once? An oracle of tests that run agents.
 
 The interval of an owner
 - It begins when the lease was confirmed: at `at` of `lock-acquired`, by the agent's wall clock. Each `lock-renewed` extends it.
@@ -40,23 +40,19 @@ Limits
 - Kafka removes old events. If an acquisition is gone, the interval begins with the first renewal that is left, and the owner is
   listed in `truncated_owners`. So is an owner of which the log has nothing but its loss.
 - Some owners don't publish to the audit log: writers with Hudi's own provider, and `lakewarden lock hold`. An agent that finds
-  such an owner in its lock object publishes `lock-lost` with that owner's name, and the report lists the loss.
+  such an owner in its lock object publishes `lock-lost` with that owner's name.
 
 Times are epoch milliseconds.
 """
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from lakewarden import events as wire
 from lakewarden.handlers.lease.placement import HUDI_LOCK
-
-MOST_SHOWN = 100
-"""Overlaps, losses and refusals that are listed for one lock. The counters count all of them."""
 
 EndedBy = Literal["released", "lost", "lease"]
 
@@ -110,68 +106,17 @@ class LeaseOverlap:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """A lease that ended without a release."""
-
-    owner: str
-    agent: str
-    at: float
-    why: str | None
-    holder: str | None
-    position: AuditPosition
-
-
-@dataclass(frozen=True, slots=True)
-class PermanentRefusal:
-    """A refusal that may need an operator: a malformed lock object, a store that refuses. `at`, `agent`: the last time."""
-
-    why: str
-    times: int
-    agent: str
-    at: float
-    position: AuditPosition
-
-
-@dataclass(frozen=True, slots=True)
 class LockReport:
     """The result for one lock."""
 
     lock: str
-    tables: tuple[str, ...]
-    drift: float
     acquisitions: int
-    renewals: int
-    releases: int
-    lost: int
-    refused: int
-    """How often an agent could not acquire it, because it was held or for another reason."""
-    requests: int
-    """Requests that all agents sent to the store for all of the above."""
     longest: Interval | None
-    violations: int
     overlaps: tuple[LeaseOverlap, ...]
-    """The first violations, at most `MOST_SHOWN`."""
-    within_drift: int
-    closest: LeaseOverlap | None
-    """The longest overlap within the drift."""
-    losses: tuple[Loss, ...]
-    permanent_refusals: tuple[PermanentRefusal, ...]
+    """Two owners at once, for longer than the drift: the violations."""
+    within_drift: tuple[LeaseOverlap, ...]
     truncated_owners: tuple[str, ...]
     """Owners whose acquisition is not in the log any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditReport:
-    """The result for all locks."""
-
-    events: int
-    duplicates: int
-    locks: tuple[LockReport, ...]
-
-    @property
-    def violations(self) -> int:
-        """Overlaps of two owners that are longer than the drift."""
-        return sum(each.violations for each in self.locks)
 
 
 @dataclass(slots=True)
@@ -249,13 +194,8 @@ class _Ends:
 
 @dataclass(slots=True)
 class _Lock:
-    tables: set[str] = field(default_factory=set)
     owners: dict[str, _Owner] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    """Events by type."""
-    requests: int = 0
-    losses: list[Loss] = field(default_factory=list)
-    permanent_refusals: dict[str, PermanentRefusal] = field(default_factory=dict)
+    acquisitions: int = 0
 
 
 class LockAudit:
@@ -265,20 +205,14 @@ class LockAudit:
         self._drifts = drifts
         self._locks: dict[str, _Lock] = {}
         self._seen: set[str] = set()
-        self._events = 0
-        self._duplicates = 0
 
     def add(self, position: AuditPosition, event: wire.AuditEventUnion) -> None:
         lock = self._locks.setdefault(event.lock, _Lock())
         if self._is_duplicate(lock, position, event):
-            self._duplicates += 1
             return
-        self._events += 1
-        lock.counts[event.type] += 1
-        lock.tables.add(event.table)
-        lock.requests += event.requests
         match event:
             case wire.LockAcquired(adopted=adopted, handed_over=handed_over, fenced=fenced):
+                lock.acquisitions += 1
                 if adopted is not None and (handed_over or fenced):
                     began = _at(event) - event.duration_ms
                     former = lock.owners.setdefault(adopted, _Owner())
@@ -293,15 +227,14 @@ class LockAudit:
                 requested = _at(event) - event.duration_ms
                 _owner(lock, event).add_end(_End("released", _at(event), requested, position))
             case wire.LockLost():
-                _add_loss(lock, position, event)
+                _owner(lock, event).add_end(_End("lost", _at(event), _at(event), position))
             case wire.LockRefused():
-                _add_refusal(lock, position, event)
+                pass
             case _:
                 assert_never(event)
 
-    def report(self) -> AuditReport:
-        locks = tuple(_report(uri, lock, self._drifts.of(uri)) for uri, lock in sorted(self._locks.items()))
-        return AuditReport(self._events, self._duplicates, locks)
+    def report(self) -> tuple[LockReport, ...]:
+        return tuple(_report(uri, lock, self._drifts.of(uri)) for uri, lock in sorted(self._locks.items()))
 
     def _is_duplicate(self, lock: _Lock, position: AuditPosition, event: wire.AuditEventUnion) -> bool:
         if isinstance(event, wire.LockRenewed):
@@ -354,53 +287,15 @@ def _continues(owner: _Owner, hold: _Hold, position: AuditPosition, at_latest: f
     return not owner.ended_after(hold)
 
 
-def _add_loss(lock: _Lock, position: AuditPosition, event: wire.LockLost) -> None:
-    owner, at = _owner(lock, event), _at(event)
-    owner.add_end(_End("lost", at, at, position))
-    if len(lock.losses) < MOST_SHOWN:
-        lock.losses.append(Loss(event.owner, event.agent, at, event.detail, event.holder, position))
-
-
-def _add_refusal(lock: _Lock, position: AuditPosition, event: wire.LockRefused) -> None:
-    if event.holder is not None:
-        return
-    why = event.detail or "no reason given"
-    before = lock.permanent_refusals.get(why)
-    if before is not None or len(lock.permanent_refusals) < MOST_SHOWN:
-        times = 1 if before is None else before.times + 1
-        lock.permanent_refusals[why] = PermanentRefusal(why, times, event.agent, _at(event), position)
-
-
 def _report(uri: str, lock: _Lock, drift: float) -> LockReport:
     intervals = sorted(_intervals(lock, drift), key=lambda each: each.since)
-    overlaps: list[LeaseOverlap] = []
-    violations = within = 0
-    closest: LeaseOverlap | None = None
-    for overlap in _overlaps(intervals):
-        if overlap.length > drift:
-            violations += 1
-            if violations <= MOST_SHOWN:
-                overlaps.append(overlap)
-        else:
-            within += 1
-            closest = max(closest or overlap, overlap, key=lambda each: each.length)
+    overlaps = list(_overlaps(intervals))
     return LockReport(
         lock=uri,
-        tables=tuple(sorted(lock.tables)),
-        drift=drift,
-        acquisitions=lock.counts["lock-acquired"],
-        renewals=lock.counts["lock-renewed"],
-        releases=lock.counts["lock-released"],
-        lost=lock.counts["lock-lost"],
-        refused=lock.counts["lock-refused"],
-        requests=lock.requests,
+        acquisitions=lock.acquisitions,
         longest=max(intervals, key=lambda each: each.until - each.since, default=None),
-        violations=violations,
-        overlaps=tuple(overlaps),
-        within_drift=within,
-        closest=closest,
-        losses=tuple(lock.losses),
-        permanent_refusals=tuple(lock.permanent_refusals.values()),
+        overlaps=tuple(each for each in overlaps if each.length > drift),
+        within_drift=tuple(each for each in overlaps if each.length <= drift),
         truncated_owners=tuple(name for name, owner in lock.owners.items() if owner.truncated),
     )
 
