@@ -51,7 +51,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
-from lakewarden.handlers.lease.store_answers import Answer, classify_read, classify_write
+from lakewarden.handlers.lease.store_answers import Answer, classify_read, classify_write, error_code
 
 T = TypeVar("T")
 
@@ -87,9 +87,6 @@ _FIRST_ERROR: Final = 300
 
 _DIRECTORY_BUCKET: Final = "--x-s3"
 """How the name of a bucket of S3 Express One Zone ends."""
-
-_ERROR_DOCUMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:\w+:)?Error[\s>]")
-_ERROR_CODE: Final = re.compile(rb"<(?:\w+:)?Code>\s*([^<\s]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +304,7 @@ async def _get(client: Any, location: Location, more: Mapping[str, str]) -> Answ
         return Answer(fault="no answer", message=f"bytes={len(body)} expected={length}")
     return Answer(
         _status(result),
-        code=_code_in(body),
+        code=error_code(body.decode(errors="replace")),
         version=result.get("ETag"),
         body=bytes(body),
         encoding=result.get("ContentEncoding", ""),
@@ -343,17 +340,6 @@ def _length(result: Mapping[str, Any]) -> int:
     return int(_headers(result).get(RAW_LENGTH, 0))
 
 
-def _code_in(body: bytes | bytearray) -> str:
-    """The code of an S3 error document.
-
-    botocore looks for none in the place of an object, and reads none from a document with a namespace.
-    """
-    if not _ERROR_DOCUMENT.match(body):
-        return ""
-    found = _ERROR_CODE.search(body)
-    return found[1].decode("ascii", "replace") if found else "-"
-
-
 def _not_sent(why: str) -> Answer:
     return Answer(fault="not sent", message=why)
 
@@ -361,14 +347,9 @@ def _not_sent(why: str) -> Answer:
 def _answer_from_error(error: boto.ClientError) -> Answer:
     response: Mapping[str, Any] = error.response
     error_fields: Mapping[str, Any] = response.get("Error", {})
-    status, message, code = (
-        _status(response),
-        str(error_fields.get("Message") or ""),
-        str(error_fields.get("Code") or ""),
-    )
-    if not code or code.isdigit():
-        # botocore puts the status here if it found no code in the body.
-        code = _headers(response).get(RAW_CODE, "")
+    status, message = _status(response), str(error_fields.get("Message") or "")
+    # botocore also finds a code in a page that quotes an error, and none in a document with a namespace.
+    code = _headers(response).get(RAW_CODE, str(error_fields.get("Code") or ""))
     if status == 404 and not code:
         return Answer(status, message=message, fault="not the store")
     if region := _headers(response).get("x-amz-bucket-region", error_fields.get("Region")):
@@ -428,10 +409,10 @@ class SendOnceSession(AIOHTTPSession):  # type: ignore[misc]
         """Send the request, and keep the raw status, body length and code in the answer's headers."""
         response = await super().send(request)
         response.headers[RAW_STATUS] = str(response.status_code)
-        if not request.stream_output:
-            response.headers[RAW_LENGTH] = str(len(await response.content))
-        if response.status_code >= _FIRST_ERROR:
-            response.headers[RAW_CODE] = _code_in(await response.content).strip("-")
+        if response.status_code >= _FIRST_ERROR or not request.stream_output:
+            content = await response.content
+            response.headers[RAW_LENGTH] = str(len(content))
+            response.headers[RAW_CODE] = error_code(content.decode(errors="replace")).strip("-")
         return response
 
     async def _get_session(self, proxy_url: str | None) -> _SendOnceClient:

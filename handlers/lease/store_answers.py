@@ -30,8 +30,17 @@ MAX_WHY_CHARACTERS: Final = 600
 _MESSAGE_CHARACTERS: Final = 400
 """Limit for the store's own message, so that the reason before it and the status and code after it still fit."""
 
-_THROTTLES: Final = ("SlowDown", "Throttl", "RequestLimitExceeded", "TooManyRequests", "RequestThrottled")
-"""Prefixes of codes: MinIO returns SlowDownRead and SlowDownWrite, others Throttling and ThrottlingException."""
+_THROTTLES: Final = (
+    "SlowDown",
+    "Throttl",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "RequestThrottled",
+    "rateLimitExceeded",
+    "userRateLimitExceeded",
+)
+"""Prefixes of codes: MinIO returns SlowDownRead and SlowDownWrite, others Throttling and ThrottlingException, Google's JSON
+rateLimitExceeded, with 403, too."""
 
 _NO_OBJECT: Final = ("", "NoSuchKey", "BlobNotFound", "PathNotFound")
 """The codes of S3, Google and Azure for a missing object; some emulators send none. Any other 404 concerns the bucket."""
@@ -81,12 +90,16 @@ _UNSENDABLE: Final = "HTTP error: builder error"
 _S3_CODES: Final = {
     "BlobAlreadyExists": "PreconditionFailed",
     "ServerBusy": "SlowDown",
-    "notFound": "NoSuchKey",
 }
-"""Codes of Azure, and of Google's JSON, as the S3 codes of the table. `BlobAlreadyExists` comes with 409, but unlike other 409s
-it means that the condition of if-absent did not hold."""
-_JSON_CODE: Final = re.compile(r'\s*{"error":.*"reason":\s*"(\w+)"', re.DOTALL)
-_CODE: Final = re.compile(r"<(?:\w+:)?Code>\s*(\w+)\s*</")
+"""Azure's codes, as the S3 codes of the table. `BlobAlreadyExists` comes with 409, but unlike other 409s it means that the
+condition of if-absent did not hold."""
+_XML_ERROR: Final = re.compile(
+    r"[\ufeff\s]*(?:<\?xml[^>]*>\s*)?<(?:\w+:)?Error(?:Response)?[\s>](?:.*?<(?:\w+:)?Code>\s*([^<\s]+)\s*</)?",
+    re.DOTALL,
+)
+_JSON_ERROR: Final = re.compile(r'\s*{\s*"error":.*"reason":\s*"(\w+)"', re.DOTALL)
+_JSON_NO_OBJECT: Final = re.compile(r'"message":\s*"No such object')
+"""Google's JSON has the reason `notFound` for a missing bucket, too."""
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
 _VERSION: Final = re.compile(r'"[^"\s]+"|[^"\s,*]+')
@@ -382,12 +395,26 @@ def obstore_answer(error: BaseException) -> Answer:
     if found is None or (is_generic and not _GENERIC.fullmatch(found["before"])):
         return Answer(fault="no answer", message=f"{type(error).__name__}: {text}")
     status, body = int(found["status"]), found["body"]
-    code, message = _CODE.search(body) or _JSON_CODE.match(body), _MESSAGE.search(body)
+    code, message = error_code(body).strip("-"), _MESSAGE.search(body)
     text = message[1] if message else body
-    if code is None:
+    if not code:
         # All clouds send a code with a 404. Without one, the 404 comes from a proxy.
         return Answer(status, message=text, fault="not the store" if status == 404 else None)
-    return Answer(status, _S3_CODES.get(code[1], code[1]), f"{code[1]}: {text}")
+    return Answer(status, _S3_CODES.get(code, code), f"{code}: {text}")
+
+
+def error_code(document: str) -> str:
+    """The code of a store's error document, `-` if it has none, or "" for anything else.
+
+    A page that quotes an error document isn't one.
+    """
+    found = _XML_ERROR.match(document)
+    if found is not None:
+        return found[1] or "-"
+    found = _JSON_ERROR.match(document)
+    if found is None:
+        return ""
+    return "NoSuchKey" if _JSON_NO_OBJECT.search(document) else found[1]
 
 
 def shows_no_object(error: FileNotFoundError) -> bool:

@@ -41,6 +41,7 @@ from tests.contract.clouds import (
     RealBucket,
     error,
 )
+from tests.contract.test_s3_answers import NO_BUCKET_JSON, NO_OBJECT_JSON, QUOTED, google_json
 from tests.servers.azure import AzureServer
 from tests.servers.faulty_http import Received, Reply, faulty_server
 
@@ -225,6 +226,10 @@ ERRORS: list[tuple[Reply, type, type, type]] = [
     (error(404, "no object"), Refused, Lost, Absent),
     (error(404, "no bucket"), Refused, Refused, Refused),
     (Reply(404, body=b"<html>not found</html>"), Unknown, Unknown, Unknown),
+    (Reply(404, body=QUOTED), Unknown, Unknown, Unknown),
+    (Reply(404, body=NO_OBJECT_JSON), Refused, Lost, Absent),
+    (Reply(404, body=NO_BUCKET_JSON), Refused, Refused, Refused),
+    (Reply(403, body=google_json("rateLimitExceeded")), Throttled, Throttled, Throttled),
     (error(408), Unknown, Unknown, Unknown),
     (error(409, "Conflict"), Unknown, Unknown, Unknown),
     (error(409), Unknown, Unknown, Unknown),

@@ -3,6 +3,7 @@
 The outcomes are repeated here, so that an accidental change of a row fails a test.
 """
 
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -38,6 +39,8 @@ URI = "s3://bucket/locks/t.json"
 BEFORE = '"0cc175b9c0f1b6a831c399e269772661"'
 ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
 HTML = b"<html><body><h1>Bad gateway</h1><hr></body>"
+QUOTED = b"<html><body><Error><Code>NoSuchKey</Code></Error><Code>NoSuchKey</Code></body></html>"
+"""A proxy's page that quotes the error of a store behind it."""
 ENDLESS = ("silence", "hang", "drip", "drip-head")
 """Faults that only the client's timeout ends."""
 
@@ -50,6 +53,18 @@ def error(status: int, code: str, *headers: tuple[str, str]) -> Reply:
         f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>a text</Message></Error>'
     )
     return Reply(status, headers, body.encode())
+
+
+def google_json(reason: str, message: str = "a text") -> bytes:
+    """An error of Google's JSON API, laid out as it lays it out."""
+    described = {"message": message, "domain": "global", "reason": reason}
+    return json.dumps({"error": {"code": 0, "message": message, "errors": [described]}}, indent=2).encode()
+
+
+NO_OBJECT_JSON = google_json("notFound", "No such object: bucket/locks/t.json")
+NO_BUCKET_JSON = google_json("notFound", "The specified bucket does not exist.")
+BEHIND_A_BOM = replace(error(404, "NoSuchKey"), body="\ufeff".encode() + error(404, "NoSuchKey").body)
+"""As Azure sends its error documents."""
 
 
 def tagged(*etags: str) -> Reply:
@@ -156,6 +171,8 @@ EXAMPLES: Final = [
     Example(BROKEN, "an invalid date", with_header("Last-Modified", "once"), *UNKNOWN_TO_A_READ),
     Example(PAGE, "404 with a page", Reply(404, body=HTML), *UNKNOWN),
     Example(PAGE, "404 with nothing", Reply(404), *UNKNOWN),
+    Example(PAGE, "404 with a page that quotes an error", Reply(404, body=QUOTED), *UNKNOWN),
+    Example(PAGE, "404 with a text that quotes an error", Reply(404, body=b"gone: " + QUOTED), *UNKNOWN),
     Example(PAGE, "404 with json", Reply(404, body=b'{"detail":"Not Found"}'), *UNKNOWN),
     Example(
         LONG, "1 MiB and one byte", replace(READ, body=b"x" * (MAX_OBJECT_BYTES + 1)), *REFUSED_TO_A_READ
@@ -168,6 +185,10 @@ EXAMPLES: Final = [
     ),
     Example(PATIENCE, "429", Reply(429), *THROTTLED),
     Example(PATIENCE, "429 with a code", error(429, "TooManyRequests"), *THROTTLED),
+    *(
+        Example(PATIENCE, f"403 {reason}", Reply(403, body=google_json(reason)), *THROTTLED)
+        for reason in ("rateLimitExceeded", "userRateLimitExceeded")
+    ),
     Example(PATIENCE, "503 SlowDown", error(503, "SlowDown"), *THROTTLED),
     Example(PATIENCE, "503 of MinIO", error(503, "SlowDownWrite"), *THROTTLED),
     Example(PATIENCE, "400 Throttling", error(400, "ThrottlingException"), *THROTTLED),
@@ -193,6 +214,8 @@ EXAMPLES: Final = [
     Example(TAKEN, "not the body's MD5", tagged('"0123456789abcdef0123456789abcdef"'), *TAKEN_SO),
     Example(NOT_MODIFIED, "304", Reply(304, (("ETag", ETAG),)), *UNKNOWN),
     Example(NO_OBJECT, "404 NoSuchKey", error(404, "NoSuchKey"), Refused, Lost, Absent),
+    Example(NO_OBJECT, "404 of Google's JSON", Reply(404, body=NO_OBJECT_JSON), Refused, Lost, Absent),
+    Example(NO_OBJECT, "404 behind a BOM", BEHIND_A_BOM, Refused, Lost, Absent),
     *(
         Example(row, f"{status} {code} {start}", Reply(status, body=body.encode()), *outcomes)
         for row, status, code, *outcomes in (
@@ -231,6 +254,9 @@ EXAMPLES: Final = [
         for status, codes in CODES_OF_A_REFUSAL.items()
         for code in codes
     ),
+    Example(REFUSES, "404 of Google's JSON for a bucket", Reply(404, body=NO_BUCKET_JSON), *REFUSED),
+    Example(REFUSES, "403 of Google's JSON", Reply(403, body=google_json("forbidden")), *REFUSED),
+    Example(REFUSES, "403 with a page that quotes an error", Reply(403, body=QUOTED), *REFUSED),
     Example(REFUSES, "400 with nothing", Reply(400), *REFUSED),
     Example(REFUSES, "another region", Reply(400, body=WRONG_REGION), *REFUSED),
     Example(REFUSES, "401", Reply(401), *REFUSED),

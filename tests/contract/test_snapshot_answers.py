@@ -18,7 +18,16 @@ from obstore.store import GCSStore, S3Store
 from lakewarden.handlers.lease.conditional import Lost, Refused, Throttled, Unknown
 from lakewarden.handlers.paimon.publish import NotWritten, PutRefused, Written
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots, ObjectSnapshots, _once, _s3
-from tests.contract.test_s3_answers import ETAG, EXAMPLES, HTML, Example, error
+from tests.contract.test_s3_answers import (
+    ETAG,
+    EXAMPLES,
+    HTML,
+    NO_BUCKET_JSON,
+    NO_OBJECT_JSON,
+    QUOTED,
+    Example,
+    error,
+)
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
 
 EXPECTED: Final[dict[type, type]] = {
@@ -86,10 +95,13 @@ async def test_an_answer_to_a_put_means_what_it_means_to_the_lock(
     [
         (error(404, "NoSuchKey"), True),
         (error(404, "NoSuchBucket"), False),
+        (Reply(404, body=NO_OBJECT_JSON), True),
+        (Reply(404, body=NO_BUCKET_JSON), False),
         (Reply(404, body=HTML), False),
+        (Reply(404, body=QUOTED), False),
         (error(403, "AccessDenied"), False),
     ],
-    ids=["object", "bucket", "proxy", "denied"],
+    ids=["object", "bucket", "object in JSON", "bucket in JSON", "proxy", "quotes", "denied"],
 )
 async def test_only_a_missing_object_is_missing(
     open_store: Callable[[str], ObjectSnapshots], reply: Reply, missing: bool

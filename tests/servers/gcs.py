@@ -142,15 +142,18 @@ class _Front(BaseHTTPRequestHandler):
         self._send(200, {"etag": f'"{written["etag"]}"', "x-goog-generation": written["generation"]}, b"")
 
     def do_GET(self) -> None:
-        status, headers, answer = _request(self.backend, "GET", self.path)
+        self._pass_on("GET")
+
+    def do_DELETE(self) -> None:
+        self._pass_on("DELETE")
+
+    def _pass_on(self, method: str) -> None:
+        status, headers, answer = _request(self.backend, method, self.path)
         if status == 404:
             bucket = self.path.split("/")[1]
             bucket_exists = _request(self.backend, "GET", f"/storage/v1/b/{bucket}")[0] == 200
             answer = _error("NoSuchKey" if bucket_exists else "NoSuchBucket")
         self._send(status, headers, answer)
-
-    def do_DELETE(self) -> None:
-        self._send(*_request(self.backend, "DELETE", self.path))
 
     def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response(status)
