@@ -8,7 +8,7 @@
   failure here is a `BaseException`, which passes through at once.
 - *Built on what was looked at.* The snapshots below the id are read before the put. If they have the batch, the store has carried
   out a put of an earlier process late, and the commit is refused. The put fails if the id is taken, so nothing comes between.
-- *Three outcomes.* Published; not published, if no put was left without an answer; otherwise unknown. Then the gate looks
+- *Three outcomes.* Published; not published, if no put was sent or left without an answer; otherwise unknown. Then the gate looks
   the snapshot up. An outcome that stays unknown is not reported, and no file is removed.
 - *Replaced or rolled back.* Another snapshot may have the id of this writer's last one. Either a writer without a conditional
   put has replaced it, and its batch must be committed again. Or an operator has rolled the table back, or created it again,
@@ -21,7 +21,8 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self, assert_never
@@ -365,6 +366,15 @@ class NothingPublished(Exception):
         self.error = error
 
 
+@contextmanager
+def before_the_put() -> Iterator[None]:
+    """Whatever the block raises, nothing was sent: raise it as `NothingPublished`."""
+    try:
+        yield
+    except Exception as error:
+        raise NothingPublished(error) from error
+
+
 def publish(
     table: Any, messages: list[Any], *, name: CommitName, token: int, check: Callable[[], None]
 ) -> PublishedSnapshot:
@@ -372,12 +382,13 @@ def publish(
 
     Raise `NothingPublished`, also if pypaimon finds the batch while it tries again; any other error leaves the outcome unknown.
     """
-    builder = table.new_stream_write_builder()
-    builder.commit_user = name.user
-    committer = builder.new_commit()
-    fenced = FencedCommit(table, name, check)
-    committer.file_store_commit.snapshot_commit = fenced
-    committer.file_store_commit.snapshot_manager = snapshot_manager(table, fenced.store)
+    with before_the_put():
+        builder = table.new_stream_write_builder()
+        builder.commit_user = name.user
+        committer = builder.new_commit()
+        fenced = FencedCommit(table, name, check)
+        committer.file_store_commit.snapshot_commit = fenced
+        committer.file_store_commit.snapshot_manager = snapshot_manager(table, fenced.store)
     properties = {TRANSACTION: name.transaction, GRANT_TOKEN: str(token)}
 
     def commit() -> None:

@@ -34,6 +34,7 @@ from lakewarden.spark_jobs.sinks.paimon.commit import (
     CommitRefused,
     FencedCommit,
     PublishedSnapshot,
+    before_the_put,
     run_fenced,
 )
 from lakewarden.spark_jobs.sinks.paimon.table import (
@@ -226,25 +227,26 @@ class JavaTable:
         Return None if there was nothing to merge. Raise `NothingPublished`; any other error leaves the outcome unknown.
         `check` raises to refuse, before each put.
         """
-        accept_callbacks(self._gateway)
-        name = CommitName(self._user, UNNUMBERED, transaction)
-        labels = {TRANSACTION: transaction, GRANT_TOKEN: str(token)}
-        fenced = FencedCommit(self._python_table, name, check, body=_with_java_fields)
-        catalog = FencedCatalog(self._gateway.jvm, self._table, fenced, labels)
-        paimon = self._paimon
-        identifier = paimon.catalog.Identifier.create("default", "table")
-        environment = paimon.table.CatalogEnvironment(
-            identifier,
-            None,
-            catalog,
-            None,
-            None,
-            None,
-            True,  # noqa: FBT003 - it manages the versions
-            False,  # noqa: FBT003 - and no partitions
-        )
-        table = self._made(environment, {"write-only": "true", "commit.max-retries": "0"})
-        committer = table.newCommit(self._user)
+        with before_the_put():
+            accept_callbacks(self._gateway)
+            name = CommitName(self._user, UNNUMBERED, transaction)
+            labels = {TRANSACTION: transaction, GRANT_TOKEN: str(token)}
+            fenced = FencedCommit(self._python_table, name, check, body=_with_java_fields)
+            catalog = FencedCatalog(self._gateway.jvm, self._table, fenced, labels)
+            paimon = self._paimon
+            identifier = paimon.catalog.Identifier.create("default", "table")
+            environment = paimon.table.CatalogEnvironment(
+                identifier,
+                None,
+                catalog,
+                None,
+                None,
+                None,
+                True,  # noqa: FBT003 - it manages the versions
+                False,  # noqa: FBT003 - and no partitions
+            )
+            table = self._made(environment, {"write-only": "true", "commit.max-retries": "0"})
+            committer = table.newCommit(self._user)
 
         def publish() -> None:
             if messages is None:

@@ -40,6 +40,7 @@ from lakewarden.spark_jobs.sinks.contract import Sink, as_columns
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     NothingPublished,
     PublishedSnapshot,
+    before_the_put,
     is_lost,
     publish,
     remove_staged,
@@ -482,7 +483,8 @@ class PaimonSink(Sink):
         The base of an upsert must be as it was: a row that it inserted may have been inserted by another writer since.
         """
         name = lost.published.name
-        found = committed_version(table, self.table, name.user, name.identifier)
+        with before_the_put():
+            found = committed_version(table, self.table, name.user, name.identifier)
         if found is not None:
             del self._last[name.user]
             return str(found)
@@ -507,12 +509,10 @@ class PaimonSink(Sink):
 
     def _require_unchanged_or_end(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
         """Before pypaimon prepares the commit: its own conflict names neither the writer nor the files."""
-        if not is_same_table(table):
-            raise NothingPublished(self._other_table(txn))
-        try:
+        with before_the_put():
+            if not is_same_table(table):
+                raise self._other_table(txn)
             self._require_unchanged(table, work, txn)
-        except Exception as error:
-            raise NothingPublished(error) from error
 
     def _require_unchanged(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
         numbered = work.staging.first_sequence is not None and not work.commutes

@@ -84,10 +84,10 @@ def folder_store(table: Any, folder: str) -> FolderStore:
         return LinkedSnapshots(Path(table.file_io.to_filesystem_path(folder)))
     if scheme in {"s3", "s3a", "s3n", "gs"}:
         bucket, _, prefix = rest.partition("/")
-        options = table.file_io.properties.to_map()
-        if scheme == "gs":
-            return ObjectSnapshots(_google(bucket, options), prefix, compares_etags=False)
-        return ObjectSnapshots(_s3(bucket, options), prefix, compares_etags=True)
+        connect = _google if scheme == "gs" else _s3
+        with _answers_as_os_errors():
+            client = connect(bucket, table.file_io.properties.to_map())
+        return ObjectSnapshots(client, prefix, compares_etags=scheme != "gs")
     return UnfencedSnapshots(table.file_io, folder)
 
 

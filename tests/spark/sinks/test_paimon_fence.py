@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from lakewarden.spark_jobs.sinks.paimon.commit import (
     publish,
 )
 from lakewarden.spark_jobs.sinks.paimon.history import numbers_of
-from lakewarden.spark_jobs.sinks.paimon.snapshot_store import HINT, FolderStore, snapshot_store
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import HINT, FolderStore, folder_store, snapshot_store
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
 from tests.servers.gcs import GcsServer
 from tests.servers.proxy import Proxy
@@ -495,6 +496,44 @@ def test_an_unexpected_error_of_the_publish_leaves_the_outcome_unknown(
 
     with pytest.raises(RuntimeError, match="Commit failed 1 after"):
         flights.commit("a", 1)
+
+
+@pytest.mark.parametrize(
+    "step", ["commit.snapshot_store", "commit.snapshot_manager", "commit.FencedCommit", "history.property_of"]
+)
+def test_whatever_fails_before_the_first_put_is_known(
+    flights: Flights, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """For example, the file of the credentials was half written when the store was opened under the grant."""
+    messages = flights.stage("a", 1)
+    failure = ValueError("half a file")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(f"lakewarden.spark_jobs.sinks.paimon.{step}", fails)
+
+    with pytest.raises(NothingPublished) as raised:
+        flights.publish("a", messages)
+    error: BaseException | None = raised.value
+    while error is not None and error is not failure:
+        error = error.__cause__
+    assert error is failure
+    monkeypatch.undo()
+    assert flights.rows() == []
+
+
+def test_a_half_written_credentials_file_of_google_is_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sink handles errors of the store; obstore's own have no class in common with them."""
+    half = tmp_path / "key.json"
+    half.write_text('{"type": "service_acc')
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(half))
+    table: Any = SimpleNamespace(file_io=SimpleNamespace(properties=SimpleNamespace(to_map=dict)))
+
+    with pytest.raises(OSError, match="Unable to decode service account file"):
+        folder_store(table, "gs://bucket/t/snapshot")
 
 
 @pytest.fixture(params=["disk", "s3", "gcs"])
