@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.output import print_json, print_line, print_message, print_table
+from lakewarden.agent.cli.output import print_json, print_line, print_table
 from lakewarden.agent.name_text import typed
-from lakewarden.agent.operators.ledger import LedgerLine, ledger, ledger_at_rest
+from lakewarden.agent.operators.ledger import LedgerLine, ledger
 from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct, read_backup, restore
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import canonical_table
@@ -85,13 +85,6 @@ def show_command(
         ),
     ] = None,
     *,
-    at_rest: Annotated[
-        bool,
-        typer.Option(
-            "--at-rest",
-            help="Fail if anything can still change the ledger; for a move to another topic prefix.",
-        ),
-    ] = False,
     output: options.OutputFormat = "text",
     bootstrap_servers: options.BootstrapServers = None,
     config: options.Config = None,
@@ -101,23 +94,11 @@ def show_command(
     The agent skips a batch whose id is not larger than the one printed here. The command reads the Kafka topics, so it also
     works while no agent runs.
 
-    With --at-rest it prints nothing while a transaction is open or in doubt, an agent serves, a lock is held or an event is
-    unread, and says what to do. Give it the agents' settings, group included. lakewarden ledger restore states the entries
-    in another prefix.
-
-    Exit codes: 0 printed; 1 not at rest, or another failure; 2 usage error.
+    Exit codes: 0 printed; 1 failure; 2 usage error.
     """
     settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     wanted = [_canonical_if_table(typed(each)) for each in names or ()]
-    if at_rest:
-        lines, left_behind = options.run(lambda: ledger_at_rest(settings, wanted))
-        if left_behind:
-            print_message(
-                f"left behind: {left_behind} events of {settings.topics.writers}, published since partitions were added; none of "
-                "their transactions was granted, so their writers repeat the batches"
-            )
-    else:
-        lines = options.run(lambda: ledger(settings, wanted))
+    lines = options.run(lambda: ledger(settings, wanted))
     if output == "json":
         print_json([asdict(each) for each in lines])
     elif lines:

@@ -94,12 +94,6 @@ class GroupFacts:
 
     operations: frozenset[str] | None
     members: tuple[Member, ...]
-    consumers: tuple[tuple[str, frozenset[str]], ...]
-    """For each member its client with its host, and its topics; none while the group is rebalancing."""
-
-    def serving(self, topic: str) -> list[str]:
-        """The members that consume this topic, or may."""
-        return [client for client, topics in self.consumers if topic in topics or not topics]
 
 
 async def topic_facts(
@@ -138,13 +132,6 @@ async def group_facts(admin: AIOKafkaAdminClient, group: str) -> GroupFacts:
     return GroupFacts(
         _operations(operations),
         tuple(Member(None, None) if each is None else member_of(each.user_data) for each in decoded),
-        tuple(
-            (
-                f"{client} at {host.lstrip('/')}",
-                frozenset[str]() if each is None else frozenset(each.subscription),
-            )
-            for (_, client, host, *_), each in zip(members, decoded, strict=True)
-        ),
     )
 
 

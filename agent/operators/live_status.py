@@ -71,7 +71,6 @@ class LiveStatus:
                 touched.add(table)
             for decision in partition.due():
                 self._apply(decision, touched)
-        self._replay.corrections.clear()
         self._drop_ended(touched)
         for uri in touched:
             self._views.pop(uri, None)

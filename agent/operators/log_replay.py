@@ -53,8 +53,6 @@ class LogReplay:
     """The records of `decisions`, by Kafka partition."""
     refused: dict[int, str] = field(default_factory=dict)
     """The Kafka partitions that an agent of this version refuses, each with the reason."""
-    corrections: list[wire.LedgerCorrected] = field(default_factory=list)
-    """The operators' corrections of the ledger, in all partitions."""
 
     def replay(
         self,
@@ -79,8 +77,6 @@ class LogReplay:
     def apply_event(self, number: int, record: ConsumerRecord) -> str | None:
         """Apply a record of `writers`. Return the table of its event, or None if it is none."""
         event = wire.decode(wire.WRITER_EVENT, record.value, key=record.key or b"")
-        if isinstance(event, wire.LedgerCorrected):
-            self.corrections.append(event)
         if isinstance(event, wire.Undecodable):
             return None
         if event.table not in self.partition:

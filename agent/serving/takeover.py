@@ -69,8 +69,6 @@ class Start:
     decisions: Position
     gaps: tuple[Gap, ...]
     """What `writers` and `decisions` lack of what the checkpoint relies on."""
-    recorded_partitions: int | None = None
-    """The number of partitions that the topics had when the checkpoint was committed."""
 
 
 async def load(
@@ -154,13 +152,12 @@ async def find_starts(
     both = [*events.values(), *decisions.values()]
     beginnings, ends = await reading.beginnings(both), await reading.ends(both)
     checkpoints: dict[int, Checkpoint | None] = {}
-    counts: dict[int, int | None] = {}
     last: dict[TopicPartition, LastRecord] = {}
     for number in numbers:
         known = committed.get(events[number])
-        counts[number] = recorded_partitions(known.metadata) if known else None
         if partitions is not None:
-            require_same_partitions(counts[number], partitions, reading.settings)
+            recorded = recorded_partitions(known.metadata) if known else None
+            require_same_partitions(recorded, partitions, reading.settings)
         checkpoint = Checkpoint.parse(known.offset, known.metadata) if known and known.offset >= 0 else None
         checkpoints[number] = checkpoint
         if checkpoint is not None and checkpoint.read is not None:
@@ -187,7 +184,7 @@ async def find_starts(
         )
         first, first_decision = replay_start(offset, position, found, (extents[0], extents[1]))
         gaps = tuple(each for each in found if each is not None)
-        starts[number] = Start(checkpoint, first, first_decision, gaps, counts[number])
+        starts[number] = Start(checkpoint, first, first_decision, gaps)
     return starts
 
 

@@ -10,8 +10,6 @@
 **A partition is refused** if `decisions` has a record to be replayed that is an event and that this version can't decode: a newer
 agent published it, and a state without it would be another one. The owner decides nothing there, and commits no checkpoint. The
 agent's other partitions go on. A record that is no event at all (no JSON object with a `type`) is logged and skipped.
-
-It is refused, too, while its ledger is an incomplete copy (docs/decisions/0029).
 """
 
 from collections.abc import Iterable

@@ -20,9 +20,7 @@ from aiokafka.protocol.admin import CreateAclsRequest
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.operators.doctor import diagnose
-from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.web.follower import Changes, Follower, History
 from lakewarden.agent.web.views import Sources
@@ -67,7 +65,6 @@ SPARK_SECONDS = 600.0
 """For a Spark program, most of it for its start on a busy machine."""
 WATCH = "`watch`"
 WEB = "`web`"
-AT_REST = "`ledger show --at-rest`"
 
 WATCHING_AGENT = "watching-agent"
 """The user of an agent with the setting `watch`."""
@@ -224,7 +221,7 @@ async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIte
 
 
 def test_the_table_has_all_roles_of_these_tests() -> None:
-    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, AT_REST, JOB, WATCH, WEB}
+    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, JOB, WATCH, WEB}
     assert all(operation in OPERATIONS for rights in _table().values() for _, operation in rights)
 
 
@@ -422,22 +419,8 @@ async def test_a_request_needs_exactly_its_rights(guarded: Guarded, case: Case, 
         await hung.abandon()
 
 
-@pytest.mark.parametrize("case", _of(AT_REST), ids=str)
-def test_a_ledger_at_rest_needs_exactly_its_rights(guarded: Guarded, case: Case, topic_prefix: str) -> None:
-    """No agent has served this prefix."""
-    anyio.run(_create_topics_with_rights, guarded.broker.bootstrap_servers, topic_prefix, case)
-
-    _run_with_rights(guarded, case, ("ledger", "show", "--at-rest"), topic_prefix)
-
-
-async def _create_topics_with_rights(servers: str, prefix: str, case: Case) -> None:
-    settings = KafkaSettings(bootstrap_servers=servers, topic_prefix=prefix)
-    await ensure_topics(settings, settings.topics, 1, 1)
-    await _grant(servers, prefix, case)
-
-
-def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str], prefix: str = SHARED) -> None:
-    values = guarded.shared.values(**guarded.settings(case), topic_prefix=prefix)
+def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str]) -> None:
+    values = guarded.shared.values(**guarded.settings(case), topic_prefix=SHARED)
     done = run_command(*arguments, **values)
 
     assert PASSWORD not in done.stdout + done.stderr
@@ -446,7 +429,7 @@ def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str], pre
     else:
         assert done.returncode == 1, done.stdout
         [line] = done.stderr.splitlines()
-        _names_what_is_missing(line, prefix, case.missing)
+        _names_what_is_missing(line, SHARED, case.missing)
 
 
 def _works_or_names_what_is_missing(work: Any, case: Case) -> str | None:
