@@ -23,7 +23,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY, Marker
-from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.errors import (
     AgentUnreachable,
     AlreadyCommitted,
@@ -38,6 +37,7 @@ from lakewarden.spark_jobs.gate.errors import (
     RowsLost,
     UnsupportedSpark,
 )
+from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.scope import BatchScope
 
 if TYPE_CHECKING:

@@ -32,8 +32,9 @@ import anyio
 from lakewarden.events import Marker, Operation
 from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions, inside_others, intent_of
+from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions, intent_of
 from lakewarden.spark_jobs.gate.grant import Grant
+from lakewarden.spark_jobs.gate.nesting import inside_others
 from lakewarden.spark_jobs.gate.scope import marker_of
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
@@ -68,7 +69,7 @@ class AsyncGate:
             thread = _Thread(f"lakewarden-{txn.id[:8]}")
             try:
                 async with thread.block(
-                    self._gate.block_of(txn), interrupt=txn.interrupt, undo=_keep
+                    self._gate.block_of(txn), interrupt=txn.waits.interrupt, undo=_keep
                 ) as block:
                     body = AsyncTransaction(txn, thread)
                     try:
@@ -166,7 +167,7 @@ class AsyncTransaction:
         try:
             await self._call(lambda: self._txn.recognise(lookup))
         except asyncio.CancelledError:
-            self._txn.interrupt()  # it may be waiting for a grant
+            self._txn.waits.interrupt()  # it may be waiting for a grant
             raise
 
     def on_discard(self, function: Callable[[], object | Awaitable[object]]) -> None:
@@ -185,7 +186,7 @@ class AsyncTransaction:
     async def commit(self) -> AsyncIterator[AsyncGrant]:
         """Wait for the grant; the block publishes. If the block returns, the commit must be durable."""
         waiting = self._thread.block(
-            self._txn.commit(), interrupt=self._txn.interrupt, undo=Grant.not_published
+            self._txn.commit(), interrupt=self._txn.waits.interrupt, undo=Grant.not_published
         )
         self._calls += self._is_own_task()
         try:

@@ -14,7 +14,7 @@ import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypedDict
 
@@ -22,7 +22,7 @@ import anyio
 
 from lakewarden import events
 from lakewarden.spark_jobs.gate.channel import Channel
-from lakewarden.spark_jobs.gate.errors import GateError
+from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, GateError
 from lakewarden.spark_jobs.gate.logs import EventLogger
 
 MAX_REASON = 500
@@ -97,6 +97,28 @@ class Intent:
     attempt: int = 1
     reason: str = ""
     """Why this admission was chosen, as text."""
+    transaction: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Id of the transaction that it opens."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What each log line of the transaction names."""
+        return {"table": self.table, "writer": self.writer, "transaction": self.transaction}
+
+    @property
+    def facts(self) -> str:
+        """The same, at the end of an error's text."""
+        return " ".join(f"{name}={value}" for name, value in self.names.items())
+
+    def already_committed(self, transaction: str | None, version: str | None) -> AlreadyCommitted:
+        """Return the error for a batch that is in the table, by that transaction or version."""
+        return AlreadyCommitted(
+            table=self.table,
+            writer=self.writer,
+            batch_id=self.batch_id,
+            transaction=transaction,
+            version=version,
+        )
 
 
 class _Header(TypedDict):
@@ -110,12 +132,9 @@ class _Header(TypedDict):
 class EventPublisher:
     """Publishes the events of one transaction."""
 
-    def __init__(
-        self, channel: Channel, intent: Intent, transaction: str, timing: Timing, next_seq: Callable[[], int]
-    ) -> None:
+    def __init__(self, channel: Channel, intent: Intent, timing: Timing, next_seq: Callable[[], int]) -> None:
         self._channel = channel
         self._intent = intent
-        self._transaction = transaction
         self._timing = timing
         self._next_seq = next_seq
         self._seq_order = anyio.Lock()
@@ -150,11 +169,7 @@ class EventPublisher:
         async def publish() -> None:
             await self._publish_with_seq(lambda seq: events.CommitRequested(**self._header(), seq=seq))
 
-        self._channel.run(
-            publish,
-            doing="publishing commit-requested",
-            facts=f"table={self._intent.table} writer={self._intent.writer} transaction={self._transaction}",
-        )
+        self._channel.run(publish, doing="publishing commit-requested", facts=self._intent.facts)
 
     def start_heartbeats(self, *, until: Callable[[], bool]) -> None:
         async def publish_heartbeats() -> None:
@@ -164,7 +179,7 @@ class EventPublisher:
                     return
                 await self._publish_heartbeat()
 
-        self._channel.spawn(publish_heartbeats, name=f"heartbeats of {self._transaction}")
+        self._channel.spawn(publish_heartbeats, name=f"heartbeats of {self._intent.transaction}")
 
     async def _publish_heartbeat(self) -> None:
         try:
@@ -172,7 +187,7 @@ class EventPublisher:
                 await self._publish_with_seq(lambda seq: events.WriterHeartbeat(**self._header(), seq=seq))
         except Exception as error:  # noqa: BLE001 - a token provider may raise anything; the next heartbeat is sent
             self.heartbeat_error = " ".join(str(error).split()) or type(error).__name__
-            log.warning("gate.heartbeat-failed", **self._names(), error=repr(error))
+            log.warning("gate.heartbeat-failed", **self._intent.names, error=repr(error))
         else:
             self.heartbeat_error = None
 
@@ -194,7 +209,7 @@ class EventPublisher:
                 if not remaining:
                     log.warning(
                         "gate.completed-not-published",
-                        **self._names(),
+                        **self._intent.names,
                         version=version,
                         advice="the commit is durable; the agent treats its outcome as unknown when the grant lapses",
                         error=str(error),
@@ -210,16 +225,20 @@ class EventPublisher:
                 )
             )
         except GateError as error:
-            log.warning("gate.abandoned-not-published", **self._names(), error=str(error))
+            log.warning("gate.abandoned-not-published", **self._intent.names, error=str(error))
 
     def _names(self) -> dict[str, str]:
-        return {"table": self._intent.table, "writer": self._intent.writer, "transaction": self._transaction}
+        return {
+            "table": self._intent.table,
+            "writer": self._intent.writer,
+            "transaction": self._intent.transaction,
+        }
 
     def _header(self) -> _Header:
         return {
             "event_id": uuid.uuid4().hex,
             "table": self._intent.table,
-            "transaction": self._transaction,
+            "transaction": self._intent.transaction,
             "writer": self._intent.writer,
             "at": datetime.now(UTC),
         }

@@ -20,7 +20,9 @@ What the gate guarantees:
 
 | file | what it is for |
 | --- | --- |
-| `transaction.py` | one transaction: the calls of its body, threads and waiting |
+| `transaction.py` | one transaction: the calls of its body |
+| `waiting.py`, `outcome.py`, `footprint.py` | its waits, the outcome of its publish, what it touched |
+| `on_abort.py`, `nesting.py` | callbacks of an abort; transactions in the bodies of others |
 | `async_gate.py` | `AsyncGate`, the same for asyncio |
 | `progress.py` | its states and the races between decisions and the body; no I/O |
 | `grant.py` | a grant, and until when its lease counts, on this writer's clock |
@@ -36,7 +38,6 @@ What the gate guarantees:
 import atexit
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Required, Self, TypedDict, Unpack
 
@@ -47,9 +48,11 @@ from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.grant import monotonic_seconds
 from lakewarden.spark_jobs.gate.kafka import SEND_TIMEOUT_SECONDS
 from lakewarden.spark_jobs.gate.kafka_options import KafkaSettings
+from lakewarden.spark_jobs.gate.nesting import inside_others
 from lakewarden.spark_jobs.gate.observer import Observer
 from lakewarden.spark_jobs.gate.scope import as_scope
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.gate.waiting import Waits
 
 
 class TransactionOptions(TypedDict, total=False):
@@ -92,23 +95,6 @@ def _table(table: str) -> str:
         return events.canonical_table(table)
     except ValueError as error:
         raise InvalidArgument("table", table, str(error)) from None
-
-
-_OUTER: ContextVar[tuple[Transaction, ...]] = ContextVar(
-    "open transactions of the body that runs", default=()
-)
-
-
-@contextmanager
-def inside_others(txn: Transaction) -> Iterator[None]:
-    """Raise `GateError` if `txn` may not be opened inside the transactions whose bodies run here. The block is its body."""
-    outer = _OUTER.get()
-    txn.nest_in(outer)
-    _OUTER.set((*outer, txn))
-    try:
-        yield
-    finally:
-        _OUTER.set(tuple(each for each in _OUTER.get() if each is not txn))
 
 
 class TransactionGate:
@@ -157,7 +143,7 @@ class TransactionGate:
         )
         self._losers: set[tuple[str, str]] = set()
         """(table, writer) of those that lost a conflict and have not committed since. The agent may queue their next intent."""
-        self._open: dict[str, Transaction] = {}
+        self._open: dict[str, Waits] = {}
         """By id."""
         atexit.register(self.close)
 
@@ -233,7 +219,7 @@ class TransactionGate:
     def block_of(self, txn: Transaction) -> Iterator[Transaction]:
         """Open the transaction before the block, and end it after the block."""
         with inside_others(txn):
-            self._open[txn.id] = txn
+            self._open[txn.id] = txn.waits
             try:
                 yield from self._block_of(txn)
             finally:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from lakewarden.events import Abort
 from lakewarden.handlers.writers_log import short_table, without_query
+from lakewarden.spark_jobs.gate.event_publisher import Intent
 from lakewarden.spark_jobs.gate.logs import EventLogger
 
 Step: TypeAlias = Literal[
@@ -107,6 +108,35 @@ def notify(observer: Observer | None, event: GateEvent) -> None:
         observer(event)
     except Exception as error:  # noqa: BLE001 - an observer may raise anything
         log.warning("gate.observer-failed", what=event.what, error=repr(error))
+
+
+class Steps:
+    """Logs the steps of one transaction and passes them to the observer."""
+
+    def __init__(self, intent: Intent, observer: Observer | None) -> None:
+        self._intent = intent
+        self._observer = observer
+
+    def event(self, what: Step, **detail: Any) -> GateEvent:
+        """Return the event of a step that is taken now."""
+        intent = self._intent
+        return GateEvent(
+            epoch_seconds(),
+            what,
+            intent.table,
+            intent.writer,
+            intent.transaction,
+            intent.batch_id,
+            intent.attempt,
+            detail,
+        )
+
+    def pass_on(self, event: GateEvent) -> None:
+        notify(self._observer, event)
+
+    def notify(self, what: Step, **detail: Any) -> None:
+        """Log a step and pass it on."""
+        self.pass_on(self.event(what, **detail))
 
 
 def epoch_seconds() -> float:

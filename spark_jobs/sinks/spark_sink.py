@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakewarden.events import ConflictRule, Marker
-from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import conflict_found
+from lakewarden.spark_jobs.gate.outcome import CommitLookup
 from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.assignment import naming_values

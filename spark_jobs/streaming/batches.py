@@ -40,11 +40,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import namesakes, without_query
 from lakewarden.spark_jobs.gate import errors, refusals
-from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.gate.grant import PublishOutcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.observer import GateEvent, epoch_seconds, first_line, notify, reason_of
+from lakewarden.spark_jobs.gate.outcome import CommitLookup
 from lakewarden.spark_jobs.gate.scope import ALONE, BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
@@ -290,7 +290,7 @@ class BatchWriter:
             reason=attempt.reason,
         )
         batch.prepared = prepared = self._gate.prepare(intent)
-        prepared.interrupt_if(batch.what_stopped)
+        prepared.waits.interrupt_if(batch.what_stopped)
         with self._gate.block_of(prepared) as txn:
             batch.opened[:] = [txn]
             batch.sequence = txn.sequence if batch.sequence is None else batch.sequence
@@ -313,16 +313,17 @@ class BatchWriter:
             finally:
                 if txn.aborted:
                     gone = jobs.wait_until_gone()
-                    txn.notify("jobs-stopped", gone=gone, seconds=txn.seconds_since_abort())
+                    txn.jobs_stopped(gone=gone)
 
     def _require_own_batches(self, batch: _Batch, txn: Transaction) -> None:
         """Raise `GateError` if the query's id is new, and its batches may be committed under another name."""
         begun = self._history.begun
         begins = batch.number > 0 and batch.writer not in begun
-        if begins and txn.namesakes is not None and not self._target.new_writer:
+        known = txn.waits.namesakes
+        if begins and known is not None and not self._target.new_writer:
             in_table = [*getattr(self._write, "writers", tuple)()]
             _, _, query = batch.writer.rpartition(":")
-            others = (*txn.namesakes, *namesakes(batch.writer, in_table))
+            others = (*known, *namesakes(batch.writer, in_table))
             doubtful = [each for each in others if not (each in begun and query in each)]
             if doubtful and txn.writer not in in_table:
                 raise refusals.new_query(batch.number, doubtful, txn.facts)
@@ -362,13 +363,14 @@ class BatchWriter:
         since, self._last_sequence = self._last_sequence, batch.sequence
         if self._target.admission != "auto" or txn.discardable:
             return
-        if not batch.winners and not txn.waited:
+        if not batch.winners and not txn.waits.delayed:
             touched = txn.footprint(FOOTPRINT_TIMEOUT_SECONDS) if choice.predicted else ()
             self._history.undisturbed(batch.writer, choice, touched)
             return
         needlessly = None
         if since is not None:
-            needlessly = txn.disturbed_needlessly(batch.winners, since, FOOTPRINT_TIMEOUT_SECONDS)
+            scope = () if batch.scope is None else batch.scope.markers
+            needlessly = txn.touches.met_none_of(scope, batch.winners, since, FOOTPRINT_TIMEOUT_SECONDS)
         self._history.disturbed(
             batch.writer,
             choice,

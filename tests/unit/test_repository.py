@@ -291,3 +291,22 @@ def test_only_its_event_and_its_format_name_the_ordered_rule() -> None:
     }
 
     assert naming == {"events/writer.py", "handlers/paimon/primary_key.py"}
+
+
+MAX_METHODS = 30
+SPLIT_NEXT = {"PaimonSink"}
+
+
+def test_no_class_has_more_than_thirty_methods() -> None:
+    """A class with more has several purposes, and its methods call each other over pages."""
+    large = {
+        node.name
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and sum(isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) for member in node.body)
+        > MAX_METHODS
+    }
+
+    assert large <= SPLIT_NEXT

@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import Winner
-from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.errors import (
     BaseChanged,
     GateError,
@@ -50,6 +49,7 @@ from lakewarden.spark_jobs.gate.errors import (
     conflict_found,
 )
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
+from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import ALONE
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog

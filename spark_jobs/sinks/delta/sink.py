@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
-from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.gate.outcome import find_batch
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT, NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence

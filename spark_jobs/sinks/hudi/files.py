@@ -33,7 +33,7 @@ from lakewarden.handlers.hudi.timeline import (
     instants,
 )
 from lakewarden.handlers.maker import Maker, Winner, of_hudi
-from lakewarden.spark_jobs.gate.commit_lookup import find_batch
+from lakewarden.spark_jobs.gate.outcome import find_batch
 from lakewarden.spark_jobs.sinks.hudi.options import SQL_EXTRA_METADATA
 
 MAX_BESIDE = 5

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import canonical_table
-from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
+from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles

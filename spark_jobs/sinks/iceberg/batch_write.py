@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
+from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG, table_cache
 from lakewarden.spark_jobs.sinks.iceberg.staging import COMMIT_FAILED, VALIDATION, StagedTable
 from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED, find_batch
+from lakewarden.spark_jobs.gate.outcome import EXPIRED, find_batch
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT
 from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField

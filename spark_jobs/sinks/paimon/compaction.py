@@ -98,7 +98,7 @@ class PaimonCompactor:
         self._stopped.set()
         transaction = self._transaction
         if transaction is not None:
-            transaction.interrupt()
+            transaction.waits.interrupt()
 
     def run_round(self) -> Iterator[CompactionCommit]:
         """Compact what there is now, and yield each commit. A transaction that loses is counted in `lost`, and ends the round.

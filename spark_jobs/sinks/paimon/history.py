@@ -10,8 +10,8 @@ from urllib.parse import quote
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.paimon import history
 from lakewarden.handlers.paimon.publish import CommitName
-from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED, find_batch
 from lakewarden.spark_jobs.gate.errors import OutcomeUnknown
+from lakewarden.spark_jobs.gate.outcome import EXPIRED, find_batch
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     FolderStore,
     StoredObject,

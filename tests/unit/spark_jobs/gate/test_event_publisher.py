@@ -42,7 +42,7 @@ def test_an_intent_has_the_reason_of_its_admission_bounded_and_on_one_line(
     """`CommitGate.transaction(reason=…)` accepts any text. A text beyond the wire's limit must not make the agent refuse it."""
     channel = SentEvents()
     intent = Intent(table="s3://lake/t", writer="w", reason=reason)
-    publisher = EventPublisher(cast("Channel", channel), intent, "t1", Timing(), lambda: 0)
+    publisher = EventPublisher(cast("Channel", channel), intent, Timing(), lambda: 0)
 
     publisher.publish_intent()
 
@@ -56,7 +56,7 @@ def test_an_instant_is_announced_without_markers() -> None:
     """A watcher may see the instant in the table before the first marker is published."""
     channel = SentEvents()
     intent = Intent(table="s3://lake/trips", writer="ingest")
-    publisher = EventPublisher(cast("Channel", channel), intent, "t1", Timing(), lambda: 0)
+    publisher = EventPublisher(cast("Channel", channel), intent, Timing(), lambda: 0)
 
     publisher.publish_instant("20261122135446024")
 

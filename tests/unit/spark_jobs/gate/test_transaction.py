@@ -31,7 +31,7 @@ from lakewarden.spark_jobs import (
     GrantTimeout,
     InvalidArgument,
 )
-from lakewarden.spark_jobs.gate import transaction
+from lakewarden.spark_jobs.gate import waiting
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions, intent_of as intent_from
@@ -39,6 +39,7 @@ from lakewarden.spark_jobs.gate.grant import monotonic_seconds
 from lakewarden.spark_jobs.gate.observer import GateEvent, Observer
 from lakewarden.spark_jobs.gate.scope import marker_of
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.gate.waiting import Waits
 from tests.spark.fake_agent import aborted
 from tests.spark.memory_channel import MemoryChannel
 from tests.unit.events.building import E, made
@@ -118,7 +119,7 @@ def opened(
     scope: tuple[Marker, ...] = (),
     request: bool = False,
     observer: Observer | None = None,
-    beside: Mapping[str, Transaction] | None = None,
+    beside: Mapping[str, Waits] | None = None,
 ) -> None:
     """Open a transaction, perhaps request its grant, and wait until its report is written."""
     intent = Intent(
@@ -253,7 +254,14 @@ def test_a_wait_in_vain_names_both_sides_and_is_retriable_where_they_may_wait_fo
 
     timing = Timing(admission_timeout_seconds=0.01, queue_timeout_seconds=0.05, grant_timeout_seconds=0.05)
     with pytest.raises(GrantTimeout) as caught:
-        opened(channel, timing, may_queue=True, scope=SCOPE, request=wait == "grant", beside={held.id: held})
+        opened(
+            channel,
+            timing,
+            may_queue=True,
+            scope=SCOPE,
+            request=wait == "grant",
+            beside={held.id: held.waits},
+        )
 
     both = bool(ahead) and holding
     assert caught.value.retriable is holding
@@ -269,7 +277,7 @@ def ordered(writer: str, *scope: Marker) -> CommitIntent:
 
 def requested_in_vain(channel: SilentChannel, monkeypatch: pytest.MonkeyPatch) -> list[GateEvent]:
     """Request the grant of an `ordered` transaction. Return its steps."""
-    monkeypatch.setattr(transaction, "UNANSWERED_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "UNANSWERED_SECONDS", 0.01)
     steps: list[GateEvent] = []
     timing = Timing(grant_timeout_seconds=0.5)
     with pytest.raises(GrantTimeout):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakewarden.spark_jobs import GateError
-from lakewarden.spark_jobs.gate.commit_lookup import find_batch
+from lakewarden.spark_jobs.gate.outcome import find_batch
 from lakewarden.spark_jobs.sinks.delta.log import MOST_READ, RESTORE, CommitFile, LastBatches, TableLog
 
 REPLACE = "CREATE OR REPLACE TABLE"

@@ -16,8 +16,10 @@ log = EventLogger("lakewarden.gate")
 class AbortCallbacks:
     """The callbacks of one transaction. Thread-safe."""
 
-    def __init__(self, transaction: str) -> None:
+    def __init__(self, transaction: str, clock: Callable[[], float]) -> None:
         self._transaction = transaction
+        self._clock = clock
+        self._aborted_at: float | None = None
         self._lock = threading.Lock()
         self._pending: list[Callable[[CommitAborted], None]] = []
         self._aborted: CommitAborted | None = None
@@ -34,6 +36,7 @@ class AbortCallbacks:
 
     def run(self, error: CommitAborted, *, callbacks: bool, first: Callable[[], None]) -> None:
         """Call `first`. Then, if `callbacks`, call the callbacks, those that are added later included."""
+        self._aborted_at = self._aborted_at or self._clock()
         pending: list[Callable[[CommitAborted], None]] = []
         if callbacks:
             with self._lock:
@@ -49,6 +52,9 @@ class AbortCallbacks:
     def await_first(self, seconds: float) -> None:
         """After an abort: wait until `first` was called, for so long at most."""
         self._told.wait(seconds)
+
+    def seconds_since_abort(self) -> float | None:
+        return None if self._aborted_at is None else self._clock() - self._aborted_at
 
     def _start(self, error: CommitAborted, callbacks: list[Callable[[CommitAborted], None]]) -> None:
         def run_callbacks() -> None:
