@@ -96,9 +96,10 @@ class TableLocks:
         """The state of a table that is used for the first time, with the location of its lock if that is configured."""
         location = self._locations.get(uri) or self._placement.configured(uri)
         if not isinstance(location, LockLocation):
-            return TableState(uri, self._settings.table(shared=False))
+            return TableState(uri, self._settings.table(shared=False), self._term)
         self._locations[uri] = location
-        return TableState(uri, self._settings.table(shared=location.shared), lock_location=location.uri)
+        settings = self._settings.table(shared=location.shared)
+        return TableState(uri, settings, self._term, lock_location=location.uri)
 
     def locate(self, state: TableState) -> None:
         """Start to look up where the table's lock is, unless it is known. Call it for each intent, before it is applied."""

@@ -39,7 +39,9 @@ Writes
 
 Time
 - A lease counts from *before* its write was sent, by the holder's monotonic clock, and the holder stops `drift` early. A
-  contender waits until `validUntil` is past by `drift`, by its wall clock.
+  contender waits until `validUntil` is past by `drift`, by its wall clock. So two agents are `2 * drift` apart, and one `drift`
+  covers their wall clocks. The holder's half is needed beside Hudi's provider, which waits only half the drift. Between agents it
+  is the reserve for clocks of different rates: `tests/exhaustive/` shows both.
 - A renewal starts `renew_interval` after the last write was sent. If that write took long, a random delay is added: renewals of
   many locks that were due at once, and had to wait for each other, spread out.
 - A lease that is not confirmed `margin` before its end is ended then. So the caller has that long to stop.

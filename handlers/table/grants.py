@@ -9,7 +9,8 @@ Granting
 3. If less than half of the configured grant lease would remain, the agent waits for the next renewal of the lock.
 4. The grant names the writer's latest `seq` that the agent has read. The writer counts its lease from when it *sent* that
    `seq`, so its deadline is never later than the agent's, whatever their clocks show. Its id is short whatever the
-   transaction is called: the offset of the intent, and the offset up to which the agent had read.
+   transaction is called: the offset of the intent, the offset up to which the agent had read, and the agent's term. Without
+   the term, an agent that was replaced could publish a late grant under the id of its successor's.
 5. A heartbeat extends the running grant, as far as the lock lease reaches. It extends no grant that is `max_grant` old:
    heartbeats come from a thread of their own, so they continue while the publish hangs. A grant ends after `max_grant` and one
    grant lease at the latest.
@@ -75,7 +76,7 @@ def grant_next(context: StepContext) -> None:
         context.decide(
             CommitGranted.model_construct(
                 **context.about(first.id, first.writer, first.requested_id),
-                grant=f"{first.sequence}:{context.offset}",
+                grant=f"{first.sequence}:{context.offset}:{state.term}",
                 lease_seconds=lease,
                 seq=first.seq,
                 lock_owner=lock.owner,

@@ -94,6 +94,8 @@ class TableState:
 
     uri: str
     settings: TableSettings
+    term: str = ""
+    """That of the ownership which decides here. Empty: this state only follows the log."""
     transactions: dict[str, Transaction] = field(default_factory=dict)
     """Open transactions, and landed ones that an open one may still conflict with. In the order of the log."""
     in_phase: dict[Phase, dict[str, Transaction]] = field(

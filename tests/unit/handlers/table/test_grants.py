@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lakewarden.events import CommitGranted
 from tests.unit.handlers.table.stories import Story, stories
+from tests.unit.handlers.table.world import World
 
 STORIES = """
 no grant if less than half of its lease remains
@@ -167,7 +169,7 @@ a batch that was abandoned is admitted again
 a heartbeat extends a running grant
     # Publishing many files takes longer than one lease.
     intent A; touch A p/f; lock; request A; tick 8; lock 29.5
-    beat A seq=5 → GrantRenewed grant=0:2 lease_seconds≈20 seq=5
+    beat A seq=5 → GrantRenewed grant=0:2:t lease_seconds≈20 seq=5
     tick 15 → no abort
     tick 6 → aborted A outcome-unknown
 
@@ -244,3 +246,10 @@ a publish that hangs does not own the table and may still be reported
 @pytest.mark.parametrize("story", stories(STORIES), ids=str)
 def test_grants_and_their_ends(story: Story) -> None:
     story.play()
+
+
+def test_two_owners_of_a_partition_give_no_grant_the_same_id() -> None:
+    """An agent that was replaced publishes a grant late, at the offsets of its successor's. A completion names one of the two."""
+    owners = [World(term=each).intent("A").lock().request("A") for each in ("t1", "t2")]
+
+    assert len({each.one(CommitGranted).grant for each in owners}) == 2

@@ -95,9 +95,10 @@ class World:
     caught_up_since: float | None = 0.0
     noted: dict[str, object] = field(default_factory=dict)
     """The facts with which a story compares later ones."""
+    term: str = "t"
 
     def __post_init__(self) -> None:
-        self.state = TableState(TABLE, self.settings)
+        self.state = TableState(TABLE, self.settings, self.term)
 
     # -- inputs
 
