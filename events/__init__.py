@@ -52,6 +52,7 @@ from lakewarden.events.markers import (
     ConflictKind as ConflictKind,
     Marker as Marker,
     Operation as Operation,
+    VictimRule as VictimRule,
 )
 from lakewarden.events.operator import (
     AuditEventUnion as AuditEventUnion,
@@ -88,6 +89,7 @@ from lakewarden.events.writer import (
     DEFAULT_HEARTBEAT_SECONDS as DEFAULT_HEARTBEAT_SECONDS,
     IN_TURN as IN_TURN,
     TABLE_SERVICE_PRIORITY as TABLE_SERVICE_PRIORITY,
+    AbandonCause as AbandonCause,
     AbortRequested as AbortRequested,
     Admission as Admission,
     CommitCompleted as CommitCompleted,

@@ -53,6 +53,8 @@ class Admitted(DecisionEvent):
     """Place among the `ordered` transactions of the table that are open at the same time. Null if the rule is another one."""
     edition: str | None = None
     """The writer's edition. With one, the writer commits to the table, and finds its commits there, as `<writer>~<edition>`."""
+    freed_by: Text | None = None
+    """The transaction for which this one waited last. Null: it waited for none, or the agent doesn't know it."""
     namesakes: tuple[str, ...] | None = None
     """Writers in the ledger with the same job name or query id, up to ten. Null for batch 0, and for a known writer."""
 
@@ -90,6 +92,8 @@ class CommitGranted(DecisionEvent):
     """The largest `seq` of the writer that the agent had read."""
     lock_owner: str | None = None
     """Owner in the lock object that covers this grant. The next owner of the partition recognises the lock by it."""
+    freed_by: Text | None = None
+    """The transaction for whose end this one waited last, since its request. Null: for none, or the agent doesn't know it."""
 
 
 class GrantRenewed(DecisionEvent):

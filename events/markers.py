@@ -1,14 +1,16 @@
 """What a transaction touches: the marker, and the entry that describes one overlap of two transactions."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, WithJsonSchema
 
 from lakewarden.events.base import Wire
 from lakewarden.events.tables import MAX_PATH
 
 Operation: TypeAlias = Literal["create", "append", "merge", "delete"]
 ConflictKind: TypeAlias = Literal["marker", "commit"]
+VictimRule: TypeAlias = Literal["landed", "observed", "granted", "protected", "priority", "sequence"]
+"""Why the other transaction of a conflict won (`handlers/table/conflicts.py`)."""
 
 ALL_FILE_GROUPS = "*"
 """The file group that stands for every file group of its partition, present and future."""
@@ -50,3 +52,16 @@ class ConflictEntry(Wire):
     """Writer of the other transaction."""
     kind: ConflictKind
     """`marker`: the other transaction was open. `commit`: it had committed since the aborted one was admitted."""
+    rule: Annotated[
+        str | None,
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"enum": list(get_args(VictimRule)), "type": "string"},
+                    {"type": "string"},
+                    {"type": "null"},
+                ]
+            }
+        ),
+    ] = None
+    """Why the other one won: it had `landed`, is `observed`, `granted` or `protected`, or by `priority` or `sequence`."""

@@ -1,8 +1,8 @@
 """Events of the topic `writers`: what a writer intends, touches and has committed, and what an operator requests."""
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from lakewarden.events import base
 from lakewarden.events.markers import Markers
@@ -15,6 +15,9 @@ IN_TURN: Final[frozenset[ConflictRule]] = frozenset({"ordered"})
 Origin: TypeAlias = Annotated[str, Field(max_length=base.MAX_ORIGIN)] | None
 
 DEFAULT_HEARTBEAT_SECONDS = 5.0
+
+AbandonCause: TypeAlias = Literal["base-changed", "lost-to-gate", "empty", "not-committed", "failed"]
+"""Why the gate ends a transaction without a commit. Later versions may add others, and a reader accepts every string."""
 
 TABLE_SERVICE_PRIORITY = -100
 """Priority of compaction, clustering and other table services. They can run again at any time, so they lose against ingestion
@@ -127,6 +130,20 @@ class TransactionAbandoned(WriterEvent):
     """Human-readable reason."""
     lost_to: Origin = None
     """The commit to which the batch was lost, as the table says it. The agent ignores it."""
+    cause: Annotated[
+        Origin,
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"enum": list(get_args(AbandonCause)), "type": "string"},
+                    {"type": "string"},
+                    {"type": "null"},
+                ]
+            }
+        ),
+    ] = None
+    """`base-changed`: another commit changed the base. `lost-to-gate`: one of the gate did. `empty`: nothing to write.
+    The agent ignores it."""
 
 
 class AbortRequested(WriterEvent):

@@ -6,7 +6,7 @@ from enum import StrEnum
 from html import escape
 from typing import Any
 
-from lakewarden.handlers.explain.condition import BYPASSED, lane
+from lakewarden.handlers.explain.condition import lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,13 @@ class Attempt:
             return AttemptOutcome.FAILED
         if (abandoned := self.first("abandoned")) is None:
             return AttemptOutcome.RUNNING
-        reason, lost_to = str(abandoned.detail.get("reason")), abandoned.detail.get("lost_to")
-        if reason.startswith("empty:"):
-            return AttemptOutcome.EMPTY
-        return AttemptOutcome.BYPASSED if reason.startswith(BYPASSED) and lost_to else AttemptOutcome.ABORTED
+        match abandoned.detail.get("cause"):
+            case "empty":
+                return AttemptOutcome.EMPTY
+            case "base-changed" if abandoned.detail.get("lost_to"):
+                return AttemptOutcome.BYPASSED
+            case _:
+                return AttemptOutcome.ABORTED
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import assert_never
 
 from lakewarden import events
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.handlers.explain.condition import BYPASSED, UNKNOWN_WINNER, Denied, Recent, lost_commit
+from lakewarden.handlers.explain.condition import UNKNOWN_WINNER, Denied, Recent, lost_commit
 from lakewarden.handlers.table.effects import Effect, Warn
 from lakewarden.handlers.table.machine import EventRead, Input, Replayed
 from lakewarden.handlers.table.state import TableState
@@ -107,11 +107,11 @@ class PartitionMetrics:
                 self._open.setdefault(key, _Times(began=read.read_at))
             case events.CommitRequested() if key in self._open and not self._open[key].has_requested:
                 self._open[key].requested, self._open[key].has_requested = read.read_at, True
-            case events.TransactionAbandoned(reason=reason, lost_to=lost_to) if (
+            case events.TransactionAbandoned(cause=cause, lost_to=lost_to) if (
                 self._open.pop(key, None) is not None
             ):
                 self._end(state.uri, "abandoned")
-                if reason.startswith(BYPASSED):
+                if cause == "base-changed":
                     to = lost_commit(lost_to)
                     self._lost(state.uri, read.event.writer, read.read_at, read.event.transaction, to)
             case events.CommitCompleted() if self._open.pop(key, None) is not None or self._was_unreported(

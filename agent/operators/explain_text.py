@@ -382,16 +382,16 @@ def _rule(lost: timeline.LostConflict, victim: str) -> str:
         case "granted":
             return f"{winner} holds the grant, and a granted transaction is never the victim"
         case "protected":
-            return f"{winner} is protected, because it lost several conflicts in a row"
+            return f"{winner} is protected, because it lost or was overtaken several times"
         case "priority":
             return f"{winner} has the higher priority"
         case "sequence":
             older = counted(lost.offsets_older or 0, "offset")
             return f"{winner} is older by {older}, and the younger transaction loses"
         case None:
-            return f"{winner} is no longer in the log"
-        case _:
-            assert_never(lost.victim_rule)
+            return f"the agent's release doesn't say why {winner} won"
+        case other:
+            return f"{winner} won by the rule {other}"
 
 
 def _encounter(met: timeline.Encounter, *, own: bool) -> str:

@@ -20,7 +20,6 @@ from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
 from lakewarden.agent.serving.log_records import decoded
 from lakewarden.handlers.explain.condition import (
-    BYPASSED,
     UNKNOWN_WINNER,
     UNNAMED_COMMIT,
     Recent,
@@ -71,9 +70,9 @@ class Timelines:
                     recent.note_commit(event.writer, record.timestamp / 1000)
                 if maker is not None:
                     recent.note_maker(event.transaction, _bypassing(event.writer, maker))
-            case events.TransactionAbandoned(reason=reason, lost_to=winner):
-                new = self._step(record, event, "abandoned", {"reason": reason, "lost_to": winner})
-                if new and reason.startswith(BYPASSED):
+            case events.TransactionAbandoned(cause=cause, lost_to=winner):
+                new = self._step(record, event, "abandoned", {"cause": cause, "lost_to": winner})
+                if new and cause == "base-changed":
                     at = record.timestamp / 1000
                     self.recent[event.table].note_loss(
                         event.writer, at, lost_commit(winner), event.transaction

@@ -62,15 +62,13 @@ NAMES: Final[tuple[Name, ...]] = get_args(Name)
 """The worst first."""
 
 
-BYPASSED: Final = "BaseChanged:"
-"""Begins the reason of a transaction whose sink found, under the grant, another commit that isn't one of the gate."""
 UNKNOWN_WINNER: Final = "a writer without the gate"
 UNNAMED_COMMIT: Final = "a commit that the table doesn't name"
 """Its writer may use the gate."""
 
 
 def lost_commit(lost_to: str | None) -> str:
-    """The commit for which a writer abandoned its transaction with the reason `BYPASSED`."""
+    """The commit for which a writer abandoned its transaction with the cause `base-changed`."""
     return UNNAMED_COMMIT if lost_to is None else f"{UNKNOWN_WINNER} ({lost_to})"
 
 

@@ -1,13 +1,12 @@
-"""What the replay doesn't keep: the first event that touched a place, the rule that chose a victim, the steps of the lock."""
+"""What the replay doesn't keep: the first event that touched a place, and the steps of the lock."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from lakewarden import events
-from lakewarden.handlers.explain.timeline import EventRef, RecordRef, Step, VictimRule, append
-from lakewarden.handlers.table.conflicts import is_protected
-from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
+from lakewarden.handlers.explain.timeline import EventRef, RecordRef, Step, append
+from lakewarden.handlers.table.transactions import OPEN
 
 
 @dataclass(slots=True)
@@ -56,27 +55,6 @@ class FirstTouches:
         ]
         found = [self.first[key] for key in keys if key in self.first]
         return min(found, key=lambda each: (each.record.recorded_ms, each.record.offset), default=None)
-
-
-def victim_rule(
-    victim: Transaction, winner: Transaction, losses: dict[str, int], max_losses: int
-) -> VictimRule:
-    """Why the victim lost to the winner: the first of the rules that decides, in the order of `conflicts.loser_of`."""
-    if winner.phase in LANDED:
-        return "landed"
-    if winner.observed:
-        return "observed"
-    if winner.phase is Phase.GRANTED:
-        return "granted"
-    protected = [is_protected(*pair, losses, max_losses) for pair in ((winner, victim), (victim, winner))]
-    if protected == [True, False]:
-        return "protected"
-    both = protected == [True, True]
-    if winner.priority > victim.priority and not both:
-        return "priority"
-    if (winner.priority == victim.priority or both) and winner.sequence < victim.sequence:
-        return "sequence"
-    return "protected"  # The agent ran with a smaller max_losses than these settings have.
 
 
 def with_reports(steps: list[Step], reports: list[events.ConflictDetected]) -> list[Step]:

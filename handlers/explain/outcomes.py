@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lakewarden import events
-from lakewarden.handlers.explain.condition import BYPASSED, UNNAMED_COMMIT, made_by
+from lakewarden.handlers.explain.condition import UNNAMED_COMMIT, made_by
 from lakewarden.handlers.explain.timeline import Outcome, RecordRef, RelatedTransaction, TransactionRef
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase
@@ -64,7 +64,7 @@ class Outcomes:
         if isinstance(event, events.CommitCompleted):
             known.outcome = Outcome(Phase.COMMITTED, None, event.version, record, made_by(event))
         elif isinstance(event, events.TransactionAbandoned) and known.outcome.record is None:
-            lost_to = event.lost_to or (UNNAMED_COMMIT if event.reason.startswith(BYPASSED) else None)
+            lost_to = event.lost_to or (UNNAMED_COMMIT if event.cause == "base-changed" else None)
             known.outcome = Outcome(Phase.ABORTED, "abandoned", record=record, lost_to=lost_to)
         elif (kept := self._state.transactions.get(event.transaction)) is not None and kept.phase in OPEN:
             known.outcome = Outcome(kept.phase)

@@ -89,10 +89,6 @@ class Blocker:
     shared: tuple[events.Marker, ...] = ()
 
 
-VictimRule: TypeAlias = Literal["landed", "observed", "granted", "protected", "priority", "sequence"]
-"""Why the agent chose the victim: what the winner is, by the rules for the victim in `handlers/table/conflicts.py`."""
-
-
 @dataclass(frozen=True, slots=True)
 class LostConflict:
     """Why an abort's victim lost to one winner. Fields are None if the log no longer has the winner."""
@@ -104,7 +100,8 @@ class LostConflict:
     """The event with which the victim first touched the place that the abort's first entry names."""
     winner_event: EventRef | None
     """The event with which the winner first touched it."""
-    victim_rule: VictimRule | None = None
+    victim_rule: str | None = None
+    """Why the agent chose the victim, as its abort says. None: it is one of an earlier release."""
     offsets_older: int | None = None
     """By how many offsets the winner's intent is older than the victim's; negative if it is younger."""
     conflict_rule: events.ConflictRule | None = None

@@ -7,8 +7,7 @@
   another topic, and an agent takes a partition over between two decisions: these are placed by Kafka's record times.
 - An event of another transaction is a step only if the transaction waits because of it, or met the other one there.
 - A transaction that is answered in the step that read its event did not wait.
-- The victim rule of an abort follows from the state before the abort, in the order of `conflicts.loser_of`. The log doesn't
-  contain `max_losses`, so an abort that no other rule explains is explained by the protection of the winner.
+- Why the victim of a conflict lost, and what ended a wait, is what the decision says. One of an earlier release doesn't say it.
 - A decision that doesn't count (`replay.py`) is a step without effect.
 - Memory: the table's state, its decisions, and the name and outcome of a bounded number of transactions (`outcomes.py`).
 
@@ -22,7 +21,7 @@ from typing import Any
 
 from lakewarden import events
 from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.evidence import FirstTouches, victim_rule, with_locks, with_reports
+from lakewarden.handlers.explain.evidence import FirstTouches, with_locks, with_reports
 from lakewarden.handlers.explain.outcomes import Outcomes, phase_of
 from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.table.conflicts import conflict_kind, operations_conflict, rule_for
@@ -49,7 +48,6 @@ class Explainer:
         max_losses: int = 3,
     ) -> None:
         self._id, self._table = transaction.id, table
-        self._max_losses = max_losses
         self._state = TableState(table, TableSettings(max_losses=max_losses))
         self._outcomes = Outcomes(transaction, self._state)
         self._steps: list[timeline.Step] = []
@@ -281,16 +279,15 @@ class Explainer:
             awaited = "admission" if this.phase is Phase.QUEUED else "grant"
             self._annotate(len(self._steps), record, event, awaited=awaited, waits_for=blockers)
 
-    def _freed_by(self) -> timeline.RelatedTransaction | None:
-        """The blocker that ended last, of those that its steps name."""
-        ended = [
-            (record.recorded_ms, each)
-            for each in (self._outcomes.blocker(name) for name in self._waited_for)
-            if (record := each.outcome.record) is not None
-        ]
-        if not ended:
+    def _freed_by(
+        self, decision: events.Admitted | events.CommitGranted
+    ) -> timeline.RelatedTransaction | None:
+        """The transaction whose end freed this one, as the agent says."""
+        if decision.freed_by is None:
             return None
-        return max(ended, key=lambda each: each[0])[1]
+        kept = self._state.transactions.get(decision.freed_by)
+        self._outcomes.refer_to(decision.freed_by, "" if kept is None else kept.writer)
+        return self._outcomes.blocker(decision.freed_by)
 
     def _add_take_overs(self, is_due: Callable[[timeline.RecordRef], bool]) -> None:
         while self._take_overs and is_due(self._take_overs[0][0]):
@@ -312,11 +309,11 @@ class Explainer:
             return
         match decision:
             case events.Admitted():
-                waited, freed_by = _milliseconds_between(self._opened, record), self._freed_by()
+                waited, freed_by = _milliseconds_between(self._opened, record), self._freed_by(decision)
                 self._waited_for = set()
                 because = replace(because, waited_ms=waited, freed_by=freed_by)
             case events.CommitGranted():
-                waited, freed_by = _milliseconds_between(self._requested, record), self._freed_by()
+                waited, freed_by = _milliseconds_between(self._requested, record), self._freed_by(decision)
                 unblocked = waited
                 if freed_by is not None:
                     unblocked = min(waited, _milliseconds_between(freed_by.outcome.record, record))
@@ -345,12 +342,12 @@ class Explainer:
                 winner_phase=phase_of(self._state, winner_id),
                 victim_event=self._touches.by_victim(abort.transaction, first),
                 winner_event=self._touches.by_winner(first),
+                victim_rule=first.rule,
             )
             winner = self._state.transactions.get(winner_id)
             if victim is not None and winner is not None:
                 lost_conflict = replace(
                     lost_conflict,
-                    victim_rule=victim_rule(victim, winner, self._state.losses, self._max_losses),
                     offsets_older=victim.sequence - winner.sequence,
                     conflict_rule=rule_for(victim, winner),
                 )

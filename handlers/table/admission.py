@@ -195,7 +195,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
     for transaction in sorted(queue, key=lambda each: _queue_position(state, each)):
         if running is not None and running.writer == transaction.writer:
             # The writer's older transaction may be publishing.
-            state.waiters.setdefault(running.id, set()).add(transaction.id)
+            state.wait_for(transaction, running.id)
             continue
         about = context.about(transaction.id, transaction.writer, transaction.intent_id)
         done = state.ledger.get(transaction.writer)
@@ -213,7 +213,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
         blocker = next(blockers(state, transaction, newest_first=True, likely=ahead), None)
         if blocker is not None:
             ahead = transaction
-            state.waiters.setdefault(blocker.id, set()).add(transaction.id)
+            state.wait_for(transaction, blocker.id)
         else:
             reserved = _markers_to_reserve(state, transaction)
             turn = _next_turn(state) if transaction.conflict_rule in events.IN_TURN else None
@@ -225,6 +225,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
                     reserved=reserved,
                     turn=turn,
                     edition=None if done is None else done.edition,
+                    freed_by=transaction.freed.by or None,
                     namesakes=None if known else namesakes(transaction.writer, state.ledger),
                 )
             )

@@ -45,13 +45,15 @@ publishing, and the writer of an observed one reads no decision.
 
 from collections.abc import Iterable
 
-from lakewarden.events import IN_TURN, ConflictEntry, ConflictKind, ConflictRule, Operation
+from lakewarden.events import IN_TURN, ConflictEntry, ConflictKind, ConflictRule, Operation, VictimRule
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, STOPPABLE, Phase, Touch, Transaction
 
 MAX_EVIDENCE = 100
 """Entries per abort: enough to understand the conflict, small enough for any limit on the size of a record."""
 
+RANKED_BY: tuple[VictimRule, ...] = ("observed", "granted", "protected", "priority", "sequence")
+"""The rules for the victim by which `rank` orders two transactions that have not landed."""
 _BUILDS_ON: frozenset[Operation] = frozenset({"merge", "delete"})
 
 
@@ -125,6 +127,21 @@ def outranks(one: Transaction, another: Transaction, losses: dict[str, int], max
     return mine > rank(another, protected=is_protected(another, one, losses, max_losses))
 
 
+def winning_rule(
+    winner: Transaction, loser: Transaction, losses: dict[str, int], max_losses: int
+) -> VictimRule:
+    """The first rule for the victim by which one transaction wins against the other."""
+    if winner.phase in LANDED:
+        return "landed"
+    ranks = zip(
+        RANKED_BY,
+        rank(winner, protected=is_protected(winner, loser, losses, max_losses)),
+        rank(loser, protected=is_protected(loser, winner, losses, max_losses)),
+        strict=True,
+    )
+    return next(rule for rule, winners, losers in ranks if winners != losers)
+
+
 def is_protected(
     transaction: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
 ) -> bool:
@@ -180,7 +197,9 @@ def conflicting(overlaps: Iterable[Overlap]) -> list[Overlap]:
     return found
 
 
-def evidence(overlaps: Iterable[Overlap], most: int = MAX_EVIDENCE) -> tuple[ConflictEntry, ...]:
+def evidence(
+    overlaps: Iterable[Overlap], losses: dict[str, int], max_losses: int, most: int = MAX_EVIDENCE
+) -> tuple[ConflictEntry, ...]:
     """The first conflict entries of an abort of `mine`, with the partition, file group and operation of its own markers."""
     entries: dict[tuple[str, str, str], ConflictEntry] = {}
     for overlap in overlaps:
@@ -198,5 +217,6 @@ def evidence(overlaps: Iterable[Overlap], most: int = MAX_EVIDENCE) -> tuple[Con
             other_transaction=other.id,
             other_writer=other.writer,
             kind="commit" if other.phase in LANDED else "marker",
+            rule=winning_rule(other, overlap.mine.transaction, losses, max_losses),
         )
     return tuple(entries.values())

@@ -256,7 +256,8 @@ def _abort_victim(context: StepContext, victim: Transaction, losing: list[Overla
     share = max(1, MAX_EVIDENCE // len(winners))
     reports = [_conflict_report(context, victim, against, share) for against in winners]
     unknown = all(each.other.transaction.phase is Phase.UNKNOWN for each in losing)
-    context.abort(victim, "outcome-unknown" if unknown else "conflict", conflicts=evidence(losing))
+    entries = evidence(losing, context.state.losses, context.state.settings.max_losses)
+    context.abort(victim, "outcome-unknown" if unknown else "conflict", conflicts=entries)
     context.effects.extend(reports)
 
 
@@ -264,6 +265,7 @@ def _conflict_report(
     context: StepContext, victim: Transaction, losing: list[Overlap], most: int
 ) -> ConflictDetected:
     winner = losing[0].other.transaction
+    losses, max_losses = context.state.losses, context.state.settings.max_losses
     return ConflictDetected.model_construct(
         **UNSTAMPED,
         table=context.state.uri,
@@ -275,7 +277,7 @@ def _conflict_report(
         winner_writer=winner.writer,
         rule=rule_for(victim, winner),
         kind="commit" if winner.phase in LANDED else "marker",
-        conflicts=evidence(losing, most),
+        conflicts=evidence(losing, losses, max_losses, most),
         detected_after_ms=round(max(0.0, (context.now - context.read_at) * 1000), 3),
         victim_age_seconds=round(max(0.0, context.now - victim.opened_at), 3),
     )

@@ -63,6 +63,7 @@ from lakewarden.handlers.table.transactions import (
     OPEN,
     AbortRequest,
     Closed,
+    Freed,
     Grant,
     Phase,
     Touch,
@@ -238,6 +239,8 @@ def note_end(state: TableState, transaction: Transaction, *, counts: bool = True
     doesn't know what it touched (`memory.py`, rule 4).
     """
     state.note_change(transaction.id)
+    if transaction.phase is Phase.GRANTED:
+        state.grant_ended = Freed(state.moment, transaction.id)
     if not counts or not state.in_phase[Phase.QUEUED] or transaction.phase not in ADMITTED:
         return
 

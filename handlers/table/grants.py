@@ -80,9 +80,16 @@ def grant_next(context: StepContext) -> None:
                 lease_seconds=lease,
                 seq=first.seq,
                 lock_owner=lock.owner,
+                freed_by=_freed_by(state, first),
             )
         )
         judge_grant(context, first)
+
+
+def _freed_by(state: TableState, transaction: Transaction) -> str | None:
+    """The transaction whose end was the last that this one waited for since its request, as far as the state knows it."""
+    last = max(state.grant_ended, transaction.freed)
+    return last.by if last.moment > transaction.requested else None
 
 
 def extend_grant(context: StepContext, transaction: Transaction) -> None:
@@ -195,8 +202,7 @@ def _has_turn(state: TableState, transaction: Transaction) -> bool:
     overlap = next(earlier_turns(state, transaction), None)
     if overlap is None:
         return True
-    transaction.blocker = overlap.other.transaction.id
-    state.waiters.setdefault(transaction.blocker, set()).add(transaction.id)
+    state.wait_for(transaction, overlap.other.transaction.id)
     return False
 
 

@@ -15,9 +15,11 @@ from lakewarden.handlers.table.ledger import CommittedBatches
 from lakewarden.handlers.table.transactions import (
     ADMITTED,
     LANDED,
+    NEVER_FREED,
     OPEN,
     STOPPABLE,
     Closed,
+    Freed,
     Phase,
     Transaction,
 )
@@ -119,6 +121,8 @@ class TableState:
     """Writers whose losses are not yet recorded in the ledger topic, each with its last losing transaction (empty: none)."""
     instants: dict[str, str] = field(default_factory=dict)
     """By instant, the transaction of the gate that announced it, for the last `MAX_CLOSED` instants."""
+    grant_ended: Freed = NEVER_FREED
+    """The last transaction that was granted and has ended."""
     moment: int = 0
     """Number of facts applied so far: the logical clock of `Transaction.began` and `ended`."""
     lock_location: str | None = None
@@ -190,10 +194,17 @@ class TableState:
         waiters = self.waiters.pop(transaction, set())
         for each in waiters:
             if (waiter := self.transactions.get(each)) is not None:
+                if waiter.blocker == transaction:
+                    waiter.freed = Freed(self.moment, transaction)
                 waiter.blocker = None
         if self.recheck is not None:
             self.recheck.add(transaction)
             self.recheck |= waiters
+
+    def wait_for(self, waiter: Transaction, other: str) -> None:
+        """Register a waiting transaction with one whose change may end its wait."""
+        waiter.blocker, waiter.freed = other, NEVER_FREED
+        self.waiters.setdefault(other, set()).add(waiter.id)
 
     def note_writer(self, writer: str) -> None:
         """Note that the losses or the last batch of a writer have changed, and with them the place of its queued transactions."""

@@ -135,6 +135,16 @@ class Grant:
     """When it was applied, in the table's moments."""
 
 
+class Freed(NamedTuple):
+    """A transaction whose end, or another change of it, ended a wait of others."""
+
+    moment: int
+    by: str
+
+
+NEVER_FREED = Freed(-1, "")
+
+
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
     """An operator's request to end a transaction."""
@@ -191,6 +201,8 @@ class Transaction:
     """Moment since which it is protected, because it was overtaken `max_losses` times. -1: it isn't."""
     blocker: str | None = None
     """While it waits: a transaction for whose end it waits. None: it has its turn, or no step has looked since a change."""
+    freed: Freed = NEVER_FREED
+    """The change that ended its last wait for another one."""
     turn: int | None = None
     """For an `ordered` transaction: its place among those that were open at its admission (`conflicts.py`)."""
     reported: set[str] = field(default_factory=set)

@@ -10,10 +10,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 from pydantic import ValidationError
 
-from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Abort, AbortReason, ConflictEntry
+from lakewarden.events import (
+    ALL_FILE_GROUPS,
+    WHOLE_TABLE,
+    AbandonCause,
+    Abort,
+    AbortReason,
+    ConflictEntry,
+)
 from lakewarden.handlers.maker import Winner
 from lakewarden.handlers.writers_log import without_gate
 
@@ -26,6 +34,9 @@ MAX_SHOWN = 80
 
 class GateError(Exception):
     """Base class of the gate's errors. Nothing was committed, unless the subclass says otherwise."""
+
+    cause: ClassVar[AbandonCause] = "failed"
+    """What a transaction that ends with it is reported as."""
 
     retriable: bool = False
 
@@ -170,6 +181,7 @@ class BaseChanged(GateError):
     Retried. Make its writer use the gate ([tables that change](docs/recovery.md#a-table-that-changes-under-a-running-query)).
     """
 
+    cause: ClassVar[AbandonCause] = "base-changed"
     retriable = True
 
     def __init__(self, message: str, *, lost_to: str | None = None) -> None:
@@ -183,6 +195,8 @@ class LostToGate(BaseChanged):
 
     Retried, alone on the table ([what the formats refuse](docs/format-conflicts.md)).
     """
+
+    cause = "lost-to-gate"
 
 
 class RowsLost(GateError):

@@ -217,13 +217,13 @@ class EventPublisher:
             else:
                 return
 
-    def publish_abandoned(self, reason: str, lost_to: str | None = None) -> None:
+    def publish_abandoned(self, reason: str, cause: events.AbandonCause, lost_to: str | None) -> None:
+        lost_to = lost_to and lost_to[:MAX_HOST]
+        event = events.TransactionAbandoned(
+            **self._header(), reason=reason[:MAX_REASON], lost_to=lost_to, cause=cause
+        )
         try:
-            self._channel.send(
-                events.TransactionAbandoned(
-                    **self._header(), reason=reason[:MAX_REASON], lost_to=lost_to and lost_to[:MAX_HOST]
-                )
-            )
+            self._channel.send(event)
         except GateError as error:
             log.warning("gate.abandoned-not-published", **self._intent.names, error=str(error))
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from lakewarden.events import Abort
+from lakewarden.events import AbandonCause, Abort
 from lakewarden.handlers.writers_log import short_table, without_query
+from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.event_publisher import Intent
 from lakewarden.spark_jobs.gate.logs import EventLogger
 
@@ -67,7 +68,7 @@ class GateEvent:
     | `granted` | the grant arrived; the publish may begin | `token`, `lease_seconds` |
     | `completed` | the commit is in the table | `version` |
     | `already-committed` | the agent knows the batch to be committed | `version` |
-    | `abandoned` | the transaction ended without a commit | `reason` |
+    | `abandoned` | the transaction ended without a commit | `reason`, and its `cause` as in `transaction-abandoned` |
     | `failed` | the outcome is unknown, or `foreach_batch` stops retrying | `outcome`, `error`; `attempts` from `foreach_batch` |
 
     A `late` abort arrived after the publish began, and stopped nothing.
@@ -149,6 +150,13 @@ def reason_of(error: BaseException | None, *, touched: bool) -> str:
     if error is None:
         return "left without commit()" if touched else EMPTY
     return f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
+
+
+def cause_of(error: BaseException | None, *, touched: bool) -> AbandonCause:
+    """Return the same as data."""
+    if error is None:
+        return "not-committed" if touched else "empty"
+    return error.cause if isinstance(error, GateError) else "failed"
 
 
 def first_line(error: BaseException) -> str:

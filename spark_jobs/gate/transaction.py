@@ -23,7 +23,14 @@ from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from lakewarden.spark_jobs.gate.footprint import Footprint
 from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
-from lakewarden.spark_jobs.gate.observer import MAX_LISTED, Observer, Steps, abort_detail, reason_of
+from lakewarden.spark_jobs.gate.observer import (
+    MAX_LISTED,
+    Observer,
+    Steps,
+    abort_detail,
+    cause_of,
+    reason_of,
+)
 from lakewarden.spark_jobs.gate.on_abort import AbortCallbacks
 from lakewarden.spark_jobs.gate.outcome import BatchOutcome, CommitLookup
 from lakewarden.spark_jobs.gate.progress import Change, GatePhase
@@ -296,10 +303,11 @@ class Transaction:
         if outcome is PublishOutcome.UNKNOWN:
             self.steps.notify("failed", outcome="unknown", error=reason_of(error, touched=True))
         elif outcome is PublishOutcome.NOT_PUBLISHED and not agent_knows and self.sequence is not None:
-            reason = reason_of(error, touched=not self.touches.is_empty)
+            touched = not self.touches.is_empty
+            reason, cause = reason_of(error, touched=touched), cause_of(error, touched=touched)
             lost_to = error.lost_to if isinstance(error, BaseChanged) else None
-            self._publisher.publish_abandoned(reason, lost_to)
-            self.steps.notify("abandoned", reason=reason)
+            self._publisher.publish_abandoned(reason, cause, lost_to)
+            self.steps.notify("abandoned", reason=reason, cause=cause)
         self._channel.unsubscribe(self.id)
         if self.discardable:
             self._batch.discard()

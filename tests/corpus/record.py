@@ -77,10 +77,12 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "commit-requested.markers": ("writers", lambda event: bool(event["markers"])),
     "commit-completed": ("writers", lambda event: event["version"] is not None),
     "transaction-abandoned": ("writers", lambda _: True),
+    "transaction-abandoned.cause": ("writers", lambda event: event.get("cause") is not None),
     "abort-requested": ("writers", lambda _: True),
     "ledger-corrected": ("writers", lambda event: event["batch_id"] is not None),
     "admitted": ("decisions", lambda event: not event["reserved"]),
     "admitted.reserved": ("decisions", lambda event: bool(event["reserved"])),
+    "admitted.freed": ("decisions", lambda event: event.get("freed_by") is not None),
     "admitted.turn": ("decisions", lambda event: event.get("turn") is not None),
     **{
         f"abort.{reason}": ("decisions", _aborted_for(reason))
@@ -103,6 +105,11 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
         lambda event: event["reason"] == "outcome-unknown" and bool(event["conflicts"]),
     ),
     "commit-granted": ("decisions", lambda _: True),
+    "commit-granted.freed": ("decisions", lambda event: event.get("freed_by") is not None),
+    "abort.conflict-rule": (
+        "decisions",
+        lambda event: any(each.get("rule") is not None for each in event["conflicts"]),
+    ),
     "grant-renewed": ("decisions", lambda _: True),
     "already-committed": ("decisions", lambda _: True),
     "partition-taken": ("decisions", lambda event: event["table"] == partition_name(PARTITION_OF_ORDERS)),
@@ -231,6 +238,24 @@ async def turns(scene: World) -> None:
     await upsert.abandon()
 
 
+async def waits(scene: World) -> None:
+    """A transaction waits for its admission, and another one for its grant, until the one before has ended."""
+    where = markers("*", partition="dt=2026-11-26")
+    first = writer_of(scene, "orders-ingest", 45)
+    await first.begin(scope=where)
+    second = writer_of(scene, "orders-corrections", 8)
+    await scene.send(second.event(CommitIntent, batch_id=8, admission="queued", scope=where))
+    await first.granted()
+    third = writer_of(scene, "orders-backfill")
+    await third.begin(heartbeat_seconds=100)
+    third.seq += 1
+    await scene.send(third.event(CommitRequested, seq=third.seq))
+    await first.abandon("another commit changed the table; nothing was published", "base-changed")
+    await second.wait_for(Admitted)
+    await third.report(await third.wait_for(CommitGranted), "7717")
+    await second.abandon("empty: nothing to write", "empty")
+
+
 async def restart(scene: World) -> None:
     """A writer restarts while its transaction is open."""
     before = writer_of(scene, "orders-ingest", 45)
@@ -320,7 +345,7 @@ async def play(bootstrap_servers: str, folder: Path, server: S3Server) -> list[C
     defaults = {name: Settings.model_fields[name].default for name in writers.QUICK}
     given = {"replication": 1, "tables": (f"s3://{BUCKET}/*",), "lock_root": None, "max_losses": 1}
     own = {"s3_endpoint": server.endpoint, "agent_id": "agent-1"}
-    async with world(bootstrap_servers, DEFAULT_PREFIX, folder, **defaults, **given, **own) as scene:
+    async with world(bootstrap_servers, DEFAULT_PREFIX, folder, **(defaults | given | own)) as scene:
         settings = scene.settings()
         async with scene.agent():
             await commit_and_repeat(scene)
@@ -328,6 +353,7 @@ async def play(bootstrap_servers: str, folder: Path, server: S3Server) -> list[C
             await conflict_with_a_commit(scene)
             await lapse(scene)
             await turns(scene)
+            await waits(scene)
             await restart(scene)
             await lost_writer(scene)
             await refusals(scene)

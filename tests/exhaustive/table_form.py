@@ -40,6 +40,8 @@ DERIVED = frozenset(
         "next_entry_to_check",
         "touches",
         "bytes",
+        "freed",
+        "grant_ended",
     }
     | {
         "closed",

@@ -139,7 +139,7 @@ async def test_a_writer_bypasses_the_gate(record: Record) -> None:
         for batch in range(3):
             writer = scene.scene.writer("bypassed", scene.table)
             await writer.begin(batch_id=batch)
-            await writer.abandon(reason="BaseChanged: a writer that bypasses the gate committed")
+            await writer.abandon(reason="a writer that bypasses the gate committed", cause="base-changed")
         await _lasts(scene, 5)
         word = (await scene.status())["condition"]
         await scene.mark("during", 8)

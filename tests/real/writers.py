@@ -350,8 +350,8 @@ class Writer:
             grant = received[-1].grant if received else "none"
         return await self.world.send(self.event(CommitCompleted, grant=grant, version=version))
 
-    async def abandon(self, reason: str = "requested by the test") -> int:
-        return await self.world.send(self.event(TransactionAbandoned, reason=reason))
+    async def abandon(self, reason: str = "requested by the test", cause: str | None = None) -> int:
+        return await self.world.send(self.event(TransactionAbandoned, reason=reason, cause=cause))
 
     async def wait_for(self, kind: type[SomeEvent], *, count: int = 1) -> SomeEvent:
         """Wait for `count` decisions of this type on this transaction. Return the last one."""

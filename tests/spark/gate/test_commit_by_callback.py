@@ -223,7 +223,11 @@ def test_a_changed_base_means_that_nothing_was_published(
         txn.on_discard(lambda: discarded.append(txn.id))
         publish(txn)
 
-    assert agent.wait_for("transaction-abandoned")[0].reason.startswith("BaseChanged: a foreign writer")
+    abandoned = agent.wait_for("transaction-abandoned")[0]
+    assert (abandoned.cause, abandoned.reason) == (
+        "base-changed",
+        "BaseChanged: a foreign writer rewrote a file",
+    )
     assert discarded == [txn.id]
 
 

@@ -188,7 +188,7 @@ def test_a_commit_of_a_rival_under_the_grant(
         assert re.search(case.winner or "", each.reason), each.reason
         assert "bypass" not in each.reason
         by_gate = case.winner is not None and "of the gate" in case.winner
-        assert each.reason.startswith("LostToGate:" if by_gate else "BaseChanged:")
+        assert each.cause == ("lost-to-gate" if by_gate else "base-changed")
         retry = [event for event in of_w if isinstance(event, CommitIntent)][-1]
         assert (retry.scope == (ALONE,)) == by_gate
         assert retry.conflict_rule == "file-group" or not by_gate

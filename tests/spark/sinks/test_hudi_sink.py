@@ -187,7 +187,7 @@ def test_a_conflict_that_hudi_finds_is_computed_again(
     assert len(agent.wait_for("commit-completed")) == 1
     (lost,) = (event for event in agent.events if event.type == "transaction-abandoned")
     assert "conflicts with a commit without the gate's label" in lost.reason
-    assert lost.reason.startswith("BaseChanged:")
+    assert lost.cause == "base-changed"
     assert re.match(r"instant \d{17}: UPSERT", lost.lost_to or "")
     assert case.orphans() == set()
 

@@ -106,7 +106,7 @@ def test_a_key_that_a_foreign_writer_inserts_meanwhile_is_found_although_no_file
         (2, "old"),
         (50, "mine"),
     ]
-    assert "BaseChanged" in agent.wait_for("transaction-abandoned")[0].reason
+    assert agent.wait_for("transaction-abandoned")[0].cause == "base-changed"
 
 
 def test_a_lost_insert_is_not_committed_again_if_another_writer_has_written_the_partition(

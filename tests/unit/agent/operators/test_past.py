@@ -71,16 +71,16 @@ def test_what_is_lost_to_a_commit_without_a_label_counts_without_a_watcher() -> 
     """
     losses, now = Losses(hours=1), moment().wall_ms
     timelines, table = Timelines(losses.add_bypassed), "s3://lake/a"
-    for name, reason, lost_to in (
-        ("A", "BaseChanged: UPDATE", None),
-        ("B", "BaseChanged: UPDATE", "version 49: UPDATE, Delta-Lake/4.0.0"),
-        ("C", "empty: nothing to write", None),
-        ("D", "LostToGate: MERGE", "version 50: MERGE, job shop, transaction t"),
+    for name, cause, lost_to in (
+        ("A", "base-changed", None),
+        ("B", "base-changed", "version 49: UPDATE, Delta-Lake/4.0.0"),
+        ("C", "empty", None),
+        ("D", "lost-to-gate", "version 50: MERGE, job shop, transaction t"),
     ):
         each = {"table": table, "writer": "crm", "transaction": name}
         for event, at in (
             (made(CommitIntent, **each), now - 4_000),
-            (made(TransactionAbandoned, reason=reason, lost_to=lost_to, **each), now),
+            (made(TransactionAbandoned, reason="r", cause=cause, lost_to=lost_to, **each), now),
         ):
             timelines.add_event(consumed(encode(event), at_ms=at))
             timelines.add_event(consumed(encode(event), at_ms=at))  # delivered again

@@ -57,7 +57,7 @@ async def test_the_condition_of_a_table_is_that_of_status(
         else:
             attempt, attempts = (0, 2)[attempts], attempts + 1
             table.send("commit-intent", attempt, heartbeat_seconds=100)
-            table.send("transaction-abandoned", attempt, reason="BaseChanged: a writer bypasses the gate")
+            table.send("transaction-abandoned", attempt, reason="another commit", cause="base-changed")
 
     found = await measure([table.owner], table.metrics, table.now + seconds)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lakewarden.handlers.explain.evidence import victim_rule
-from lakewarden.handlers.table.conflicts import loser_of
+from lakewarden.handlers.table.conflicts import loser_of, winning_rule
 from lakewarden.handlers.table.transactions import Phase
 from tests.unit.handlers.explain.explained import explain
 from tests.unit.handlers.table.stories import Story, stories
@@ -88,7 +87,7 @@ def test_the_victim_rule_is_the_one_that_decided(
     first, second = a_transaction("a", **a), a_transaction("b", **{"sequence": 2, **b})
     lost, won = (first, second) if victim == "a" else (second, first)
 
-    rule = victim_rule(lost, won, losses, 3)
+    rule = winning_rule(won, lost, losses, 3)
 
     younger = replace(won, sequence=lost.sequence + 1)
     lower = replace(younger, priority=lost.priority - 1)
@@ -107,4 +106,4 @@ def test_protection_comes_before_priority() -> None:
     """In the order of `conflicts.loser_of`."""
     winner, victim = a_transaction("w", priority=5), a_transaction("v", sequence=2)
 
-    assert victim_rule(victim, winner, {"w-w": 3}, 3) == "protected"
+    assert winning_rule(winner, victim, {"w-w": 3}, 3) == "protected"

@@ -224,9 +224,13 @@ def test_what_is_not_needed_at_night_is_behind_verbose() -> None:
 @pytest.mark.parametrize(
     ("fields", "outcome"),
     [
-        ({"reason": "BaseChanged: a file is gone"}, "lost to a commit that the table doesn't name"),
+        ({"reason": "BaseChanged: a file is gone"}, "aborted (abandoned)"),
         (
-            {"reason": "BaseChanged: x", "lost_to": "version 49: UPDATE, DBR/17"},
+            {"reason": "a file is gone", "cause": "base-changed"},
+            "lost to a commit that the table doesn't name",
+        ),
+        (
+            {"reason": "x", "cause": "base-changed", "lost_to": "version 49: UPDATE, DBR/17"},
             "lost to version 49: UPDATE, DBR/17",
         ),
         ({"reason": "empty: nothing to write"}, "aborted (abandoned)"),
@@ -239,6 +243,26 @@ def test_the_outcome_names_the_commit_without_the_gate_to_which_a_batch_was_lost
     w.read(w.event(TransactionAbandoned, "A", **fields))
 
     assert f"outcome      {outcome}" in explanation_lines(explanation_of(w, "A"))
+
+
+def test_decisions_of_an_earlier_release_are_explained_with_less() -> None:
+    """They don't say why the winner won, and what freed the one that waited. Nothing is guessed."""
+    w = world().intent("A", m("p/f")).intent("B").touch("B", m("p/f"))
+    w.intent("C", m("p/f"), admission="queued").abandon("A")
+    told, old = published(w), []
+    for record, decision in told:
+        fields = decision.model_dump() | {"freed_by": None}
+        if entries := fields.get("conflicts"):
+            fields["conflicts"] = [each | {"rule": None} for each in entries]
+        known = {name: each for name, each in fields.items() if name in type(decision).model_fields}
+        old.append((record, type(decision).model_validate(known)))
+
+    assert "w-A is older by" in Explained(explanation_of(w, "B", told)).text
+    lost = Explained(explanation_of(w, "B", old))
+    assert lost.lost.victim_rule is None
+    assert "the agent's release doesn't say why w-A won" in lost.text
+    assert one(explanation_of(w, "C", told), "admitted").because.freed_by is not None
+    assert one(explanation_of(w, "C", old), "admitted").because.freed_by is None
 
 
 def test_of_many_steps_the_first_and_the_last_are_printed() -> None:

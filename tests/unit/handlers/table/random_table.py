@@ -508,6 +508,7 @@ class Table(RuleBasedStateMachine):
             if isinstance(effect, ReleaseLock):
                 self.lock_end = 0.0
         self.check_queue(verdicts, aged)
+        self.check_freed(verdicts)
         new_verdicts = [each for each in verdicts if each.transaction not in closed_before]
         self.check_verdicts(new_verdicts, losses, phases, writers)
         self.publishing(verdicts, self.w.now)
@@ -526,6 +527,18 @@ class Table(RuleBasedStateMachine):
                 assert not (waits and other.sequence < admitted.sequence), (
                     "G5: one that was overtaken often enough is overtaken"
                 )
+
+    def check_freed(self, verdicts: list[Any]) -> None:
+        """What a decision names as the end of a wait blocks it no more."""
+        state = self.w.state
+        for verdict in verdicts:
+            freed_by = getattr(verdict, "freed_by", None)
+            found = state.transactions.get(freed_by or "")
+            if found is None or found.phase not in OPEN:
+                continue
+            assert isinstance(verdict, Admitted), f"{freed_by} is open, and freed the grant of {verdict}"
+            admitted = state.transactions[verdict.transaction]
+            assert found not in set(blockers(state, admitted)), f"{freed_by} blocks {admitted.id} still"
 
     def check_verdicts(
         self, verdicts: list[Any], losses: dict[str, int], phases: dict[str, Phase], writers: dict[str, str]

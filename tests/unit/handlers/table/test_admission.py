@@ -301,6 +301,16 @@ an intent that a replay left unanswered is judged by the lock that it names
 the lock is released when the last open transaction named another
     intent A lock=s3://lake/other.json; locate_lock s3://lake/locks/orders.json → ReleaseLock
 
+an admission names the transaction that blocked it last
+    # Of two that blocked it, the one that ended last. One that didn't wait names none.
+    intent A p/f → Admitted freed_by=None
+    intent B q/f; intent W p/f q/f queued → no admission
+    abandon B; abandon A → Admitted transaction=W freed_by=A
+    restart; intent X p/f queued; abandon W → Admitted transaction=X freed_by=W
+
+an admission after a take-over names what blocked it since
+    intent A p/f; intent W p/f queued; restart; abandon A → Admitted transaction=W freed_by=A
+
 one that is protected by its wait is looked at again
     # B2 would come before it, and waits for C.
     world max_losses=1

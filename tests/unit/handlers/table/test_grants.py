@@ -27,6 +27,19 @@ one grant at a time in the order of the commit requests
     complete C → granted A
     complete A → granted B
 
+a grant names the transaction whose end it waited for
+    # Without a wait, and after a wait for the lock alone, it names none.
+    intent A; intent B; intent C; lock; request A → CommitGranted transaction=A freed_by=None
+    request B; complete A → CommitGranted transaction=B freed_by=A
+    complete B; request C → CommitGranted transaction=C freed_by=None
+
+a grant in turn names the transaction with the earlier turn
+    intent A ordered; touch A p/f; intent B ordered; touch B p/f; lock; request B → no grant
+    abandon A → CommitGranted transaction=B freed_by=A
+
+a grant after a wait for the lock names no transaction
+    intent A; intent B; lock; request A; complete A; lose_lock; request B; lock → CommitGranted transaction=B freed_by=None
+
 a repeated commit request keeps its place in the grant queue
     # An impatient writer sends its request again.
     intent A; intent B; intent C; lock; request C; request A; request B; request A; complete C → granted A

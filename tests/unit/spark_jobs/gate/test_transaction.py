@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import given, strategies as st
 
 from lakewarden.events import (
+    AbandonCause,
     Admitted,
     CommitIntent,
     CommitRequested,
@@ -26,6 +27,7 @@ from lakewarden.events import (
 from lakewarden.spark_jobs import (
     AgentUnreachable,
     AsyncGate,
+    BaseChanged,
     CommitAborted,
     GateError,
     GrantTimeout,
@@ -33,10 +35,11 @@ from lakewarden.spark_jobs import (
 )
 from lakewarden.spark_jobs.gate import waiting
 from lakewarden.spark_jobs.gate.channel import Channel
+from lakewarden.spark_jobs.gate.errors import LostToGate
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions, intent_of as intent_from
 from lakewarden.spark_jobs.gate.grant import monotonic_seconds
-from lakewarden.spark_jobs.gate.observer import GateEvent, Observer
+from lakewarden.spark_jobs.gate.observer import GateEvent, Observer, cause_of
 from lakewarden.spark_jobs.gate.scope import marker_of
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.gate.waiting import Waits
@@ -47,6 +50,23 @@ from tests.unit.events.building import E, made
 TABLE = "s3://lake/t"
 SCOPE = (Marker(partition="day=1", file_group="*", operation="merge"),)
 TIMING = Timing(admission_timeout_seconds=0.01, queue_timeout_seconds=0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "touched", "cause"),
+    [
+        (None, False, "empty"),
+        (None, True, "not-committed"),
+        (ValueError("no such column"), True, "failed"),
+        (GrantTimeout("no grant in 60 s"), True, "failed"),
+        (BaseChanged("a file is gone"), True, "base-changed"),
+        (LostToGate("a commit of the gate", lost_to="version 50"), True, "lost-to-gate"),
+    ],
+)
+def test_the_cause_of_an_abandonment_is_data(error: BaseException | None, touched: bool, cause: str) -> None:
+    """Readers of the log compare it: the class of an error may get another name."""
+    assert cause_of(error, touched=touched) == cause
+    assert cause in get_args(AbandonCause)
 
 
 class SilentChannel(MemoryChannel):
