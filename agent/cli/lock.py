@@ -1,6 +1,5 @@
 """The commands `lakewarden lock …`: their options, output and exit codes."""
 
-import os
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -102,9 +101,8 @@ def hold_command(
     *,
     table: Table,
     command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COMMAND", help="Program to run, with its arguments, after --."),
-    ] = None,
+        list[str], typer.Argument(metavar="COMMAND", help="Program to run, with its arguments, after --.")
+    ],
     seconds: Annotated[
         float,
         typer.Option(
@@ -119,10 +117,6 @@ def hold_command(
         float,
         typer.Option("--wait", metavar="S", min=0, help="Wait at most S seconds for the lock; 0: try once."),
     ] = 0,
-    shell: Annotated[
-        str | None,
-        typer.Option("--exec", metavar="CMD", help="Shell command for /bin/sh -c, instead of -- COMMAND."),
-    ] = None,
     lock: Lock = None,
     hudi: Hudi = False,
     lock_root: options.LockRoot = None,
@@ -131,19 +125,15 @@ def hold_command(
 ) -> None:
     """Acquire a table's lock, run a command while the lock is renewed, then release the lock.
 
-    Without a command, the lock is held for N seconds, or until SIGINT or SIGTERM. With a command, the lock is held until the
-    command has ended, and signals are passed on to it. The command's environment contains LAKEWARDEN_LOCK_OWNER,
-    LAKEWARDEN_LOCK_URI and LAKEWARDEN_TABLE.
+    Signals are passed on to the command. Its environment contains LAKEWARDEN_LOCK_OWNER, LAKEWARDEN_LOCK_URI and
+    LAKEWARDEN_TABLE.
 
-    Exit codes: the command's own (128 + signal number if a signal killed it); 75 the lock was not acquired; 76 the lock was
-    lost, and the command was ended; 124 the command was ended after N seconds; 1 failure; 2 usage error.
+    Exit codes: the command's own (128 + signal number if a signal killed it); 75 the lock was not acquired; 76 the command was
+    ended, because the lock was lost or N seconds were over; 1 failure; 2 usage error.
     """
-    if shell is not None and command:
-        raise typer.BadParameter("use --exec or a command after --, not both")
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
-    argv = ["/bin/sh", "-c", shell] if shell is not None else command or []
     locate = partial(lock_commands.locate, settings, table, lock, hudi=hudi)
-    held = HoldOptions(locate, seconds, wait, argv, print_message, _print_if_verbose if argv else print_line)
+    held = HoldOptions(locate, seconds, wait, command, print_message)
     raise typer.Exit(_run(lambda: hold(settings, held)))
 
 
@@ -205,9 +195,3 @@ def _lock_folder(uri: str) -> str:
         raise ValueError(
             f"not a bucket or folder: {uri!r}; write s3://bucket[/prefix] or an absolute local path"
         ) from None
-
-
-def _print_if_verbose(line: str) -> None:
-    """Print progress only with --verbose, because the command's own output is on the terminal."""
-    if os.environ.get("LAKEWARDEN_VERBOSE"):
-        print_message(line)

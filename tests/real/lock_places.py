@@ -59,7 +59,7 @@ class Place:
     def holding(self, command: str) -> Iterator[subprocess.Popen[str]]:
         """Start `lakewarden lock hold` with a /bin/sh command, and wait until the command has printed "up"."""
         with self.started(
-            "hold", self.table, "--wait", "60", "--seconds", "300", "--exec", command
+            "hold", self.table, "--wait", "60", "--seconds", "300", "--", "sh", "-c", command
         ) as holder:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "up\n"

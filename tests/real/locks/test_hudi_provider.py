@@ -52,6 +52,8 @@ OURS: dict[str, Any] = {
     "session_timeout_seconds": 30.0,
 }
 OURS_SHORT = {"hudi_validity_seconds": SHORT_LEASE_SECONDS}
+SHOW_OWNER = ("sh", "-c", "echo $LAKEWARDEN_LOCK_OWNER; exec sleep 300")
+"""A command of `lock hold` that prints the owner, and runs until a signal."""
 HUDI_DRIFT_MS = 500
 """A constant of Hudi."""
 OUR_DRIFT_MS = 2_000 * OURS["drift_seconds"]
@@ -115,7 +117,7 @@ class Lake:
         """Start `lakewarden lock hold`, which waits for the lock. It is killed at the end of the block."""
         patience = f"{CONTENTION_PATIENCE_SECONDS:g}"
         arguments = ["hold", table, "--hudi", "--wait", patience, "--seconds", "300"]
-        arguments += ["--", *command] if command else []
+        arguments += ["--", *command]
         env = environment(self.values(**more))
         async with await anyio.open_process(_command(*arguments), env=env) as process:
             assert process.stdout is not None
@@ -230,7 +232,7 @@ async def test_hudi_respects_the_products_lock_until_it_is_released_or_has_expir
 async def test_lock_hold_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: Lake) -> None:
     table = lake.table("hold")
     theirs = await hudi.lock("w", table)
-    async with lake.hold(table) as hold:
+    async with lake.hold(table, *SHOW_OWNER) as hold:
         waiting, shown = await hold.wait_until_waiting(), await lake.show(table)
         await hudi.unlock("w")
         holding, ours = await hold.stdout_line(), lake.record(table)
@@ -242,7 +244,7 @@ async def test_lock_hold_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: L
 
     assert f"held by another owner: {theirs}, until " in waiting
     assert (shown["state"], shown["owner"]) == ("held", theirs)
-    assert (holding, status) == (f"holding {table}{HUDI_LOCK} as owner {ours.owner}", 0)
+    assert (holding, status) == (ours.owner, 128 + signal.SIGINT)
     assert refused is None
     assert f"Lock already held by {ours.owner}" in hudi.log
     assert again not in (None, theirs, ours.owner)
@@ -364,12 +366,12 @@ async def test_hudi_acquires_the_lock_of_a_killed_holder_after_its_lease_and_the
 ) -> None:
     held, granted = lake.table("held"), lake.table("granted")
     with scene.process(**OURS_SHORT) as agent:
-        async with lake.hold(held, **OURS_SHORT) as hold:
+        async with lake.hold(held, *SHOW_OWNER, **OURS_SHORT) as hold:
             await agent.ready()
             writer = scene.writer("ours", granted)
             await writer.begin(lock=granted + HUDI_LOCK, heartbeat_seconds=100)
             await writer.obtain_grant()
-            assert (await hold.stdout_line()).startswith("holding ")
+            assert await hold.stdout_line() == lake.record(held).owner
             hold.process.kill()
             agent.kill()
             left = {table: lake.record(table) for table in (held, granted)}
