@@ -31,11 +31,7 @@ from tests.bench import (
     latency,
     locks,
     page,
-    renewals,
-    rolling,
     steps,
-    stopping,
-    upserts,
     volume,
     waste,
     watching,
@@ -65,8 +61,7 @@ def _on_s3(measure: Callable[[Run, S3Server], Figures]) -> Callable[[Run], Figur
 
 
 def _locks(run: Run, server: S3Server) -> Figures:
-    kept = renewals.measure(run.within("kept"), server)
-    return {"agent": locks.measure(AgentLock(run, server), run.size, server), "renewals": kept}
+    return {"agent": locks.measure(AgentLock(run, server), run.size, server)}
 
 
 PARTS = {
@@ -74,14 +69,11 @@ PARTS = {
     "volume": Part(volume.measure, volume.rows),
     "ledger": Part(volume.measure_ledger, volume.ledger_rows),
     "failover": Part(failover.measure, failover.rows, failover.FOOTNOTE),
-    "rolling": Part(rolling.measure, rolling.rows),
     "watching": Part(_on_s3(watching.measure), watching.rows),
     "web": Part(page.measure, page.rows),
     "check": Part(in_memory.measure, in_memory.rows, broker=False),
     "steps": Part(steps.measure, steps.rows, broker=False),
     "waste": Part(waste.measure, waste.rows, broker=False, own_table=True),
-    "stop": Part(stopping.measure, stopping.rows, own_table=True),
-    "upserts": Part(upserts.measure, upserts.rows, own_table=True),
     "assess": Part(assessing.measure, assessing.rows, broker=False, own_table=True),
     "locks": Part(_on_s3(_locks), locks.rows, own_table=True),
 }
@@ -96,8 +88,7 @@ def _measure(
     What the others have measured is kept if it fails again; then `failed` has the error.
     """
     report: Figures = {}
-    left_out = {"rolling": not size.rolling_tables, "stop": not size.aborts}
-    chosen = [each for each in measured if each in parts and not left_out.get(each)]
+    chosen = [part for part in measured if part in parts]
     broker = any(measured[part].broker for part in chosen)
     with _place(bootstrap_servers, broker=broker) as run:
         for part, outcome in ((part, each) for part in chosen for each in ROUNDS):

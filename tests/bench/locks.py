@@ -112,13 +112,11 @@ def _over_trials(trials: Sequence[Figures]) -> Figures:
 
 
 def rows(report: Figures) -> Rows:
-    """The table that is printed. `report` has the figures of `agent`, and perhaps those of `hudi` and of `renewals`."""
+    """The table that is printed. `report` has the figures of `agent`, and perhaps those of `hudi`."""
     sides = [report[name] for name in ("agent", "hudi") if name in report]
     yield ("the lock, on a local S3 server", "measured", "target", f"Hudi {HUDI_VERSION}")[: 2 + len(sides)]
     for title, aim, text in _rows():
         yield title, text(sides[0]), aim, *map(text, sides[1:])
-    for row in _renewals(report["renewals"]) if "renewals" in report else ():
-        yield (*row, "")[: 2 + len(sides)]
 
 
 def footnote(report: Figures) -> str:
@@ -179,20 +177,3 @@ def _lost(name: str, side: Figures) -> str:
     if "raised" in figure:
         text += f"; the release raises {figure['raised']}"
     return text
-
-
-def _renewals(report: Figures) -> Iterator[tuple[str, str, str]]:
-    pause = report["pause"]
-    yield (
-        f"{report['locks']:,} locks of one agent, renewed every {report['renew_seconds']:g} s",
-        f"{report['agent_core']:.2f} of a core",
-        "< 1 core",
-    )
-    late = shown(report["late_ms"], names="p50 p99 max", digits="0")
-    yield "  delay of the renewals beyond the interval", late, ""
-    yield (
-        f"  after a suspension of {pause['seconds']:g} s",
-        f"all renewed within {pause['all_renewed_after_seconds']:.1f} s",
-        "",
-    )
-    yield "  leases lost", f"{report['lost']}", "0"

@@ -28,7 +28,7 @@ SMALL = Workload(2, overlap=True, batches=2, rows_per_day=50, rows_per_batch=20,
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The sizes of all parts. With 0 fail-overs only the shorter one is measured, once; other parts are left out with 0."""
+    """The sizes of all parts. With 0 fail-overs only the shorter one is measured, once."""
 
     trials: int = sized(300, 10)
     warm_up: int = sized(30, 3)
@@ -49,11 +49,7 @@ class Size:
     contention_seconds: float = sized(20.0, 1.0)
     lost_answers: int = sized(3, 1)
     """Of each kind."""
-    locks: int = sized(1_000, 10)
-    locks_seconds: float = sized(30.0, 3.0)
-    renew_seconds: float = sized(3.0, 2.5)
     failovers: int = sized(3, 0)
-    rolling_tables: int = sized(200, 0)
     watched_tables: int = sized(100, 3)
     watched_seconds: float = sized(20.0, 1.0)
     watched_trials: int = sized(30, 2)
@@ -66,12 +62,6 @@ class Size:
     """Of an open page in Chromium whose stream is fed."""
     assessed_share: float = sized(1.0, 0.01)
     """Of the large tables that are assessed."""
-    aborts: int = sized(20, 0)
-    """Of each kind of batch."""
-    upsert_files: int = sized(30, 2)
-    upsert_rows: int = sized(40_000, 10)
-    """In each file."""
-    upsert_runs: int = sized(3, 1)
     peers: Sequence[Workload] = sized(
         (
             *(

@@ -103,10 +103,6 @@ def test_the_benchmark_runs_and_reports_every_figure(
     for starts in (report["volume"]["restart"], report["ledger"]["full"]):
         assert starts.keys() >= {"ready_seconds", "replay_seconds", "resident_mb", "peak_mb", "cpu_seconds"}
     _check_locks(report["locks"])
-    for ways in report["upserts"]["cases"].values():
-        assert [ways[way]["files"] for way in ("matched files", "whole partitions")] == [2, 2], (
-            "all are small"
-        )
     assert report["watching"]["marker_to_abort_ms"]["count"] == 2
     assert report["watching"]["active"]["requests_per_second"] > 0
     for form in ("delta", "paimon", "iceberg"):
@@ -190,10 +186,6 @@ def _check_locks(report: dict[str, Any]) -> None:
     for name in ("contention", "contention_delayed"):
         assert agent[name]["cycles_per_second"]["median"] > 0
         assert 0 < agent[name]["jain"]["median"] <= 1
-    kept = report["renewals"]
-    assert kept["late_ms"]["count"] > 0
-    assert kept["pause"]["renewed"] == kept["locks"]
-    assert kept["lost"] == 0
 
 
 def _started_with(folder: Path) -> list[int]:
