@@ -56,7 +56,7 @@ class Admitted(DecisionEvent):
     freed_by: Text | None = None
     """The transaction for which this one waited last. Null: it waited for none, or the agent doesn't know it."""
     namesakes: tuple[str, ...] | None = None
-    """Writers in the ledger with the same job name or query id, up to ten. Null for batch 0, and for a known writer."""
+    """Writers in the ledger with the same job name or query id, the last ten. Null for batch 0, and for a known writer."""
 
 
 class Abort(DecisionEvent):

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
@@ -20,6 +19,9 @@ from lakewarden.spark_jobs.streaming.spark_support import require_spark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_HISTORIES: Final[defaultdict[tuple[str, str, str], TableHistory]] = defaultdict(TableHistory)
+"""What the writers of this driver experienced, by brokers, topic prefix and table: of all its gates."""
+
 
 class CommitGate(TransactionGate):
     """A driver's connection to the agents. Create one per driver; its queries and threads share it.
@@ -27,11 +29,6 @@ class CommitGate(TransactionGate):
     `foreach_batch` is for streaming queries, `transaction` for every other write. Close the gate at the end, or use it as
     a context manager; Python's exit closes it otherwise.
     """
-
-    @cached_property
-    def _histories(self) -> defaultdict[str, TableHistory]:
-        """By table: what the writers of this driver experienced there."""
-        return defaultdict(TableHistory)
 
     def foreach_batch(
         self,
@@ -96,5 +93,5 @@ class CommitGate(TransactionGate):
             writer=writer,
             max_attempts=max_attempts,
             scope=scope,
-            history=self._histories[target.table],
+            history=_HISTORIES[self._channel.bootstrap_servers, self._channel.topics.prefix, target.table],
         )

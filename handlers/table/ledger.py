@@ -91,7 +91,7 @@ class CommittedBatch:
 
 
 class CommittedBatches(MutableMapping[str, CommittedBatch]):
-    """The last committed batch of each writer of a table. Each is kept as one string of bytes."""
+    """The last committed batch of each writer of a table, the last one entered last. Each is kept as one string of bytes."""
 
     __slots__ = ("_packed",)
 
@@ -112,6 +112,7 @@ class CommittedBatches(MutableMapping[str, CommittedBatch]):
             fields += [None, None]
         if batch.edition is not None:
             fields.append(batch.edition)
+        self._packed.pop(writer, None)
         self._packed[writer] = _encode(fields).encode()
 
     def __contains__(self, writer: object) -> bool:

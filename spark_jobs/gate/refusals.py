@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lakewarden.handlers.writers_log import MAX_NAMESAKES
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import (
     MAX_NAMED,
@@ -60,9 +61,12 @@ def new_query(batch: int, others: Sequence[str], facts: str) -> GateError:
     metadata = f'write {{"id":"{query}"}} into it, with writer={job!r}'
     if len(which) > 1:
         metadata = 'write {"id":"…"} into it, with id and name of the one that this query was (`lakewarden ledger show`)'
+    named = " and ".join(which)
+    if len(which) >= MAX_NAMESAKES:
+        named += ", perhaps among others"
     return GateError(
-        f"this query begins with batch {batch}; this table has no batch of it, but batches of {' and '.join(which)}, which may "
-        f"be the same: nothing was written; if the checkpoint has lost its file `metadata`, {metadata}; if it was copied, give "
+        f"this query begins with batch {batch}; ledger and table show no batch of it, but batches of {named}, which may be the "
+        f"same: nothing was written; if the checkpoint has lost its file `metadata`, {metadata}; if it was copied, give "
         "this query one of its own; if the batches are others, pass new_writer=True to `foreach_batch` until one is committed; "
         f"then start the query again (docs/recovery.md#who-a-writer-is); {facts}"
     )

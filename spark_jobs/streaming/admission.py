@@ -83,8 +83,8 @@ class TableHistory:
     """So many of them in a row, and waiting doesn't pay."""
     predictions: dict[str, Prediction] = field(default_factory=dict)
     """Predictions of the writers that lost a conflict."""
-    begun: set[str] = field(default_factory=set)
-    """The writers, by their names on the wire, that have opened a transaction."""
+    begun: dict[str, str | None] = field(default_factory=dict)
+    """The writers, by their names on the wire, that have opened a transaction: in which run of their query, the last time."""
 
     @property
     def waiting_pays(self) -> bool:

@@ -170,6 +170,11 @@ class _Batch:
     refused: int = 0
     """Commits that the format's own check refused."""
 
+    @property
+    def run(self) -> str | None:
+        """The id of the query's run. A restarted query has another one."""
+        return None if self.query is None else str(self.query.runId())
+
     def what_stopped(self) -> str | None:
         return what_stopped(self.rows, self.query)
 
@@ -266,7 +271,7 @@ class BatchWriter:
                 self._run_attempt(micro_batch, attempt)
                 break
             except errors.AlreadyCommitted as skipped:
-                self._history.begun.add(micro_batch.writer)
+                self._history.begun[micro_batch.writer] = micro_batch.run
                 _report_skipped(micro_batch, skipped)
                 return
             except Exception as raised:
@@ -322,12 +327,12 @@ class BatchWriter:
         known = txn.waits.namesakes
         if begins and known is not None and not self._target.new_writer:
             in_table = [*getattr(self._write, "writers", tuple)()]
-            _, _, query = batch.writer.rpartition(":")
             others = (*known, *namesakes(batch.writer, in_table))
-            doubtful = [each for each in others if not (each in begun and query in each)]
+            # One run of a query may write the table under two names. A copy of its checkpoint is another run.
+            doubtful = [each for each in others if begun.get(each, "") != batch.run]
             if doubtful and txn.writer not in in_table:
                 raise refusals.new_query(batch.number, doubtful, txn.facts)
-        begun.add(batch.writer)
+        begun[batch.writer] = batch.run
 
     def _find_scope(self, batch: _Batch, tries: int = MAX_SCOPE_TRIES) -> None:
         """Find the scope of the batch. The rows in which the sink finds it stay as they are until the batch has ended."""

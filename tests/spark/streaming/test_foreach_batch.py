@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyspark
@@ -24,6 +25,7 @@ from lakewarden.events import (
     Marker,
     WriterEventUnion,
 )
+from lakewarden.handlers.writers_log import MAX_NAMESAKES
 from lakewarden.spark_jobs import CommitAborted
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.transaction import Transaction
@@ -166,6 +168,7 @@ def test_an_abort_cancels_running_jobs_and_the_batch_is_queued(harness: Harness,
 
 
 A, B = (f"{digit * 8}-0000-0000-0000-000000000000" for digit in "ab")
+MANY = [f"w:{number:08x}{A[8:]}" for number in range(MAX_NAMESAKES)]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,7 @@ A, B = (f"{digit * 8}-0000-0000-0000-000000000000" for digit in "ab")
         (1, (f"v:{A}",), (), {}, f"v:{A}"),
         (1, (f"w:{B}",), [f"w:{B}"], {}, f"w:{B}"),
         (1, (f"w:{B}", f"v:{A}"), (), {}, f"w:{B} and v:{A}"),
+        (1, tuple(MANY), (), {}, f"{' and '.join(MANY)}, perhaps among others"),
         (1, (f"w:{B}",), (), {"new_writer": True}, None),
     ],
 )
@@ -217,7 +221,9 @@ def test_a_query_whose_id_is_new_may_not_begin_behind_what_its_job_has_committed
         agent.wait_for("commit-completed")
         write(spark.range(1), batch_id + 1)
         return
-    with pytest.raises(GateError, match=f"no batch of it, but batches of {refused_for}, which") as caught:
+    with pytest.raises(
+        GateError, match=f"show no batch of it, but batches of {refused_for}, which"
+    ) as caught:
         write(spark.range(1), batch_id)
     assert not caught.value.retriable
     one = not refused_for.count(" and ")
@@ -227,15 +233,26 @@ def test_a_query_whose_id_is_new_may_not_begin_behind_what_its_job_has_committed
     assert "commit-requested" not in agent.types()
 
 
+@pytest.mark.parametrize("gates", [1, 2])
 @pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_copy", [False, True])
 def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
-    *, harness: Harness, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    gates: int,
+    is_restarted: bool,
+    is_copy: bool,
 ) -> None:
     """A query that comes to the gate with an old checkpoint may write a table twice in a batch, under two names.
 
-    If its driver dies between the two, the first one is skipped after the restart.
+    If its driver dies between the two, the first one is skipped after the restart. A query that began with a copy of the
+    checkpoint is another run.
     """
     monkeypatch.setattr(batches, "wire_name", lambda writer, _: f"{writer}:{A}")
+    run = SimpleNamespace(runId=lambda: "run 1", isActive=lambda: True)
+    monkeypatch.setattr(batches, "query_of", lambda _: run)
     known: list[str] = []
 
     def naming(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
@@ -250,9 +267,16 @@ def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
         return found
 
     agent = harness.agent(naming)
-    gate = harness.gate()
-    for writer in ("inserts", "deletes"):
-        gate.foreach_batch(commit, table=TABLE, writer=writer)(spark.range(1), 57)
+    first = harness.gate()
+    second = first if gates == 1 else harness.gate()
+    first.foreach_batch(commit, table=TABLE, writer="inserts")(spark.range(1), 57)
+    write = second.foreach_batch(commit, table=TABLE, writer="deletes")
+    if is_copy:
+        run.runId = lambda: "run 2"
+        with pytest.raises(GateError, match=f"batches of inserts:{A}, which may be the same"):
+            write(spark.range(1), 57)
+        return
+    write(spark.range(1), 57)
 
     completed = agent.wait_for("commit-completed", 1 if is_restarted else 2)
     assert completed[-1].writer == f"deletes:{A}"

@@ -39,6 +39,15 @@ def test_a_batch_is_kept_as_it_was(
     assert batches == {"writer": batch}
 
 
+def test_the_writer_that_committed_last_is_the_last_one() -> None:
+    """The agent names the last ten of a job's query ids."""
+    batches = CommittedBatches()
+    for number, writer in enumerate(("v", "w", "v")):
+        batches[writer] = CommittedBatch(number, "t", None)
+
+    assert list(batches) == ["w", "v"]
+
+
 def test_losses_are_kept_with_their_places_until_a_commit() -> None:
     """A protected writer stays protected when its quiet table is used again."""
     entries = LedgerEntries()
