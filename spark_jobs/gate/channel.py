@@ -7,8 +7,7 @@
   answer is missed. It has no group and commits no offsets: its position matters to no other process.
 - *One consumer per partition.* `assign` replaces a consumer's whole assignment and its positions, so adding a partition to a
   running consumer could skip records of the others.
-- *A producer that failed is replaced.* After an idempotent producer has dropped a batch, the broker may refuse its next ones,
-  because a sequence number is missing.
+- *A producer that failed is replaced* (`SharedProducer`).
 - *Reading survives every error.* Whatever a client, a token provider or a user's function raises is logged, and the reading
   continues at its position. A client may also go quiet: aiokafka's own background task ends by an unexpected error, and then
   its consumer returns nothing, without an error. So a consumer that returned nothing for `QUIET_SECONDS` is compared with the
@@ -42,6 +41,7 @@ from lakewarden.spark_jobs.gate.kafka import (
     SEND_TIMEOUT_SECONDS,
     SENT_AGAIN,
     LoopThread,
+    SharedProducer,
     at_most_twice,
     make_consumer,
     make_producer,
@@ -95,10 +95,9 @@ class Channel:
         self.share = uuid.uuid4().hex
         """What the executors' channels of this gate have in common: they connect with the same options (`executor.py`)."""
         self._thread = LoopThread(bootstrap_servers, name="lakewarden-channel")
-        self._opening = anyio.Lock()
+        self._producer = SharedProducer(self._thread, self._make_producer)
         self._opening_reader: defaultdict[int, anyio.Lock] = defaultdict(anyio.Lock)
         """By partition: a client that starts slowly delays its own partition only."""
-        self._producer: Any = None
         self._partitions: int | None = None
         self._readers: dict[int, Any] = {}
         self._subscribers: dict[str, OnDecision] = {}
@@ -197,50 +196,27 @@ class Channel:
         return offset()
 
     async def _publish(self, event: wire.WriterEventUnion) -> Awaitable[int]:
-        producer = await self._ready_producer()
+        await self._producer.ready()
         partition = self._partition(event.table)
+        return await self._producer.send(
+            self.topics.writers, event.table.encode(), wire.encode(event), partition
+        )
+
+    async def _make_producer(self) -> Any:
+        producer = await make_producer(
+            self.bootstrap_servers,
+            self.kafka,
+            topic=self.topics.writers,
+            client_id=WRITER_CLIENT_ID,
+            timeout=self.timeout,
+        )
         try:
-            acknowledged = await producer.send(
-                self.topics.writers, wire.encode(event), event.table.encode(), partition=partition
-            )
+            if self._partitions is None:
+                self._partitions = await self._count_partitions(producer)
         except BaseException:
-            self._discard(producer)
+            await stop_client(producer)
             raise
-
-        async def offset() -> int:
-            try:
-                return int((await acknowledged).offset)
-            except BaseException:
-                self._discard(producer)
-                raise
-
-        return offset()
-
-    def _discard(self, producer: Any) -> None:
-        if self._producer is producer:
-            self._producer = None
-            self._thread.start_soon(stop_client, producer)
-
-    async def _ready_producer(self) -> Any:
-        if self._producer is not None:
-            return self._producer
-        async with self._opening:
-            if self._producer is None:
-                producer = await make_producer(
-                    self.bootstrap_servers,
-                    self.kafka,
-                    topic=self.topics.writers,
-                    client_id=WRITER_CLIENT_ID,
-                    timeout=self.timeout,
-                )
-                try:
-                    if self._partitions is None:
-                        self._partitions = await self._count_partitions(producer)
-                except BaseException:
-                    await stop_client(producer)
-                    raise
-                self._producer = producer
-            return self._producer
+        return producer
 
     async def _count_partitions(self, producer: Any) -> int:
         # Of all topics: a request for one by name would create it, if the broker creates topics automatically.
@@ -267,7 +243,7 @@ class Channel:
         return partition_of(table, self._partitions)
 
     async def _open_reader(self, table: str) -> None:
-        await self._ready_producer()
+        await self._producer.ready()
         partition = self._partition(table)
         async with self._opening_reader[partition]:
             if partition in self._readers:
@@ -428,7 +404,7 @@ class Channel:
         return True
 
     async def _read_back(self, table: str, start: int) -> list[wire.WriterEventUnion]:
-        await self._ready_producer()
+        await self._producer.ready()
         where = TopicPartition(self.topics.writers, self._partition(table))
         consumer = await self._consumer(where)
         found: list[wire.WriterEventUnion] = []
@@ -449,9 +425,8 @@ class Channel:
         return found
 
     async def _stop_clients(self) -> None:
-        clients = [*self._readers.values(), self._producer]
+        consumers = list(self._readers.values())
         self._readers.clear()
-        self._producer = None
-        for client in clients:
-            if client is not None:
-                await stop_client(client)
+        for consumer in consumers:
+            await stop_client(consumer)
+        await self._producer.stop()

@@ -16,21 +16,19 @@ import os
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import anyio
-
 from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode, event_chunks
-from lakewarden.events.access import stop_client
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     SEND_TIMEOUT_SECONDS,
     STOP_SECONDS,
     LoopThread,
+    SharedProducer,
     at_most_twice,
     make_producer,
 )
@@ -61,7 +59,6 @@ class ExecutorChannel:
 
     def touch_all(self, markers: Iterable[Marker]) -> None:
         """Publish markers. Returns when Kafka has acknowledged all of them."""
-        topic = Topics(self.topic_prefix).writers
         for chunk in event_chunks(as_markers(markers)):
             event = MarkerCreated(
                 event_id=uuid.uuid4().hex,
@@ -72,54 +69,45 @@ class ExecutorChannel:
                 markers=chunk,
             )
             facts = f"table={self.table} writer={self.writer} transaction={self.transaction}"
-            _producer(self).send(topic, self.table.encode(), encode(event), self.timeout, facts)
+            _producer(self).send(self.table.encode(), encode(event), facts)
 
 
 class _ProducerThread:
     """One producer in a loop thread of its own, for all tasks of a worker process."""
 
-    def __init__(self, bootstrap_servers: str, kafka: KafkaSettings | None, timeout: float) -> None:
+    def __init__(
+        self, bootstrap_servers: str, kafka: KafkaSettings | None, topic: str, timeout: float
+    ) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._kafka = kafka
+        self._topic = topic
         self._timeout = timeout
         self._thread = LoopThread(bootstrap_servers, name="lakewarden-executor")
-        self._opening = anyio.Lock()
-        self._producer: Any = None
+        self._producer = SharedProducer(self._thread, self._make_producer)
 
-    def send(self, topic: str, key: bytes, value: bytes, timeout: float, facts: str) -> None:
-        send = partial(at_most_twice, self._send(topic, key, value))
-        self._thread.call(send, timeout=timeout, doing="publishing markers", facts=facts)
+    def send(self, key: bytes, value: bytes, facts: str) -> None:
+        async def send() -> int:
+            return await (await self._producer.send(self._topic, key, value))
+
+        self._thread.call(
+            partial(at_most_twice, send), timeout=self._timeout, doing="publishing markers", facts=facts
+        )
 
     def stop(self) -> None:
         """Close the producer; ignore that Kafka doesn't answer."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
+        if self._thread.started:
             with contextlib.suppress(AgentUnreachable):
-                self._thread.call(lambda: stop_client(producer), timeout=STOP_SECONDS, doing="closing")
+                self._thread.call(self._producer.stop, timeout=STOP_SECONDS, doing="closing")
         self._thread.close()
 
-    def _send(self, topic: str, key: bytes, value: bytes) -> Callable[[], Awaitable[None]]:
-        async def send() -> None:
-            async with self._opening:
-                if self._producer is None:
-                    self._producer = await make_producer(
-                        self._bootstrap_servers,
-                        self._kafka,
-                        topic=topic,
-                        client_id=EXECUTOR_CLIENT_ID,
-                        timeout=self._timeout,
-                    )
-                producer = self._producer
-            try:
-                await producer.send_and_wait(topic, value, key)
-            except BaseException:
-                # The broker may refuse an idempotent producer that has dropped a record (`channel.py`): replace it.
-                if self._producer is producer:
-                    self._producer = None
-                    self._thread.start_soon(stop_client, producer)
-                raise
-
-        return send
+    async def _make_producer(self) -> Any:
+        return await make_producer(
+            self._bootstrap_servers,
+            self._kafka,
+            topic=self._topic,
+            client_id=EXECUTOR_CLIENT_ID,
+            timeout=self._timeout,
+        )
 
 
 _producers: OrderedDict[tuple[int, str], _ProducerThread] = OrderedDict()
@@ -140,7 +128,10 @@ def _producer(channel: ExecutorChannel) -> _ProducerThread:
     oldest: _ProducerThread | None = None
     with _producers_lock:
         if key not in _producers:
-            _producers[key] = _ProducerThread(channel.bootstrap_servers, channel.kafka, channel.timeout)
+            topic = Topics(channel.topic_prefix).writers
+            _producers[key] = _ProducerThread(
+                channel.bootstrap_servers, channel.kafka, topic, channel.timeout
+            )
             if len(_producers) > MAX_PRODUCERS:
                 (pid, _), thread = _producers.popitem(last=False)
                 oldest = thread if pid == os.getpid() else None

@@ -352,6 +352,69 @@ async def at_most_twice(send: Callable[[], Awaitable[T]]) -> T:
         return await send()
 
 
+class SharedProducer:
+    """The producer of all sends in a loop, made by the first one. Call it inside the loop only.
+
+    - A producer that failed a send is replaced. After an idempotent producer has dropped a batch, the broker may refuse its next
+      ones, because a sequence number is missing.
+    - Its other sends have the time until it has stopped. Then they fail with `ProducerClosed`, after which they are sent again.
+    """
+
+    def __init__(self, thread: LoopThread, make: Callable[[], Awaitable[Any]]) -> None:
+        self._thread = thread
+        self._make = make
+        self._opening = anyio.Lock()
+        self._producer: Any = None
+        self._pending: set[asyncio.Future[Any]] = set()
+
+    async def ready(self) -> Any:
+        if self._producer is None:
+            async with self._opening:
+                if self._producer is None:
+                    self._producer = await self._make()
+        return self._producer
+
+    async def send(
+        self, topic: str, key: bytes, value: bytes, partition: int | None = None
+    ) -> Awaitable[int]:
+        """Pass a record to the producer. Await the result for its offset."""
+        producer = await self.ready()
+        try:
+            sent = asyncio.ensure_future(await producer.send(topic, value, key, partition=partition))
+        except BaseException:
+            self._replace(producer)
+            raise
+        self._pending.add(sent)
+        sent.add_done_callback(self._pending.discard)
+
+        async def offset() -> int:
+            try:
+                return int((await sent).offset)
+            except BaseException:
+                self._replace(producer)
+                raise
+
+        return offset()
+
+    def _replace(self, producer: Any) -> None:
+        if self._producer is producer:
+            self._producer = None
+            self._thread.start_soon(_stop_producer, producer, self._pending)
+            self._pending = set()
+
+    async def stop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await access.stop_client(producer)
+
+
+async def _stop_producer(producer: Any, pending: set[asyncio.Future[Any]]) -> None:
+    await access.stop_client(producer)
+    for each in list(pending):
+        if not each.done():
+            each.set_exception(ProducerClosed())
+
+
 def unreachable(
     bootstrap_servers: str, doing: str, timeout: float, error: BaseException, facts: str, *, stood_still: str
 ) -> AgentUnreachable:

@@ -159,9 +159,6 @@ class Producers:
 
         return acknowledgement()
 
-    async def send_and_wait(self, *_: object) -> None:
-        await (await self.send())
-
 
 @pytest.mark.parametrize("publishes", ["driver", "executor"])
 @pytest.mark.parametrize("at_once", [True, False], ids=["at-once", "later"])
@@ -175,14 +172,14 @@ def test_a_writer_sends_an_event_once_more_or_raises_what_to_do(
         monkeypatch.setattr(module, "make_producer", producers.make)
     channel = Channel("kafka-1:9092", topics=Topics("p"))
     channel._partitions = 1
-    executor = executor_module._ProducerThread("kafka-1:9092", None, 5)
+    executor = executor_module._ProducerThread("kafka-1:9092", None, "p.writers", 5)
     row, _, remedy = ROWS[error.__name__].partition(", ")
 
     def publish() -> None:
         if publishes == "driver":
             channel.send(EVENT)
         else:
-            executor.send("p.writers", TABLE.encode(), b"", 5, "")
+            executor.send(TABLE.encode(), b"", "")
 
     try:
         if row == "sent again" and failing == 1:

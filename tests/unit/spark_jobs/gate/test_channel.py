@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import aiokafka
 import anyio
 import pytest
-from aiokafka.errors import ConsumerStoppedError
+from aiokafka.errors import ConsumerStoppedError, MessageSizeTooLargeError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from lakewarden.events import (
@@ -367,7 +369,6 @@ def test_the_error_of_a_timeout_names_that_this_process_stood_still() -> None:
     )
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("error", SENT_AGAIN)
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("when", ["at once", "later"])
@@ -406,3 +407,49 @@ async def test_an_event_is_sent_once_more_if_the_broker_has_forgotten_the_produc
     else:
         assert await (await channel.publish(event)) == 7
     assert len(made_producers) == 2
+
+
+@pytest.mark.parametrize("fails", ["an error", "no answer"])
+async def test_what_else_a_discarded_producer_had_to_send_is_sent_again_at_once(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sends of other transactions don't run into their own timeouts."""
+    channel = Channel("nowhere:9092", topics=Topics("p"))
+    channel._partitions = 1
+    loop = asyncio.get_running_loop()
+    answers: list[asyncio.Future[Any]] = []
+
+    class Producer:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        async def send(self, *_: Any, **__: Any) -> Any:
+            answers.append(loop.create_future())
+            if self._number:
+                answers[-1].set_result(SimpleNamespace(offset=7))
+            return answers[-1]
+
+        async def stop(self) -> None:
+            pass
+
+    numbers = itertools.count()
+
+    async def make(*_: Any, **__: Any) -> Any:
+        return Producer(next(numbers))
+
+    monkeypatch.setattr(channel_module, "make_producer", make)
+    monkeypatch.setattr(
+        channel._thread, "start_soon", lambda each, *given: asyncio.ensure_future(each(*given))
+    )
+    event = made(CommitIntent, table=TABLE, transaction="t-1")
+    first, *others = [asyncio.ensure_future(await channel.publish(event)) for _ in range(3)]
+    await asyncio.sleep(0)
+
+    if fails == "no answer":
+        first.cancel()
+    else:
+        answers[0].set_exception(MessageSizeTooLargeError())
+
+    assert await asyncio.gather(*others) == [7, 7]
+    assert next(numbers) == 2, "both were sent by one new producer"
+    assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], BaseException)

@@ -20,7 +20,7 @@ class Producer:
 
     made: list[Producer]
 
-    def __init__(self, _: str, kafka: Any, __: float) -> None:
+    def __init__(self, _: str, kafka: Any, *__: object) -> None:
         self.kafka = kafka
         self.sent = 0
         self.stopped = False
