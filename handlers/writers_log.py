@@ -25,7 +25,7 @@ def without_query(writer: str) -> str:
 
 
 def namesakes(writer: str, others: Iterable[str]) -> tuple[str, ...]:
-    """Return the last `MAX_NAMESAKES` of the others that are the same job by another query id, or the same query by another job name."""
+    """Return the last `MAX_NAMESAKES` of the others that are this job by another query id, or its query by another job name."""
     own = _OF_QUERY.fullmatch(writer)
     if own is None:
         return ()
