@@ -34,7 +34,7 @@ from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import few, first_of
 from lakewarden.agent.watching.foreground import limit_memory, watch_until_signal
 from lakewarden.events import ConflictDetected
-from lakewarden.handlers.explain.condition import shown_name
+from lakewarden.handlers.explain.life import shown_name
 
 EXIT_USAGE = 2
 

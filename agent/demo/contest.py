@@ -7,14 +7,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
-from lakewarden.agent.attempts.trace import Attempt, AttemptOutcome, AttemptStep, document, drawing, key
+from lakewarden.agent.attempts.trace import document, drawing, key
 from lakewarden.agent.demo.flights import FEEDS
 from lakewarden.agent.time_text import counted, first_of
 from lakewarden.events import ALL_FILE_GROUPS
+from lakewarden.handlers.explain.life import End, Life, LifeStep
 
 _SHOWN_OVERLAPS = 2
 _WIDTH, _LEFT, _GAP, _TOP, _ROW, _BAR = 1500.0, 120.0, 36.0, 90.0, 100.0, 50.0
@@ -71,7 +72,7 @@ class Contest:
 
     admission: str | None
     """None: without an agent."""
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Life, ...]
     """In the order of their start."""
     check: TableCheck
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -84,62 +85,82 @@ class Contest:
         """The heading of its column and its time line."""
         return self.admission or "without an agent"
 
-    def _of(self, outcome: AttemptOutcome) -> list[Attempt]:
-        return [each for each in self.attempts if each.outcome is outcome]
+    def _of(self, outcome: End) -> list[Life]:
+        return [each for each in self.attempts if each.end is outcome]
 
     @property
     def conflicts(self) -> int:
-        return len(self._of(AttemptOutcome.CONFLICT))
+        return len(self._of(End.CONFLICT))
 
     @property
     def wasted_seconds(self) -> float:
         """Compute that the losers wasted: from the admission to the end of the Spark jobs, or to the commit request."""
-        return sum(_computed_seconds(each) for each in self._of(AttemptOutcome.CONFLICT))
+        return sum(_computed_seconds(each) for each in self._of(End.CONFLICT))
 
     @property
     def batches(self) -> int:
-        return len(self._of(AttemptOutcome.COMMITTED))
+        return len(self._of(End.COMMITTED))
 
     @property
     def seconds(self) -> float:
         """From the first step of a writer to the last one, without the start of Spark."""
-        return max((each.steps[-1].at for each in self.attempts), default=0.0)
+        return max((each.last for each in self.attempts), default=0.0)
 
 
-def _computed_seconds(attempt: Attempt) -> float:
-    ends = [at for what in ("requested", "jobs-stopped") if (at := attempt.at(what)) is not None]
-    return max(0.0, (min(ends) if ends else attempt.steps[-1].at) - attempt.computing_since)
+def _computed_seconds(life: Life) -> float:
+    ends = [at for what in ("requested", "jobs-stopped") if (at := life.times.get(what)) is not None]
+    began = life.times.get("admitted") or life.started
+    return max(0.0, min(ends, default=life.last) - began)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a transaction, as its writer saw it."""
+
+    at: float
+    what: str
+    table: str
+    writer: str
+    transaction: str
+    batch_id: int | None
+    attempt: int
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def note_in(self, life: Life) -> None:
+        told = {"reason": "reason", "cause": "cause", "others": "winners"}
+        facts = {told[name]: value for name, value in self.detail.items() if name in told}
+        life.take(cast("LifeStep", self.what), self.at, **facts)
 
 
 class Transcript:
     """Prints a line for each step of a contest, and keeps the steps. Times are seconds since the first one."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts: dict[str, Life] = {}
         self._show = show
         self._began: float | None = None
 
     @property
-    def attempts(self) -> tuple[Attempt, ...]:
+    def attempts(self) -> tuple[Life, ...]:
         return tuple(sorted(self._attempts.values(), key=lambda each: each.started))
 
-    def add(self, step: AttemptStep) -> None:
+    def add(self, step: Step) -> None:
         """Record a step of a transaction, and print its line if it has one."""
         self._began = step.at if self._began is None else self._began
         step = replace(step, at=step.at - self._began)
-        attempt = Attempt(step.transaction, step.writer, step.batch_id, step.attempt)
+        life = Life(step.transaction, step.writer, step.batch_id)
         if step.transaction:  # a batch that failed early has none
-            attempt = self._attempts.setdefault(step.transaction, attempt)
-        attempt.steps.append(step)
-        if line := line_of(step, attempt):
+            life = self._attempts.setdefault(step.transaction, life)
+        step.note_in(life)
+        if line := line_of(step, life):
             batch = "" if step.batch_id is None else f"batch {step.batch_id}"
             self._show(f"{step.at:6.1f} s  {step.writer:<11}{batch:<10}{line}")
 
 
-def step_of(line: str) -> AttemptStep:
+def step_of(line: str) -> Step:
     """The step that a writer has printed."""
     found = json.loads(line)
-    return AttemptStep(**{**found, "writer": _short(found["writer"])})
+    return Step(**{**found, "writer": _short(found["writer"])})
 
 
 def _short(writer: str) -> str:
@@ -147,11 +168,11 @@ def _short(writer: str) -> str:
     return writer.partition(":")[0]
 
 
-def line_of(step: AttemptStep, attempt: Attempt) -> str | None:
-    """The text of a step, or None for a step that is not shown. `attempt` already contains the step."""
+def line_of(step: Step, life: Life) -> str | None:
+    """The text of a step, or None for a step that is not shown. `life` already has the step."""
 
-    def since(what: str) -> float:
-        earlier = attempt.at(what)
+    def since(what: LifeStep) -> float:
+        earlier = life.times.get(what)
         return 0.0 if earlier is None else max(0.0, step.at - earlier)
 
     match step.what:
@@ -170,7 +191,7 @@ def line_of(step: AttemptStep, attempt: Attempt) -> str | None:
             return "committed"
         case "already-committed":
             return "skipped: already committed"
-        case "abandoned" if attempt.at("abort") is None:
+        case "abandoned" if life.times.get("abort") is None:
             return "abandoned"
         case "failed":
             reason = str(step.detail.get("error") or step.detail.get("reason") or "see the writer's log")
@@ -179,7 +200,7 @@ def line_of(step: AttemptStep, attempt: Attempt) -> str | None:
             return None
 
 
-def _abort(step: AttemptStep) -> str:
+def _abort(step: Step) -> str:
     reason = str(step.detail.get("reason", "conflict"))
     if reason != "conflict":
         return f"aborted: {reason}"

@@ -23,8 +23,7 @@ from types import FrameType
 import pyarrow as pa
 import pyarrow.parquet
 
-from lakewarden.agent.attempts.trace import AttemptStep
-from lakewarden.agent.demo.contest import Contest, Transcript, compare, draw, step_of
+from lakewarden.agent.demo.contest import Contest, Step, Transcript, compare, draw, step_of
 from lakewarden.agent.demo.flights import (
     FEEDS,
     FILES_PER_DAY,
@@ -191,7 +190,7 @@ class Writer:
         self._start, self._seen = start, 0
         self._child = start(f"{name}-0")
 
-    def poll(self) -> Iterator[AttemptStep | str]:
+    def poll(self) -> Iterator[Step | str]:
         """The steps since the last call, and a note if the process has failed and was restarted."""
         code = None if self.done else self._child.exit_code()
         lines = self._child.lines()
@@ -317,7 +316,7 @@ class Demo:
         transcript = Transcript(self._show)
         writers = [Writer(feed, lambda role: self._start(f"{name}-{role}")) for feed in FEEDS]
         for event in self._follow(writers):
-            if isinstance(event, AttemptStep):
+            if isinstance(event, Step):
                 transcript.add(event)
             else:
                 self.notes.append(event)
@@ -325,15 +324,13 @@ class Demo:
         compactions = None if compactor is None else self.end_compactor(compactor, uri)
         return transcript, {writer.name: writer.restarts for writer in writers}, compactions
 
-    def _follow(self, writers: Sequence[Writer]) -> Iterator[AttemptStep | str]:
+    def _follow(self, writers: Sequence[Writer]) -> Iterator[Step | str]:
         """Yield what all writers do until all are done. Raises `AgentError` if the agent ends, or none does anything for long."""
         last_event = time.monotonic()
         while not all(writer.done for writer in writers):
             events = [event for writer in writers for event in writer.poll()]
             # Only steps have a time. A restart comes last, because it is detected after the steps.
-            yield from sorted(
-                events, key=lambda each: each.at if isinstance(each, AttemptStep) else float("inf")
-            )
+            yield from sorted(events, key=lambda each: each.at if isinstance(each, Step) else float("inf"))
             last_event = time.monotonic() if events else last_event
             if time.monotonic() - last_event > QUIET_SECONDS:
                 raise AgentError(f"neither query made progress for {QUIET_SECONDS:.0f} s")

@@ -12,17 +12,16 @@ counted.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from lakewarden import events
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.handlers.explain.condition import UNKNOWN_WINNER, Denied, Recent, lost_commit
+from lakewarden.handlers.explain.condition import Denied
+from lakewarden.handlers.explain.life import Ends, Life
 from lakewarden.handlers.table.effects import Effect, Warn
 from lakewarden.handlers.table.machine import EventRead, Input, Replayed
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.writers_log import without_gate
 
 MAX_UNREPORTED = 10_000
 """Transactions with an unknown outcome that are remembered, to count a late report once."""
@@ -32,24 +31,14 @@ LATE_RENEWALS = 2.0
 """A renewal is late after so many times the usual interval: one renewal or more has failed."""
 
 
-@dataclass(slots=True)
-class _Times:
-    """What was seen of one open transaction. Times are monotonic seconds."""
-
-    began: float | None = None
-    requested: float | None = None
-    has_requested: bool = False
-    granted: bool = False
-
-
 class PartitionMetrics:
     """The observer of one partition. All those of an agent share `metrics`."""
 
     def __init__(self, metrics: AgentMetrics) -> None:
         self._metrics = metrics
-        self._open: dict[tuple[str, str], _Times] = {}
+        self._open: dict[tuple[str, str], Life] = {}
         self._unreported: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self.recent: OrderedDict[str, Recent] = OrderedDict()
+        self.ends: OrderedDict[str, Ends] = OrderedDict()
         """What has ended lately, by table. Times are monotonic seconds."""
         self.denied: dict[str, Denied] = {}
         """By table: its lock's last step, if the agent didn't get the lock."""
@@ -95,47 +84,43 @@ class PartitionMetrics:
 
     def _note_open(self, state: TableState) -> None:
         for each in state.open():
-            requested = each.phase in (Phase.WAITING, Phase.GRANTED)
-            self._open[state.uri, each.id] = _Times(
-                has_requested=requested, granted=each.phase is Phase.GRANTED
-            )
+            life = self._open[state.uri, each.id] = Life(each.id, each.writer)
+            if each.phase in (Phase.WAITING, Phase.GRANTED):
+                life.take("requested", None)
+            if each.phase is Phase.GRANTED:
+                life.take("granted", None)
 
     def _on_event(self, state: TableState, read: EventRead) -> None:
-        key = state.uri, read.event.transaction
-        match read.event:
+        event, key = read.event, (state.uri, read.event.transaction)
+        match event:
             case events.CommitIntent():
-                self._open.setdefault(key, _Times(began=read.read_at))
-            case events.CommitRequested() if key in self._open and not self._open[key].has_requested:
-                self._open[key].requested, self._open[key].has_requested = read.read_at, True
-            case events.TransactionAbandoned(cause=cause, lost_to=lost_to) if (
-                self._open.pop(key, None) is not None
-            ):
+                if key not in self._open:
+                    self._open[key] = Life(event.transaction, event.writer)
+                    self._open[key].note(event, read.read_at)
+            case events.CommitRequested() if key in self._open:
+                self._open[key].note(event, read.read_at)
+            case events.TransactionAbandoned() if self._open.pop(key, None) is not None:
                 self._end(state.uri, "abandoned")
-                if cause == "base-changed":
-                    to = lost_commit(lost_to)
-                    self._lost(state.uri, read.event.writer, read.read_at, read.event.transaction, to)
+                self._ends_of(state.uri).note(event, read.read_at)
             case events.CommitCompleted() if self._open.pop(key, None) is not None or self._was_unreported(
                 key
             ):
                 self._end(state.uri, "committed")
-                self._recent_of(state.uri).note_commit(read.event.writer, read.read_at)
+                self._ends_of(state.uri).note(event, read.read_at)
             case _:
                 pass
 
     def requested_at(self, uri: str, transaction: str) -> float | None:
         """When the transaction has requested its grant, if this was seen."""
-        times = self._open.get((uri, transaction))
-        return None if times is None else times.requested
+        life = self._open.get((uri, transaction))
+        return None if life is None else life.times.get("requested")
 
-    def _recent_of(self, uri: str) -> Recent:
-        found = self.recent.setdefault(uri, Recent())
-        self.recent.move_to_end(uri)
-        if len(self.recent) > MAX_RECENT:
-            self.recent.popitem(last=False)
+    def _ends_of(self, uri: str) -> Ends:
+        found = self.ends.setdefault(uri, Ends())
+        self.ends.move_to_end(uri)
+        if len(self.ends) > MAX_RECENT:
+            self.ends.popitem(last=False)
         return found
-
-    def _lost(self, uri: str, writer: str, at: float, transaction: str, to: str = UNKNOWN_WINNER) -> None:
-        self._recent_of(uri).note_loss(writer, at, to, transaction)
 
     def _drop_unknown(self, state: TableState, transaction: str) -> None:
         """Drop the entry of an intent that opened nothing: a repeated delivery, or one that is answered already."""
@@ -157,10 +142,11 @@ class PartitionMetrics:
         for effect in effects:
             match effect:
                 case events.Admitted(transaction=transaction):
-                    times = self._open.get((uri, transaction))
-                    if times is not None and times.began is not None:
+                    life = self._open.get((uri, transaction))
+                    began = None if life is None else life.times.get("intent")
+                    if began is not None:
                         table = metrics.tables.of(uri)
-                        metrics.admission_wait.labels(table).observe(max(0.0, now - times.began))
+                        metrics.admission_wait.labels(table).observe(max(0.0, now - began))
                         for outcome in ("stopped", "wasted"):  # from 0 on, or `rate` misses the first loss
                             metrics.lost_seconds.labels(table, outcome)
                 case events.CommitGranted(transaction=transaction):
@@ -169,12 +155,10 @@ class PartitionMetrics:
                     self._open.pop((uri, transaction), None)
                     self._end(uri, "skipped")
                 case events.Abort(transaction=transaction):
-                    times = self._on_abort(uri, effect)
-                    if any(without_gate(each.other_transaction) for each in effect.conflicts):
-                        self._lost(uri, effect.writer, now, transaction)
-                    aborted[transaction] = (
-                        "wasted" if times is not None and times.has_requested else "stopped"
-                    )
+                    life = self._on_abort(uri, effect)
+                    self._ends_of(uri).note(effect, now)
+                    requested = life is not None and "requested" in life.times
+                    aborted[transaction] = "wasted" if requested else "stopped"
                 case events.ConflictDetected(victim=victim, kind=kind, victim_age_seconds=seconds):
                     outcome = aborted.get(victim, "reported")
                     table = metrics.tables.of(uri)
@@ -189,29 +173,31 @@ class PartitionMetrics:
         metrics = self._metrics
         table = metrics.tables.of(uri)
         metrics.grants.labels(table).inc()
-        times = self._open.get((uri, transaction))
-        if times is None:
+        life = self._open.get((uri, transaction))
+        if life is None:
             return
-        times.granted = True
-        if times.requested is not None:
-            metrics.grant_wait.labels(table).observe(max(0.0, now - times.requested))
+        life.take("granted", now)
+        requested = life.times.get("requested")
+        if requested is not None:
+            metrics.grant_wait.labels(table).observe(max(0.0, now - requested))
 
-    def _on_abort(self, uri: str, abort: events.Abort) -> _Times | None:
+    def _on_abort(self, uri: str, abort: events.Abort) -> Life | None:
         metrics = self._metrics
         table, key = metrics.tables.of(uri), (uri, abort.transaction)
         metrics.aborts.labels(table, abort.reason).inc()
-        times = self._open.get(key)
-        if times is not None and times.granted and abort.reason != "outcome-unknown":
-            return times  # the grant is withdrawn; the transaction ends with a report, or when its lease does
+        life = self._open.get(key)
+        granted = life is not None and "granted" in life.times
+        if granted and abort.reason != "outcome-unknown":
+            return life  # the grant is withdrawn; the transaction ends with a report, or when its lease does
         self._open.pop(key, None)
-        if abort.reason == "outcome-unknown" and times is not None:
+        if abort.reason == "outcome-unknown" and life is not None:
             self._unreported[key] = None
             if len(self._unreported) > MAX_UNREPORTED:
                 self._unreported.popitem(last=False)
-            if times.granted:
+            if granted:
                 metrics.lapses.labels(table).inc()
         self._end(uri, "unknown" if abort.reason == "outcome-unknown" else "aborted")
-        return times
+        return life
 
     def _end(self, uri: str, outcome: str) -> None:
         self._metrics.ended.labels(self._metrics.tables.of(uri), outcome).inc()

@@ -8,14 +8,15 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from lakewarden.agent.attempts.trace import COMPUTING, WAITING, AttemptOutcome, document, key
+from lakewarden.agent.attempts.trace import COMPUTING, WAITING, document, key
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.assessment import Assessment, Rests, TableHistory, assess, duration, overlaps_of
+from lakewarden.handlers.explain.life import End
 
-_COMMITTED = COMPUTING[AttemptOutcome.COMMITTED]
-_CONTENDED = COMPUTING[AttemptOutcome.ABORTED][0], "the same, in another commit's way"
-_LOST = COMPUTING[AttemptOutcome.CONFLICT][0], "wasted: rolled back, or files without a commit"
+_COMMITTED = COMPUTING[End.COMMITTED]
+_CONTENDED = COMPUTING[End.ABORTED][0], "the same, in another commit's way"
+_LOST = COMPUTING[End.CONFLICT][0], "wasted: rolled back, or files without a commit"
 _WIDTH, _LEFT, _TOP, _ROW = 1500.0, 260.0, 62.0, 26.0
 _MAX_ROWS = 30
 _MAX_BARS = 20_000

@@ -12,7 +12,7 @@ from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.operators.status_text import short_names
 from lakewarden.agent.time_text import counted, few, first_of, timestamp
 from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.condition import made_by
+from lakewarden.handlers.explain.life import made_by
 from lakewarden.handlers.explain.timeline import (
     Because,
     Explanation,

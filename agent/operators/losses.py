@@ -19,7 +19,7 @@ from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import counted, last
 from lakewarden.events import CONFLICT_EVENT
-from lakewarden.handlers.explain.condition import lane, writer_name
+from lakewarden.handlers.explain.life import lane, writer_name
 
 HOUR_MS = 3_600_000
 MAX_ENTRIES = 20_000

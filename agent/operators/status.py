@@ -29,7 +29,8 @@ from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import timestamp, utc_time
 from lakewarden.events.access import partition_of
-from lakewarden.handlers.explain.condition import Condition, Denied, Facts, Open, Recent, condition
+from lakewarden.handlers.explain.condition import Condition, Denied, Facts, Open, condition
+from lakewarden.handlers.explain.life import Ends
 from lakewarden.handlers.explain.waits import Wait, waits
 from lakewarden.handlers.setup import Member
 from lakewarden.handlers.table.log_gaps import Gap
@@ -148,13 +149,13 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
         locks = await last_lock_steps(log)
         ledgers = await find_ledger_gaps(log, replay.starts)
         members = await group_members(log, settings.group)
-        recent = (await read_timelines(log)).recent
+        ends = (await read_timelines(log)).ends
     refusals: dict[str, str] = {}
     for decisions in replay.decisions.values():
         refusals |= refused_tables(decisions)
     if table is None:
         of_table, opened = None, {uri for uri, state in replay.tables.items() if state.open()}
-        uris = opened | locks.keys() | refusals.keys() | recent.keys()
+        uris = opened | locks.keys() | refusals.keys() | ends.keys()
     else:
         of_table, uris = partition_of(table, len(replay.starts)), {table}
     gaps = {number: each.gap for number, each in ledgers.items() if each.gap is not None}
@@ -165,7 +166,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
             table_view(uri, replay, locks.get(uri), refusals.get(uri)),
             now,
             agents=agents,
-            recent=recent.get(uri),
+            ends=ends.get(uri),
         )
         for uri in sorted(uris)
     ]
@@ -186,7 +187,7 @@ async def group_members(log: Log, group: str) -> tuple[Member, ...] | None:
 
 
 def with_condition(
-    view: TableView, now: float, *, agents: bool | None, recent: Recent | None, waits_known: bool = True
+    view: TableView, now: float, *, agents: bool | None, ends: Ends | None, waits_known: bool = True
 ) -> TableView:
     """The table with its condition, its last commit and its pace. `now`: seconds since the epoch."""
     if view.table.startswith(events.partition_name(0)[:-1]):
@@ -196,9 +197,9 @@ def with_condition(
     if lock is not None and lock.last_step == "lock-refused":
         denied = Denied(lock.lock, lock.waiting, lock.owner or None, lock.detail)
     opened = tuple(_open(each, now) for each in view.transactions)
-    facts = Facts(view.table, now, agents, view.refused, denied, opened, waits_known, recent)
-    last = None if recent is None else recent.last_commit
-    pace = None if recent is None else recent.pace
+    facts = Facts(view.table, now, agents, view.refused, denied, opened, waits_known, ends)
+    last = None if ends is None else ends.last_commit
+    pace = None if ends is None else ends.pace
     return replace(
         view,
         condition=condition(facts),

@@ -10,7 +10,8 @@ from lakewarden.agent.operators.status import AUDIT_WINDOW, LockHolder, TableVie
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import counted
 from lakewarden.events import DEFAULT_PREFIX
-from lakewarden.handlers.explain.condition import age, shown_name, writer_name
+from lakewarden.handlers.explain.condition import age
+from lakewarden.handlers.explain.life import shown_name, writer_name
 from lakewarden.handlers.lease.machine import HELD
 
 _ID = re.compile(r"[0-9a-f]{32}")

@@ -15,19 +15,19 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
-from lakewarden.agent.attempts.trace import Attempt, AttemptStep, drawing
+from lakewarden.agent.attempts.trace import drawing, fields_of
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log
 from lakewarden.agent.serving.log_records import decoded
-from lakewarden.handlers.explain.condition import (
+from lakewarden.handlers.explain.life import (
     UNKNOWN_WINNER,
     UNNAMED_COMMIT,
-    Recent,
+    Ends,
+    Life,
     lane,
-    lost_commit,
     made_by,
+    made_name,
 )
-from lakewarden.handlers.writers_log import without_gate
 
 MAX_OF_TABLE = 200
 """Transactions of one table, the last ones."""
@@ -49,40 +49,21 @@ class Timelines:
 
     def __init__(self, on_bypassed: OnBypassed | None = None) -> None:
         self._on_bypassed = on_bypassed
-        self._tables: OrderedDict[str, dict[str, Attempt]] = OrderedDict()
+        self._tables: OrderedDict[str, dict[str, Life]] = OrderedDict()
         self._terms: dict[int, str] = {}
         self._size = 0
-        self.recent: dict[str, Recent] = defaultdict(Recent)
+        self.ends: dict[str, Ends] = defaultdict(Ends)
         """By table."""
 
     def add_event(self, record: ConsumerRecord) -> None:
         event = _decoded(events.WRITER_EVENT, record)
         if event is None:
             return
-        match event:
-            case events.CommitIntent(batch_id=batch_id):
-                self._step(record, event, "intent", {}, batch_id)
-            case events.CommitRequested():
-                self._step(record, event, "requested", {})
-            case events.CommitCompleted(version=version):
-                maker, recent = made_by(event), self.recent[event.table]
-                if self._step(record, event, "completed", {"version": version, "made_by": maker}):
-                    recent.note_commit(event.writer, record.timestamp / 1000)
-                if maker is not None:
-                    recent.note_maker(event.transaction, _bypassing(event.writer, maker))
-            case events.TransactionAbandoned(cause=cause, lost_to=winner):
-                new = self._step(record, event, "abandoned", {"cause": cause, "lost_to": winner})
-                if new and cause == "base-changed":
-                    at = record.timestamp / 1000
-                    self.recent[event.table].note_loss(
-                        event.writer, at, lost_commit(winner), event.transaction
-                    )
-                    if self._on_bypassed is not None:
-                        who = UNNAMED_COMMIT if winner is None else UNKNOWN_WINNER
-                        began = self._tables[event.table][event.transaction].started
-                        self._on_bypassed(record.timestamp, event.table, who, event.writer, at - began)
-            case _:
-                pass
+        new = self._note(event, record)
+        if isinstance(event, events.CommitCompleted) and (maker := made_by(event)) is not None:
+            self.ends[event.table].note_maker(event.transaction, made_name(event.writer, maker))
+        if new and isinstance(event, events.TransactionAbandoned) and event.cause == "base-changed":
+            self._count_bypassed(event, record)
 
     def add_decision(self, record: ConsumerRecord) -> None:
         """Add a record of `decisions`. Those of an agent that was replaced don't count."""
@@ -91,71 +72,51 @@ class Timelines:
             return
         if isinstance(decision, events.PartitionTaken):
             self._terms[record.partition] = decision.term
-            return
-        if not events.counts(decision, self._terms.get(record.partition)):
-            return
-        match decision:
-            case events.Admitted() | events.AlreadyCommitted():
-                self._step(record, decision, decision.type, {})
-            case events.CommitGranted():
-                self._step(record, decision, "granted", {})
-            case events.Abort(reason=reason, conflicts=conflicts):
-                others = list(dict.fromkeys(each.other_writer for each in conflicts))
-                if reason == "outcome-unknown" and not conflicts:
-                    # With conflicts, the lease of another one expired.
-                    self._step(record, decision, "lapse", {})
-                    return
-                self._step(record, decision, "abort", {"reason": reason, "others": others})
-                if lost_to := next(filter(without_gate, others), None):  # its transaction has the same name
-                    winner = self._tables[decision.table].get(lost_to)
-                    to = _bypassing(lost_to, None if winner is None else winner.made_by)
-                    at, recent = record.timestamp / 1000, self.recent[decision.table]
-                    recent.note_loss(decision.writer, at, to, decision.transaction, lost_to)
-            case _:
-                pass
+        elif events.counts(decision, self._terms.get(record.partition)):
+            self._note(decision, record)
 
-    def _step(
-        self,
-        record: ConsumerRecord,
-        event: events.WriterEventUnion | events.DecisionEventUnion,
-        what: str,
-        detail: dict[str, Any],
-        batch_id: int | None = None,
+    def _note(
+        self, event: events.WriterEventUnion | events.DecisionEventUnion, record: ConsumerRecord
     ) -> bool:
-        attempts = self._tables.setdefault(event.table, {})
+        at = record.timestamp / 1000
+        known = self._tables.get(event.table, {}).get(event.transaction)
+        life = known or Life(event.transaction, event.writer)
+        if not life.note(event, at):
+            return False
+        lives = self._tables.setdefault(event.table, {})
         self._tables.move_to_end(event.table)
-        attempt = attempts.get(event.transaction)
-        if attempt is None:
-            attempt = attempts[event.transaction] = Attempt(event.transaction, event.writer, batch_id, 0)
+        if known is None:
+            lives[event.transaction] = life
             self._size += 1
-            self._forget(attempts)
-        if what == "intent":
-            attempt.batch_id = batch_id
-        new = attempt.first(what) is None
-        if new:
-            at, names = record.timestamp / 1000, (event.table, event.writer, event.transaction)
-            attempt.steps.append(AttemptStep(at, what, *names, batch_id, 0, detail))
-            attempt.steps.sort(key=lambda each: each.at)
-        return new
+            self._forget(lives)
+        makers = (lives[each].made_by for each in life.winners if each in lives)
+        self.ends[event.table].note(event, at, maker=next(filter(None, makers), None))
+        return True
 
-    def _forget(self, attempts: dict[str, Attempt]) -> None:
-        if len(attempts) > MAX_OF_TABLE:
-            del attempts[next(iter(attempts))]
+    def _count_bypassed(self, event: events.TransactionAbandoned, record: ConsumerRecord) -> None:
+        if self._on_bypassed is not None:
+            winner = UNNAMED_COMMIT if event.lost_to is None else UNKNOWN_WINNER
+            seconds = record.timestamp / 1000 - self._tables[event.table][event.transaction].started
+            self._on_bypassed(record.timestamp, event.table, winner, event.writer, seconds)
+
+    def _forget(self, lives: dict[str, Life]) -> None:
+        if len(lives) > MAX_OF_TABLE:
+            del lives[next(iter(lives))]
             self._size -= 1
         while self._size > MAX_TRANSACTIONS:
             uri, dropped = self._tables.popitem(last=False)
-            self.recent.pop(uri, None)
+            self.ends.pop(uri, None)
             self._size -= len(dropped)
 
     def drop_before(self, since: float) -> None:
         """Forget the tables without an event since then (epoch seconds)."""
         while self._tables:
-            uri, attempts = next(iter(self._tables.items()))
-            if max((each.steps[-1].at for each in attempts.values()), default=0.0) >= since:
+            uri, lives = next(iter(self._tables.items()))
+            if max((each.last for each in lives.values()), default=0.0) >= since:
                 return
             del self._tables[uri]
-            self.recent.pop(uri, None)
-            self._size -= len(attempts)
+            self.ends.pop(uri, None)
+            self._size -= len(lives)
 
     def drawing(self, table: str, begin: float, end: float) -> dict[str, Any]:
         """What is drawn of a table between two times (epoch seconds)."""
@@ -164,10 +125,10 @@ class Timelines:
     def find(self, writer: str, batch_id: int | None, table: str | None) -> list[dict[str, Any]]:
         """The last transactions of the writers whose names contain `writer`, the latest first."""
         found = [
-            {"table": uri, "writer": each.writer, **each.fields}
-            for uri, attempts in self._tables.items()
+            {"table": uri, "writer": each.writer, **fields_of(each)}
+            for uri, lives in self._tables.items()
             if table is None or uri == table
-            for each in attempts.values()
+            for each in lives.values()
             if (writer in each.writer or writer == lane(each.writer)) and batch_id in (None, each.batch_id)
         ]
         return sorted(found, key=lambda each: -float(each["started"]))
@@ -190,11 +151,6 @@ async def read_timelines(
             for record in records:
                 add(record)
     return found
-
-
-def _bypassing(writer: str, maker: str | None) -> str:
-    """A writer without the gate, and who it is as far as the table says it."""
-    return lane(writer) if maker is None else f"{lane(writer)} ({maker})"
 
 
 def _decoded(kind: Any, record: ConsumerRecord) -> Any:

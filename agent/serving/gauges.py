@@ -66,7 +66,7 @@ async def measure(owners: Iterable[PartitionOwner], metrics: AgentMetrics, now: 
             _judge(owner, state, metrics, now, found)
             if number % TABLES_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-        for uri in owner.observer.recent.keys() - owner.tables.states.keys():
+        for uri in owner.observer.ends.keys() - owner.tables.states.keys():
             _judge(owner, TableState(uri, TableSettings()), metrics, now, found)
     return found
 
@@ -89,8 +89,8 @@ def _judge(
 ) -> None:
     """Note the condition of a table, if it isn't ok."""
     seen, uri = owner.observer, state.uri
-    recent = seen.recent.get(uri)
-    if not state.transactions and recent is None and uri not in owner.tables.stopped:
+    ends = seen.ends.get(uri)
+    if not state.transactions and ends is None and uri not in owner.tables.stopped:
         return
     transactions: list[Open] = []
     waiting = 0
@@ -115,7 +115,7 @@ def _judge(
             denied=seen.denied.get(uri),
             open=tuple(transactions),
             waits_known=not state.without_index,
-            recent=recent,
+            ends=ends,
         )
     )
     if known.name != "ok":

@@ -13,7 +13,8 @@ from lakewarden.agent.operators.status_text import ago, command, short_id
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last, timestamp
 from lakewarden.agent.web.views import View, address
-from lakewarden.handlers.explain.condition import age, shown_name
+from lakewarden.handlers.explain.condition import age
+from lakewarden.handlers.explain.life import shown_name
 from lakewarden.handlers.explain.waits import WAIT_TEXTS
 from lakewarden.handlers.writers_log import short_table
 

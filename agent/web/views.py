@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from lakewarden.agent.attempts.trace import AttemptOutcome
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
@@ -17,7 +16,8 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last
 from lakewarden.agent.web.follower import HOURS, Follower, History
 from lakewarden.events import canonical_table
-from lakewarden.handlers.explain.condition import head_of, writer_name
+from lakewarden.handlers.explain.condition import head_of
+from lakewarden.handlers.explain.life import LOST, writer_name
 from lakewarden.handlers.writers_log import short_table
 
 ROWS = 200
@@ -174,7 +174,7 @@ def writer(sources: Sources, query: Mapping[str, str]) -> View:
         "batch": batch,
         "transactions": rows,
         "committed": len(committed),
-        "lost": sum(each["outcome"] in (AttemptOutcome.CONFLICT, AttemptOutcome.BYPASSED) for each in found),
+        "lost": sum(each["outcome"] in LOST for each in found),
         "last": committed[0] if committed else None,
         "hours": HOURS,
     }
@@ -230,11 +230,11 @@ async def agents(sources: Sources, query: Mapping[str, str]) -> View:
 
 def _known(sources: Sources) -> list[TableView]:
     """The tables with their conditions, those without anything open included."""
-    status, recent = sources.follower.status, sources.history.timelines.recent
+    status, ends = sources.follower.status, sources.history.timelines.ends
     if status is None:
         return []
     found = status.views()
-    quiet = [TableView(uri, None, ()) for uri in sorted(recent.keys() - {each.table for each in found})]
+    quiet = [TableView(uri, None, ()) for uri in sorted(ends.keys() - {each.table for each in found})]
     now = moment().wall_ms / 1000
     return [_judged(sources, each, now) for each in [*found, *quiet]]
 
@@ -242,9 +242,9 @@ def _known(sources: Sources) -> list[TableView]:
 def _judged(sources: Sources, view: TableView, now: float) -> TableView:
     follower = sources.follower
     agents = None if follower.members is None else bool(follower.members)
-    recent = sources.history.timelines.recent.get(view.table)
+    ends = sources.history.timelines.ends.get(view.table)
     waits_known = follower.status is None or view.table not in follower.status.without_waits
-    return with_condition(view, now, agents=agents, recent=recent, waits_known=waits_known)
+    return with_condition(view, now, agents=agents, ends=ends, waits_known=waits_known)
 
 
 def _waiting(view: TableView) -> int:

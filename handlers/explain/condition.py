@@ -21,16 +21,11 @@ A remedy acts on who causes the condition, never on a transaction that waits for
 never granted, and its writer can't be stopped.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, get_args
 
-from lakewarden.events import CommitCompleted
-from lakewarden.handlers.maker import Maker
-from lakewarden.handlers.writers_log import without_gate, without_query
+from lakewarden.handlers.explain.life import UNNAMED_COMMIT, Ends, Losing, writer_name
 
 NO_ANSWER_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 35.0
@@ -41,11 +36,6 @@ QUIET_SECONDS: Final = 600.0
 PACES: Final = 5
 LOSSES: Final = 2
 LOSS_SECONDS: Final = 900.0
-MAX_COMMITS: Final = 20
-"""Commits from which the usual interval is known. Three are enough."""
-MAX_WRITERS: Final = 50
-"""Writers of a table of which losses are kept, the last ones."""
-
 Name: TypeAlias = Literal[
     "refused",
     "no-agent",
@@ -60,16 +50,6 @@ Name: TypeAlias = Literal[
 ]
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
 """The worst first."""
-
-
-UNKNOWN_WINNER: Final = "a writer without the gate"
-UNNAMED_COMMIT: Final = "a commit that the table doesn't name"
-"""Its writer may use the gate."""
-
-
-def lost_commit(lost_to: str | None) -> str:
-    """The commit for which a writer abandoned its transaction with the cause `base-changed`."""
-    return UNNAMED_COMMIT if lost_to is None else f"{UNKNOWN_WINNER} ({lost_to})"
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------
@@ -103,66 +83,13 @@ class Denied:
     detail: str | None = None
 
 
-@dataclass(slots=True)
-class Losing:
-    """What a writer has lost since its last commit, to writers without the gate or to commits that aren't known."""
-
-    times: int
-    first: float
-    last: float
-    to: str
-    transaction: str
-    winner: str = ""
-    """The winning transaction, if it is known."""
-
-
-@dataclass(slots=True)
-class Recent:
-    """What has ended in a table lately. Times are seconds of one clock, in any order."""
-
-    commits: list[float] = field(default_factory=list)
-    """The last `MAX_COMMITS`."""
-    losing: OrderedDict[str, Losing] = field(default_factory=OrderedDict)
-
-    def note_commit(self, writer: str, at: float) -> None:
-        self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
-        if (losing := self.losing.get(writer)) is not None and losing.last <= at:
-            del self.losing[writer]
-
-    def note_maker(self, winner: str, to: str) -> None:
-        """Note who made the commit of a transaction, for those that lost to it."""
-        for losing in self.losing.values():
-            if losing.winner == winner:
-                losing.to = to
-
-    def note_loss(self, writer: str, at: float, to: str, transaction: str, winner: str = "") -> None:
-        """Note that this transaction of a writer with the gate lost to a writer without it. `to`: who, as far as it is known."""
-        known = self.losing.setdefault(writer, Losing(0, at, at, to, transaction, winner))
-        known.times += 1
-        known.first, known.last = min(known.first, at), max(known.last, at)
-        known.to, known.transaction, known.winner = to, transaction, winner
-        self.losing.move_to_end(writer)
-        if len(self.losing) > MAX_WRITERS:
-            self.losing.popitem(last=False)
-
-    @property
-    def last_commit(self) -> float | None:
-        return self.commits[-1] if self.commits else None
-
-    @property
-    def pace(self) -> float | None:
-        """The usual seconds between two commits, from three commits on."""
-        found = self.commits
-        return median(later - earlier for earlier, later in pairwise(found)) if len(found) > 2 else None
-
-
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of one table."""
 
     table: str
     now: float
-    """In the clock of `recent`."""
+    """In the clock of `ends`."""
     agents: bool | None = None
     """Whether an agent is in the group. None: not known."""
     refused: str | None = None
@@ -170,7 +97,7 @@ class Facts:
     open: tuple[Open, ...] = ()
     waits_known: bool = True
     """False: it is not known for whom a transaction waits, for want of memory."""
-    recent: Recent | None = None
+    ends: Ends | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +244,7 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
 
 
 def _bypassed(facts: Facts, _: list[Open]) -> Condition | None:
-    losing = {} if facts.recent is None else facts.recent.losing
+    losing = {} if facts.ends is None else facts.ends.losing
     found = [
         (writer, each)
         for writer, each in losing.items()
@@ -356,7 +283,7 @@ def _bypassed_remedy(facts: Facts, worst: Losing) -> tuple[str, tuple[str, ...]]
 
 
 def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
-    pace = None if facts.recent is None else facts.recent.pace
+    pace = None if facts.ends is None else facts.ends.pace
     late = max(QUEUE_SECONDS, PACES * (pace or 0.0))
     oldest = max(waiting, key=lambda each: each.seconds or 0.0, default=None)
     if oldest is None or oldest.seconds is None or oldest.seconds < late:
@@ -400,10 +327,10 @@ def _queue_remedy(facts: Facts, head: Open, who: str) -> tuple[str, tuple[str, .
 
 
 def _no_commits(facts: Facts, _: list[Open]) -> Condition | None:
-    recent = facts.recent
-    if facts.open or recent is None or recent.last_commit is None or (pace := recent.pace) is None:
+    ends = facts.ends
+    if facts.open or ends is None or ends.last_commit is None or (pace := ends.pace) is None:
         return None
-    seconds = facts.now - recent.last_commit
+    seconds = facts.now - ends.last_commit
     if seconds < max(QUIET_SECONDS, PACES * pace):
         return None
     return Condition(
@@ -469,23 +396,3 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // {'days': 86_400, 'h': 3_600, 'min': 60}[unit]:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def writer_name(writer: str) -> str:
-    """A writer as people name it: without the query id of `<name>:<query id>`, and what a watcher reports by its format."""
-    return writer.partition(":")[0] if without_gate(writer) else without_query(writer)
-
-
-def shown_name(writer: str) -> str:
-    """A writer in a list: of what a watcher reports, its name says that it doesn't use the gate."""
-    return f"{writer_name(writer)}{', without the gate' if without_gate(writer) else ''}"
-
-
-def lane(writer: str) -> str:
-    """The writer, or the one name of all commits that a watcher reports of a format. Each of those is a writer of its own."""
-    return shown_name(writer) if without_gate(writer) else writer
-
-
-def made_by(event: CommitCompleted) -> str | None:
-    """Who made an observed commit, as the table says. None: the event doesn't have it."""
-    return Maker(event.engine, event.user, event.job, event.application_id).text

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lakewarden import events
-from lakewarden.handlers.explain.condition import UNNAMED_COMMIT, made_by
+from lakewarden.handlers.explain.life import UNNAMED_COMMIT, made_by
 from lakewarden.handlers.explain.timeline import Outcome, RecordRef, RelatedTransaction, TransactionRef
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase

@@ -12,17 +12,10 @@ from xml.etree import ElementTree as ET
 import pyarrow as pa
 import pytest
 
-from lakewarden.agent.attempts.trace import (
-    COMMITTING,
-    COMPUTING,
-    WAITING,
-    Attempt,
-    AttemptOutcome,
-    AttemptStep,
-    segments,
-)
+from lakewarden.agent.attempts.trace import COMMITTING, COMPUTING, WAITING, segments
 from lakewarden.agent.demo.contest import (
     Contest,
+    Step,
     TableCheck,
     Transcript,
     caption,
@@ -34,17 +27,18 @@ from lakewarden.agent.demo.contest import (
     title,
 )
 from lakewarden.agent.demo.flights import expected_table, load_flights
+from lakewarden.handlers.explain.life import End, Life
 
 BEGAN = 1_700_000_000.0
 CLEAN = TableCheck(10, 0, 0, 0)
 
 
-def step(at: float, what: str, transaction: str, writer: str, batch: int = 0, **detail: Any) -> AttemptStep:
+def step(at: float, what: str, transaction: str, writer: str, batch: int = 0, **detail: Any) -> Step:
     """A writer's step, `at` seconds after the start of the run."""
-    return AttemptStep(BEGAN + at, what, "file:///lake/t", writer, transaction, batch, 0, detail)
+    return Step(BEGAN + at, what, "file:///lake/t", writer, transaction, batch, 0, detail)
 
 
-def committed(transaction: str, writer: str, began: float, computed: float) -> list[AttemptStep]:
+def committed(transaction: str, writer: str, began: float, computed: float) -> list[Step]:
     """An attempt that is admitted immediately, computes, waits half a second for its grant, and commits."""
     requested = began + computed
     times = {"intent": began, "admitted": began, "requested": requested}
@@ -52,7 +46,7 @@ def committed(transaction: str, writer: str, began: float, computed: float) -> l
     return [step(at, what, transaction, writer) for what, at in times.items()]
 
 
-def lost(transaction: str, began: float, aborted: float, stopped: float) -> list[AttemptStep]:
+def lost(transaction: str, began: float, aborted: float, stopped: float) -> list[Step]:
     """An attempt of `arrivals` that receives an abort and stops a little later."""
     detail: dict[str, Any] = {
         "reason": "conflict",
@@ -67,14 +61,14 @@ def lost(transaction: str, began: float, aborted: float, stopped: float) -> list
     ]
 
 
-def attempts(*steps: AttemptStep) -> tuple[Attempt, ...]:
+def attempts(*steps: Step) -> tuple[Life, ...]:
     transcript = Transcript(lambda _: None)
     for each in sorted(steps, key=lambda each: each.at):
         transcript.add(each)
     return transcript.attempts
 
 
-def contest(admission: str | None, steps: Iterable[AttemptStep] = (), check: TableCheck = CLEAN) -> Contest:
+def contest(admission: str | None, steps: Iterable[Step] = (), check: TableCheck = CLEAN) -> Contest:
     return Contest(admission, attempts(*steps), check)
 
 
@@ -95,25 +89,25 @@ STARTED = ("intent", "admitted")
 @pytest.mark.parametrize(
     ("steps", "reason", "outcome"),
     [
-        ([*STARTED, "requested", "granted", "completed"], None, AttemptOutcome.COMMITTED),
-        ([*STARTED, "requested", "granted", "abort", "completed"], None, AttemptOutcome.COMMITTED),
-        (["intent", "already-committed"], None, AttemptOutcome.SKIPPED),
-        ([*STARTED, "abort", "jobs-stopped"], None, AttemptOutcome.CONFLICT),
-        (["intent", "abort"], "lease-lost", AttemptOutcome.ABORTED),
-        ([*STARTED, "failed"], None, AttemptOutcome.FAILED),
-        ([*STARTED, "abandoned"], None, AttemptOutcome.ABORTED),
-        (["intent", "abandoned"], None, AttemptOutcome.ABORTED),
-        ([*STARTED, "markers"], None, AttemptOutcome.RUNNING),
+        ([*STARTED, "requested", "granted", "completed"], None, End.COMMITTED),
+        ([*STARTED, "requested", "granted", "abort", "completed"], None, End.COMMITTED),
+        (["intent", "already-committed"], None, End.SKIPPED),
+        ([*STARTED, "abort", "jobs-stopped"], None, End.CONFLICT),
+        (["intent", "abort"], "lease-lost", End.ABORTED),
+        ([*STARTED, "failed"], None, End.FAILED),
+        ([*STARTED, "abandoned"], None, End.ABORTED),
+        (["intent", "abandoned"], None, End.ABORTED),
+        ([*STARTED, "markers"], None, End.RUNNING),
     ],
 )
 def test_the_outcome_of_an_attempt_follows_from_its_steps_and_their_reason(
-    steps: list[str], reason: str | None, outcome: AttemptOutcome
+    steps: list[str], reason: str | None, outcome: End
 ) -> None:
     detail: dict[str, Any] = {} if reason is None else {"reason": reason}
     (found,) = attempts(*(step(at, what, "t", "arrivals", **detail) for at, what in enumerate(steps)))
 
-    assert found.outcome is outcome
-    assert (found.ended is None) is (outcome is AttemptOutcome.RUNNING)
+    assert found.end is outcome
+    assert (found.ended is None) is (outcome is End.RUNNING)
     assert outcome in COMPUTING
 
 
@@ -229,14 +223,14 @@ LOST = TableCheck(10, 3, 0, 0)
     [
         (
             committed("d0", "departures", 0, 10),
-            [(0, 10, COMPUTING[AttemptOutcome.COMMITTED][0]), (10, 10.5, WAITING), (10.5, 11, COMMITTING)],
+            [(0, 10, COMPUTING[End.COMMITTED][0]), (10, 10.5, WAITING), (10.5, 11, COMMITTING)],
         ),
-        (lost("a0", 0, 2, 3), [(0, 3, COMPUTING[AttemptOutcome.CONFLICT][0])]),
+        (lost("a0", 0, 2, 3), [(0, 3, COMPUTING[End.CONFLICT][0])]),
         (
             [step(0, "intent", "d", "w"), step(4, "requested", "d", "w"), step(5, "completed", "d", "w")],
-            [(0, 4, COMPUTING[AttemptOutcome.COMMITTED][0]), (4, 5, COMMITTING)],
+            [(0, 4, COMPUTING[End.COMMITTED][0]), (4, 5, COMMITTING)],
         ),
-        ([step(0, "intent", "d", "w")], [(0, 20, COMPUTING[AttemptOutcome.RUNNING][0])]),
+        ([step(0, "intent", "d", "w")], [(0, 20, COMPUTING[End.RUNNING][0])]),
     ],
     ids=[
         "committed",
@@ -245,9 +239,7 @@ LOST = TableCheck(10, 3, 0, 0)
         "running, to the end",
     ],
 )
-def test_an_attempt_is_drawn_in_its_phases(
-    steps: list[AttemptStep], drawn: list[tuple[float, float, str]]
-) -> None:
+def test_an_attempt_is_drawn_in_its_phases(steps: list[Step], drawn: list[tuple[float, float, str]]) -> None:
     (attempt,) = attempts(*steps)
 
     assert [(part.begin, part.end, part.colour) for part in segments(attempt, 20)] == drawn
@@ -263,7 +255,7 @@ def test_each_time_line_shows_its_own_contest() -> None:
     for each in drawn.iter("{http://www.w3.org/2000/svg}rect"):
         if each.get("height") == "50.0":
             found[float(each.get("x", 0)) > 780].add(each.get("fill"))
-    green, red = COMPUTING[AttemptOutcome.COMMITTED][0], COMPUTING[AttemptOutcome.CONFLICT][0]
+    green, red = COMPUTING[End.COMMITTED][0], COMPUTING[End.CONFLICT][0]
     assert found == {False: {green, WAITING, COMMITTING, red}, True: {green, WAITING, COMMITTING}}
     texts = {each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {title([optimistic, auto]), caption(optimistic), caption(auto), "departures", "10 s", "0"} <= texts

@@ -101,7 +101,7 @@ def test_what_is_lost_to_a_commit_without_a_label_counts_without_a_watcher() -> 
         ("D", "aborted", None),
     ]
     to = "a writer without the gate (version 49: UPDATE, Delta-Lake/4.0.0)"
-    assert timelines.recent[table].losing["crm"].to == to
+    assert timelines.ends[table].losing["crm"].to == to
 
 
 def test_a_lapsed_transaction_has_an_unknown_outcome_until_its_writer_reports() -> None:

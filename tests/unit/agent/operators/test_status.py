@@ -179,7 +179,7 @@ def test_status_begins_with_what_is_wrong_and_shows_short_ids(
         crm, f"crm:{query}", 3, "queued", ago(250), "shop", 1, 4, None, None, ago(250), (blocker,)
     )
     table = with_condition(
-        TableView("s3://lake/orders", OWN_LOCK, (hangs, waits)), time.time(), agents=True, recent=None
+        TableView("s3://lake/orders", OWN_LOCK, (hangs, waits)), time.time(), agents=True, ends=None
     )
 
     for line, shown in (("lakewarden status", False), ("lakewarden status --verbose", True)):
@@ -215,7 +215,7 @@ def test_status_begins_with_what_is_wrong_and_shows_short_ids(
 @pytest.mark.parametrize("agents, word", [(True, "lock held by another owner"), (False, "no agent")])
 def test_the_condition_follows_from_the_lock_and_the_group(agents: bool, word: str) -> None:
     waits = TransactionView("A", "shop", 1, "waiting", ago(90), "the table's lock", 1, 1, None, None, ago(60))
-    view = with_condition(TableView("s3://lake/t", HELD, (waits,)), time.time(), agents=agents, recent=None)
+    view = with_condition(TableView("s3://lake/t", HELD, (waits,)), time.time(), agents=agents, ends=None)
 
     assert view.condition is not None
     assert view.condition.text == f"{word} for 60 s"
@@ -281,7 +281,7 @@ def test_the_pages_show_what_the_commands_print(capsys: pytest.CaptureFixture[st
         ("A partition is refused", partition_name(5), newer[0]),
         ("A table is stopped", orders, stopped.why(orders)),
     ):
-        view = with_condition(TableView(table, None, (), refused=why), time.time(), agents=True, recent=None)
+        view = with_condition(TableView(table, None, (), refused=why), time.time(), agents=True, ends=None)
         print_line(status_summary([view]))
         print_tree(*status_tree(view, KAFKA, verbose=False))
         shown(f"{RUNBOOKS}#{heading}", "lakewarden status", capsys.readouterr().out.splitlines())

@@ -19,7 +19,7 @@ from lakewarden.events import (
 )
 from lakewarden.events.base import MAX_ORIGIN
 from lakewarden.handlers.delta.log import PartitionLayout, foreign_commit
-from lakewarden.handlers.explain.condition import made_by
+from lakewarden.handlers.explain.life import made_by
 from lakewarden.handlers.hudi.watching import Alive, Completed, Observation, Opened, Touched
 from lakewarden.handlers.maker import of_hudi, of_iceberg
 from lakewarden.handlers.observations import ObservedCommit

@@ -17,7 +17,7 @@ from aiohttp import ClientResponse, ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 
-from lakewarden.agent.attempts.trace import COMPUTING, AttemptOutcome
+from lakewarden.agent.attempts.trace import COMPUTING
 from lakewarden.agent.errors import KafkaUnreachableError
 from lakewarden.agent.operators import explain as explain_module
 from lakewarden.agent.operators.explain import Search
@@ -30,6 +30,7 @@ from lakewarden.agent.web.follower import Changes, Follower, History
 from lakewarden.agent.web.server import Server
 from lakewarden.agent.web.views import Sources
 from lakewarden.events import Abort, CommitCompleted, CommitIntent, DeadLetter, encode
+from lakewarden.handlers.explain.life import End
 from lakewarden.handlers.setup import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
@@ -322,7 +323,7 @@ async def test_the_timeline_of_a_table_has_a_bar_for_each_transaction_in_the_dem
     [bar] = row["attempts"]
     assert (row["writer"], bar["transaction"], bar["outcome"]) == ("w", "Bw", "aborted by conflict")
     assert bar["lost_to"] == ["winner w"]
-    colour, label = COMPUTING[AttemptOutcome.CONFLICT]
+    colour, label = COMPUTING[End.CONFLICT]
     assert [each["label"] for each in bar["segments"]] == [label]
     assert f'fill="{colour}"' in page
 
@@ -417,7 +418,7 @@ def test_who_made_a_commit_without_the_gate_is_shown_in_its_row_and_to_those_who
     for add, event in steps if reads_commit_first else reversed(steps):
         add(consumed(encode(event), at_ms=now))
 
-    (losing,) = found.recent[table].losing.values()
+    (losing,) = found.ends[table].losing.values()
     bars = [
         each
         for row in found.drawing(table, now / 1000 - 60, now / 1000 + 1)["writers"]

@@ -7,20 +7,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
+from lakewarden.events import Abort, CommitCompleted, ConflictEntry, TransactionAbandoned
 from lakewarden.handlers.explain.condition import (
     LOSS_SECONDS,
     NAMES,
     QUIET_SECONDS,
-    UNKNOWN_WINNER,
     Denied,
     Facts,
     Open,
-    Recent,
     age,
     condition,
-    lost_commit,
-    writer_name,
 )
+from lakewarden.handlers.explain.life import Ends, writer_name
+from tests.unit.events.building import made
 
 TABLE, LOCK = "s3://lake/orders", "s3://lake/locks/orders"
 HELD = Denied(LOCK, waiting=True, holder="stranger", detail="held by another owner")
@@ -33,12 +32,29 @@ def tx(name: str, phase: str, seconds: float | None, *behind: str, **more: bool)
     return Open(name, name if ":" in name else f"{name}:{QUERY}", phase, seconds, behind, **more)  # type: ignore[arg-type]
 
 
-def recent(*commits_ago: float, losses: tuple[float, ...] = (), winner: str = "delta:49") -> Recent:
-    found = Recent()
+def committed(writer: str) -> CommitCompleted:
+    return made(CommitCompleted, table=TABLE, writer=writer, transaction="T", grant="g")
+
+
+def recent(*commits_ago: float, losses: tuple[float, ...] = (), reported: bool = True) -> Ends:
+    """`reported`: a watcher has reported the commits that won."""
+    found, loser = Ends(), {"table": TABLE, "writer": f"crm:{QUERY}", "transaction": "T"}
+    entry = ConflictEntry(
+        partition="p",
+        file_group="f",
+        operation="merge",
+        other_operation="merge",
+        other_transaction="delta:49",
+        other_writer="delta:49",
+        kind="commit",
+    )
+    lost = {"reason": "conflict", "retriable": True, "conflicts": (entry,)}
+    abort = made(Abort, **loser, **lost)
+    bypassed = made(TransactionAbandoned, **loser, reason="r", cause="base-changed", lost_to="version 49")
     for each in losses:
-        found.note_loss(f"crm:{QUERY}", NOW - each, "delta, without the gate", "T", winner)
+        found.note(abort if reported else bypassed, NOW - each)
     for each in commits_ago:
-        found.note_commit("shop", NOW - each)
+        found.note(committed("shop"), NOW - each)
     return found
 
 
@@ -73,7 +89,7 @@ STEADY, LOSING = recent(*range(30, 400, 30)), recent(losses=(20, 9, 4))
             ABORT_BACKFILL,
         ),
         (facts(BACKFILL, tx("crm", "queued", 59, "backfill")), "ok", ""),
-        (facts(BACKFILL, BEHIND_BACKFILL, recent=recent(*range(600, 3600, 600))), "ok", ""),
+        (facts(BACKFILL, BEHIND_BACKFILL, ends=recent(*range(600, 3600, 600))), "ok", ""),
         (
             facts(tx("delta:49", "observed", 90), tx("crm", "queued", 80, "delta:49")),
             "queued behind delta for 80 s",
@@ -96,23 +112,23 @@ STEADY, LOSING = recent(*range(30, 400, 30)), recent(losses=(20, 9, 4))
         ),
         (facts(tx("crm", "waiting", 65)), "waits for the table's lock for 65 s", f"lock show {TABLE}"),
         # a writer without the gate
-        (facts(recent=LOSING), "loses to a writer without the gate for 20 s", f"explain T --table {TABLE}"),
+        (facts(ends=LOSING), "loses to a writer without the gate for 20 s", f"explain T --table {TABLE}"),
         (
-            facts(recent=recent(losses=(20, 9, 4), winner="")),
+            facts(ends=recent(losses=(20, 9, 4), reported=False)),
             "loses to a writer without the gate for 20 s",
             f"watch --table {TABLE}",
         ),
-        (facts(recent=recent(losses=(4,))), "ok", ""),
-        (facts(recent=recent(losses=(LOSS_SECONDS + 2, LOSS_SECONDS + 1))), "ok", ""),
+        (facts(ends=recent(losses=(4,))), "ok", ""),
+        (facts(ends=recent(losses=(LOSS_SECONDS + 2, LOSS_SECONDS + 1))), "ok", ""),
         # no commits, against the usual pace
-        (facts(recent=recent(*range(700, 1000, 30))), "no commits for 11 min", f"ledger show {TABLE}"),
-        (facts(BACKFILL, recent=recent(*range(700, 1000, 30))), "ok", ""),
-        (facts(recent=recent(*range(700, 7000, 600))), "ok", ""),
-        (facts(recent=recent(5000, 5001)), "ok", ""),
-        (facts(recent=STEADY), "ok", ""),
+        (facts(ends=recent(*range(700, 1000, 30))), "no commits for 11 min", f"ledger show {TABLE}"),
+        (facts(BACKFILL, ends=recent(*range(700, 1000, 30))), "ok", ""),
+        (facts(ends=recent(*range(700, 7000, 600))), "ok", ""),
+        (facts(ends=recent(5000, 5001)), "ok", ""),
+        (facts(ends=STEADY), "ok", ""),
         # the worst of several
         (facts(SHOP, *BEHIND_SHOP, refused="not among the allowed ones"), "refused by the agent", ""),
-        (facts(SHOP, *BEHIND_SHOP, recent=LOSING), "publish hangs for 5 min", ABORT_SHOP),
+        (facts(SHOP, *BEHIND_SHOP, ends=LOSING), "publish hangs for 5 min", ABORT_SHOP),
     ],
 )
 def test_the_word_and_the_command_of_each_incident(known: Facts, text: str, command: str) -> None:
@@ -140,25 +156,32 @@ LET_IT_USE_THE_GATE = (
 
 
 @pytest.mark.parametrize(
-    ("to", "text", "remedy"),
+    ("commit", "to", "text", "remedy"),
     [
-        (UNKNOWN_WINNER, "loses to a writer without the gate for 9 s", LET_IT_USE_THE_GATE),
-        (lost_commit("version 49: DBR"), "loses to a writer without the gate for 9 s", LET_IT_USE_THE_GATE),
         (
-            lost_commit(None),
+            "version 49: DBR",
+            "a writer without the gate (version 49: DBR)",
+            "loses to a writer without the gate for 9 s",
+            LET_IT_USE_THE_GATE,
+        ),
+        (
+            None,
+            "a commit that the table doesn't name",
             "loses to unknown commits for 9 s",
             "see what its last error says; of a writer without the gate, a watcher reports the commits",
         ),
     ],
 )
 def test_a_commit_that_the_table_does_not_name_is_not_called_one_without_the_gate(
-    to: str, text: str, remedy: str
+    commit: str | None, to: str, text: str, remedy: str
 ) -> None:
-    found = Recent()
+    found, names = Ends(), {"table": TABLE, "writer": "crm", "transaction": "T"}
     for each in (9, 4):
-        found.note_loss("crm", NOW - each, to, "T")
+        found.note(
+            made(TransactionAbandoned, **names, reason="r", cause="base-changed", lost_to=commit), NOW - each
+        )
 
-    known = condition(facts(recent=found))
+    known = condition(facts(ends=found))
 
     assert known.cause == f"crm has lost 2 times in 5 s to {to}"
     assert (known.text, known.remedy) == (text, remedy)
@@ -166,9 +189,9 @@ def test_a_commit_that_the_table_does_not_name_is_not_called_one_without_the_gat
 
 def test_a_writer_that_commits_again_loses_no_more() -> None:
     found = recent(losses=(20, 9, 4))
-    found.note_commit(f"crm:{QUERY}", NOW - 1)
+    found.note(committed(f"crm:{QUERY}"), NOW - 1)
 
-    assert condition(facts(recent=found)).name == "ok"
+    assert condition(facts(ends=found)).name == "ok"
 
 
 TRANSACTIONS = st.lists(
@@ -208,7 +231,7 @@ def test_a_remedy_never_acts_on_a_victim(  # noqa: PLR0917 - one for each strate
         agents=agents,
         denied=denied,
         waits_known=waits_known,
-        recent=recent(*commits, losses=tuple(losses)),
+        ends=recent(*commits, losses=tuple(losses)),
     )
 
     word = condition(known)

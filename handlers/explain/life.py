@@ -1,0 +1,273 @@
+"""The life of a transaction, as events and decisions tell it: its steps, its end, and to whom it was lost.
+
+- The two topics are read in any order, so each step has the time of the first record that says it, and the end follows from all
+  steps. A commit is a fact, also after an abort.
+- Of a life that was seen from its middle on, the time of a step may not be known.
+- The page, `status`, `losses`, the metrics and the demo's picture read lives. The condition of a table (`condition.py`) follows
+  from their ends, of which `Ends` keeps a bounded number.
+
+Times are seconds of one clock.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final, Literal, TypeAlias
+
+from lakewarden import events
+from lakewarden.handlers.maker import Maker
+from lakewarden.handlers.writers_log import without_gate, without_query
+
+MAX_COMMITS: Final = 20
+"""Commits from which the usual interval is known. Three are enough."""
+MAX_WRITERS: Final = 50
+"""Writers of a table of which losses are kept, the last ones."""
+UNKNOWN_WINNER: Final = "a writer without the gate"
+UNNAMED_COMMIT: Final = "a commit that the table doesn't name"
+"""Its writer may use the gate."""
+
+LifeStep: TypeAlias = Literal[
+    "intent",
+    "admitted",
+    "requested",
+    "granted",
+    "abort",
+    "lapse",
+    "jobs-stopped",
+    "abandoned",
+    "failed",
+    "already-committed",
+    "completed",
+]
+
+
+class End(StrEnum):
+    """How a transaction ended, if it has."""
+
+    COMMITTED = "committed"
+    CONFLICT = "aborted by conflict"
+    BYPASSED = "lost to a writer without the gate"
+    EMPTY = "empty"
+    ABORTED = "aborted"
+    UNKNOWN = "outcome unknown"
+    FAILED = "failed"
+    SKIPPED = "already committed"
+    RUNNING = "running"
+
+
+LOST: Final = (End.CONFLICT, End.BYPASSED)
+
+
+@dataclass(slots=True)
+class Life:
+    """One transaction."""
+
+    transaction: str
+    writer: str
+    batch_id: int | None = None
+    times: dict[LifeStep, float | None] = field(default_factory=dict)
+    """None: it took the step, and it isn't known when."""
+    reason: str | None = None
+    """Of its abort."""
+    winners: tuple[str, ...] = ()
+    """The writers that its abort names."""
+    cause: str | None = None
+    """Of its abandonment."""
+    lost_commit: str | None = None
+    """The commit to which its writer lost it, as the table says it."""
+    made_by: str | None = None
+    """Who made it, as far as the table says it of an observed commit."""
+
+    def note(self, record: events.WriterEventUnion | events.DecisionRecord, at: float) -> bool:
+        """Note an event, or a decision that counts. Return whether it is a new step."""
+        match record:
+            case events.CommitIntent(batch_id=batch_id):
+                return self.take("intent", at, batch_id=batch_id)
+            case events.Admitted():
+                return self.take("admitted", at)
+            case events.CommitRequested():
+                return self.take("requested", at)
+            case events.CommitGranted():
+                return self.take("granted", at)
+            case events.AlreadyCommitted():
+                return self.take("already-committed", at)
+            case events.CommitCompleted():
+                return self.take("completed", at, made_by=made_by(record))
+            case events.TransactionAbandoned(cause=cause, lost_to=commit):
+                return self.take("abandoned", at, cause=cause, lost_commit=commit)
+            case events.Abort(reason="outcome-unknown", conflicts=()):
+                # With conflicts, the lease of another one expired.
+                return self.take("lapse", at)
+            case events.Abort(reason=reason, conflicts=conflicts):
+                winners = tuple(dict.fromkeys(each.other_writer for each in conflicts))
+                return self.take("abort", at, reason=reason, winners=winners)
+            case _:
+                return False
+
+    def take(self, step: LifeStep, at: float | None, **facts: Any) -> bool:
+        """Take a step with what is known of it. Return False if it was taken before."""
+        if step in self.times:
+            return False
+        self.times[step] = at
+        for name, value in facts.items():
+            setattr(self, name, value)
+        return True
+
+    @property
+    def end(self) -> End:
+        match self.times:
+            case {"completed": _}:
+                return End.COMMITTED
+            case {"already-committed": _}:
+                return End.SKIPPED
+            case {"lapse": _} if "abandoned" not in self.times:
+                return End.UNKNOWN
+            case {"abort": _}:
+                return End.CONFLICT if self.reason in (None, "conflict") else End.ABORTED
+            case {"failed": _}:
+                return End.FAILED
+            case {"abandoned": _}:
+                return self._abandoned
+            case _:
+                return End.RUNNING
+
+    @property
+    def _abandoned(self) -> End:
+        if self.cause == "empty":
+            return End.EMPTY
+        bypassed = self.cause == "base-changed" and self.lost_commit is not None
+        return End.BYPASSED if bypassed else End.ABORTED
+
+    @property
+    def started(self) -> float:
+        """The time of its first step."""
+        return min((each for each in self.times.values() if each is not None), default=0.0)
+
+    @property
+    def last(self) -> float:
+        """The time of its last step."""
+        return max((each for each in self.times.values() if each is not None), default=0.0)
+
+    @property
+    def ended(self) -> float | None:
+        """None while it runs. Its last step may be that its Spark jobs have stopped."""
+        return None if self.end is End.RUNNING else self.last
+
+    @property
+    def aborted_at(self) -> float | None:
+        """The time of the abort, if a conflict ended it."""
+        return self.times.get("abort") if self.end is End.CONFLICT else None
+
+    @property
+    def lost_to(self) -> list[str]:
+        """The writers to which it lost a conflict."""
+        return list(self.winners) if self.end is End.CONFLICT else []
+
+    @property
+    def bypassed_by(self) -> str | None:
+        """The commit without the gate to which its writer lost it."""
+        return self.lost_commit if self.end is End.BYPASSED else None
+
+
+# -- what has ended in a table -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Losing:
+    """What a writer has lost since its last commit, to writers without the gate or to commits that aren't known."""
+
+    times: int
+    first: float
+    last: float
+    to: str
+    transaction: str
+    winner: str = ""
+    """The winning transaction, if it is known."""
+
+
+@dataclass(slots=True)
+class Ends:
+    """What has ended in a table lately. Times are in any order."""
+
+    commits: list[float] = field(default_factory=list)
+    """The last `MAX_COMMITS`."""
+    losing: OrderedDict[str, Losing] = field(default_factory=OrderedDict)
+    """By writer."""
+
+    def note(self, record: object, at: float, *, maker: str | None = None) -> None:
+        """Note a record that is a new step of a life, if it ends it. `maker`: who made the commit to which it lost, if known."""
+        match record:
+            case events.CommitCompleted(writer=writer):
+                self._commit(writer, at)
+            case events.TransactionAbandoned(cause="base-changed", lost_to=commit):
+                to = UNNAMED_COMMIT if commit is None else f"{UNKNOWN_WINNER} ({commit})"
+                self._loss(record, at, to)
+            case events.Abort(conflicts=conflicts):
+                winner = next((each for each in conflicts if without_gate(each.other_writer)), None)
+                if winner is not None:
+                    self._loss(record, at, made_name(winner.other_writer, maker), winner.other_transaction)
+            case _:
+                pass
+
+    def note_maker(self, winner: str, to: str) -> None:
+        """Note who made the commit of a transaction, for those that lost to it."""
+        for losing in self.losing.values():
+            if losing.winner == winner:
+                losing.to = to
+
+    def _commit(self, writer: str, at: float) -> None:
+        self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
+        if (losing := self.losing.get(writer)) is not None and losing.last <= at:
+            del self.losing[writer]
+
+    def _loss(
+        self, record: events.Abort | events.TransactionAbandoned, at: float, to: str, winner: str = ""
+    ) -> None:
+        known = self.losing.setdefault(record.writer, Losing(0, at, at, to, record.transaction, winner))
+        known.times += 1
+        known.first, known.last = min(known.first, at), max(known.last, at)
+        known.to, known.transaction, known.winner = to, record.transaction, winner
+        self.losing.move_to_end(record.writer)
+        if len(self.losing) > MAX_WRITERS:
+            self.losing.popitem(last=False)
+
+    @property
+    def last_commit(self) -> float | None:
+        return self.commits[-1] if self.commits else None
+
+    @property
+    def pace(self) -> float | None:
+        """The usual seconds between two commits, from three commits on."""
+        if len(self.commits) < 3:
+            return None
+        return median(later - earlier for earlier, later in pairwise(self.commits))
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def writer_name(writer: str) -> str:
+    """A writer as people name it: without the query id of `<name>:<query id>`, and what a watcher reports by its format."""
+    return writer.partition(":")[0] if without_gate(writer) else without_query(writer)
+
+
+def shown_name(writer: str) -> str:
+    """A writer in a list: of what a watcher reports, its name says that it doesn't use the gate."""
+    return f"{writer_name(writer)}{', without the gate' if without_gate(writer) else ''}"
+
+
+def lane(writer: str) -> str:
+    """The writer, or the one name of all commits that a watcher reports of a format. Each of those is a writer of its own."""
+    return shown_name(writer) if without_gate(writer) else writer
+
+
+def made_name(writer: str, maker: str | None) -> str:
+    """A writer without the gate, and who it is as far as the table says it."""
+    return lane(writer) if maker is None else f"{lane(writer)} ({maker})"
+
+
+def made_by(event: events.CommitCompleted) -> str | None:
+    """Who made an observed commit, as the table says. None: the event doesn't have it."""
+    return Maker(event.engine, event.user, event.job, event.application_id).text
