@@ -25,7 +25,6 @@ import pydantic
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from tests.bench import (
-    assessing,
     failover,
     in_memory,
     latency,
@@ -36,8 +35,6 @@ from tests.bench import (
     waste,
     watching,
 )
-from tests.bench.agent_lock import AgentLock
-from tests.bench.hudi_lock import HudiLock
 from tests.bench.peers import compare, paimon_commits
 from tests.bench.run import QUICK, Figures, Part, Rows, Run, Size, progress
 from tests.servers.s3 import S3Server, running_s3_server
@@ -46,8 +43,6 @@ DEFAULT_JSON = Path("build/bench.json")
 ROUNDS = ("repeated", "failed")
 """What a part is called that fails in its first round, and in the second one, which follows then."""
 PEERS = (*compare.WAYS, "paimon")
-LOCK = "lock"
-"""Selects the comparison of the locks, like a workload."""
 
 
 def _on_s3(measure: Callable[[Run, S3Server], Figures]) -> Callable[[Run], Figures]:
@@ -60,10 +55,6 @@ def _on_s3(measure: Callable[[Run, S3Server], Figures]) -> Callable[[Run], Figur
     return measured
 
 
-def _locks(run: Run, server: S3Server) -> Figures:
-    return {"agent": locks.measure(AgentLock(run, server), run.size, server)}
-
-
 PARTS = {
     "latency": Part(latency.measure, latency.rows),
     "volume": Part(volume.measure, volume.rows),
@@ -74,8 +65,7 @@ PARTS = {
     "check": Part(in_memory.measure, in_memory.rows, broker=False),
     "steps": Part(steps.measure, steps.rows, broker=False),
     "waste": Part(waste.measure, waste.rows, broker=False, own_table=True),
-    "assess": Part(assessing.measure, assessing.rows, broker=False, own_table=True),
-    "locks": Part(_on_s3(_locks), locks.rows, own_table=True),
+    "locks": Part(_on_s3(locks.measure), locks.rows),
 }
 """By name: what `--only` selects, and the key of its figures in the report."""
 
@@ -127,10 +117,6 @@ def _measure_peers(size: Size, options: argparse.Namespace) -> Figures:
         report["peers"] = compare.measure(
             run, workloads, ways=options.ways, repeat=options.repeat, server=server
         )
-        if "hudi" in formats and LOCK in options.workload:
-            assert server is not None, "Hudi's lock is on a store"
-            both: dict[str, locks.Lock] = {"agent": AgentLock(run, server), "hudi": HudiLock(run, server)}
-            report["locks"] = {name: locks.measure(lock, size, server) for name, lock in both.items()}
         if "paimon" in formats:
             assert server is not None, "the tables of Paimon are on a store"
             report["paimon"] = paimon_commits.measure(run, server)
@@ -170,8 +156,8 @@ def _options() -> argparse.Namespace:
         metavar="FORMAT",
         default=(),
     )
-    workloads = [*(each.name for each in Size().peers), LOCK]
-    what = f"with --peers, for formats other than Paimon, only these ({LOCK}: the lock beside Hudi's)"
+    workloads = [each.name for each in Size().peers]
+    what = "with --peers, for formats other than Paimon, only these"
     several("--workload", workloads, what, metavar="NAME", default=workloads)
     ways = sorted({way for each in compare.WAYS.values() for way in each})
     several("--ways", ways, "with --peers, likewise", metavar="WAY", default=())
@@ -237,8 +223,7 @@ def _print(report: Figures) -> None:
         _print_table([("", "measured", "target"), *rows], *footnotes)
     for name, part in measured.items():
         if part.own_table:
-            note = locks.footnote(report[name]) if name == "locks" else part.footnote
-            _print_table(part.rows(report[name]), note)
+            _print_table(part.rows(report[name]), part.footnote)
     if report.get("peers"):
         _print_table(compare.rows(report["peers"]))
         _print_table(compare.wall_rows(report["peers"]), compare.FOOTNOTE)

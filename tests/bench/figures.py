@@ -43,12 +43,6 @@ def spread(figure: dict[str, Any], form: str) -> str:
     return f"{figure['median']:{form}}" + ("" if low == high else f" ({low}–{high})")
 
 
-def jain(counts: Sequence[int]) -> float:
-    """Jain's fairness index: 1 if all shares are equal, 1/n if one of n has everything."""
-    squares = sum(count * count for count in counts)
-    return sum(counts) ** 2 / (len(counts) * squares) if squares else 0.0
-
-
 def cpu_seconds(pid: int | None = None) -> float:
     """CPU time of a process, by default this one, and of all that it has started."""
     root = psutil.Process(pid)

@@ -1,179 +1,160 @@
-"""The cost of one lock on an S3 server, and the table of its figures: the agent's, and those of Hudi's own provider beside them.
+"""What the agent's lock costs on an S3 server: production keepers, each with its own store client.
 
-- Operations: acquire, renew and release, and the hand-over from one holder to another (`agent_lock.py`, `hudi_lock.py`).
-- Contention: eight contenders. Each holds the lock for 5 ms and requests it again immediately. A wait lasts from the request for
-  the lock until it is held. A wait that is unfinished when the run ends counts only for the longest wait, with the time until
-  then. Measured with and without a delay of the requests.
-- Lost answers: a proxy forwards one write of the lock object and closes the connection instead of returning the store's answer.
-  Both sides have the shortest lease that Hudi accepts; its default is 300 s. No other writer contends for the lock; the other
-  writer of the table is one that is started again.
-
-| the lost answer | measured |
-| --- | --- |
-| to the acquisition | from the request for the lock until the same writer holds it |
-| to a renewal | from the loss until the writer has renewed its lease; if it is stopped, until another writer holds the lock |
-| to the release | from the request for the release until another writer holds the lock |
+- acquire: an existing free lock, from the request until the keeper confirms the lease.
+- renew: from when the renewal is due until the keeper confirms it.
+- release: from the request until the keeper reports it. All three with one client and a direct connection to the server.
+- requests: counted by a proxy before the server, in separate rounds.
+- hand-over: two agents, each with its own store client, producer and consumer. One holds the lock, the other was denied and
+  waits. Measured from the holder's release until the other one holds the lock.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from statistics import median
-from typing import Any, Protocol, TypeAlias
+import asyncio
+import itertools
+import time
+from contextlib import AsyncExitStack
 
+import anyio
+
+from lakewarden.agent.kafka import ensure_topics
 from lakewarden.handlers.lease import machine as lease
-from tests.bench.figures import jain, over_runs, shown, spread
-from tests.bench.run import Figures, Rows, Size, progress
-from tests.servers.hudi import HUDI_VERSION
-from tests.servers.proxy import Cut, Proxy
+from tests.bench.figures import over_runs, shown, spread, summary
+from tests.bench.lock_parties import Party, audit_log, keeping, s3_store
+from tests.bench.run import Figures, Rows, Run
+from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 
-REMOTE_DELAY_SECONDS = 0.015
-"""Added to each request to the store: the latency of a store on another machine."""
-CONTENDERS = 8
-HOLD_SECONDS = 0.005
-LOST_LEASE = lease.LeaseSettings(validity=10, renew_interval=1)
-ANSWER = Cut(re.compile(rb"PUT "), answered=True, seconds=0.0)
 OPERATIONS = {
     "acquire": ("acquire an existing free lock", "2 requests"),
     "renew": ("renew", "1 request"),
     "release": ("release", "1 request"),
 }
-LOST = {
-    "acquire": "the answer to an acquisition is lost: until the writer holds the lock",
-    "renew": "the answer to a renewal is lost: until it is renewed, or another writer holds the lock",
-    "release": "the answer to the release is lost: until another writer holds the lock",
-}
-
-Span: TypeAlias = tuple[float, float]
-"""When a contender requested the lock, and when it held it, in seconds since the run began."""
+COUNTED_ROUNDS = 10
+SOON = lease.LeaseSettings(renew_interval=0.01)
+"""Renews almost immediately, so that a round doesn't take three seconds."""
+WARM_UP = 5
+SETTLE_SECONDS = 0.02
+"""Pause between two hand-overs, in which all published events are consumed."""
 
 
-class Lock(Protocol):
-    """The agent's lock, or Hudi's."""
-
-    title: str
-
-    def operations(self, rounds: int, repetitions: int) -> Figures:
-        """Milliseconds of each operation over the repetitions, and the number of its requests."""
-
-    def hand_over(self, rounds: int) -> dict[str, float]:
-        """Milliseconds from the release on."""
-
-    def contend(self, seconds: float, endpoint: str | None) -> dict[str, float]:
-        """One run, through a proxy at this endpoint."""
-
-    def lose(self, operation: str) -> Figures:
-        """Seconds until a writer holds the lock again."""
-
-
-def measure(lock: Lock, size: Size, server: S3Server) -> Figures:
+def measure(run: Run, server: S3Server) -> Figures:
     """All figures. The server's credentials are in the environment."""
+    return asyncio.run(_measure(run, server))
 
-    def contend(endpoint: str | None) -> dict[str, Any]:
-        return over_runs(
-            [lock.contend(size.contention_seconds, endpoint) for _ in range(size.contention_runs)]
-        )
 
-    progress(f"{lock.title}: acquire, renew, release")
-    operations = lock.operations(size.lock_rounds, size.lock_repetitions)
-    progress(f"{lock.title}: hand-over, {CONTENDERS} contenders")
-    report: Figures = {
-        "operations": operations,
-        "hand_over_ms": lock.hand_over(size.lock_rounds),
-        "contention": contend(None),
+async def _measure(run: Run, server: S3Server) -> Figures:
+    settings = run.settings()
+    await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)
+    times = [await _operations(run, server, number) for number in range(run.size.lock_repetitions)]
+    requests = await _requests(server)
+    operations = {
+        name: {"ms": over_runs([each[name] for each in times]), "requests": requests[name]}
+        for name in OPERATIONS
     }
-    with Proxy(server.endpoint, delay_seconds=REMOTE_DELAY_SECONDS) as proxy:
-        report["contention_delayed"] = contend(proxy.endpoint)
-    progress(f"{lock.title}: lost answers")
-    report["lost"] = {
-        name: _over_trials([lock.lose(name) for _ in range(size.lost_answers)]) for name in OPERATIONS
-    }
-    return report
-
-
-def contention(spans: Sequence[Sequence[Span]], seconds: float) -> dict[str, float]:
-    """The figures of a run that was over after `seconds`. `spans`: of each contender. Waits are in milliseconds."""
-    finished = [[held - requested for requested, held in each if held <= seconds] for each in spans]
-    unfinished = [seconds - requested for each in spans for requested, held in each if held > seconds]
-    every = [wait for waits in finished for wait in waits]
-    return {
-        "cycles_per_second": round(len(every) / seconds, 1),
-        "jain": round(jain([len(waits) for waits in finished]), 4),
-        "longest_wait_ms": round(max([*every, *unfinished]) * 1e3, 2),
-    }
-
-
-def _over_trials(trials: Sequence[Figures]) -> Figures:
-    each = [round(trial["seconds"], 3) for trial in trials]
-    return trials[0] | {"seconds": median(each), "each": each}
+    return {"operations": operations, "hand_over_ms": await _hand_overs(run, server)}
 
 
 def rows(report: Figures) -> Rows:
-    """The table that is printed. `report` has the figures of `agent`, and perhaps those of `hudi`."""
-    sides = [report[name] for name in ("agent", "hudi") if name in report]
-    yield ("the lock, on a local S3 server", "measured", "target", f"Hudi {HUDI_VERSION}")[: 2 + len(sides)]
-    for title, aim, text in _rows():
-        yield title, text(sides[0]), aim, *map(text, sides[1:])
-
-
-def footnote(report: Figures) -> str:
-    """What the table's figures are."""
-    if "hudi" not in report:
-        return 'Beside Hudi\'s own lock: make bench PEERS=hudi ARGS="--workload lock", and docs/benchmarks.md, "The lock".'
-    return (
-        "Hudi: its StorageBasedLockProvider on the same server in this run, all contenders in one JVM, with the tests' own\n"
-        "client for S3. A wait that is unfinished at the end of a run counts with the time until then."
+    """The rows that are printed."""
+    for name, (title, aim) in OPERATIONS.items():
+        figure = report["operations"][name]
+        p50, p99 = figure["ms"]["p50"], figure["ms"]["p99"]
+        requests = f"{figure['requests']:g} requests"
+        yield title, f"p50 {spread(p50, '.1f')} ms, p99 {spread(p99, '.0f')} ms, {requests}", aim
+    yield (
+        "hand-over to a waiting agent, from the release on",
+        shown(report["hand_over_ms"], names="p50 p99 max", digits="10"),
+        "",
     )
 
 
-def _rows() -> Iterator[tuple[str, str, Callable[[Figures], str]]]:
-    """Title, aim, and the text of a side's figures."""
-    for name, (title, aim) in OPERATIONS.items():
-        yield title, aim, partial(_operation, name)
-    yield "hand-over to a waiting agent, from the release on", "", _hand_over
-    delay = f"the same, each request {REMOTE_DELAY_SECONDS * 1e3:.0f} ms later"
-    hold = f"{CONTENDERS} contenders, each holding it for {HOLD_SECONDS * 1e3:.0f} ms"
-    for name, title, aim in (
-        ("contention", hold, "≥ 60 cycles per second"),
-        ("contention_delayed", delay, ""),
-    ):
-        yield title, aim, partial(_cycles, name)
-        yield "  fairness and waits", "Jain ≥ 0.99, longest < 1 s", partial(_waits, name)
-    for name, title in LOST.items():
-        what = f"lease {LOST_LEASE.validity:g} s, renewed every {LOST_LEASE.renew_interval:g} s; {title}"
-        yield what, "", partial(_lost, name)
+async def _operations(run: Run, server: S3Server, number: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each operation."""
+    uri = f"s3://{server.bucket()}/locks/one-{number}.json"
+    async with s3_store(server, uri) as store:
+        party = Party("only", uri, store, SOON)
+        async with keeping(party):
+            await _round(party)  # creates the object
+            times = [await _round(party) for _ in range(run.size.lock_rounds)]
+    return {name: summary([each[name] * 1e3 for each in times]) for name in OPERATIONS}
 
 
-def _operation(name: str, side: Figures) -> str:
-    figure = side["operations"][name]
-    p50, p99 = figure["ms"]["p50"], figure["ms"]["p99"]
-    requests = f"{figure['requests']:g} request{'s' if figure['requests'] != 1 else ''}"
-    return f"p50 {spread(p50, '.1f')} ms, p99 {spread(p99, '.0f')} ms, {requests}"
+async def _requests(server: S3Server) -> dict[str, float]:
+    """The requests of each operation that arrive at a proxy: the mean of some rounds."""
+    uri = f"s3://{server.bucket()}/locks/counted.json"
+    with Proxy(server.endpoint) as proxy:
+        async with s3_store(server, uri, proxy.endpoint) as store:
+            party = Party("counted", uri, store, lease.LeaseSettings(renew_interval=0.2))
+            async with keeping(party):
+                await _counted_round(party, proxy)
+                rounds = [await _counted_round(party, proxy) for _ in range(COUNTED_ROUNDS)]
+    return {
+        name: sum(each[number] for each in rounds) / COUNTED_ROUNDS for number, name in enumerate(OPERATIONS)
+    }
 
 
-def _hand_over(side: Figures) -> str:
-    return shown(side["hand_over_ms"], names="p50 p99 max", digits="10")
+async def _hand_overs(run: Run, server: S3Server) -> dict[str, float]:
+    """Milliseconds from the request for the release until the other agent holds the lock."""
+    uri = f"s3://{server.bucket()}/locks/handed-over.json"
+    async with AsyncExitStack() as stack:
+        parties = []
+        for name in ("first", "second"):
+            log = await stack.enter_async_context(audit_log(run.settings()))
+            store = await stack.enter_async_context(s3_store(server, uri))
+            parties.append(Party(name, uri, store, lease.LeaseSettings(), log.publish))
+            log.listeners.append(parties[-1].observe)
+        holder, waiter = parties
+        await stack.enter_async_context(keeping(holder, waiter))
+        holder.keeper.acquire(None)
+        await holder.acquired()
+        times = []
+        for _ in range(WARM_UP + run.size.lock_rounds):
+            times.append(await _hand_over(holder, waiter) * 1e3)
+            holder, waiter = waiter, holder
+        await holder.release()
+    return summary(times[WARM_UP:])
 
 
-def _cycles(name: str, side: Figures) -> str:
-    return f"{spread(side[name]['cycles_per_second'], '.0f')} cycles per second"
+async def _round(party: Party) -> dict[str, float]:
+    """Seconds of each operation."""
+    requested = time.perf_counter()
+    party.keeper.acquire(None)
+    acquired = await party.acquired()
+    due = party.store.wrote_at + SOON.renew_interval
+    renewed, _ = await party.wait_for(lease.Confirmed, "renewed")
+    began = max(due, party.store.wrote_at)
+    release_requested = time.perf_counter()
+    party.keeper.release()
+    released, _ = await party.wait_for(lease.Released)
+    return {
+        "acquire": acquired - requested,
+        "renew": renewed - began,
+        "release": released - release_requested,
+    }
 
 
-def _waits(name: str, side: Figures) -> str:
-    figure = side[name]
-    longest = max(figure["longest_wait_ms"]["each"]) / 1e3
-    return f"Jain {spread(figure['jain'], '.3f')}, longest {longest:.2f} s"
+async def _counted_round(party: Party, proxy: Proxy) -> list[int]:
+    """The requests of each operation."""
+    totals = [proxy.requests.total()]
+    party.keeper.acquire(None)
+    await party.acquired()
+    totals.append(proxy.requests.total())
+    await party.wait_for(lease.Confirmed, "renewed")
+    totals.append(proxy.requests.total())
+    party.keeper.release()
+    await party.wait_for(lease.Released)
+    totals.append(proxy.requests.total())
+    return [after - before for before, after in itertools.pairwise(totals)]
 
 
-def _lost(name: str, side: Figures) -> str:
-    figure = side["lost"][name]
-    seconds: float = figure["seconds"]
-    text = f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-    if (stopped := figure.get("stopped_after_seconds")) is not None:
-        text += f"; the writer is interrupted after {stopped:.1f} s"
-    if "raised" in figure:
-        text += f"; the release raises {figure['raised']}"
-    return text
+async def _hand_over(holder: Party, waiter: Party) -> float:
+    """Seconds. Afterwards the waiter holds the lock."""
+    waiter.keeper.acquire(None)
+    await waiter.wait_for(lease.LockDenied)
+    await anyio.sleep(SETTLE_SECONDS)
+    began = time.perf_counter()
+    holder.keeper.release()
+    held = await waiter.acquired()
+    await holder.keeper.wait_released()
+    return held - began

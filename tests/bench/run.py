@@ -45,10 +45,6 @@ class Size:
     waste_hours: float = sized(4.0, 0.5)
     lock_rounds: int = sized(300, 5)
     lock_repetitions: int = sized(3, 1)
-    contention_runs: int = sized(2, 1)
-    contention_seconds: float = sized(20.0, 1.0)
-    lost_answers: int = sized(3, 1)
-    """Of each kind."""
     failovers: int = sized(3, 0)
     watched_tables: int = sized(100, 3)
     watched_seconds: float = sized(20.0, 1.0)
@@ -60,8 +56,6 @@ class Size:
     """Seconds in which one table changes each second."""
     web_fed_updates: int = sized(3_600, 40)
     """Of an open page in Chromium whose stream is fed."""
-    assessed_share: float = sized(1.0, 0.01)
-    """Of the large tables that are assessed."""
     peers: Sequence[Workload] = sized(
         (
             *(

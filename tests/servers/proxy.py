@@ -195,7 +195,6 @@ class Proxy:
         seed: int = 0,
         timeout_seconds: float = 1.0,
         keep_alive: bool = True,
-        delay_seconds: float = 0.0,
         drop_idle_seconds: float | None = None,
     ) -> None:
         """`timeout_seconds` of the clients scales delays. Without `keep_alive`, each request needs a connection of its own."""
@@ -206,7 +205,6 @@ class Proxy:
         self._random = random.Random(seed)
         self._timeout = timeout_seconds
         self._keep_alive = keep_alive
-        self._delay = delay_seconds
         self._drop_idle_seconds = drop_idle_seconds
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -358,7 +356,6 @@ class Proxy:
             self.injected[fault] += 1
             await self._inject(fault, connection, request)
             return False
-        await asyncio.sleep(self._delay)
         if connection.server is None:
             answers, connection.server = await asyncio.open_connection(*self._upstream)
             self._start(self._relay(connection, answers))
