@@ -11,7 +11,7 @@ import pytest
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.events import AUDIT_EVENT, Undecodable, decode
-from tests import lock_audit
+from tests.lock_audit import Drifts, LockAudit
 from tests.real import evidence, promises
 from tests.real.chaos import TIGHT, Chaos
 from tests.servers.proxy import CALM, CHANCE_FAULTS, Fault, Weather
@@ -93,16 +93,15 @@ def _check_that_no_two_relied_on_the_lock(storm: Chaos, name: str) -> None:
 
 
 def _check_the_audit(audit: Iterable[ConsumerRecord]) -> None:
-    drifts = lock_audit.Drifts(TIGHT["drift_seconds"] * 1000, TIGHT["drift_seconds"] * 2000)
-    checked = lock_audit.LockAudit(drifts)
+    drift_ms = TIGHT["drift_seconds"] * 1000
+    checked = LockAudit(Drifts(drift_ms, 2 * drift_ms))
     for record in audit:
         event = decode(AUDIT_EVENT, record.value)
         assert not isinstance(event, Undecodable), event
-        checked.add(lock_audit.AuditPosition(record.partition, record.offset), event)
-    report = checked.report()
-    assert [overlap for lock in report for overlap in lock.overlaps] == []
-    assert len(report) == len(TABLES)
-    assert all(lock.acquisitions > 1 for lock in report)
+        checked.add(event)
+    assert [overlap for lock in checked.acquisitions for overlap in checked.overlaps(lock)] == []
+    assert len(checked.acquisitions) == len(TABLES)
+    assert all(count > 1 for count in checked.acquisitions.values())
 
 
 def _check_that_every_loss_led_to_an_abort(

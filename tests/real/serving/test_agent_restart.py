@@ -272,25 +272,6 @@ async def test_sigterm_while_the_agent_waits_for_kafka_stops_it(scene: World) ->
         await process.stop()
 
 
-async def test_two_agents_share_the_tables_and_one_may_stop_at_any_time(scene: World) -> None:
-    jobs = WriterJobs(scene)
-    async with scene.consuming():
-        with scene.process(**BRISK) as first, scene.process(**BRISK) as second:
-            await first.ready()
-            await second.ready()
-            async with anyio.create_task_group() as burst:
-                for number in range(6):
-                    burst.start_soon(jobs.job, f"job-{number}", 8, random.Random(number))
-                await jobs.wait_until_finished(20)
-                await second.stop()
-                async with scene.running(**BRISK):
-                    await jobs.wait_until_finished(48)
-
-    found = await scene.transactions()
-    assert len(found) >= 48
-    check(found)
-
-
 async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_changes_nothing(
     scene: World,
 ) -> None:
@@ -384,33 +365,6 @@ async def test_a_late_take_over_record_of_a_former_owner_makes_the_owner_take_ov
     assert "took partition" in waiting["problem"]
     found = await scene.transactions()
     assert found[before.table, before.transaction].decisions("commit-granted"), "the grant counts"
-    check(found)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_every_promise_holds_when_the_agent_is_killed_at_any_moment(scene: World, seed: int) -> None:
-    """200 transactions of 8 jobs on two tables, with SIGKILL at four random moments."""
-    chance = random.Random(seed)
-    jobs = WriterJobs(scene)
-    async with scene.consuming(), anyio.create_task_group() as burst:
-        for number in range(8):
-            table = f"{scene.table}-{number % 2}"
-            burst.start_soon(jobs.job, f"job-{number}", 25, random.Random(f"{seed}-{number}"), table)
-        for kills in range(1, 5):
-            async with scene.running(**BRISK) as process:
-                done = jobs.finished
-                with anyio.move_on_after(20):
-                    await jobs.wait_until_finished(min(done + chance.randrange(5, 35), 40 * kills))
-                await anyio.sleep(chance.random() / 20)
-                process.kill()
-        with scene.process(**BRISK) as process:
-            await jobs.wait_until_finished(200)
-
-    print(f"seed {seed}: {jobs.outcomes}")
-    found = await scene.transactions()
-    assert len(found) == 200
-    assert jobs.outcomes["committed"] > 0
     check(found)
 
 
