@@ -6,12 +6,11 @@ The agents' times are shortened by about as much as a scrape is stretched (`reco
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +23,12 @@ from aiokafka import TopicPartition
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from lakewarden.agent.embedded.kafka import free_port
-from lakewarden.events import Abort, CommitGranted, CommitRequested
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.kafka_fixture import administering
 from tests.monitoring.recording import Recording, Selectors
 from tests.processes import AgentProcess, environment
-from tests.real.writers import World, Writer, markers, world
+from tests.real.writers import World, world
 from tests.servers.proxy import Proxy
 from tests.servers.s3 import S3Server
 from tests.waiting import PATIENCE_SECONDS, until
@@ -40,15 +38,6 @@ SCRAPE_SECONDS = 1.0
 SCRAPE_TIMEOUT_SECONDS = 5.0
 WRITERS = 2
 PAUSE_SECONDS = 0.3
-SUSPENDED_SECONDS, RUNNING_SECONDS = 1.6, 0.15
-"""Of an agent whose machine is overloaded, at first."""
-LAG = "lakewarden_partition_lag_seconds"
-LESS, AFTER_SCRAPES = 0.6, 10
-"""By so much it runs less, each time that its lag hasn't grown during so many scrapes: some machines are three times as fast."""
-COMPUTING_SECONDS = 40.0
-"""Seconds of each batch that is wasted."""
-FLOOD_EVENTS, FLOOD_MARKERS, FLOOD_SECONDS = 200, 20, 0.1
-"""So many events with so many markers in each period. A twelfth of most processors decides fewer."""
 
 
 @dataclass(slots=True)
@@ -212,78 +201,14 @@ class Failing:
     @asynccontextmanager
     async def holding_the_lock(self) -> AsyncGenerator[None]:
         """An operator holds the table's lock while the block runs."""
-        command = [sys.executable, "-m", "lakewarden.agent", "lock", "hold", self.table]
-        more = ["--seconds", "600", "--wait", "60", "--s3-endpoint", self.proxy.endpoint]
+        command = [sys.executable, "-m", "lakewarden.agent", "lock", "hold", self.table, "--seconds", "600"]
+        command += ["--wait", "60", "--s3-endpoint", self.proxy.endpoint, "--", "sleep", "600"]
         async with await anyio.open_process(
-            [*command, *more], env=environment(self.scene.values()), stdout=None, stderr=None
+            command, env=environment(self.scene.values()), stdout=None, stderr=None
         ) as holder:
             yield
             holder.send_signal(signal.SIGINT)
             await holder.wait()
-
-    @asynccontextmanager
-    async def slowed(self, instance: str) -> AsyncGenerator[None]:
-        """The agent gets a twelfth of the processor time while the block runs, or less, until its lag grows."""
-        popen = self.agents[instance].popen
-
-        async def slow() -> None:
-            running, looked = RUNNING_SECONDS, self.recording.scrapes
-            while True:
-                popen.send_signal(signal.SIGSTOP)
-                await anyio.sleep(SUSPENDED_SECONDS)
-                popen.send_signal(signal.SIGCONT)
-                await anyio.sleep(running)
-                if self.recording.scrapes >= looked + AFTER_SCRAPES:
-                    looked = self.recording.scrapes
-                    if not self._lag_grows():
-                        running *= LESS
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(slow)
-            try:
-                yield
-            finally:
-                tasks.cancel_scope.cancel()
-                popen.send_signal(signal.SIGCONT)
-
-    def _lag_grows(self) -> bool:
-        return any(
-            (lags[-1] or 0.0) > (lags[0] or 0.0) + AFTER_SCRAPES / 3
-            for lags in self.recording.last_of_each(LAG, AFTER_SCRAPES)
-        )
-
-    @asynccontextmanager
-    async def flooding(self) -> AsyncGenerator[None]:
-        """A writer publishes the same markers again and again while the block runs."""
-        writer = self.scene.writer("runaway", f"s3://{self.bucket}/clicks")
-        file_groups = [str(number) for number in range(FLOOD_MARKERS)]
-
-        async def flood() -> None:
-            while True:
-                due = anyio.current_time() + FLOOD_SECONDS
-                await asyncio.gather(*(writer.touch(*file_groups) for _ in range(FLOOD_EVENTS)))
-                await anyio.sleep_until(due)
-
-        await writer.begin()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(flood)
-            yield
-            tasks.cancel_scope.cancel()
-        await writer.abandon()
-
-    @asynccontextmanager
-    async def computing_in_vain(self, count: int) -> AsyncGenerator[None]:
-        """So many writers compute at once, and name what they have touched when they request the grant: one of them commits."""
-
-        async def compute(name: str) -> None:
-            for batch in itertools.count(1):
-                await self._compute_in_vain(self.scene.writer(name, self.table), batch)
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(count):
-                tasks.start_soon(compute, f"late-{number}")
-            yield
-            tasks.cancel_scope.cancel()
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
@@ -316,26 +241,6 @@ class Failing:
         until = (self.recording.scrapes if since is None else since) + count
         while self.recording.scrapes < until:
             await anyio.sleep(0.05)
-
-    async def shows(self, metric: str, holds: Callable[[float], bool], *, scrapes: int = 1) -> None:
-        """Wait until the last samples of each series of a metric are so."""
-
-        def all_hold() -> bool:
-            found = self.recording.last(metric, scrapes)
-            return bool(found) and all(each is not None and holds(each) for each in found)
-
-        await until(all_hold, seconds=PATIENCE_SECONDS * 2)
-
-    async def _compute_in_vain(self, writer: Writer, batch: int) -> None:
-        """Compute a batch. Commit it if the writer is granted."""
-        await writer.begin(batch_id=batch)
-        await anyio.sleep(COMPUTING_SECONDS)
-        await self.scene.send(writer.event(CommitRequested, seq=1, markers=markers("hot")))
-        [answer, *_] = await self.scene.wait_for(
-            object, lambda event: isinstance(event, Abort | CommitGranted) and writer.mine(event)
-        )
-        if isinstance(answer, CommitGranted):
-            await writer.complete()
 
     # -- Kafka -------------------------------------------------------------------------------------------------------
 

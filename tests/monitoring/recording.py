@@ -67,11 +67,8 @@ class Recording:
 
     def last(self, metric: str, scrapes: int) -> list[float | None]:
         """The last samples of all series of a metric."""
-        return [sample for samples in self.last_of_each(metric, scrapes) for sample in samples]
-
-    def last_of_each(self, metric: str, scrapes: int) -> list[list[float | None]]:
-        """The last samples of each series of a metric."""
-        return [values[-scrapes:] for name, values in self.series.items() if name.partition("{")[0] == metric]
+        mine = [values for name, values in self.series.items() if name.partition("{")[0] == metric]
+        return [sample for values in mine for sample in values[-scrapes:]]
 
     def mark(self, name: str) -> None:
         """Note the last scrape under a name."""

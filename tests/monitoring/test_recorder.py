@@ -15,20 +15,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import anyio
 import pytest
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
-from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer, administering
 from tests.monitoring import defective_agent
 from tests.monitoring.expected_alerts import EXPECTED
-from tests.monitoring.failing import LAG, Failing, failing
+from tests.monitoring.failing import Failing, failing
 from tests.monitoring.recording import Recording, selectors_of
 from tests.monitoring.test_alerts import alerts_on, check_recorded
 from tests.processes import AGENT_PROGRAM
 from tests.real.serving.test_undecodable_decisions import FROM_A_LATER_VERSION
-from tests.real.writers import QUICK
 from tests.servers.proxy import CALM, Fault, Weather
 from tests.servers.s3 import S3Server
 from tests.waiting import PATIENCE_SECONDS, until
@@ -41,13 +38,6 @@ AFTER_SCRAPES = 64
 """16 minutes of the alerts' time: more than their longest window."""
 PATIENT: dict[str, Any] = {"validity_seconds": 60.0, "session_timeout_seconds": 30.0}
 """Times that an agent keeps on a busy machine, for failures that depend on none of them."""
-SUSPENSIONS = 3
-"""In a quarter of an hour of the alert's time: as many as it needs."""
-IN_VAIN_WRITERS = 20
-IN_VAIN_SECONDS, IN_VAIN_SCRAPES = 1_000.0, 64
-"""Wasted in half an hour, for 16 minutes: more than in the alert."""
-BEHIND_SECONDS = 30.0
-"""As in the alert."""
 
 
 @asynccontextmanager
@@ -180,41 +170,6 @@ async def test_an_agent_is_suspended(record: Record) -> None:
         assert "suspended" in waiting["problem"]
 
 
-async def test_an_agent_is_suspended_again_and_again(record: Record) -> None:
-    """Each time for longer than its session with Kafka, as on a machine that swaps."""
-    async with record("an agent is suspended again and again") as scene:
-        agent = scene.agents["a"]
-        for _ in range(SUSPENSIONS):
-            sessions = sum(line["event"] == "partitions.live" for line in agent.lines())
-            agent.popen.send_signal(signal.SIGSTOP)
-            await anyio.sleep(QUICK["session_timeout_seconds"] + 1.0)
-            agent.popen.send_signal(signal.SIGCONT)
-            await agent.logged("partitions.live", count=sessions + 1)
-        await scene.mark("during", 3)
-        waits = [line["problem"] for line in agent.lines() if line["event"] == "kafka.waiting"]
-        assert sum("suspended" in each for each in waits) >= SUSPENSIONS
-
-
-async def test_a_store_hangs_again_and_again(record: Record) -> None:
-    """For half a lease and for longer than one, as in the chaos tests. Other tables have open transactions, and so locks."""
-    async with record("a store hangs again and again") as scene:
-        others = [scene.scene.writer(name, f"s3://{scene.bucket}/{name}") for name in ("x", "y", "z")]
-        for each in others:
-            await each.begin()
-        for lost in (1, 2):
-            with scene.proxy.hanging():
-                await scene.scrapes(6)
-            await scene.next_commits()
-            await scene.scrapes(3)
-            with scene.proxy.hanging():
-                await scene.agents["a"].logged("lock.lost", count=lost * len(others))
-            await scene.next_commits()
-        await scene.mark("during")
-        await scene.run("lock", "audit")
-        for each in others:
-            await each.abandon()
-
-
 async def test_kafka_has_lost_records(record: Record) -> None:
     """Those of the writers, while no agent ran. The agent aborts what was open, and the writers begin again by themselves."""
     async with record("Kafka has lost records") as scene:
@@ -273,17 +228,6 @@ async def test_a_table_is_stopped(record: Record) -> None:
         assert defective_agent.DEFECT in shown["refused"]
 
 
-async def test_writers_compute_in_vain(record: Record) -> None:
-    """They name what they have touched only when they have computed. Half an hour of this fires the alert after 15 minutes."""
-    async with record("writers waste compute", **PATIENT) as scene:
-        async with scene.computing_in_vain(IN_VAIN_WRITERS):
-            lost = "lakewarden_lost_compute_seconds_total"
-            await scene.shows(lost, lambda seconds: seconds > IN_VAIN_SECONDS)
-            await scene.mark("during", IN_VAIN_SCRAPES)
-        conflicts = await scene.run("conflicts", "--verbose")
-        assert "late-0" in conflicts
-
-
 async def test_a_stranger_publishes(record: Record) -> None:
     """Its records are no events. They are kept as dead letters, and the writers go on."""
     async with record("a stranger publishes") as scene:
@@ -294,45 +238,6 @@ async def test_a_stranger_publishes(record: Record) -> None:
         await scene.mark("during", 5)
         refused = await scene.run("refused")
         assert refused.count("Invalid JSON") == 5
-
-
-async def test_an_agent_is_overloaded(record: Record) -> None:
-    """Its machine has little processor time for it, and a writer floods the log. It recovers without a restart."""
-    async with (
-        record("an agent is overloaded", partitions=1, **PATIENT) as scene,
-        scene.slowed("a"),
-        scene.flooding(),
-    ):
-        began = scene.recording.scrapes
-        await scene.scrapes(45, since=began)
-        await scene.shows(LAG, lambda lag: lag > BEHIND_SECONDS, scrapes=10)
-        await scene.mark("during")
-
-
-async def test_the_memory_budget_is_full(record: Record) -> None:
-    """Two transactions have touched 90 % of it. The agent aborts the larger one when a third one needs more than the rest."""
-    async with record("the memory budget is full", memory_mb=1, **PATIENT) as scene:
-        large, larger, last = (
-            scene.scene.writer(name, f"s3://{scene.bucket}/{name}") for name in ("daily", "weekly", "monthly")
-        )
-        for writer, markers in ((large, 2_750), (larger, 2_950)):
-            await writer.begin()
-            await writer.touch(*map(str, range(markers)))
-        await scene.shows("lakewarden_touched_memory_bytes", lambda used: used > 850_000)
-        await scene.mark("during", 25)
-        open_ones = json.loads(await scene.run("status", "--output", "json"))
-        await last.begin()
-        await last.touch(*map(str, range(1_000)))
-        reached = await scene.agents["a"].logged("memory.budget-reached")
-        abort = await larger.wait_for(Abort)
-        await scene.mark("exceeded", 3)
-        for writer in (large, last):
-            await writer.abandon()
-        touched = {one["writer"]: one["file_groups"] for each in open_ones for one in each["transactions"]}
-        assert (touched["daily"], touched["weekly"]) == (2_750, 2_950)
-        assert reached["transaction"] == larger.transaction
-        assert abort.retriable
-        assert "memory_mb" in str(abort.detail)
 
 
 @pytest.mark.usefixtures("swept")
