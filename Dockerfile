@@ -5,12 +5,12 @@ WORKDIR /src
 ENV UV_PROJECT_ENVIRONMENT=/opt/lakewarden UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
 # Dependencies come first: they change less often than the sources, and Docker reuses this layer.
 COPY pyproject.toml uv.lock README.md LICENSE ./
-RUN uv sync --frozen --no-dev --extra agent --no-install-project
+RUN uv sync --frozen --no-dev --extra agent --extra catalogs --no-install-project
 COPY agent agent
 COPY events events
 COPY handlers handlers
 COPY spark_jobs spark_jobs
-RUN uv sync --frozen --no-dev --extra agent --no-editable
+RUN uv sync --frozen --no-dev --extra agent --extra catalogs --no-editable
 
 FROM python:3.11-slim
 COPY --from=build /opt/lakewarden /opt/lakewarden

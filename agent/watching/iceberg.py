@@ -23,7 +23,7 @@ import structlog
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.watching.catalogs import Catalog, CatalogAnswer, TableName
+from lakewarden.agent.watching.catalog import Catalog, CatalogAnswer, TableName
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import (
     ACTIVE_SECONDS,

@@ -27,7 +27,8 @@ import anyio
 from lakewarden.agent.clock import wall_ms
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching.catalogs import TableName, catalogs
+from lakewarden.agent.watching.catalog import TableName
+from lakewarden.agent.watching.catalogs import catalogs
 from lakewarden.agent.watching.delta import find_layout, newest_commit
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.formats import KnownFormat, known_format

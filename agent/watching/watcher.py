@@ -38,7 +38,8 @@ from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
-from lakewarden.agent.watching.catalogs import TableName, catalogs
+from lakewarden.agent.watching.catalog import TableName
+from lakewarden.agent.watching.catalogs import catalogs
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import Look, Seen, TableFollower
 from lakewarden.agent.watching.formats import follow, format_of

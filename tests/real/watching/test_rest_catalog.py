@@ -14,7 +14,8 @@ import anyio
 import pytest
 
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching.catalogs import Catalog, TableName, catalogs
+from lakewarden.agent.watching.catalog import Catalog, TableName
+from lakewarden.agent.watching.catalogs import catalogs
 from lakewarden.agent.watching.files import Buckets
 from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.handlers.observations import ObservedCommit

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
@@ -19,16 +20,12 @@ from structlog.testing import capture_logs
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import follower as following_rules, watcher
-from lakewarden.agent.watching.catalogs import (
-    Catalog,
-    HiveCatalog,
-    RestCatalog,
-    SqlCatalog,
-    TableName,
-    catalogs,
-)
+from lakewarden.agent.watching.catalog import Catalog, TableName
+from lakewarden.agent.watching.catalogs import catalogs
 from lakewarden.agent.watching.files import Buckets, UnreadableTableError
 from lakewarden.agent.watching.iceberg import CatalogFollower
+from lakewarden.agent.watching.pyiceberg_catalogs import HiveCatalog, SqlCatalog
+from lakewarden.agent.watching.rest_catalog import RestCatalog
 from lakewarden.events import CommitCompleted
 from lakewarden.handlers.observations import ObservedCommit
 from tests.recorded_delta import commit
@@ -379,7 +376,7 @@ async def test_a_failure_is_one_line_with_the_catalog_and_the_table(
 
 
 async def test_an_answer_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakewarden.agent.watching.catalogs.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("lakewarden.agent.watching.rest_catalog.MAX_FILE_BYTES", 1000)
     async with faulty_server([CONFIG, Reply(body=b" " * 2000)]) as running:
         catalog = RestCatalog("prod", {"uri": running.endpoint}, timeout=60.0)
         with pytest.raises(UnreadableTableError, match="more than 1,000 bytes"):
@@ -436,7 +433,7 @@ async def test_how_requests_are_authorized(
 
 async def test_a_token_that_is_valid_serves_while_its_endpoint_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("lakewarden.agent.watching.catalogs.monotonic", lambda: now)
+    monkeypatch.setattr("lakewarden.agent.watching.rest_catalog.monotonic", lambda: now)
     async with faulty_server([Reply(body=TOKEN), CONFIG, TABLE, Reply(503), TABLE, Reply(503)]) as running:
         catalog = RestCatalog("prod", {"uri": running.endpoint, "credential": "me:x"}, timeout=60.0)
         await catalog.load(FLIGHTS, None)
@@ -489,21 +486,26 @@ async def test_requests_are_signed_for_aws(monkeypatch: pytest.MonkeyPatch, plac
 
 
 class Database:
-    """`iceberg_tables` as Iceberg's JdbcCatalog makes it, in SQLite."""
+    """`iceberg_tables` as Iceberg's JdbcCatalog makes it, in SQLite. Version 0 has no types: all are tables."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "catalog.db"
+    def __init__(self, folder: Path, *, has_types: bool = True) -> None:
+        self.path, self._has_types = folder / "a catalog.db", has_types
+        kind = ", iceberg_type" * has_types
         with closing(sqlite3.connect(self.path)) as connection, connection:
             connection.execute(
                 "CREATE TABLE iceberg_tables (catalog_name, table_namespace, table_name, metadata_location, "
-                "previous_metadata_location, iceberg_type)"
+                f"previous_metadata_location{kind})"
+            )
+            connection.execute(
+                "CREATE TABLE iceberg_namespace_properties (catalog_name, namespace, property_key, property_value)"
             )
 
     def point(self, table: str, location: str, kind: str | None = "TABLE") -> None:
-        row = ("prod", "air", table, location, None, kind)
+        row = ("prod", "air", table, location, None, kind)[: 6 if self._has_types else 5]
         with closing(sqlite3.connect(self.path)) as connection, connection:
             connection.execute("DELETE FROM iceberg_tables WHERE table_name = ?", (table,))
-            connection.execute("INSERT INTO iceberg_tables VALUES (?, ?, ?, ?, ?, ?)", row)
+            marks = ", ".join("?" * len(row))
+            connection.execute(f"INSERT INTO iceberg_tables VALUES ({marks})", row)  # noqa: S608
 
 
 def metadata_file(location: str, number: int) -> str:
@@ -513,16 +515,18 @@ def metadata_file(location: str, number: int) -> str:
     return f"file://{path}"
 
 
-async def test_a_table_of_a_sql_catalog(tmp_path: Path) -> None:
-    """An idle look is one SELECT, and reads no file. A view is no table."""
+@pytest.mark.parametrize("has_types", [True, False], ids=["version 1", "version 0"])
+async def test_a_table_of_a_sql_catalog(tmp_path: Path, has_types: bool) -> None:
+    """An idle look is one load of pyiceberg's, and reads no file. A view is no table."""
     location = move(tmp_path.resolve() / "flights")
-    database = Database(tmp_path)
+    database = Database(tmp_path, has_types=has_types)
     settings = Settings(catalogs={"prod": {"type": "sql", "uri": f"sqlite:///{database.path}"}})  # type: ignore[dict-item]
     seen: list[str] = []
     async with following(settings) as (follower, catalog):
         with pytest.raises(UnreadableTableError, match="of catalog prod: there is no such table"):
             await follower.look()
-        database.point("view", "file:///v", "VIEW")
+        if has_types:
+            database.point("view", "file:///v", "VIEW")
         for number in range(1, 9):
             database.point("flights", metadata_file(location, number), None)
             seen += await versions(follower)
@@ -538,16 +542,48 @@ async def test_a_table_of_a_sql_catalog(tmp_path: Path) -> None:
     ("uri", "why"),
     [
         ("sqlite:////none/at/all.db", "OperationalError: unable to open database file"),
-        (f"oracle://me:{SECRET}@host/db", "its uri is of no known database"),
+        (f"oracle://me:{SECRET}@host/db", "ModuleNotFoundError: No module named"),
+        (f"nonsense://me:{SECRET}@host/db", "NoSuchModuleError: Can't load plugin"),
+        (f"postgresql://me:{SECRET}@127.0.0.1:1/db", "OperationalError: connection failed"),
+        (SECRET, "ArgumentError: Could not parse"),
     ],
 )
 async def test_a_database_that_can_not_be_read_is_named(uri: str, why: str) -> None:
     catalog = SqlCatalog("prod", {"uri": uri}, timeout=60.0)
     with pytest.raises(UnreadableTableError) as caught:
         await catalog.tables(("air",))
+    await catalog.close()
 
     assert str(caught.value).startswith(f"namespace air of catalog prod: {why}")
     assert SECRET not in str(caught.value)
+
+
+async def test_a_database_without_catalog_is_named_and_stays_as_it_is(tmp_path: Path) -> None:
+    """pyiceberg would create its tables, and SQLite an absent file."""
+    empty, absent = tmp_path / "empty.db", tmp_path / "absent.db"
+    empty.touch()
+    for path, why in ((empty, "no such table: iceberg_"), (absent, "unable to open database file")):
+        catalog = SqlCatalog("prod", {"uri": f"sqlite:///{path}"}, timeout=60.0)
+        with pytest.raises(UnreadableTableError, match=f"of catalog prod: OperationalError: {why}"):
+            await catalog.load(FLIGHTS, None)
+        await catalog.close()
+
+    assert empty.stat().st_size == 0
+    assert not absent.exists()
+
+
+@pytest.mark.parametrize("kind", ["sql", "hive"])
+def test_without_the_extra_the_error_names_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other catalogs don't need it."""
+    monkeypatch.delitem(sys.modules, "lakewarden.agent.watching.pyiceberg_catalogs")
+    monkeypatch.delattr("lakewarden.agent.watching.pyiceberg_catalogs")
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
+    others: Any = {"a": {"type": "rest", "uri": "http://x"}, "b": {"type": "glue"}}
+    assert len(catalogs(Settings(catalogs=others))) == 2
+    with pytest.raises(
+        SettingsError, match=rf"'prod' of type {kind} needs pyiceberg: pip install 'lakewarden\[catalogs\]'"
+    ):
+        catalogs(Settings(catalogs={"prod": {"type": kind, "uri": "x"}}))  # type: ignore[dict-item]
 
 
 def glue_error(code: str) -> Reply:
@@ -678,48 +714,62 @@ async def test_files_are_read_with_the_credentials_that_the_catalog_vends(
     assert headers.get("x-amz-security-token") == (None if key == "OWN" else "of-session")
 
 
-@pytest.mark.parametrize(
-    ("answer", "found"),
-    [
-        (thrift({0: (12, HIVE_TABLE)}), "file:///m/1.json"),
-        (thrift({0: (12, {9: (13, {})})}), "table air.flights of catalog prod: it is not an Iceberg table"),
-        (thrift({2: (12, {1: (11, "no such table")})}), "the metastore answers: no such table"),
-        (thrift({1: (11, "Invalid method name")}, kind=3), "Invalid method name"),
-        (b"HTTP/1.1 400 Bad Request", "doesn't speak Thrift's binary protocol"),
-        (thrift({0: (12, HIVE_TABLE)})[:-9], "the connection was closed"),
-    ],
-)  # fmt: skip
-async def test_the_answers_of_hives_metastore(answer: bytes, found: str) -> None:
-    """They come in pieces. A connection is used again after a whole answer only."""
-    connections = 0
+HIVE_ANSWERS = {
+    "a table": (thrift({0: (12, HIVE_TABLE)}), "file:///m/1.json"),
+    "no table of Iceberg": (thrift({0: (12, {9: (13, {})})}), "it is not an Iceberg table"),
+    "no table": (
+        thrift({1: (12, {1: (11, "of Hive")}), 2: (12, {1: (11, "no such table")})}),
+        "the metastore: ",
+    ),
+    "another metastore": (thrift({1: (11, "Invalid method name")}, kind=3), "Invalid method name"),
+    "no Thrift": (b"HTTP/1.1 400 Bad Request", "No protocol version header"),
+    "cut": (thrift({0: (12, HIVE_TABLE)})[:-9], "the metastore: "),
+    "a text of 2 GB": (thrift({})[:-1] + struct.pack(">bhi", 11, 0, 2**31 - 1), "the metastore: "),
+    "nested without end": (thrift({})[:-1] + struct.pack(">bh", 12, 7) * 10_000, "the metastore: "),
+}
+
+
+@asynccontextmanager
+async def metastore(answer: bytes, pause: float = 0.0) -> AsyncIterator[str]:
+    """One that gives the same answer to each call, in pieces."""
 
     async def serve(stream: ByteStream) -> None:
-        nonlocal connections
-        connections += 1
         async with stream:
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                while await stream.receive():
-                    for start in range(0, len(answer), 7):
-                        await stream.send(answer[start : start + 7])
-                    if "closed" in found:
-                        return
+                await stream.receive()
+                for start in range(0, len(answer), 7):
+                    await stream.send(answer[start : start + 7])
+                    await anyio.sleep(pause)
 
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, serve)
-        uri = f"thrift://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
-        catalog = HiveCatalog("prod", {"uri": uri}, timeout=60.0)
-        for _ in range(2):
-            try:
-                text = (await catalog.load(FLIGHTS, None)).pointer
-            except UnreadableTableError as error:
-                text = str(error)
-            assert found in text
-        await catalog.close()
+        yield f"thrift://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
         tasks.cancel_scope.cancel()
 
-    is_whole = "closed" not in found and "Thrift" not in found and "Invalid" not in found
-    assert connections == (1 if is_whole else 2)
+
+@pytest.mark.parametrize(("answer", "found"), HIVE_ANSWERS.values(), ids=HIVE_ANSWERS)
+async def test_the_answers_of_hives_metastore(answer: bytes, found: str) -> None:
+    """The first address of two doesn't answer."""
+    async with metastore(answer) as uri:
+        catalog = HiveCatalog("prod", {"uri": f"thrift://127.0.0.1:1, {uri}"}, timeout=60.0)
+        try:
+            text = (await catalog.load(FLIGHTS, None)).pointer
+        except UnreadableTableError as error:
+            text = str(error)
+            assert text.startswith("table air.flights of catalog prod: ")
+
+    assert found in text
+    assert len(text) < 400
+
+
+@pytest.mark.parametrize("pause", [60.0, 0.3], ids=["hangs", "drips"])
+async def test_a_metastore_that_doesnt_end_its_answer_frees_the_thread(pause: float) -> None:
+    async with metastore(thrift({0: (12, HIVE_TABLE)}), pause) as uri:
+        catalog = HiveCatalog("prod", {"uri": uri}, timeout=0.5)
+        with pytest.raises(UnreadableTableError, match=r"no answer within 0.5 s|the metastore: "):
+            await catalog.load(FLIGHTS, None)
+        await until(lambda: catalog._thread.borrowed_tokens == 0)
 
 
 def test_settings_of_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

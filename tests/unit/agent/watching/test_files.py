@@ -8,8 +8,9 @@ import pytest
 
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import files
-from lakewarden.agent.watching.catalogs import RestCatalog, TableName
+from lakewarden.agent.watching.catalog import TableName
 from lakewarden.agent.watching.files import Buckets, UnreadableTableError
+from lakewarden.agent.watching.rest_catalog import RestCatalog
 
 
 @pytest.mark.parametrize(("given", "region"), [("eu-west-1", "eu-west-1"), (None, "us-east-1")])
