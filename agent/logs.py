@@ -38,8 +38,9 @@ def configure_logging(level: str, *, stream: Any = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.ERROR)
-    # aiokafka logs each failed connection while a broker is down; the agent logs that itself, with the address and the retry.
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    # They log each failed connection while a server is down; the agent logs that itself, with the address and the retry.
+    for each in ("aiokafka", "thrift"):
+        logging.getLogger(each).setLevel(logging.CRITICAL)
 
 
 def leave(status: int) -> NoReturn:
