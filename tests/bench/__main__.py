@@ -32,8 +32,6 @@ from tests.bench import (
     page,
     steps,
     volume,
-    waste,
-    watching,
 )
 from tests.bench.peers import compare, paimon_commits
 from tests.bench.run import QUICK, Figures, Part, Rows, Run, Size, progress
@@ -60,11 +58,9 @@ PARTS = {
     "volume": Part(volume.measure, volume.rows),
     "ledger": Part(volume.measure_ledger, volume.ledger_rows),
     "failover": Part(failover.measure, failover.rows, failover.FOOTNOTE),
-    "watching": Part(_on_s3(watching.measure), watching.rows),
     "web": Part(page.measure, page.rows),
     "check": Part(in_memory.measure, in_memory.rows, broker=False),
     "steps": Part(steps.measure, steps.rows, broker=False),
-    "waste": Part(waste.measure, waste.rows, broker=False, own_table=True),
     "locks": Part(_on_s3(locks.measure), locks.rows),
 }
 """By name: what `--only` selects, and the key of its figures in the report."""
@@ -178,8 +174,6 @@ def main() -> None:
         report |= _measure_peers(size, options)
     else:
         report |= _measure(size, options.only, options.bootstrap_servers)
-    if "waste" in report:
-        waste.draw(report["waste"], options.json.with_name("waste.png"))
     report["machine"]["load_after"] = _load()
     report["took_seconds"] = round(time.monotonic() - began, 1)
     options.json.parent.mkdir(parents=True, exist_ok=True)
