@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import anyio
 import psutil
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.agent.variables import ENV_PREFIX
 from tests.kafka_fixture import KafkaServer
 from tests.waiting import PATIENCE_SECONDS, wait_until

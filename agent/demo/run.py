@@ -23,6 +23,7 @@ from types import FrameType
 import pyarrow as pa
 import pyarrow.parquet
 
+from lakewarden.agent.bound_child import bound
 from lakewarden.agent.demo.contest import Contest, Step, Transcript, compare, draw, step_of
 from lakewarden.agent.demo.flights import (
     FEEDS,
@@ -34,7 +35,6 @@ from lakewarden.agent.demo.flights import (
     load_flights,
     write_feeds,
 )
-from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 from lakewarden.agent.errors import AgentError
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.agent.embedded.jars import JarsUnavailable, Library, downloaded
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 from lakewarden.agent.embedded.kafka import free_port

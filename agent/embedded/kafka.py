@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.agent.embedded.jars import (
     KAFKA_VERSION,
     JarsUnavailable,

@@ -19,9 +19,16 @@ import anyio
 from lakewarden import events
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.locks.keeper import Stores, folder_of
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, open_store, probe
+from lakewarden.agent.stores import (
+    ConditionalStore,
+    LocationError,
+    StoreProbeError,
+    Stores,
+    folder_of,
+    open_store,
+    probe,
+)
 from lakewarden.handlers.lease import conditional
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.placement import (

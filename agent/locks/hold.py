@@ -22,13 +22,13 @@ from typing import TypeAlias
 import anyio
 import anyio.abc
 
+from lakewarden.agent.bound_child import bound
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.locks.commands import StoreUnavailableError, TableLock
-from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, Stores
+from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import ConditionalStore, StoreUnreachableError
+from lakewarden.agent.stores import ConditionalStore, Stores, StoreUnreachableError
 from lakewarden.agent.time_text import when
 from lakewarden.handlers.lease import machine as lease
 

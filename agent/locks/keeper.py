@@ -14,10 +14,9 @@ After a suspension of the machine, a keeper must notice that its lease has ended
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 
 import anyio
 import anyio.abc
@@ -26,22 +25,17 @@ import structlog
 
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.errors import TaskEndedError
-from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import (
     ConditionalStore,
     LocationError,
     StoreProbeError,
     StoreRefusedError,
     StoreUnreachableError,
-    open_store,
-    probe,
 )
-from lakewarden.agent.stores.locations import parse_location
-from lakewarden.agent.stores.port import OnRequest
 from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers.lease import machine as lease
-from lakewarden.handlers.lease.conditional import Absent, ReadOutcome, Refused, Unknown
+from lakewarden.handlers.lease.conditional import Refused, Unknown
 from lakewarden.handlers.lease.lock_queue import Contender, LockQueue
 from lakewarden.handlers.lease.placement import LockLocation
 
@@ -213,106 +207,3 @@ def _not_opened(error: StoreProbeError | LocationError) -> Unknown | Refused:
     if isinstance(error, StoreUnreachableError):
         return Unknown(str(error))
     return Refused(str(error), unusable=not isinstance(error, StoreRefusedError))
-
-
-def folder_of(root: str) -> anyio.Path:
-    """The folder's path, decoded as the store does: a URI escapes some characters with percent signs."""
-    return anyio.Path("/" + parse_location(root).key)
-
-
-class Stores:
-    """Opens and probes each store once. All callers that wait for the same probe get its error."""
-
-    def __init__(
-        self, settings: Settings, stack: AsyncExitStack, on_request: OnRequest = lambda *_: None
-    ) -> None:
-        self._settings = settings
-        self._on_request = on_request
-        self._stack = stack
-        self._open: dict[str, ConditionalStore] = {}
-        self._opening: dict[str, anyio.Lock] = {}
-        self._failed: dict[str, StoreProbeError] = {}
-        self._readers: dict[str, ConditionalStore] = {}
-        self._opening_readers: dict[str, anyio.Lock] = {}
-
-    async def for_lock(self, uri: str) -> ConditionalStore:
-        """The store of a lock object.
-
-        Raises `StoreUnreachableError` if the store does not answer, `StoreRefusedError` if it refuses access, another
-        `StoreProbeError` if it ignores conditions, and `LocationError` if there is no store for the URI. The next call after an
-        error probes the store again.
-        """
-        root = self.root_of(uri)
-        if root not in self._open:
-            failed_before = self._failed.get(root)
-            # One lock per store: a store that is slow to open delays no other one.
-            async with self._opening.setdefault(root, anyio.Lock()):
-                failed = self._failed.get(root)
-                if failed is not None and failed is not failed_before:
-                    raise type(failed)(str(failed))
-                if root not in self._open:
-                    try:
-                        self._open[root] = await self._open_probed(root)
-                    except StoreProbeError as error:
-                        self._failed[root] = error
-                        raise
-        return self._open[root]
-
-    async def read(self, uri: str) -> ReadOutcome:
-        """Read an object, without a probe, which needs the right to write, and without creating a folder."""
-        root = self.root_of(uri)
-        try:
-            if root.startswith("file://") and not await folder_of(root).is_dir():
-                return Absent()
-            store = self._open.get(root) or await self._reader(root)
-        except LocationError:
-            raise
-        except (OSError, ValueError) as error:
-            return Refused(f"the store can't be opened: {error}")
-        return await store.read(uri)
-
-    async def _reader(self, root: str) -> ConditionalStore:
-        async with self._opening_readers.setdefault(root, anyio.Lock()):
-            if root not in self._readers:
-                store = self._store(root)
-                self._readers[root] = await self._stack.enter_async_context(store)
-        return self._readers[root]
-
-    async def _open_probed(self, root: str) -> ConditionalStore:
-        if root.startswith("file://"):
-            folder = folder_of(root)
-            try:
-                await folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreRefusedError(
-                    f"the folder for locks can't be created: {error.strerror}; create it, or use another: folder={folder}"
-                ) from error
-        async with AsyncExitStack() as attempt:
-            try:
-                entered = await attempt.enter_async_context(self._store(root))
-            except (OSError, ValueError) as error:
-                raise StoreRefusedError(f"the store can't be opened: {error}; store={root}") from error
-            await probe(entered, root)
-            self._stack.push_async_exit(attempt.pop_all().__aexit__)
-        log.info("store.honours-conditions", store=root, keeps_versions=entered.keeps_versions)
-        return entered
-
-    def _store(self, root: str) -> ConditionalStore:
-        store = open_store(root, self._settings)
-        store.on_request = self._on_request
-        return store
-
-    def root_of(self, uri: str) -> str:
-        """The part of a URI that is opened and probed: the lock root, a bucket, or the folder of a local table's glob."""
-        lock_root = self._settings.lock_root
-        if lock_root is not None and uri.startswith(lock_root + "/"):
-            return lock_root
-        scheme, rest = uri.split("://", 1)
-        if scheme != "file":
-            return f"{scheme}://{rest.split('/', 1)[0]}"
-        for glob in self._settings.tables:
-            fixed = re.split(r"[*?\[]", glob)[0].rsplit("/", 1)[0] if re.search(r"[*?\[]", glob) else glob
-            # A glob such as file:///* allows the whole disk, and the disk's root is no folder for a probe.
-            if fixed.startswith("file:///") and uri.startswith(fixed + "/"):
-                return fixed
-        return uri.rsplit("/", 1)[0]

@@ -22,10 +22,10 @@ import structlog
 from lakewarden.agent import wire_events
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.errors import TaskEndedError
-from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch, Stores
+from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import LocationError
+from lakewarden.agent.stores import LocationError, Stores
 from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, encode, object_uri
 from lakewarden.handlers.lease import machine as lease

@@ -23,11 +23,10 @@ from lakewarden.agent.clock import wall_ms
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import admin_client, start_client, validate_topics
 from lakewarden.agent.locks.commands import locate
-from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.log import with_coordinator
 from lakewarden.agent.operators.cluster_facts import group_facts, topic_facts
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import LocationError, StoreProbeError
+from lakewarden.agent.stores import LocationError, StoreProbeError, Stores
 from lakewarden.agent.time_text import counted
 from lakewarden.agent.topic_settings import config_values
 from lakewarden.events.access import stop_client

@@ -20,13 +20,12 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from lakewarden.agent import errors
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.kafka import missing_right
-from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.serving.gauges import set_readiness_gauges
 from lakewarden.agent.serving.lasting import FullCollections, Lasting
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import AGENT_CLIENT_ID, Settings
-from lakewarden.agent.stores import LocationError, StoreProbeError, StoreUnreachableError
+from lakewarden.agent.stores import LocationError, StoreProbeError, Stores, StoreUnreachableError
 from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.supervisor import Assignment
 from lakewarden.events import UndecodableRecords

@@ -42,7 +42,7 @@ from lakewarden.agent.kafka import (
     rotating,
     start_client,
 )
-from lakewarden.agent.locks.keeper import SleepWatch, Stores
+from lakewarden.agent.locks.keeper import SleepWatch
 from lakewarden.agent.log import Log
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.assignor import StickyAssignor
@@ -55,6 +55,7 @@ from lakewarden.agent.serving.peer_listener import PeerListener, require_not_rep
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import Stores
 from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.supervisor import Assignment
 from lakewarden.events.access import stop_client

@@ -18,8 +18,8 @@ import anyio
 import structlog
 from anyio.abc import ByteSendStream
 
+from lakewarden.agent.bound_child import bound
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.settings import Settings
 from lakewarden.events.access import partition_of
 

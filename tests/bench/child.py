@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 
 ROOT = Path(__file__).parents[2]
 

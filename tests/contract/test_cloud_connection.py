@@ -8,9 +8,8 @@ import obstore
 import pytest
 from structlog.testing import capture_logs
 
-from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import StoreProbeError
+from lakewarden.agent.stores import StoreProbeError, Stores
 from lakewarden.agent.stores.cloud import CloudStore
 from lakewarden.handlers.lease.conditional import Absent, Found, IfMatch, Unknown, Won
 from tests.contract.clouds import (

@@ -11,9 +11,8 @@ import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 
-from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import LocationError, open_store
+from lakewarden.agent.stores import LocationError, Stores, open_store
 from lakewarden.agent.stores.cloud import CloudStore
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
 from lakewarden.handlers.lease.conditional import (

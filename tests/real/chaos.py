@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import psutil
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.events import CommitGranted, LockAcquired, LockEvent, LockRenewed
 from lakewarden.handlers.lease.placement import HUDI_LOCK
 from tests.processes import AgentProcess

@@ -10,11 +10,11 @@ import anyio.abc
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.kafka import BATCH_BYTES
-from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition.owner import PartitionOwner
+from lakewarden.agent.stores import Stores
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
 from tests.all_states import all_states

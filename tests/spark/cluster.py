@@ -17,7 +17,7 @@ from typing import Final
 
 import pyspark
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from tests.spark.formats import HAS_HUDI
 from tests.waiting import wait_until
 

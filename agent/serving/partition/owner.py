@@ -34,7 +34,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.locks.keeper import SleepWatch, Stores
+from lakewarden.agent.locks.keeper import SleepWatch
 from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
@@ -45,6 +45,7 @@ from lakewarden.agent.serving.partition.own_records import OwnRecords
 from lakewarden.agent.serving.partition.refused_events import RefusedEvents
 from lakewarden.agent.serving.partition.replay import Replay
 from lakewarden.agent.serving.partition.tables import Tables
+from lakewarden.agent.stores import Stores
 from lakewarden.handlers.group.ownership import may_resume
 from lakewarden.handlers.group.readiness import Lag, OwnedPartition
 from lakewarden.handlers.table.liveness import CaughtUp

@@ -22,7 +22,7 @@ import anyio.lowlevel
 import structlog
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.locks.keeper import SleepWatch, Stores
+from lakewarden.agent.locks.keeper import SleepWatch
 from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
 from lakewarden.agent.publisher import Outgoing, Publisher
@@ -31,6 +31,7 @@ from lakewarden.agent.serving.partition.log_seen import LogSeen, Progress
 from lakewarden.agent.serving.partition.own_records import OwnRecords
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import Stores
 from lakewarden.events import (
     Abort,
     Admitted,

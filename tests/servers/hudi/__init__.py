@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import anyio
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.agent.embedded.jars import Library, downloaded
 from lakewarden.agent.embedded.jdk import OLDEST, find_java
 from tests.servers.program import compile_java, one_at_a_time

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.events import DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs.gate.logs import EventLogger

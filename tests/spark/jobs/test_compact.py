@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.events import CommitRequested, DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER
 from tests.kafka_fixture import KafkaServer

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pypaimon import CatalogFactory, Schema
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.handlers.paimon.s3_options import java_options
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER
 from lakewarden.spark_jobs.sinks.paimon.java_table import S3_JAR

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.bound_child import bound
 from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs import TABLE_SERVICE_PRIORITY, CommitAborted, CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction

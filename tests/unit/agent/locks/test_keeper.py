@@ -13,9 +13,9 @@ import pytest
 from trio.testing import MockClock
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.locks.keeper import SLEEP_CHECK_SECONDS, KeeperEvent, LockKeeper, SleepWatch, Stores
+from lakewarden.agent.locks.keeper import SLEEP_CHECK_SECONDS, KeeperEvent, LockKeeper, SleepWatch
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import ConditionalStore, StoreProbeError, StoreUnreachableError
+from lakewarden.agent.stores import ConditionalStore, StoreProbeError, Stores, StoreUnreachableError
 from lakewarden.events import AuditEventUnion
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, Unknown, Won, WriteOutcome
@@ -373,7 +373,7 @@ async def test_a_store_that_is_slow_to_open_delays_no_other_store(
             hanging.set()
             await anyio.sleep_forever()
 
-    monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
+    monkeypatch.setattr("lakewarden.agent.stores.open.probe", probe)
     async with stores_of(f"file://{tmp_path}/slow/*", f"file://{tmp_path}/quick/*") as (stores, tasks):
         tasks.start_soon(stores.for_lock, f"file://{tmp_path}/slow/t/lock.json")
         await hanging.wait()
@@ -400,7 +400,7 @@ async def test_all_callers_that_wait_for_a_probe_get_its_error(
             await stores.for_lock(f"file://{tmp_path}/{number}/lock.json")
         answers.append(str(raised.value))
 
-    monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
+    monkeypatch.setattr("lakewarden.agent.stores.open.probe", probe)
     async with stores_of(f"file://{tmp_path}/*") as (stores, _):
         async with anyio.create_task_group() as tasks:
             for number in range(10):
@@ -428,8 +428,8 @@ async def test_a_store_that_was_unreachable_is_probed_again(
     def open_store(root: str, settings: Settings) -> MemoryStore:
         return MemoryStore(request_timeout_seconds=1)
 
-    monkeypatch.setattr("lakewarden.agent.locks.keeper.probe", probe)
-    monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
+    monkeypatch.setattr("lakewarden.agent.stores.open.probe", probe)
+    monkeypatch.setattr("lakewarden.agent.stores.open.open_store", open_store)
     async with stores_of(f"file://{tmp_path}/*") as (stores, tasks):
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/t/lock.json"), "t", tasks)
         keeper.lock.acquire(None)
@@ -454,7 +454,7 @@ async def test_a_store_that_ignores_conditions_fails_the_probe_and_is_closed(
         opened.append(store)
         return store
 
-    monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
+    monkeypatch.setattr("lakewarden.agent.stores.open.open_store", open_store)
     async with stores_of("s3://b/*") as (stores, _):
         for _ in range(2):
             with pytest.raises(StoreProbeError, match="ignores the condition"):

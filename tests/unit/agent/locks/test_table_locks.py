@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks import table_locks
-from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import Stores
 from lakewarden.events import (
     Abort,
     Admitted,

@@ -13,11 +13,11 @@ from aiokafka.structs import ConsumerRecord
 from pydantic import TypeAdapter
 
 from lakewarden.agent import clock
-from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import Stores
 from lakewarden.events import (
     AUDIT_EVENT,
     CONFLICT_EVENT,

@@ -7,8 +7,8 @@ import anyio
 import pytest
 from trio.testing import MockClock
 
-from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import Stores
 from lakewarden.handlers.lease.conditional import Absent, IfAbsent, ReadOutcome, Won, WriteOutcome
 from tests.servers.memory_store import Faults, MemoryStore, Request
 
@@ -41,7 +41,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_store(root: str, settings: Settings) -> MemoryStore:
         return MemoryStore(request_timeout_seconds=TIMEOUT_SECONDS, faults=OneAtATime())
 
-    monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
+    monkeypatch.setattr("lakewarden.agent.stores.open.open_store", open_store)
 
 
 @pytest.mark.usefixtures("slow")
