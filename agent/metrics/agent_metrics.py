@@ -131,7 +131,7 @@ class AgentMetrics:
             "lakewarden_table_condition_seconds",
             "How long the table has been: "
             + ", ".join(each for each in CONDITIONS if each != "ok")
-            + ". No sample: ok. Of tables with one label, the longest.",
+            + ". No sample: ok. bypassed: also by commits that the table doesn't name. Of tables with one label, the longest.",
             "table",
             "condition",
         )
