@@ -267,9 +267,9 @@ async def _put(
         **more,
     )
     return Answer(
-        _status(result),
+        _number(result, RAW_STATUS),
         version=result.get("ETag"),
-        unexpected_bytes=_length(result),
+        unexpected_bytes=_number(result, RAW_LENGTH),
         kept_as=result.get("VersionId"),
     )
 
@@ -303,7 +303,7 @@ async def _get(client: Any, location: Location, more: Mapping[str, str]) -> Answ
     if length is not None and length != len(body):
         return Answer(fault="no answer", message=f"bytes={len(body)} expected={length}")
     return Answer(
-        _status(result),
+        _number(result, RAW_STATUS),
         code=error_code(body.decode(errors="replace")),
         version=result.get("ETag"),
         body=bytes(body),
@@ -312,7 +312,9 @@ async def _get(client: Any, location: Location, more: Mapping[str, str]) -> Answ
 
 
 async def _remove(client: Any, location: Location, more: Mapping[str, str]) -> Answer:
-    return Answer(_status(await client.delete_object(Bucket=location.authority, Key=location.key, **more)))
+    return Answer(
+        _number(await client.delete_object(Bucket=location.authority, Key=location.key, **more), RAW_STATUS)
+    )
 
 
 def _disable_expect_and_redirects(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
@@ -332,12 +334,8 @@ def _headers(result: Mapping[str, Any]) -> Mapping[str, str]:
     return headers
 
 
-def _status(result: Mapping[str, Any]) -> int:
-    return int(_headers(result).get(RAW_STATUS, 0))
-
-
-def _length(result: Mapping[str, Any]) -> int:
-    return int(_headers(result).get(RAW_LENGTH, 0))
+def _number(result: Mapping[str, Any], header: str) -> int:
+    return int(_headers(result).get(header, 0))
 
 
 def _not_sent(why: str) -> Answer:
@@ -347,14 +345,14 @@ def _not_sent(why: str) -> Answer:
 def _answer_from_error(error: boto.ClientError) -> Answer:
     response: Mapping[str, Any] = error.response
     error_fields: Mapping[str, Any] = response.get("Error", {})
-    status, message = _status(response), str(error_fields.get("Message") or "")
+    status, message = _number(response, RAW_STATUS), str(error_fields.get("Message") or "")
     # botocore also finds a code in a page that quotes an error, and none in a document with a namespace.
     code = _headers(response).get(RAW_CODE, str(error_fields.get("Code") or ""))
     if status == 404 and not code:
         return Answer(status, message=message, fault="not the store")
     if region := _headers(response).get("x-amz-bucket-region", error_fields.get("Region")):
         message = f"the bucket is in region {region}; set that region: {message}"
-    return Answer(status, code, message, unexpected_bytes=_length(response))
+    return Answer(status, code, message, unexpected_bytes=_number(response, RAW_LENGTH))
 
 
 def _answer_from_exception(error: Exception) -> Answer:

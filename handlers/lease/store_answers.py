@@ -19,7 +19,7 @@ upgrade changes the texts, a caller reads back more often, but it never loses or
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, assert_never
+from typing import Final, Literal, TypeAlias
 from urllib.parse import unquote
 
 from lakewarden.handlers.lease import conditional
@@ -143,6 +143,8 @@ class Answer:
 RequestCondition: TypeAlias = conditional.Condition | None
 """The condition of a write; None for a read."""
 
+_REQUESTS: Final = (conditional.IfAbsent, conditional.IfMatch, type(None))
+
 Meaning = Literal["won", "lost", "found", "absent", "throttled", "unknown", "refused", "unusable"]
 
 
@@ -158,16 +160,7 @@ class Row:
     """The reason that the outcome carries into logs and error messages."""
 
     def meaning(self, condition: RequestCondition) -> Meaning:
-        if_absent, if_match, read = self.means
-        match condition:
-            case conditional.IfAbsent():
-                meaning = if_absent
-            case conditional.IfMatch():
-                meaning = if_match
-            case None:
-                meaning = read
-            case _:
-                assert_never(condition)
+        meaning = self.means[_REQUESTS.index(type(condition))]
         assert meaning is not None, f"{self.answer!r} can't follow a request with {condition!r}"
         return meaning
 
@@ -433,5 +426,4 @@ def put_meaning(error: BaseException, name: str) -> Meaning:
     is_sent = any(method == "PUT" and (url == "REDACTED" or name in unquote(url)) for method, url in named)
     if answer.fault == "no credentials" or (named and not is_sent):
         return "refused"
-    condition = conditional.IfAbsent()
-    return row_of(answer, condition).meaning(condition)
+    return row_of(answer, conditional.IfAbsent()).meaning(conditional.IfAbsent())

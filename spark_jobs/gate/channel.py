@@ -26,7 +26,6 @@
 import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
@@ -39,10 +38,8 @@ from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     NEEDED_RIGHTS,
     SEND_TIMEOUT_SECONDS,
-    SENT_AGAIN,
     LoopThread,
     SharedProducer,
-    at_most_twice,
     make_consumer,
     make_producer,
 )
@@ -182,24 +179,13 @@ class Channel:
     async def publish(self, event: wire.WriterEventUnion) -> Awaitable[int]:
         """Pass an event to the producer: the order of these calls is the order in the log. Await the result for the offset.
 
-        After an error of `SENT_AGAIN`, the event is sent once more, by a new producer. The broker may have kept an earlier try
-        whose answer was lost. So the log may have the event twice, and the second one changes nothing.
+        The log may have the event twice (`SharedProducer.send`); the second one changes nothing.
         """
-        sent = await at_most_twice(partial(self._publish, event))
-
-        async def offset() -> int:
-            try:
-                return await sent
-            except SENT_AGAIN:
-                return await (await self._publish(event))
-
-        return offset()
-
-    async def _publish(self, event: wire.WriterEventUnion) -> Awaitable[int]:
-        await self._producer.ready()
-        partition = self._partition(event.table)
         return await self._producer.send(
-            self.topics.writers, event.table.encode(), wire.encode(event), partition
+            self.topics.writers,
+            event.table.encode(),
+            wire.encode(event),
+            lambda: self._partition(event.table),
         )
 
     async def _make_producer(self) -> Any:

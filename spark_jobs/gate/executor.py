@@ -15,12 +15,10 @@ import contextlib
 import os
 import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode, event_chunks
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
@@ -29,7 +27,6 @@ from lakewarden.spark_jobs.gate.kafka import (
     STOP_SECONDS,
     LoopThread,
     SharedProducer,
-    at_most_twice,
     make_producer,
 )
 from lakewarden.spark_jobs.gate.kafka_options import EXECUTOR_CLIENT_ID, KafkaSettings
@@ -78,20 +75,26 @@ class _ProducerThread:
     def __init__(
         self, bootstrap_servers: str, kafka: KafkaSettings | None, topic: str, timeout: float
     ) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self._kafka = kafka
         self._topic = topic
         self._timeout = timeout
         self._thread = LoopThread(bootstrap_servers, name="lakewarden-executor")
-        self._producer = SharedProducer(self._thread, self._make_producer)
+        self._producer = SharedProducer(
+            self._thread,
+            partial(
+                make_producer,
+                bootstrap_servers,
+                kafka,
+                topic=topic,
+                client_id=EXECUTOR_CLIENT_ID,
+                timeout=timeout,
+            ),
+        )
 
     def send(self, key: bytes, value: bytes, facts: str) -> None:
         async def send() -> int:
             return await (await self._producer.send(self._topic, key, value))
 
-        self._thread.call(
-            partial(at_most_twice, send), timeout=self._timeout, doing="publishing markers", facts=facts
-        )
+        self._thread.call(send, timeout=self._timeout, doing="publishing markers", facts=facts)
 
     def stop(self) -> None:
         """Close the producer; ignore that Kafka doesn't answer."""
@@ -100,17 +103,8 @@ class _ProducerThread:
                 self._thread.call(self._producer.stop, timeout=STOP_SECONDS, doing="closing")
         self._thread.close()
 
-    async def _make_producer(self) -> Any:
-        return await make_producer(
-            self._bootstrap_servers,
-            self._kafka,
-            topic=self._topic,
-            client_id=EXECUTOR_CLIENT_ID,
-            timeout=self._timeout,
-        )
 
-
-_producers: OrderedDict[tuple[int, str], _ProducerThread] = OrderedDict()
+_producers: dict[tuple[int, str], _ProducerThread] = {}
 """In the order of their last use."""
 _producers_lock = threading.Lock()
 
@@ -125,18 +119,14 @@ def _stop_producers() -> None:
 def _producer(channel: ExecutorChannel) -> _ProducerThread:
     # Keyed by process id: a forked child has its parent's dictionary, but not the thread of its parent's producer.
     key = (os.getpid(), channel.share)
-    oldest: _ProducerThread | None = None
     with _producers_lock:
-        if key not in _producers:
+        found = _producers.pop(key, None)
+        if found is None:
             topic = Topics(channel.topic_prefix).writers
-            _producers[key] = _ProducerThread(
-                channel.bootstrap_servers, channel.kafka, topic, channel.timeout
-            )
-            if len(_producers) > MAX_PRODUCERS:
-                (pid, _), thread = _producers.popitem(last=False)
-                oldest = thread if pid == os.getpid() else None
-        _producers.move_to_end(key)
-        found = _producers[key]
-    if oldest is not None:
-        oldest.stop()
+            found = _ProducerThread(channel.bootstrap_servers, channel.kafka, topic, channel.timeout)
+        _producers[key] = found
+        oldest = next(iter(_producers))
+        closed = _producers.pop(oldest) if len(_producers) > MAX_PRODUCERS else None
+    if closed is not None and oldest[0] == os.getpid():
+        closed.stop()
     return found

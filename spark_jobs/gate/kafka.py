@@ -344,14 +344,6 @@ def _close_all() -> None:
         thread.close()
 
 
-async def at_most_twice(send: Callable[[], Awaitable[T]]) -> T:
-    """Send once more, by a new producer, after an error of `SENT_AGAIN`."""
-    try:
-        return await send()
-    except SENT_AGAIN:
-        return await send()
-
-
 class SharedProducer:
     """The producer of all sends in a loop, made by the first one. Call it inside the loop only.
 
@@ -375,12 +367,32 @@ class SharedProducer:
         return self._producer
 
     async def send(
-        self, topic: str, key: bytes, value: bytes, partition: int | None = None
+        self, topic: str, key: bytes, value: bytes, partition: Callable[[], int | None] = lambda: None
     ) -> Awaitable[int]:
-        """Pass a record to the producer. Await the result for its offset."""
+        """Pass a record to the producer. Await the result for its offset. `partition` is asked when there is a producer.
+
+        After an error of `SENT_AGAIN`, the record is sent once more, by a new producer. The broker may have kept an earlier try
+        whose answer was lost: then the log has the record twice.
+        """
+        try:
+            sent = await self._send(topic, key, value, partition)
+        except SENT_AGAIN:
+            sent = await self._send(topic, key, value, partition)
+
+        async def offset() -> int:
+            try:
+                return await sent
+            except SENT_AGAIN:
+                return await (await self._send(topic, key, value, partition))
+
+        return offset()
+
+    async def _send(
+        self, topic: str, key: bytes, value: bytes, partition: Callable[[], int | None]
+    ) -> Awaitable[int]:
         producer = await self.ready()
         try:
-            sent = asyncio.ensure_future(await producer.send(topic, value, key, partition=partition))
+            sent = asyncio.ensure_future(await producer.send(topic, value, key, partition=partition()))
         except BaseException:
             self._replace(producer)
             raise
@@ -428,8 +440,9 @@ def unreachable(
         )
     timed_out = isinstance(error, TimeoutError | FutureTimeout)
     cause = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
-    answered = isinstance(error, BrokerResponseError)
-    problem = "kafka answered with an error" if answered else "kafka is unreachable"
+    problem = "kafka is unreachable"
+    if isinstance(error, BrokerResponseError):
+        problem = "kafka answered with an error"
     remedy = "check the brokers and their security settings"
     if isinstance(error, MessageSizeTooLargeError):
         remedy = "raise max.message.bytes of the topic (docs/kafka.md)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Producer]:
     """The producers of this process."""
     Producer.made = []
     monkeypatch.setattr(executor, "_ProducerThread", Producer)
-    monkeypatch.setattr(executor, "_producers", OrderedDict())
+    monkeypatch.setattr(executor, "_producers", {})
     return Producer.made
 
 
