@@ -5,7 +5,7 @@ Take-over, the commands and the page read through it, so a question opens two co
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import anyio
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -24,6 +24,11 @@ POLL_MS = 500
 ANSWER_MS = 50
 """How long a broker may keep a fetch of a partition without records. It answers the requests of a connection one after the
 other, so a question behind such a fetch waits for it."""
+
+
+Reader: TypeAlias = tuple[int | None, Callable[[ConsumerRecord], None]]
+"""From which offset on (None: the beginning) it wants the records of a partition, and what gets them."""
+Readers: TypeAlias = Mapping[TopicPartition, Reader]
 
 
 class Log:
@@ -139,6 +144,20 @@ class Log:
             async for partition, records in batches:
                 found[partition].extend(records)
         return found
+
+    async def read_once(self, *readers: Readers) -> None:
+        """Read each partition once, from where the first of these readers wants it, to its current end."""
+        wanted: dict[TopicPartition, list[Reader]] = {}
+        for each in readers:
+            for partition, one in each.items():
+                wanted.setdefault(partition, []).append(one)
+        starts = {each: min(start or 0 for start, _ in found) for each, found in wanted.items()}
+        async with aclosing(self.batches(starts)) as batches:
+            async for partition, records in batches:
+                for start, take in wanted[partition]:
+                    for record in records:
+                        if record.offset >= (start or 0):
+                            take(record)
 
     async def batches(
         self,

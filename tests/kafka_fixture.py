@@ -13,11 +13,12 @@ import shutil
 import tempfile
 import uuid
 import warnings
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from aiokafka import TopicPartition
@@ -124,6 +125,24 @@ async def read_to_end(
     """All records of these partitions, from their start offsets on."""
     async with Log(settings) as log:
         return await log.read(starts)
+
+
+@contextmanager
+def counted_reads() -> Iterator[Counter[tuple[str, int, int]]]:
+    """How often each record is read, by topic, partition and offset. The last record before a checkpoint is looked up besides."""
+    read: Counter[tuple[str, int, int]] = Counter()
+    batches = Log.batches
+
+    async def counting(log: Log, starts: Any, stops: Any = None, **more: Any) -> AsyncGenerator[Any]:
+        async with aclosing(batches(log, starts, stops, **more)) as found:
+            async for partition, records in found:
+                if stops is None:
+                    read.update((*partition, each.offset) for each in records)
+                yield partition, records
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Log, "batches", counting)
+        yield read
 
 
 async def committed_offsets(settings: KafkaSettings) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -10,7 +10,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden import events as wire
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.kafka import require_equal_counts
-from lakewarden.agent.log import Log
+from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
 from lakewarden.events.access import partition_of
@@ -116,8 +116,11 @@ def runs_at(intent: wire.CommitIntent) -> str | None:
     return ", ".join(filter(None, parts)) or None
 
 
-async def replay_log(log: Log, *, ahead: bool = True) -> LogReplay:
-    """Replay `writers` and `decisions` from the last checkpoint to their ends. `ahead`: as in `LogReplay.replay`."""
+async def replay_log(log: Log, *readers: Readers, ahead: bool = True) -> LogReplay:
+    """Replay `writers` and `decisions` from the last checkpoint to their ends. `ahead`: as in `LogReplay.replay`.
+
+    `readers` get what else they want, in the same reading of the log.
+    """
     topics = log.topics
     partitions = [each.partition for each in await log.partitions(topics.writers)]
     # An error names the topic if it is missing or hidden.
@@ -128,7 +131,8 @@ async def replay_log(log: Log, *, ahead: bool = True) -> LogReplay:
     for number, start in starts.items():
         spans[TopicPartition(topics.writers, number)] = start.offset
         spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
-    records = await log.read(spans)
+    records: dict[TopicPartition, list[ConsumerRecord]] = {each: [] for each in spans}
+    await log.read_once({each: (start, records[each].append) for each, start in spans.items()}, *readers)
     found = LogReplay(starts)
     for partition, offset in spans.items():
         read = records[partition]

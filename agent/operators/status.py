@@ -1,7 +1,7 @@
 """`lakewarden status`, and the events of `lakewarden conflicts`: read from Kafka alone, so they work while no agent runs.
 
-`status` replays the log (`log_replay.py`), and reads the lock from the audit topic. It shows what the log contains: decisions
-that an agent has made and not published yet are missing. `handlers/explain/condition.py` has the rules of conditions.
+`status` reads the log once: for its replay (`log_replay.py`), for what is past, and for the locks. It shows what the log has:
+decisions that an agent has made and not published yet are missing. `handlers/explain/condition.py` has the rules of conditions.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
 uses as its table: what the next take-over will find, and what former ones found in the last seven days. The same for a partition
@@ -20,11 +20,11 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
 from lakewarden.agent.clock import moment, utc_now
-from lakewarden.agent.log import Log
+from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.operators.cluster_facts import group_facts
 from lakewarden.agent.operators.log_replay import LogReplay, Seen, replay_log
-from lakewarden.agent.operators.timelines import read_timelines
-from lakewarden.agent.serving.log_records import decoded_all
+from lakewarden.agent.operators.timelines import Timelines, readers_of
+from lakewarden.agent.serving.log_records import decoded, decoded_all
 from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import timestamp, utc_time
@@ -143,13 +143,15 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
 
     The worst come first. Before them, the partitions whose log is incomplete, with a given table the one of that table.
     """
+    timelines = Timelines()
+    locks: dict[str, events.AuditEventUnion] = {}
     async with Log(settings) as log:
-        replay = await replay_log(log)
+        past = await readers_of(timelines, log)
         await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
-        locks = await last_lock_steps(log)
+        replay = await replay_log(log, past, await _readers_of_locks(locks, log))
         ledgers = await find_ledger_gaps(log, replay.starts)
         members = await group_members(log, settings.group)
-        ends = (await read_timelines(log)).ends
+    ends = timelines.ends
     refusals: dict[str, str] = {}
     for decisions in replay.decisions.values():
         refusals |= refused_tables(decisions)
@@ -340,12 +342,17 @@ def _blocker(wait: Wait) -> BlockerView:
     return BlockerView(wait.other.id, wait.other.writer, wait.reason, partition)
 
 
-async def last_lock_steps(log: Log) -> dict[str, events.AuditEventUnion]:
-    """The last step of each table's lock within `AUDIT_WINDOW`, from the audit topic."""
+async def _readers_of_locks(last: dict[str, events.AuditEventUnion], log: Log) -> Readers:
+    """How the last step of each table's lock within `AUDIT_WINDOW` is read from the audit topic."""
+
+    def note(record: ConsumerRecord) -> None:
+        step = decoded(events.AUDIT_EVENT, record)
+        if step is not None:
+            last[step.table] = step
+
     since = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
-    spans = await log.offsets_at(await log.partitions(log.topics.audit), since)
-    steps = decoded_all(events.AUDIT_EVENT, chain(*(await log.read(spans)).values()))
-    return {each.table: each for each in steps}
+    starts = await log.offsets_at(await log.partitions(log.topics.audit), since)
+    return {each: (start, note) for each, start in starts.items()}
 
 
 def lock_holder(step: events.AuditEventUnion) -> LockHolder:

@@ -7,17 +7,15 @@ Times are those of Kafka's records. The two topics are read in any order, so the
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
 from lakewarden.agent.attempts.trace import drawing, fields_of
 from lakewarden.agent.clock import utc_now
-from lakewarden.agent.log import Log
+from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.serving.log_records import decoded
 from lakewarden.handlers.explain.life import (
     UNKNOWN_WINNER,
@@ -138,19 +136,21 @@ async def read_timelines(
     log: Log, since_ms: int | None = None, on_bypassed: OnBypassed | None = None
 ) -> Timelines:
     """What the log has since then (`HISTORY`), but not more than the last `MAX_RECORDS` of each partition."""
-    found, topics = Timelines(on_bypassed), log.topics
+    found = Timelines(on_bypassed)
+    await log.read_once(await readers_of(found, log, since_ms))
+    return found
+
+
+async def readers_of(timelines: Timelines, log: Log, since_ms: int | None = None) -> Readers:
+    """How the log is read into these timelines: as `read_timelines` reads it."""
+    topics = log.topics
     since = round((utc_now() - HISTORY).timestamp() * 1000) if since_ms is None else since_ms
     starts = await log.offsets_at(await log.partitions(topics.writers, topics.decisions), since)
     ends = await log.ends(starts)
-    spans: dict[TopicPartition, int | None] = {
-        each: max(start or 0, ends[each] - MAX_RECORDS) for each, start in starts.items()
+    add = {topics.writers: timelines.add_event, topics.decisions: timelines.add_decision}
+    return {
+        each: (max(start or 0, ends[each] - MAX_RECORDS), add[each.topic]) for each, start in starts.items()
     }
-    async with aclosing(log.batches(spans)) as batches:
-        async for partition, records in batches:
-            add = found.add_event if partition.topic == topics.writers else found.add_decision
-            for record in records:
-                add(record)
-    return found
 
 
 def _decoded(kind: Any, record: ConsumerRecord) -> Any:

@@ -1,4 +1,4 @@
-"""The life of a transaction, as events and decisions tell it: its steps, its end, and to whom it was lost.
+"""The life of a transaction, as events and decisions have it: its steps, its end, and to whom it was lost.
 
 - The two topics are read in any order, so each step has the time of the first record that says it, and the end follows from all
   steps. A commit is a fact, also after an abort.
@@ -70,11 +70,11 @@ class Life:
     times: dict[LifeStep, float | None] = field(default_factory=dict)
     """None: it took the step, and it isn't known when."""
     reason: str | None = None
-    """Of its abort."""
+    """The reason of its abort."""
     winners: tuple[str, ...] = ()
     """The writers that its abort names."""
     cause: str | None = None
-    """Of its abandonment."""
+    """The cause of its abandonment."""
     lost_commit: str | None = None
     """The commit to which its writer lost it, as the table says it."""
     made_by: str | None = None

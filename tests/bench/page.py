@@ -25,6 +25,7 @@ import aiohttp
 from aiokafka import AIOKafkaProducer
 
 from lakewarden.agent.kafka import ensure_topics, producer, start_client
+from lakewarden.agent.operators.status import status
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort, Admitted, CommitGranted, ConflictDetected, WriterEventUnion, encode
 from lakewarden.events.access import stop_client
@@ -35,6 +36,7 @@ from tests.bench.open_page import OpenPages, opened
 from tests.bench.run import Figures, Run, Size
 from tests.bench.writer_events import TABLES, completed, intent, marker, requested, touched
 from tests.browser.browsing import find_chromium
+from tests.kafka_fixture import counted_reads
 from tests.unit.events.building import a_conflict, an_overlap
 from tests.waiting import wait_until
 
@@ -116,7 +118,7 @@ async def _measure(run: Run, settings: Settings) -> Figures:
                 report["first"] = await _first_pages(session, server)
                 async with _open_page(session, address, report) as browser:
                     report["before_mb"] = server.memory_mb()
-                    report["hour"] = await _an_hour(log, session, server, size.web_transactions)
+                    report["hour"] = await _an_hour(settings, log, session, server, size.web_transactions)
                     report["updates"] = await _updates(log, server, browser, size)
                     if browser is not None:
                         report["fed"] = await browser.fed(await _states(log, session), size.web_fed_updates)
@@ -191,7 +193,7 @@ async def _read_stream(session: aiohttp.ClientSession) -> None:
 
 
 async def _an_hour(
-    log: Log, session: aiohttp.ClientSession, server: AgentProcess, transactions: int
+    settings: Settings, log: Log, session: aiohttp.ClientSession, server: AgentProcess, transactions: int
 ) -> Figures:
     before, records = server.cpu_seconds(), log.records
     for number in range(transactions):
@@ -199,7 +201,13 @@ async def _an_hour(
     await log.open(LAST, "last")
     await log.flush()
     await _until(session, f"/table.json?uri={quote(LAST)}", _shows_all)
+    began = time.perf_counter()
+    with counted_reads() as read:
+        await status(settings)
     return {
+        "status_seconds": round(time.perf_counter() - began, 1),
+        "status_records": len(read),
+        "status_reads": max(read.values()),
         "transactions": transactions,
         "records": log.records - records,
         "cpu_seconds": server.cpu_seconds() - before,
@@ -282,6 +290,11 @@ def rows(report: Figures) -> Iterator[tuple[str, str, str]]:
         f"an hour's {hour['records']:,} records, {hour['transactions']:,} transactions: the page's server",
         f"{hour['cpu_seconds']:.1f} s CPU, {memory}",
         "",
+    )
+    yield (
+        f"  `status` after it: {hour['status_records']:,} records",
+        f"{hour['status_seconds']:.1f} s; each record is read {hour['status_reads']}×",
+        "1×",
     )
     yield (
         "  a second in which a table changes, one page open",

@@ -24,8 +24,9 @@ from typer.testing import CliRunner
 from lakewarden.agent import kafka as kafka_module, log as log_module
 from lakewarden.agent.cli.app import app
 from lakewarden.agent.name_text import visible, visible_cell
+from lakewarden.agent.operators.status import status
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import KafkaServer, counted_reads
 from tests.processes import environment, run_command
 from tests.real.writers import World, markers
 from tests.waiting import PATIENCE_SECONDS
@@ -102,6 +103,25 @@ async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for
     assert as_text.startswith(f"1 table, ok\n{scene.table}: ok\n")
     for part in (acquired.agent, granted.transaction[:8], "the grant of granted"):
         assert part in as_text
+
+
+async def test_status_reads_each_record_once(scene: World) -> None:
+    """What is now, what is past and the locks are one reading: the topics may be long."""
+    async with scene.agent():
+        for batch in range(3):
+            shop = scene.writer("shop")
+            await shop.begin(batch_id=batch)
+            await shop.complete((await shop.obtain_grant()).grant)
+        await scene.writer("crm").begin(heartbeat_seconds=100)
+        await scene.settle()
+
+    with counted_reads() as read:
+        [view] = await status(scene.settings(), scene.table)
+
+    assert (view.last_commit is not None, len(view.transactions)) == (True, 1)
+    topics = scene.settings().topics
+    assert {topic for topic, _, _ in read} >= {topics.writers, topics.decisions, topics.audit}
+    assert set(read.values()) == {1}
 
 
 async def test_status_of_a_table_without_writers_is_empty(scene: World) -> None:
