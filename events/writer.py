@@ -64,6 +64,8 @@ class CommitIntent(WriterEvent):
     """Id of the Spark application."""
     application_ui: Annotated[str, Field(max_length=base.MAX_VERSION)] | None = None
     """Address of its web UI."""
+    ends_itself: bool | None = None
+    """Whether the job ends when it has written what there is, as with `availableNow`. Null: not known. The agent ignores it."""
     observed: bool = False
     """A watcher reports this transaction of a writer without the gate. It is never queued, granted or stopped, and wins every
     conflict. `transaction`: `hudi:20261122135446024`."""

@@ -129,7 +129,7 @@ class AgentMetrics:
         )
         self.table_condition = self._gauge(
             "lakewarden_table_condition_seconds",
-            "How long the table has been: "
+            "Seconds since the table is "
             + ", ".join(each for each in CONDITIONS if each != "ok")
             + ". No sample: ok. bypassed: also by commits that the table doesn't name. Of tables with one label, the longest.",
             "table",

@@ -102,11 +102,11 @@ class PartitionMetrics:
             case events.TransactionAbandoned() if self._open.pop(key, None) is not None:
                 self._end(state.uri, "abandoned")
                 self._ends_of(state.uri).note(event, read.read_at)
-            case events.CommitCompleted() if self._open.pop(key, None) is not None or self._was_unreported(
-                key
-            ):
+            case events.CommitCompleted() if key in self._open or self._was_unreported(key):
+                life = self._open.pop(key, None)
                 self._end(state.uri, "committed")
-                self._ends_of(state.uri).note(event, read.read_at)
+                ends_itself = None if life is None else life.ends_itself
+                self._ends_of(state.uri).note(event, read.read_at, ends_itself=ends_itself)
             case _:
                 pass
 

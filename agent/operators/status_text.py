@@ -10,7 +10,7 @@ from lakewarden.agent.operators.status import AUDIT_WINDOW, LockHolder, TableVie
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import counted
 from lakewarden.events import DEFAULT_PREFIX
-from lakewarden.handlers.explain.condition import age
+from lakewarden.handlers.explain.condition import FINE, age
 from lakewarden.handlers.explain.life import shown_name, writer_name
 from lakewarden.handlers.lease.machine import HELD
 
@@ -41,7 +41,7 @@ def status_summary(views: Sequence[TableView]) -> str:
     if not views:
         return "no table has an open transaction, a lock, or a commit in the last hours"
     names = [view.condition.name for view in views if view.condition is not None]
-    bad, unserved = len(names) - names.count("ok"), names.count("no-agent")
+    bad, unserved = len(names) - sum(map(names.count, FINE)), names.count("no-agent")
     found = []
     if partitions := len(views) - len(names):
         found.append(f"{counted(partitions, 'Kafka partition')} with a problem")

@@ -88,7 +88,8 @@ class Timelines:
             self._size += 1
             self._forget(lives)
         makers = (lives[each].made_by for each in life.winners if each in lives)
-        self.ends[event.table].note(event, at, maker=next(filter(None, makers), None))
+        maker = next(filter(None, makers), None)
+        self.ends[event.table].note(event, at, maker=maker, ends_itself=life.ends_itself)
         return True
 
     def _count_bypassed(self, event: events.TransactionAbandoned, record: ConsumerRecord) -> None:

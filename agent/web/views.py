@@ -16,7 +16,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last
 from lakewarden.agent.web.follower import HOURS, Follower, History
 from lakewarden.events import canonical_table
-from lakewarden.handlers.explain.condition import head_of
+from lakewarden.handlers.explain.condition import FINE, head_of
 from lakewarden.handlers.explain.life import LOST, writer_name
 from lakewarden.handlers.writers_log import short_table
 
@@ -80,7 +80,7 @@ def health(sources: Sources) -> dict[str, int | None]:
         "agents": None if members is None else len(members),
         "kafka": sources.follower.problem is None,
         "tables": len(known),
-        "bad": sum(each.condition is None or each.condition.name != "ok" for each in known),
+        "bad": sum(each.condition is None or each.condition.name not in FINE for each in known),
         "waiting": sum(_waiting(each) for each in known),
     }
 

@@ -14,8 +14,10 @@ The first rule that holds names the condition. Seconds are how long it has held,
    commit, or it has changed itself.
 6. *queued*: a transaction has waited for longer than both `QUEUE_SECONDS` and `PACES` usual intervals between two commits. It
    names the writer at the head: the one that waits for no other.
-7. *no commits*: nothing is open, and the last commit is older than both `QUIET_SECONDS` and `PACES` usual intervals.
-8. *ok* otherwise. A short wait is everyday queueing.
+7. *no commits*: nothing is open, the last commit is older than both `QUIET_SECONDS` and `PACES` usual intervals, and that is
+   late: a job of the last run doesn't end by itself, or the last run began before `PACES` usual intervals between two runs.
+8. *quiet*: the same, and it is not known whether the job has ended, and no former runs say when the next one is due.
+9. *ok* otherwise. A short wait is everyday queueing. Of jobs that ended in order, the word is *finished*.
 
 A remedy acts on who causes the condition, never on a transaction that waits for it. What a watcher reports waits for nothing, is
 never granted, and its writer can't be stopped.
@@ -46,10 +48,13 @@ Name: TypeAlias = Literal[
     "bypassed",
     "queued",
     "no-commits",
+    "quiet",
     "ok",
 ]
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
 """The worst first."""
+FINE: Final[tuple[Name, ...]] = ("quiet", "ok")
+"""No problem is known."""
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------
@@ -128,6 +133,8 @@ class Condition:
         """The order of tables: the worst first, and of these the one that lasts longest."""
         return NAMES.index(self.name), -(self.seconds or 0.0)
 
+
+_SEE: Final = "see whether its jobs run"
 
 # -- the rules ---------------------------------------------------------------------------------------------------------
 
@@ -333,14 +340,21 @@ def _no_commits(facts: Facts, _: list[Open]) -> Condition | None:
     seconds = facts.now - ends.last_commit
     if seconds < max(QUIET_SECONDS, PACES * pace):
         return None
-    return Condition(
-        "no-commits",
-        "no commits",
-        seconds,
-        cause=f"the last commit was {age(seconds)} ago; the usual interval is {age(pace)}",
-        remedy="see whether its jobs run",
-        command=("ledger", "show", facts.table),
-    )
+    run, between_runs = ends.runs[-1], ends.run_pace
+    last = f"the last commit was {age(seconds)} ago"
+    command = ("ledger", "show", facts.table)
+    if run.ends_itself is False:
+        cause = f"{last}; the usual interval is {age(pace)}"
+        return Condition("no-commits", "no commits", seconds, cause=cause, remedy=_SEE, command=command)
+    if between_runs is not None:
+        if facts.now - run.first < PACES * between_runs:
+            return Condition("ok", "finished" if run.ends_itself else "ok")
+        cause = f"{last}; usually a run begins every {age(between_runs)}"
+        return Condition("no-commits", "no commits", seconds, cause=cause, remedy=_SEE, command=command)
+    if run.ends_itself:
+        return Condition("ok", "finished")
+    cause = f"{last}; the usual interval was {age(pace)}; it isn't known whether the job has ended"
+    return Condition("quiet", "quiet", seconds, cause=cause, remedy=_SEE, command=command)
 
 
 # -- parts of them -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ from lakewarden.handlers.writers_log import without_gate, without_query
 
 MAX_COMMITS: Final = 20
 """Commits from which the usual interval is known. Three are enough."""
+RUN_SECONDS: Final = 600.0
+"""Commits with a longer pause between them are of two runs."""
+MAX_RUNS: Final = 10
 MAX_WRITERS: Final = 50
 """Writers of a table of which losses are kept, the last ones."""
 UNKNOWN_WINNER: Final = "a writer without the gate"
@@ -67,6 +70,8 @@ class Life:
     transaction: str
     writer: str
     batch_id: int | None = None
+    ends_itself: bool | None = None
+    """Whether its job ends when it has written what there is, as its intent says."""
     times: dict[LifeStep, float | None] = field(default_factory=dict)
     """None: it took the step, and it isn't known when."""
     reason: str | None = None
@@ -83,8 +88,8 @@ class Life:
     def note(self, record: events.WriterEventUnion | events.DecisionRecord, at: float) -> bool:
         """Note an event, or a decision that counts. Return whether it is a new step."""
         match record:
-            case events.CommitIntent(batch_id=batch_id):
-                return self.take("intent", at, batch_id=batch_id)
+            case events.CommitIntent(batch_id=batch_id, ends_itself=ends):
+                return self.take("intent", at, batch_id=batch_id, ends_itself=ends)
             case events.Admitted():
                 return self.take("admitted", at)
             case events.CommitRequested():
@@ -188,19 +193,37 @@ class Losing:
 
 
 @dataclass(slots=True)
+class Run:
+    """Commits with no pause longer than `RUN_SECONDS`."""
+
+    first: float
+    last: float
+    ends_itself: bool | None
+    """False: a job of it doesn't end by itself. None: not known of all."""
+
+
+@dataclass(slots=True)
 class Ends:
     """What has ended in a table lately. Times are in any order."""
 
     commits: list[float] = field(default_factory=list)
     """The last `MAX_COMMITS`."""
+    runs: list[Run] = field(default_factory=list)
+    """The last `MAX_RUNS`, in order."""
     losing: OrderedDict[str, Losing] = field(default_factory=OrderedDict)
     """By writer."""
 
-    def note(self, record: object, at: float, *, maker: str | None = None) -> None:
-        """Note a record that is a new step of a life, if it ends it. `maker`: who made the commit to which it lost, if known."""
+    def note(
+        self, record: object, at: float, *, maker: str | None = None, ends_itself: bool | None = None
+    ) -> None:
+        """Note a record that is a new step of a life, if it ends it.
+
+        `maker`: who made the commit to which it lost, if known. `ends_itself`: as in the life.
+        """
         match record:
             case events.CommitCompleted(writer=writer):
                 self._commit(writer, at)
+                self._run(Run(at, at, ends_itself))
             case events.TransactionAbandoned(cause="base-changed", lost_to=commit):
                 to = UNNAMED_COMMIT if commit is None else f"{UNKNOWN_WINNER} ({commit})"
                 self._loss(record, at, to)
@@ -221,6 +244,15 @@ class Ends:
         self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
         if (losing := self.losing.get(writer)) is not None and losing.last <= at:
             del self.losing[writer]
+
+    def _run(self, new: Run) -> None:
+        for run in self.runs:
+            if run.first - RUN_SECONDS <= new.first <= run.last + RUN_SECONDS:
+                run.first, run.last = min(run.first, new.first), max(run.last, new.last)
+                if run.ends_itself is not new.ends_itself:
+                    run.ends_itself = False if False in (run.ends_itself, new.ends_itself) else None
+                return
+        self.runs = sorted([*self.runs, new], key=lambda each: each.first)[-MAX_RUNS:]
 
     def _loss(
         self, record: events.Abort | events.TransactionAbandoned, at: float, to: str, winner: str = ""
@@ -243,6 +275,13 @@ class Ends:
         if len(self.commits) < 3:
             return None
         return median(later - earlier for earlier, later in pairwise(self.commits))
+
+    @property
+    def run_pace(self) -> float | None:
+        """The usual seconds between the beginnings of two runs, from three runs on."""
+        if len(self.runs) < 3:
+            return None
+        return median(later.first - earlier.first for earlier, later in pairwise(self.runs))
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ class Intent:
     conflict_rule: events.ConflictRule = "file-group"
     lock: str | None = None
     attempt: int = 1
+    ends_itself: bool | None = None
+    """Whether the job ends when it has written what there is. None: not known."""
     reason: str = ""
     """Why this admission was chosen, as text."""
     transaction: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -153,6 +155,7 @@ class EventPublisher:
                 conflict_rule=intent.conflict_rule,
                 scope=intent.scope,
                 lock=intent.lock,
+                ends_itself=intent.ends_itself,
                 heartbeat_seconds=self._timing.heartbeat_seconds,
                 admission_reason=" ".join(intent.reason.split())[:MAX_REASON] or None,
                 **origin(),

@@ -68,6 +68,7 @@ class TransactionOptions(TypedDict, total=False):
     lock: str | None
     attempt: int
     reason: str
+    ends_itself: bool | None
 
 
 def intent_of(**options: Unpack[TransactionOptions]) -> Intent:

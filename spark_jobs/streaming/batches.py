@@ -53,7 +53,13 @@ from lakewarden.spark_jobs.sinks.partitions import as_lost, computed_once, requi
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
-from lakewarden.spark_jobs.streaming.spark_support import context_of, query_of, require_spark, what_stopped
+from lakewarden.spark_jobs.streaming.spark_support import (
+    context_of,
+    ends_itself,
+    query_of,
+    require_spark,
+    what_stopped,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -293,6 +299,7 @@ class BatchWriter:
             lock=self._target.lock,
             attempt=attempt.number,
             reason=attempt.reason,
+            ends_itself=ends_itself(batch.query),
         )
         batch.prepared = prepared = self._gate.prepare(intent)
         prepared.waits.interrupt_if(batch.what_stopped)

@@ -34,6 +34,9 @@ OLDEST = (3, 5)
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 """Local property in which Spark keeps the id of the query that runs in this thread."""
 
+BOUNDED_TRIGGERS = ("AvailableNowTrigger", "OneTimeTrigger")
+"""Spark's classes of `availableNow` and `once`."""
+
 REMEDY = (
     "pass the batch or a DataFrame derived from it, or start the thread with pyspark.InheritableThread or a function "
     "wrapped by pyspark.inheritable_thread_target; outside a query, call the sink in gate.transaction(…)"
@@ -81,6 +84,15 @@ def what_stopped(batch: DataFrame, query: Any | None) -> str | None:
         if not batch._jdf.sparkSession().sparkContext().isStopped():  # noqa: SLF001 - a stopped Python context has no JVM's
             return None if query is None or query.isActive() else "the query"
     return "Spark"
+
+
+def ends_itself(query: Any | None) -> bool | None:
+    """Return whether a query (of `query_of`) ends when it has read what there is. None: there is none, or it isn't known."""
+    if query is None:
+        return None
+    with suppress(Exception):  # py4j raises various errors
+        return str(query.trigger().getClass().getSimpleName()).rstrip("$") in BOUNDED_TRIGGERS
+    return None
 
 
 def query_of(batch: DataFrame) -> Any | None:

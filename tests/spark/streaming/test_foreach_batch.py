@@ -157,6 +157,7 @@ def test_an_abort_cancels_running_jobs_and_the_batch_is_queued(harness: Harness,
     first, second = agent.wait_for("commit-intent", 2)
     assert (first.admission, second.admission) == ("optimistic", "queued")
     assert second.scope == (MINE,)
+    assert first.ends_itself is second.ends_itself is True, "its trigger is availableNow"
     assert first.batch_id == second.batch_id == 0
     assert first.writer == second.writer
     name, query_id = first.writer.split(":")

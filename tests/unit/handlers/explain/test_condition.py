@@ -36,7 +36,9 @@ def committed(writer: str) -> CommitCompleted:
     return made(CommitCompleted, table=TABLE, writer=writer, transaction="T", grant="g")
 
 
-def recent(*commits_ago: float, losses: tuple[float, ...] = (), reported: bool = True) -> Ends:
+def recent(
+    *commits_ago: float, losses: tuple[float, ...] = (), reported: bool = True, ends: bool | None = None
+) -> Ends:
     """`reported`: a watcher has reported the commits that won."""
     found, loser = Ends(), {"table": TABLE, "writer": f"crm:{QUERY}", "transaction": "T"}
     entry = ConflictEntry(
@@ -54,7 +56,7 @@ def recent(*commits_ago: float, losses: tuple[float, ...] = (), reported: bool =
     for each in losses:
         found.note(abort if reported else bypassed, NOW - each)
     for each in commits_ago:
-        found.note(committed("shop"), NOW - each)
+        found.note(committed("shop"), NOW - each, ends_itself=ends)
     return found
 
 
@@ -121,7 +123,12 @@ STEADY, LOSING = recent(*range(30, 400, 30)), recent(losses=(20, 9, 4))
         (facts(ends=recent(losses=(4,))), "ok", ""),
         (facts(ends=recent(losses=(LOSS_SECONDS + 2, LOSS_SECONDS + 1))), "ok", ""),
         # no commits, against the usual pace
-        (facts(ends=recent(*range(700, 1000, 30))), "no commits for 11 min", f"ledger show {TABLE}"),
+        (facts(ends=recent(*range(700, 1000, 30))), "quiet for 11 min", f"ledger show {TABLE}"),
+        (
+            facts(ends=recent(*range(700, 1000, 30), ends=False)),
+            "no commits for 11 min",
+            f"ledger show {TABLE}",
+        ),
         (facts(BACKFILL, ends=recent(*range(700, 1000, 30))), "ok", ""),
         (facts(ends=recent(*range(700, 7000, 600))), "ok", ""),
         (facts(ends=recent(5000, 5001)), "ok", ""),
@@ -194,6 +201,43 @@ def test_a_writer_that_commits_again_loses_no_more() -> None:
     assert condition(facts(ends=found)).name == "ok"
 
 
+def runs(*begun_ago: float) -> tuple[float, ...]:
+    """The commits of runs of four micro-batches, a second apart."""
+    return tuple(ago - second for ago in begun_ago for second in range(4))
+
+
+@pytest.mark.parametrize(
+    ("commits", "ends", "text"),
+    [
+        # a run with availableNow: finished, and its next run is late only against former runs
+        (runs(663), True, "finished"),
+        (runs(4_000, 663), True, "finished"),
+        (runs(90_000), True, "finished"),
+        (runs(7_863, 4_263, 663), True, "finished"),
+        (runs(25_200, 21_600, 18_004), True, "no commits for 5 h"),
+        # a stream that doesn't end by itself is late, also after former runs
+        (runs(663), False, "no commits for 11 min"),
+        (runs(7_863, 4_263, 663), False, "no commits for 11 min"),
+        # not known: the word is weaker, until former runs say more
+        (runs(663), None, "quiet for 11 min"),
+        (runs(7_863, 4_263, 663), None, "ok"),
+        (runs(25_200, 21_600, 18_004), None, "no commits for 5 h"),
+        (runs(300), None, "ok"),
+    ],
+)
+def test_a_job_that_ended_is_not_late(commits: tuple[float, ...], ends: bool | None, text: str) -> None:
+    """In whatever order the commits are noted."""
+    for order in (commits, commits[::-1]):
+        assert condition(facts(ends=recent(*order, ends=ends))).text == text
+
+
+def test_one_job_of_a_run_that_does_not_end_by_itself_makes_the_table_late() -> None:
+    found = recent(*runs(663), ends=True)
+    found.note(committed("stream"), NOW - 662, ends_itself=False)
+
+    assert condition(facts(ends=found)).name == "no-commits"
+
+
 TRANSACTIONS = st.lists(
     st.builds(
         tx,
@@ -242,7 +286,7 @@ def test_a_remedy_never_acts_on_a_victim(  # noqa: PLR0917 - one for each strate
     if word.command[:1] == ("abort",):
         assert phases[word.command[1]] in ("granted", "active")
         assert len([each for each in found if each.transaction == word.transaction]) == 1
-    if word.name == "no-commits":
+    if word.name in ("no-commits", "quiet"):
         assert not found
         assert (word.seconds or 0.0) >= QUIET_SECONDS
 
