@@ -28,6 +28,7 @@ from lakewarden.agent.kafka import denied_to_command
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.explain import AmbiguousError, explain, explanation_fields
 from lakewarden.agent.operators.explain_text import MOST_NAMED, candidate_lines, explanation_lines, place_text
+from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.operators.status import conflicts
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
@@ -60,6 +61,8 @@ for _command, _help in (
     (web_command, "Serve a read-only page: tables, locks, waits, transactions."),
 ):
     app.command(name=_command.__name__.removesuffix("_command"), short_help=_help)(_command)
+for _question in QUESTIONS:
+    app.command(name=_question.name, short_help=_question.short)(overview.question_command(_question))
 app.add_typer(
     ledger_app, name="ledger", short_help="Print or correct the last committed batch of each writer."
 )

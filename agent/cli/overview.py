@@ -1,6 +1,7 @@
 """The commands `lakewarden status`, `losses`, `assess`, `refused`, `agents`, `doctor` and `web`: their options and output."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from lakewarden.agent.cli.output import (
     print_json,
     print_line,
     print_message,
+    print_table,
     print_tree,
     progress_on_terminal,
 )
@@ -22,6 +24,7 @@ from lakewarden.agent.operators.agents import agent_lines, agents
 from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
 from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.operators.losses import loss_lines, losses
+from lakewarden.agent.operators.questions import Question, ask, cells
 from lakewarden.agent.operators.refused import refused, refused_lines
 from lakewarden.agent.operators.status import status
 from lakewarden.agent.operators.status_text import status_summary, status_tree
@@ -150,6 +153,28 @@ def refused_command(
     settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     found = options.run(lambda: refused(settings))
     options.print_as(output, [asdict(each) for each in found], refused_lines(found))
+
+
+def question_command(question: Question) -> Callable[..., None]:
+    """The command that answers a question."""
+
+    def ask_it(
+        table: options.OnlyTable = None,
+        output: options.OutputFormat = "text",
+        bootstrap_servers: options.BootstrapServers = None,
+        config: options.Config = None,
+    ) -> None:
+        settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
+        rows = options.run(lambda: ask(settings, question, table))
+        if output == "json":
+            print_json([asdict(each) for each in rows])
+        elif rows:
+            print_table(cells(rows))
+        else:
+            print_line(question.none)
+
+    ask_it.__doc__ = question.text
+    return ask_it
 
 
 def agents_command(

@@ -47,7 +47,7 @@ class Timelines:
 
     def __init__(self, on_bypassed: OnBypassed | None = None) -> None:
         self._on_bypassed = on_bypassed
-        self._tables: OrderedDict[str, dict[str, Life]] = OrderedDict()
+        self.tables: OrderedDict[str, dict[str, Life]] = OrderedDict()
         self._terms: dict[int, str] = {}
         self._size = 0
         self.ends: dict[str, Ends] = defaultdict(Ends)
@@ -77,12 +77,12 @@ class Timelines:
         self, event: events.WriterEventUnion | events.DecisionEventUnion, record: ConsumerRecord
     ) -> bool:
         at = record.timestamp / 1000
-        known = self._tables.get(event.table, {}).get(event.transaction)
+        known = self.tables.get(event.table, {}).get(event.transaction)
         life = known or Life(event.transaction, event.writer)
         if not life.note(event, at):
             return False
-        lives = self._tables.setdefault(event.table, {})
-        self._tables.move_to_end(event.table)
+        lives = self.tables.setdefault(event.table, {})
+        self.tables.move_to_end(event.table)
         if known is None:
             lives[event.transaction] = life
             self._size += 1
@@ -95,7 +95,7 @@ class Timelines:
     def _count_bypassed(self, event: events.TransactionAbandoned, record: ConsumerRecord) -> None:
         if self._on_bypassed is not None:
             winner = UNNAMED_COMMIT if event.lost_to is None else UNKNOWN_WINNER
-            seconds = record.timestamp / 1000 - self._tables[event.table][event.transaction].started
+            seconds = record.timestamp / 1000 - self.tables[event.table][event.transaction].started
             self._on_bypassed(record.timestamp, event.table, winner, event.writer, seconds)
 
     def _forget(self, lives: dict[str, Life]) -> None:
@@ -103,29 +103,29 @@ class Timelines:
             del lives[next(iter(lives))]
             self._size -= 1
         while self._size > MAX_TRANSACTIONS:
-            uri, dropped = self._tables.popitem(last=False)
+            uri, dropped = self.tables.popitem(last=False)
             self.ends.pop(uri, None)
             self._size -= len(dropped)
 
     def drop_before(self, since: float) -> None:
         """Forget the tables without an event since then (epoch seconds)."""
-        while self._tables:
-            uri, lives = next(iter(self._tables.items()))
+        while self.tables:
+            uri, lives = next(iter(self.tables.items()))
             if max((each.last for each in lives.values()), default=0.0) >= since:
                 return
-            del self._tables[uri]
+            del self.tables[uri]
             self.ends.pop(uri, None)
             self._size -= len(lives)
 
     def drawing(self, table: str, begin: float, end: float) -> dict[str, Any]:
         """What is drawn of a table between two times (epoch seconds)."""
-        return drawing(self._tables.get(table, {}).values(), begin, end)
+        return drawing(self.tables.get(table, {}).values(), begin, end)
 
     def find(self, writer: str, batch_id: int | None, table: str | None) -> list[dict[str, Any]]:
         """The last transactions of the writers whose names contain `writer`, the latest first."""
         found = [
             {"table": uri, "writer": each.writer, **fields_of(each)}
-            for uri, lives in self._tables.items()
+            for uri, lives in self.tables.items()
             if table is None or uri == table
             for each in lives.values()
             if (writer in each.writer or writer == lane(each.writer)) and batch_id in (None, each.batch_id)

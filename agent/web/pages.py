@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lakewarden.agent.name_text import visible
+from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.operators.status import LockHolder
 from lakewarden.agent.operators.status_text import ago, command, short_id
 from lakewarden.agent.settings import Settings
@@ -23,6 +24,7 @@ MENU = (
     ("/waits", "Waits"),
     ("/locks", "Locks"),
     ("/losses", "Losses"),
+    *((f"/{each.name}", each.title) for each in QUESTIONS),
     ("/writer", "Writers"),
     ("/transaction", "Transaction"),
     ("/refused", "Refused"),

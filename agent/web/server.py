@@ -5,6 +5,7 @@ import json
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -15,6 +16,7 @@ from aiokafka.errors import KafkaError
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.explain import NotInLogError
+from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
 from lakewarden.agent.web.follower import Changes, Follower, History, explained
@@ -80,6 +82,7 @@ class Server:
             "/writer": self._folded(views.writer),
             "/transaction": self._read(views.transaction),
             "/agents": self._read(views.agents),
+            **{f"/{each.name}": self._folded(partial(views.question, each)) for each in QUESTIONS},
         }
 
     def application(self) -> web.Application:

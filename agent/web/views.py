@@ -10,6 +10,7 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
 from lakewarden.agent.operators.explain import AmbiguousError, explain, explanation_fields
 from lakewarden.agent.operators.explain_text import final_outcome, phase_text, story
+from lakewarden.agent.operators.questions import Question, cells
 from lakewarden.agent.operators.status import TableView, TransactionView, rank, with_condition
 from lakewarden.agent.operators.status_text import command
 from lakewarden.agent.settings import Settings
@@ -211,6 +212,21 @@ def losses(sources: Sources, query: Mapping[str, str]) -> View:
     return _view(sources, "losses", f"Lost to conflicts in {last(HOURS, 'hour')}", data, *words)
 
 
+def question(asked: Question, sources: Sources, query: Mapping[str, str]) -> View:
+    """The answer to a question about what is past."""
+    rows, page = _page(f"/{asked.name}", asked.answer(sources.history.timelines), query)
+    columns, *shown = cells(rows)
+    data = {
+        "question": asked.name,
+        "text": asked.text,
+        "none": asked.none,
+        "columns": columns,
+        "rows": [dict(zip(columns, each, strict=True)) for each in shown],
+        "history_complete": sources.history.complete,
+    }
+    return _view(sources, "rows", asked.title, data, asked.name, page=page)
+
+
 def refused(sources: Sources, query: Mapping[str, str]) -> View:
     """The events that agents refused, the latest first."""
     found = [{**asdict(each), "table": each.table or ""} for each in reversed(sources.history.refused)]
@@ -334,9 +350,7 @@ def _view(
 def _page(path: str, found: list[Any], query: Mapping[str, str], **more: str) -> tuple[list[Any], _Page]:
     text = query.get("q", "")[:MAX_FILTER]
     if text:
-        found = [
-            each for each in found if text in (each.table if isinstance(each, TableView) else each["table"])
-        ]
+        found = [each for each in found if text in (each["table"] if isinstance(each, dict) else each.table)]
     number = _number(query, "page", 1, MAX_PAGE)
     first = (number - 1) * ROWS
     links = {}

@@ -134,8 +134,6 @@ class Condition:
         return NAMES.index(self.name), -(self.seconds or 0.0)
 
 
-_SEE: Final = "see whether its jobs run"
-
 # -- the rules ---------------------------------------------------------------------------------------------------------
 
 
@@ -335,26 +333,29 @@ def _queue_remedy(facts: Facts, head: Open, who: str) -> tuple[str, tuple[str, .
 
 def _no_commits(facts: Facts, _: list[Open]) -> Condition | None:
     ends = facts.ends
-    if facts.open or ends is None or ends.last_commit is None or (pace := ends.pace) is None:
+    if facts.open or ends is None or ends.last_commit is None or ends.pace is None:
         return None
-    seconds = facts.now - ends.last_commit
-    if seconds < max(QUIET_SECONDS, PACES * pace):
+    standing = ends.standing(facts.now, PACES, QUIET_SECONDS)
+    if standing == "on time":
         return None
-    run, between_runs = ends.runs[-1], ends.run_pace
-    last = f"the last commit was {age(seconds)} ago"
-    command = ("ledger", "show", facts.table)
-    if run.ends_itself is False:
-        cause = f"{last}; the usual interval is {age(pace)}"
-        return Condition("no-commits", "no commits", seconds, cause=cause, remedy=_SEE, command=command)
-    if between_runs is not None:
-        if facts.now - run.first < PACES * between_runs:
-            return Condition("ok", "finished" if run.ends_itself else "ok")
-        cause = f"{last}; usually a run begins every {age(between_runs)}"
-        return Condition("no-commits", "no commits", seconds, cause=cause, remedy=_SEE, command=command)
-    if run.ends_itself:
+    if standing == "finished":
         return Condition("ok", "finished")
-    cause = f"{last}; the usual interval was {age(pace)}; it isn't known whether the job has ended"
-    return Condition("quiet", "quiet", seconds, cause=cause, remedy=_SEE, command=command)
+    seconds = facts.now - ends.last_commit
+    if standing == "unknown":
+        usual = f"the usual interval was {age(ends.pace)}; it isn't known whether the job has ended"
+    elif ends.runs[-1].ends_itself is False or ends.run_pace is None:
+        usual = f"the usual interval is {age(ends.pace)}"
+    else:
+        usual = f"usually a run begins every {age(ends.run_pace)}"
+    late = standing == "late"
+    return Condition(
+        "no-commits" if late else "quiet",
+        "no commits" if late else "quiet",
+        seconds,
+        cause=f"the last commit was {age(seconds)} ago; {usual}",
+        remedy="see whether its jobs run",
+        command=("ledger", "show", facts.table),
+    )
 
 
 # -- parts of them -----------------------------------------------------------------------------------------------------

@@ -192,6 +192,10 @@ class Losing:
     """The winning transaction, if it is known."""
 
 
+Standing: TypeAlias = Literal["on time", "late", "finished", "unknown"]
+"""`finished`: the job has ended in order. `unknown`: the log doesn't say whether the job has ended."""
+
+
 @dataclass(slots=True)
 class Run:
     """Commits with no pause longer than `RUN_SECONDS`."""
@@ -222,8 +226,7 @@ class Ends:
         """
         match record:
             case events.CommitCompleted(writer=writer):
-                self._commit(writer, at)
-                self._run(Run(at, at, ends_itself))
+                self.note_commit(writer, at, ends_itself)
             case events.TransactionAbandoned(cause="base-changed", lost_to=commit):
                 to = UNNAMED_COMMIT if commit is None else f"{UNKNOWN_WINNER} ({commit})"
                 self._loss(record, at, to)
@@ -240,7 +243,8 @@ class Ends:
             if losing.winner == winner:
                 losing.to = to
 
-    def _commit(self, writer: str, at: float) -> None:
+    def note_commit(self, writer: str, at: float, ends_itself: bool | None) -> None:  # noqa: FBT001 - as in the life
+        self._run(Run(at, at, ends_itself))
         self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
         if (losing := self.losing.get(writer)) is not None and losing.last <= at:
             del self.losing[writer]
@@ -275,6 +279,20 @@ class Ends:
         if len(self.commits) < 3:
             return None
         return median(later - earlier for earlier, later in pairwise(self.commits))
+
+    def standing(self, now: float, paces: int, least: float) -> Standing:
+        """Whether the next commit is late: by so many usual intervals, and at least so many seconds."""
+        pace = self.pace
+        if pace is None or now - self.commits[-1] < max(least, paces * pace):
+            return "on time"
+        run, between_runs = self.runs[-1], self.run_pace
+        if run.ends_itself is False:
+            return "late"
+        if between_runs is not None and now - run.first >= paces * between_runs:
+            return "late"
+        if run.ends_itself:
+            return "finished"
+        return "unknown" if between_runs is None else "on time"
 
     @property
     def run_pace(self) -> float | None:

@@ -159,7 +159,7 @@ def test_of_all_tables_the_one_without_an_event_for_longest_is_forgotten(
     for number in range(5):
         kept.add_event(intent(f"s3://lake/t{number}", number))
 
-    assert list(kept._tables) == ["s3://lake/t2", "s3://lake/t3", "s3://lake/t4"]
+    assert list(kept.tables) == ["s3://lake/t2", "s3://lake/t3", "s3://lake/t4"]
 
 
 def test_a_table_is_forgotten_when_its_last_event_is_older_than_the_hours_that_are_kept() -> None:
@@ -169,7 +169,7 @@ def test_a_table_is_forgotten_when_its_last_event_is_older_than_the_hours_that_a
 
     kept.drop_before((NOW_MS + 1) / 1000)
 
-    assert list(kept._tables) == ["s3://lake/new"]
+    assert list(kept.tables) == ["s3://lake/new"]
     assert kept._size == 1
 
 

@@ -37,7 +37,7 @@ from tests.unit.events.building import a_conflict, an_overlap, made
 
 AT = "2026-11-22T17:00:00.000+00:00"
 HOSTILE = """"><script>alert('1')</script><img src=x onerror=alert(2)>{{ 7777*7777 }}\u202e"""
-LIVE = ("/", "/locks", "/waits", "/writer", "/table?uri=s3://lake/t", "/losses", "/refused")
+LIVE = ("/", "/locks", "/waits", "/writer", "/table?uri=s3://lake/t", "/losses", "/late", "/refused")
 
 
 @dataclass
@@ -121,7 +121,12 @@ async def served(
 @pytest.mark.parametrize("path", LIVE)
 async def test_names_from_events_are_escaped_in_every_view_and_its_json_has_them(path: str) -> None:
     """A stranger who may write events chooses writers' names, ids, partitions and reasons."""
-    async with served(table(name=HOSTILE), history=history(HOSTILE)) as (client, _, _):
+    past, now = history(HOSTILE), round(time.time() * 1000)
+    for number in range(3):  # then it is late
+        names = {"table": "s3://lake/t", "writer": HOSTILE, "transaction": f"C{number}"}
+        done = made(CommitCompleted, **names, grant="g")
+        past.timelines.add_event(consumed(encode(done), at_ms=now - 300_000 + number))
+    async with served(table(name=HOSTILE), history=past) as (client, _, _):
         page = await (await client.get(path)).text()
         name, _, query = path.partition("?")
         found = await (await client.get(f"{'/tables' if name == '/' else name}.json?{query}")).json()

@@ -1,0 +1,67 @@
+"""Questions about what is past. A question is a dataclass of a row, and a function from the lives of all tables to rows.
+
+Its command, its page and its JSON follow from its entry in `QUESTIONS`: a column for each field, those named `…_seconds` as ages.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lakewarden.agent.clock import moment
+from lakewarden.agent.log import Log
+from lakewarden.agent.operators.late import late_writers
+from lakewarden.agent.operators.timelines import Timelines, read_timelines
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.handlers.explain.condition import age
+from lakewarden.handlers.explain.life import Life
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, and how it is answered."""
+
+    name: str
+    """Name of the command, and the path of the page."""
+    title: str
+    short: str
+    """The help of the command in one line."""
+    text: str
+    """What a row is, for the command and the page."""
+    none: str
+    """The answer without rows."""
+    rows: Callable[[Mapping[str, Mapping[str, Life]], float], Iterable[Any]]
+    """From the lives of each table, and the present time."""
+
+    def answer(self, timelines: Timelines, table: str | None = None) -> list[Any]:
+        now = moment().wall_ms / 1000
+        return [each for each in self.rows(timelines.tables, now) if table in (None, each.table)]
+
+
+QUESTIONS = (
+    Question(
+        "late",
+        "Late writers",
+        "Print the writers that have not committed for three times their usual interval.",
+        "The writers that have not committed for three times their usual interval, and for a minute at least. A job that ended "
+        "in order is late only against its former runs.",
+        "no writer is late",
+        late_writers,
+    ),
+)
+
+
+async def ask(settings: KafkaSettings, question: Question, table: str | None) -> list[Any]:
+    """The rows, from what `read_timelines` reads."""
+    async with Log(settings) as log:
+        return question.answer(await read_timelines(log), table)
+
+
+def cells(rows: Sequence[Any]) -> list[tuple[str, ...]]:
+    """The names of the columns, and the rows as text."""
+    names = [each.name for each in fields(rows[0])] if rows else []
+    shown = [tuple(_cell(name, getattr(row, name)) for name in names) for row in rows]
+    return [tuple(name.removesuffix("_seconds").replace("_", " ") for name in names), *shown]
+
+
+def _cell(name: str, value: Any) -> str:
+    return age(value) if name.endswith("_seconds") else str(value)
