@@ -129,9 +129,9 @@ class AgentMetrics:
         )
         self.table_condition = self._gauge(
             "lakewarden_table_condition_seconds",
-            "Seconds since the table is "
+            "How long a table is "
             + ", ".join(each for each in CONDITIONS if each != "ok")
-            + ". No sample: ok. bypassed: also by commits that the table doesn't name. Of tables with one label, the longest.",
+            + ". bypassed: also by commits that the table doesn't name. Of tables with one label, the longest.",
             "table",
             "condition",
         )
