@@ -30,17 +30,12 @@ MAX_WHY_CHARACTERS: Final = 600
 _MESSAGE_CHARACTERS: Final = 400
 """Limit for the store's own message, so that the reason before it and the status and code after it still fit."""
 
-_THROTTLES: Final = (
-    "SlowDown",
-    "Throttl",
-    "RequestLimitExceeded",
-    "TooManyRequests",
-    "RequestThrottled",
-    "rateLimitExceeded",
-    "userRateLimitExceeded",
+_THROTTLES: Final = re.compile(
+    r"(slowdown|throttl|requestthrottled|toomanyrequests|((user|request)?rate|request)limitexceeded)",
+    re.IGNORECASE,
 )
-"""Prefixes of codes: MinIO returns SlowDownRead and SlowDownWrite, others Throttling and ThrottlingException, Google's JSON
-rateLimitExceeded, with 403, too."""
+"""How such codes begin: MinIO returns SlowDownRead and SlowDownWrite, others ThrottlingException, and Google rateLimitExceeded
+with 403, too."""
 
 _NO_OBJECT: Final = ("", "NoSuchKey", "BlobNotFound", "PathNotFound")
 """The codes of S3, Google and Azure for a missing object; some emulators send none. Any other 404 concerns the bucket."""
@@ -214,7 +209,7 @@ TABLE: Final = (
     ),
     Row(
         "429; code SlowDown, Throttling, … under any status",
-        lambda answer, _: answer.status == 429 or answer.code.startswith(_THROTTLES),
+        lambda answer, _: answer.status == 429 or _THROTTLES.match(answer.code) is not None,
         ("throttled", "throttled", "throttled"),
         "the store throttles requests",
     ),

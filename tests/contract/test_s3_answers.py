@@ -187,7 +187,7 @@ EXAMPLES: Final = [
     Example(PATIENCE, "429 with a code", error(429, "TooManyRequests"), *THROTTLED),
     *(
         Example(PATIENCE, f"403 {reason}", Reply(403, body=google_json(reason)), *THROTTLED)
-        for reason in ("rateLimitExceeded", "userRateLimitExceeded")
+        for reason in ("rateLimitExceeded", "userRateLimitExceeded", "RequestRateLimitExceeded")
     ),
     Example(PATIENCE, "503 SlowDown", error(503, "SlowDown"), *THROTTLED),
     Example(PATIENCE, "503 of MinIO", error(503, "SlowDownWrite"), *THROTTLED),
