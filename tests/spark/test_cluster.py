@@ -25,6 +25,7 @@ from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import HAS_HUDI
 from tests.spark.harness import Harness
+from tests.spark.sinks import test_rows_lost
 from tests.spark.sinks.cases import (
     COLUMNS,
     SINKS,
@@ -89,6 +90,23 @@ def test_executors_that_are_released_and_killed_leave_each_batch_once(
     assert killed
     assert case.flights() == [0, *FLIGHTS]
     assert case.sink.committed("w", 1) is not None
+
+
+@pytest.mark.parametrize("mode", [mode for mode in ("delta-upsert", "iceberg-upsert") if mode in SINKS])
+def test_rows_that_killed_executors_had_are_computed_again_with_a_new_scope(
+    spark: SparkSession, make_table: MakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    def killed(_: SparkSession) -> None:
+        found = executors()
+        assert found
+        for executor in found:
+            executor.send_signal(signal.SIGKILL)
+
+    monkeypatch.setitem(test_rows_lost.LOSSES, "killed", killed)
+    situation = (mode, "partition", "killed", "queued")
+    test_rows_lost.test_lost_rows_let_the_batch_be_computed_again_with_a_new_scope(
+        spark, make_table, tmp_path, situation, by_user=False
+    )
 
 
 @pytest.mark.parametrize("case", OF_EACH_FORMAT, indirect=True)
