@@ -166,10 +166,9 @@ def _text_of(condition: conditional.Condition) -> str:
 def _different_version(version: str) -> str:
     """Another version of the same form, because stores refuse a malformed version whether or not they honour conditions.
 
-    It differs in the last digit, since the first may belong to the form: Azure's versions begin with 0x.
+    It differs in the last digit, since the first may belong to the form: Azure's versions begin with 0x. Without one it differs
+    in its last character.
     """
-    for place, character in reversed(tuple(enumerate(version))):
-        if character.isdigit():
-            return f"{version[:place]}{'1' if character == '0' else '0'}{version[place + 1 :]}"
-    bare = version.rstrip('"')
-    return bare[:-1] + ("a" if bare[-1:] != "a" else "b") + version[len(bare) :]
+    digits = [place for place, character in enumerate(version) if character.isdigit()]
+    place = digits[-1] if digits else len(version.rstrip('"')) - 1
+    return f"{version[:place]}{'1' if version[place] == '0' else '0'}{version[place + 1 :]}"
