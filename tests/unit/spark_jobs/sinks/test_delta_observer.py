@@ -82,8 +82,8 @@ class World:
         assert (transaction, since) == ("delta-1", 3)
         return self.committed
 
-    def start(self) -> None:
-        folder = SimpleNamespace(toString=lambda: TABLE)
+    def start(self, path: str = TABLE) -> None:
+        folder = SimpleNamespace(toString=lambda: path)
         made = SimpleNamespace(
             txnId=lambda: "delta-1",
             readVersion=lambda: 3,
@@ -162,6 +162,11 @@ def test_a_statement_that_delta_starts_again_before_its_commit_is_one_transactio
     world.start()
 
     assert world.batches == [("w", 7), ("w", 7)]
+
+
+def test_a_statement_on_another_table_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="writes another table, file:/lake/other"):
+        World().start("file:/lake/other")
 
 
 def test_a_statement_that_never_called_the_observer_is_an_error() -> None:
