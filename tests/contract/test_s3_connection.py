@@ -306,24 +306,6 @@ async def test_an_invalid_endpoint_url_is_refused(keys: None) -> None:
 # -- credentials -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["default", "other", "the-environment"])
-async def test_credentials_are_taken_from_the_environment_or_a_profile(
-    place: str, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if place == "the-environment":
-        request.getfixturevalue("keys")
-    else:
-        (home / "credentials").write_text(
-            f"[{place}]\naws_access_key_id = key-of-{place}\naws_secret_access_key = secret\n"
-        )
-        if place == "other":
-            monkeypatch.setenv("AWS_PROFILE", place)
-    outcome, server = await written()
-
-    assert outcome == Won(ETAG)
-    assert credential(server).startswith(f"key-of-{place}/")
-
-
 GIVEN = Reply(
     200,
     (("Content-Type", "application/json"),),
@@ -552,7 +534,7 @@ async def test_no_reason_contains_a_secret(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("keys")
-@pytest.mark.parametrize("place", ["AWS_DEFAULT_REGION", "AWS_REGION", "the profile", "nowhere"])
+@pytest.mark.parametrize("place", ["AWS_REGION", "the profile", "nowhere"])
 async def test_a_region_of_the_standard_chain_is_used(
     place: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
