@@ -4,7 +4,6 @@ The agents are members of one group, each with its own partition, store client a
 counts the requests of each agent. Without the audit event, an agent would read the object again only after ten minutes.
 """
 
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -14,11 +13,9 @@ import pytest
 import pytest_asyncio
 
 from lakewarden.agent.serving.agent import Agent
-from lakewarden.agent.serving.peer_listener import PeerListener
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LockAcquired, LockEvent, LockRefused, LockReleased
 from lakewarden.events.access import partition_of
-from lakewarden.handlers.lease.lock_object import LockRecord, render
 from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.own_task import in_own_task
 from tests.real.writers import QUICK, World, Writer
@@ -31,8 +28,6 @@ pytestmark = [pytest.mark.real]
 NEVER_SECONDS = 600.0
 VALIDITY_SECONDS = 3_000.0
 """A lease without renewals during a test, so that every counted request belongs to waiting or to an acquisition."""
-DYING_MS = 15_000
-"""The rest of a dead owner's lease. The agent has to read the object in this time, on a busy machine too."""
 PATIENT = {"validity_seconds": VALIDITY_SECONDS, "session_timeout_seconds": 20.0}
 """No timeout that a busy machine exceeds: a repeated request would change the count, a new session the owners."""
 READ_AND_WRITE = 2
@@ -44,7 +39,6 @@ class Pair:
     """Two ready agents, each owning the partition of one table."""
 
     scene: World
-    server: S3Server
     bucket: str
     proxies: dict[str, Proxy]
     writers: int = 0
@@ -78,26 +72,18 @@ class Pair:
         """The number of requests that the agent of this event has sent so far."""
         return self.proxies[event.agent].requests.total()
 
-    def put(self, record: LockRecord) -> None:
-        """Write the lock object as another program does."""
-        self.server.put(self.lock, render(record))
 
-
-@pytest.fixture
-def poll_seconds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The interval in which a waiting agent reads a held object. It is no setting, so it is patched."""
-    seconds: float = getattr(request, "param", NEVER_SECONDS)
+@pytest_asyncio.fixture
+async def pair(
+    scene: World, s3_credentials: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Pair]:
+    """The interval in which a waiting agent reads a held object is no setting, so it is patched."""
     lease = Settings.lease
 
     def patched(settings: Settings, *, shared: bool) -> LeaseSettings:
-        return replace(lease(settings, shared=shared), poll_seconds=seconds)
+        return replace(lease(settings, shared=shared), poll_seconds=NEVER_SECONDS)
 
     monkeypatch.setattr(Settings, "lease", patched)
-    return seconds
-
-
-@pytest_asyncio.fixture
-async def pair(scene: World, s3_credentials: S3Server, poll_seconds: float) -> AsyncIterator[Pair]:
     bucket = s3_credentials.bucket()
     places = (f"file://*=>s3://{bucket}/locks/both.json",)
     scene.overrides |= {"lock_root": f"s3://{bucket}/locks", "lock_places": places, **PATIENT}
@@ -107,7 +93,7 @@ async def pair(scene: World, s3_credentials: S3Server, poll_seconds: float) -> A
             for name in ("one", "other")
         }
         async with in_own_task(_both(scene, proxies)):
-            yield Pair(scene, s3_credentials, bucket, proxies)
+            yield Pair(scene, bucket, proxies)
 
 
 @asynccontextmanager
@@ -139,49 +125,6 @@ async def test_a_waiting_agent_acquires_a_released_lock_because_of_the_audit_eve
         assert (acquired.requests, pair.requests(acquired) - before) == (READ_AND_WRITE, READ_AND_WRITE)
         assert released.at <= acquired.at
         holding, waiting = waiting, await pair.begin(holding.table)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("poll_seconds", [1.0], indirect=True)
-async def test_an_agent_without_audit_events_polls_the_object(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PeerListener, "_on_lock_event", lambda *_: None)
-    one, other = pair.tables
-    holding = await pair.begin(one)
-    await pair.next_event(LockAcquired, one)
-    waiting = await pair.begin(other)
-    refused = await pair.next_event(LockRefused, other)
-    await pair.next_event(LockRefused, other)  # after it has read the object again
-
-    await holding.complete((await holding.obtain_grant()).grant)
-    acquired = await pair.next_event(LockAcquired, other)
-
-    assert acquired.agent == refused.agent
-    assert acquired.requests == READ_AND_WRITE
-    await waiting.obtain_grant()
-
-
-@pytest.mark.wide
-async def test_an_agent_waits_until_the_lease_of_a_dead_owner_has_ended_without_further_reads(
-    pair: Pair,
-) -> None:
-    dead = LockRecord(
-        expired=False, valid_until=time.time_ns() // 1_000_000 + DYING_MS, owner="of a dead writer"
-    )
-    pair.put(dead)
-    table, _ = pair.tables
-    waiting = await pair.begin(table)
-    refused = await pair.next_event(LockRefused, table)
-    before = pair.requests(refused)
-
-    acquired = await pair.next_event(LockAcquired, table)
-
-    assert (refused.holder, refused.valid_until) == (dead.owner, dead.valid_until)
-    assert pair.requests(acquired) - before == READ_AND_WRITE
-    written = acquired.valid_until - round(VALIDITY_SECONDS * 1e3)
-    assert written > dead.valid_until + round(QUICK["drift_seconds"] * 1e3)
-    await waiting.obtain_grant()
 
 
 def _partition(table: str) -> int:
