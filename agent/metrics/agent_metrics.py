@@ -131,7 +131,7 @@ class AgentMetrics:
             "lakewarden_table_condition_seconds",
             "How long a table is "
             + ", ".join(each for each in CONDITIONS if each != "ok")
-            + ". bypassed: also by unnamed commits. Of tables with one label, the longest.",
+            + "; bypassed also by unnamed commits. Of one label, the longest.",
             "table",
             "condition",
         )
