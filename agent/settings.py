@@ -368,6 +368,11 @@ class Settings(KafkaSettings):
         description="catalogs of Iceberg tables that `watch` names: by name, each with its properties "
         "([watch](watch.md#tables-of-a-catalog)); in the environment as JSON",
     )
+    formats: dict[str, Literal["delta", "hudi", "iceberg", "paimon"]] = Field(
+        default={},
+        description="format by URI of tables whose folder has several ([assess](assess.md#what-is-read)); "
+        "in the environment as JSON",
+    )
 
     http_listen: str = Field(
         default="127.0.0.1:8437",

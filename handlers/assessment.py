@@ -189,7 +189,8 @@ class LostTry:
 class Leftover:
     """A data file that no commit of the history names."""
 
-    partition: str
+    partition: str | None
+    """None: its folder doesn't say it."""
     size: int
     modified: float
 
@@ -348,7 +349,7 @@ def assess(history: TableHistory) -> Assessment:
         leftovers = None  # the unread pieces may name them
     for lost in history.lost:
         found.partitions.update(lost.partitions)
-    found.partitions.update(each.partition for each in leftovers or ())
+    found.partitions.update(each.partition for each in leftovers or () if each.partition is not None)
     figures = _figures(history, found, leftovers, unread)
     by_cost = sorted(writers, key=lambda each: -each.known_seconds - each.estimated_seconds)
     by_trouble = sorted(found.pairs.values(), key=lambda each: (-each.in_the_way, -each.overlaps))
@@ -486,7 +487,7 @@ def _lost_seconds(history: TableHistory, leftovers: Sequence[Leftover] | None) -
     """Rule 3."""
     if not leftovers and (history.form == "iceberg" or (leftovers is None and history.form != "hudi")):
         return None
-    by_partition: dict[str, list[PastCommit]] = defaultdict(list)
+    by_partition: dict[str | None, list[PastCommit]] = defaultdict(list)
     timed = [each for each in history.commits if each.seconds is not None and not each.is_service]
     for commit in timed:
         for partition in commit.partitions:
@@ -500,11 +501,11 @@ def _lost_seconds(history: TableHistory, leftovers: Sequence[Leftover] | None) -
             return None
         usual = fmean(each.seconds or 0.0 for each in alike)
         seconds += usual if lost.until is None else min(usual, max(0.0, lost.until - lost.began))
-    sizes: Counter[str] = Counter()
+    sizes: Counter[str | None] = Counter()
     for leftover in leftovers or ():
         sizes[leftover.partition] += leftover.size
-    for partition, size in sizes.items():
-        alike = _alike(by_partition[partition], partition) or timed
+    for place, size in sizes.items():
+        alike = _alike(by_partition[place], place) or timed
         if not (written := sum(each.size for each in alike)):
             return None
         seconds += size * sum(each.seconds or 0.0 for each in alike) / written
@@ -549,7 +550,7 @@ def _changes(
     if not found.partitions:  # of a rolled back write without files
         return
     (worst, times), total = found.partitions.most_common(1)[0], found.partitions.total()
-    if set(found.partitions) == {""}:
+    if not any(found.partitions) and not any(any(each.partitions) for each in commits):
         yield (
             "partitioning: the table has none, so all rewrites are in each other's way; partition by a column in which the "
             "writers' batches differ, and only batches that share a value wait"

@@ -3,6 +3,7 @@
 1. A reader raises `Unreadable`, and no other error, whatever the bytes are. Its text names no error of Python, and has no bytes.
 2. What consists of pieces is read piece by piece (`read_each`): one that can't be read costs itself, and no other.
 3. The values of a file are counted before they are made (`json_of`, `avro_blocks.py`).
+4. A number that can't be true isn't known (`number`): a negative size, a duration of years, a time in 1970.
 """
 
 import json
@@ -14,6 +15,13 @@ from pydantic import ValidationError
 
 MAX_VALUES: Final = 4_000_000
 """Values of one JSON text, up to about 100 bytes each. Metadata of a commit of 100,000 files has 3,000,000."""
+FIRST_MS: Final = 1_000_000_000_000
+"""In 2001, before any table format. What is older was not dated."""
+LAST_MS: Final = 100_000_000_000_000
+"""In the year 5138. Times in microseconds are later."""
+MAX_DURATION_MS: Final = 30 * 86_400_000
+MAX_SIZE: Final = 1 << 47
+"""Bytes of one file: more than any store keeps in one."""
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
@@ -78,6 +86,17 @@ def known(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind):
         raise Unreadable(why_unreadable(TypeError()))
     return value
+
+
+def number(value: Any, most: int, least: int = 0) -> int | None:
+    """Return a number that a file gives, maybe as text, or None: it is none, or can't be true."""
+    if isinstance(value, bool):
+        return None
+    try:
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if least <= found <= most else None
 
 
 def json_of(body: bytes) -> Any:

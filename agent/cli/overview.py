@@ -132,7 +132,7 @@ def assess_command(
         for number, each in enumerate(found)
         for line in ([""] * bool(number) + [*assessment_lines(each)])
     )
-    if found:
+    if found or output == "json":
         options.print_as(output, [assessment_fields(each) for each in found], lines)
     if svg is not None and found:
         svg.write_text(picture(histories), encoding="utf-8")

@@ -127,6 +127,12 @@ class TableFiles:
 
         return await self._request(listed, LISTING_SECONDS)
 
+    async def has_files(self, path: str) -> bool:
+        """Return whether a folder has files, at any depth. It costs one page, whatever is beside it."""
+        async for page in self.pages(path):
+            return bool(page)
+        return False
+
     async def read(self, path: str) -> bytes:
         return (await self.read_with_time(path))[0]
 

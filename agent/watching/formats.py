@@ -59,7 +59,7 @@ def format_of(folders: Collection[str]) -> str | None:
 
 async def follow(uri: str, files: TableFiles, settings: Settings) -> TableFollower:
     """Look which format the table has, and return its follower. Raises `UnreadableTableError` if it is no table."""
-    found = await known_format(files)
+    found = await known_format(files, settings.formats.get(uri))
     if also := (*found.translations, *found.others):
         log.warning("watch.several-formats", table=uri, followed=found.form, also=also)
     match found.form:
@@ -73,9 +73,10 @@ async def follow(uri: str, files: TableFiles, settings: Settings) -> TableFollow
             return IcebergFollower(uri, files)
 
 
-async def known_format(files: TableFiles) -> KnownFormat:
-    """Return the format of a table. Raises `UnreadableTableError` if it is no table."""
-    folders = set(await files.folders(""))
+async def known_format(files: TableFiles, chosen: str | None = None) -> KnownFormat:
+    """Return the format of a table, the chosen one if it has its folders. Raises `UnreadableTableError` if it is no table."""
+    # The root may have any number of files, so it isn't listed.
+    folders = {each for needed in FOLDERS.values() for each in needed if await files.has_files(each)}
     forms = [form for form, needed in FOLDERS.items() if needed <= folders]
     if not forms:
         known = "; ".join(f"{form}: {', '.join(sorted(needed))}" for form, needed in FOLDERS.items())
@@ -85,8 +86,11 @@ async def known_format(files: TableFiles) -> KnownFormat:
     newest = {form: await _newest_commit(files, form) for form in forms}
     written = [form for form in forms if newest[form] is not None] or forms
     first = max(written, key=lambda form: (newest[form] or 0.0) - LAG_SECONDS * (form == "iceberg"))
+    if chosen in forms:
+        first = chosen
     others = tuple(form for form in written if form != first)
-    return KnownFormat(first, tuple(form for form in forms if form not in written), others)
+    translations = tuple(form for form in forms if form not in written and form != first)
+    return KnownFormat(first, translations, others)
 
 
 async def _newest_commit(files: TableFiles, form: str) -> float | None:

@@ -1,23 +1,49 @@
-"""Follows one Hudi table: passes what a look finds to `handlers/hudi/watching.py`.
+"""Follows one Hudi table: passes what a look finds to `handlers/hudi/watching.py`. And reads its history for `assess`.
 
 A look lists the timeline; if an instant is pending, also the markers and, every `HEARTBEAT_SECONDS`, the heartbeats; and reads
 what has changed. A table whose properties change (an upgrade, or another table in its place) is watched from the start.
 """
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import RECHECK_SECONDS, Look
+from lakewarden.agent.watching.reading import (
+    AT_ONCE,
+    AT_ONCE_WITH_MANIFESTS,
+    MAX_COMMITS,
+    Found,
+    Reading,
+    each_of,
+    read_in_order,
+)
+from lakewarden.handlers.assessment import Lack, LostTry
+from lakewarden.handlers.hudi.clock import MAX_ZONE_SECONDS, Clock
+from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.properties import HudiTable, read_properties
-from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES
-from lakewarden.handlers.hudi.watching import Round, WatchedTable
+from lakewarden.handlers.hudi.timeline import (
+    HEARTBEAT_FOLDER,
+    MARKER_FOLDER,
+    PROPERTIES,
+    Instant,
+    instants,
+    seconds_of,
+    time_of,
+)
+from lakewarden.handlers.hudi.watching import Round, WatchedTable, past_commit, rolled_back
 from lakewarden.handlers.observations import File
 
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 """Between two listings of a table's heartbeats. Hudi's writers send one a minute; a watcher reports one every 15 s at most."""
+DEAD_SECONDS = 600.0
+"""A pending instant of Hudi without a sign of life for so long has failed: its heartbeat's interval is a minute by default."""
 
 
 class HudiFollower:
@@ -96,3 +122,95 @@ class HudiFollower:
             kind=found.kind,
         )
         self._logged = True
+
+
+async def read_past(files: TableFiles, reading: Reading) -> None:
+    """Read the table's history."""
+    table = read_properties(await files.read(PROPERTIES))
+    listed = await _timeline(files, table, reading)
+    found = instants(listed, table.layout)
+    timed = [each for each in found if seconds_of(each.time) is not None]
+    clock = Clock.of({name: each.modified for name, each in listed.items()}, timed, table)
+    reading.unread += clock.unread
+    completed = sorted((each for each in timed if each.state == "completed" and each.writes), key=clock.ended)
+    ends = [clock.ended(each) for each in completed]
+    places = {_completed_path(table, each): at for at, each in enumerate(completed)}
+
+    async def read(file: File) -> Found:
+        instant = completed[places[file.path]]
+        body, began = await files.read(file.path), clock.began(instant.time)
+        commit = past_commit(instant, read_metadata(body), began, clock.ended(instant))
+        if not clock.by_names:
+            return replace(commit, is_known=clock.has_ends and began is not None), []
+        return replace(commit, number=places[file.path], base=bisect_right(ends, began or 0.0) - 1), []
+
+    async def use(file: File, result: Found | Exception) -> bool:
+        if isinstance(result, Exception):
+            return reading.fail(f"instant {completed[places[file.path]].time}", result)
+        return reading.add(result)
+
+    newest_first = each_of(listed[each.files[-1].name] for each in reversed(completed))
+    is_whole = await read_in_order(newest_first, read, use, AT_ONCE)
+    async for page in files.pages(table.archive):
+        if is_whole and page:
+            first = found[0].time if found else "now"
+            reading.lacks(f"instants before {first}", "Hudi has archived them", Lack.OLDER)
+        break
+    since = min((each.began for each in reading.commits if each.began is not None), default=0.0)
+    late = [each for each in timed if (clock.began(each.time) or 0.0) >= since]
+    await _read_rollbacks(files, reading, table, late, clock)
+    beats = {
+        path.rpartition("/")[2]: each.modified for path, each in (await files.below(HEARTBEAT_FOLDER)).items()
+    }
+    for each in late:
+        last = max(beats.get(each.time, 0.0), *(clock.modified[file.name] for file in each.files))
+        is_dead = each.writes and each.state != "completed" and reading.now - last > DEAD_SECONDS
+        began = clock.began(each.time)
+        if is_dead and not each.is_table_service and began is not None:
+            reading.lost.append(LostTry(each.time, began, frozenset()))
+
+
+async def _timeline(files: TableFiles, table: HudiTable, reading: Reading) -> dict[str, File]:
+    """List the timeline, where the store seeks from before the period only, if the table's newest write is in it."""
+    since = "1"
+    if files.seeks:
+        since = time_of(reading.now - 2 * reading.span - 2 * MAX_ZONE_SECONDS)
+    listed: dict[str, File] = {}
+    for after in {since: None, "1": None}:  # other folders and files begin with no digit
+        listed.clear()
+        async for page in files.pages_of_folder(table.timeline, table.timeline + after):
+            listed |= {path.rpartition("/")[2]: each for path, each in page.items()}
+            if files.seeks and page and next(reversed(page)) > table.timeline + ":":
+                break
+        writes = [each.modified for name, each in listed.items() if name.endswith("commit")]
+        if max(writes, default=0.0) > reading.now - reading.span:
+            break
+    return listed
+
+
+async def _read_rollbacks(
+    files: TableFiles, reading: Reading, table: HudiTable, late: Sequence[Instant], clock: Clock
+) -> None:
+    """Add the instants of the period that were rolled back."""
+    since = clock.began(late[0].time) if late else None
+    rollbacks = [each for each in late if each.completes_as == "rollback" and each.state == "completed"]
+
+    async def read(rollback: Instant) -> tuple[list[str], frozenset[str]]:
+        return rolled_back(await files.read(_completed_path(table, rollback)))
+
+    async def use(rollback: Instant, result: tuple[list[str], frozenset[str]] | Exception) -> bool:
+        if isinstance(result, Exception):
+            reading.lacks(f"rollback {rollback.time}", str(result), Lack.LOSSES)
+            return True
+        names, partitions = result
+        for name in names:
+            began = clock.began(name)
+            if began is not None and since is not None and began >= since:
+                reading.lost.append(LostTry(name, began, partitions, clock.began(rollback.time)))
+        return True
+
+    await read_in_order(each_of(rollbacks[-MAX_COMMITS:]), read, use, AT_ONCE_WITH_MANIFESTS)
+
+
+def _completed_path(table: HudiTable, instant: Instant) -> str:
+    return table.timeline + instant.files[-1].name

@@ -1,4 +1,6 @@
-"""Followers of Iceberg tables: those of a Hadoop catalog are read from their files, all others through their catalog.
+"""Followers of Iceberg tables, and their history for `assess`.
+
+Tables of a Hadoop catalog are read from their files, all others through their catalog.
 
 A foreign commit costs its list of manifests, and those that it has added; in a Hadoop catalog also the new metadata file.
 
@@ -18,12 +20,16 @@ after it is reported until then.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
+from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.catalog import Catalog, CatalogAnswer, TableName
+from lakewarden.agent.watching.catalogs import catalogs
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import (
     ACTIVE_SECONDS,
@@ -35,7 +41,15 @@ from lakewarden.agent.watching.follower import (
     piece_of,
     problems_of,
 )
+from lakewarden.agent.watching.reading import (
+    AT_ONCE_WITH_MANIFESTS,
+    Found,
+    Reading,
+    each_of,
+    read_in_order,
+)
 from lakewarden.events import canonical_table
+from lakewarden.handlers.assessment import Lack
 from lakewarden.handlers.iceberg import metadata as iceberg
 from lakewarden.handlers.observations import (
     File,
@@ -262,3 +276,55 @@ def files_of(location: str, buckets: Buckets, access: Mapping[str, str]) -> Tabl
         raise
     except (AgentError, ValueError) as error:
         raise UnreadableTableError(f"the table's location can't be watched: {error}") from error
+
+
+async def named_metadata(
+    name: TableName, settings: Settings, buckets: Buckets
+) -> tuple[iceberg.TableMetadata, TableFiles]:
+    """Ask a catalog for the metadata and the files of a table. Raises `UnreadableTableError`."""
+    found = catalogs(settings)
+    try:
+        if name.catalog not in found:
+            raise UnreadableTableError(
+                f"no catalog is called {name.catalog}; docs/watch.md says how it is configured"
+            )
+        answer = await found[name.catalog].load(name, None, whole=True)
+        metadata = await metadata_in(answer, buckets)
+        return metadata, files_of(metadata.location, buckets, answer.access)
+    finally:
+        for each in found.values():
+            await each.close()
+
+
+async def read_past(files: TableFiles, reading: Reading, metadata: iceberg.TableMetadata) -> None:
+    """Read the table's history."""
+    names = {each.manifests.rpartition("/")[2] for each in metadata.snapshots}
+    written: dict[str, float] = {}
+    """When each list of manifests was: after the snapshots before its own were published."""
+    with suppress(UnreadableTableError):
+        async for page in files.pages(iceberg.METADATA_FOLDER):
+            found = {path.rpartition("/")[2]: each.modified for path, each in page.items()}
+            written |= {name: found[name] for name in found.keys() & names}
+
+    async def read(snapshot: iceberg.IcebergSnapshot) -> Found:
+        manifests = await manifests_read(snapshot, metadata, files)
+        commit, added = iceberg.past_snapshot(snapshot, manifests, metadata)
+        return replace(commit, stored=written.get(snapshot.manifests.rpartition("/")[2])), added
+
+    async def use(snapshot: iceberg.IcebergSnapshot, result: Found | Exception) -> bool:
+        if isinstance(result, Exception):
+            return reading.fail(f"snapshot {snapshot.id}", result)
+        return reading.add(result)
+
+    main = metadata.snapshots
+    others = len(metadata.listed - {each.id for each in main})
+    if not metadata.has_newest:
+        reading.lacks("the newest snapshot", "the metadata lacks it, or it can't be read", Lack.COMMITS)
+    is_whole = await read_in_order(each_of(main), read, use, AT_ONCE_WITH_MANIFESTS)
+    if is_whole and main and (main[-1].parent is not None or main[-1].age[0] > 1 + others):
+        reading.lacks(f"snapshots before {main[-1].id}", "they have expired, or can't be read", Lack.OLDER)
+    if others:
+        why = "they are of branches, staged or rolled back, and only the main branch is read"
+        reading.lacks(f"{others} snapshots", why, Lack.NAMES)
+    if metadata.why_unsearchable is not None:
+        reading.lacks("data files", metadata.why_unsearchable, Lack.PLACES)

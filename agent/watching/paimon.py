@@ -1,12 +1,23 @@
-"""Follows one Paimon table. A foreign snapshot costs its list of manifests, its manifests, and once the table's schema.
+"""Follows one Paimon table, and reads its history for `assess`.
 
-In an append table with deletion vectors, it also costs the snapshot before, and if the vectors have changed, those of both.
+A foreign snapshot costs its list of manifests, its manifests, and once the table's schema. In an append table with deletion
+vectors, it also costs the snapshot before, and if the vectors have changed, those of both.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import NumberedFollower, piece_of
+from lakewarden.agent.watching.reading import (
+    AT_ONCE_WITH_MANIFESTS,
+    UNREADABLE,
+    Found,
+    Reading,
+    each_of,
+    read_in_order,
+)
+from lakewarden.handlers.assessment import Lack, Unread
 from lakewarden.handlers.observations import (
     File,
     ObservedCommit,
@@ -86,3 +97,56 @@ async def changes_read(
         layout = layouts[snapshot.schema] = snapshots.read_schema(schema)
     lists = snapshots.manifests_of(content_of(await piece_of(files, snapshot.changes)))
     return layout, [await piece_of(files, each) for each in lists]
+
+
+async def read_past(files: TableFiles, reading: Reading) -> None:
+    """Read the table's history."""
+    listed: dict[int, File] = {}
+    async for page in files.pages(snapshots.SNAPSHOT_FOLDER):
+        numbers = {snapshots.newest_snapshot([path]): file for path, file in page.items()}
+        listed |= {number: file for number, file in numbers.items() if number is not None}
+    if not listed:
+        raise UnreadableTableError(f"{snapshots.SNAPSHOT_FOLDER} has no snapshot")
+    layouts: dict[int, snapshots.TableLayout] = {}
+
+    async def read(number: int) -> tuple[Found, list[str]]:
+        snapshot = snapshots.read_snapshot(await files.read(listed[number].path))
+        layout, manifests = await changes_read(files, snapshot, layouts)
+        commit, added = snapshots.past_snapshot(number, snapshot, manifests, layout)
+        changelogs, unread = await _changelog_files(files, number, snapshot, layouts)
+        stored, unread = listed[number].modified, (*commit.unread, *unread)
+        return (replace(commit, commit=snapshot.commit, stored=stored, unread=unread), added), changelogs
+
+    async def use(number: int, result: tuple[Found, list[str]] | Exception) -> bool:
+        reading.reach(number, "snapshot")
+        if isinstance(result, Exception):
+            return reading.fail(f"snapshot {number}", result)
+        found, changelogs = result
+        reading.files |= dict.fromkeys(changelogs, -1)
+        return reading.add(found)
+
+    newest_first = each_of(sorted(listed, reverse=True))
+    is_whole = await read_in_order(newest_first, read, use, AT_ONCE_WITH_MANIFESTS)
+    if is_whole and reading.reached != 1:
+        reading.lacks(f"snapshots before {reading.reached}", "they have expired", Lack.OLDER)
+    if await files.has_files("branch"):
+        reading.lacks("the table's branches", "only the main branch is read", Lack.NAMES)
+    if await files.has_files("changelog"):
+        reading.lacks("changelogs of expired snapshots", "the folder changelog is not read", Lack.NAMES)
+
+
+async def _changelog_files(
+    files: TableFiles,
+    number: int,
+    snapshot: snapshots.Snapshot,
+    layouts: dict[int, snapshots.TableLayout],
+) -> tuple[list[str], tuple[Unread, ...]]:
+    """The changelog files that a snapshot names, and what of them can't be read."""
+    if snapshot.changelogs is None:
+        return [], ()
+    try:
+        layout, manifests = await changes_read(files, replace(snapshot, changes=snapshot.changelogs), layouts)
+    except UNREADABLE as error:
+        what = f"the changelog files of snapshot {number}"
+        return [], (Unread(what, str(error), frozenset({Lack.NAMES}), number),)
+    return snapshots.changelog_files(number, manifests, layout)

@@ -11,6 +11,7 @@ It relies on these facts of Delta's protocol, which hold for all its reader and 
 - Checkpoints sum up the log. Commits before the newest one may be removed.
 """
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,15 @@ from lakewarden.handlers.assessment import DataFile, Lack, PastCommit, Unread
 from lakewarden.handlers.commit_label import transaction_of_delta
 from lakewarden.handlers.maker import of_delta
 from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive
-from lakewarden.handlers.unreadable import json_of, read_each
+from lakewarden.handlers.unreadable import (
+    FIRST_MS,
+    LAST_MS,
+    MAX_DURATION_MS,
+    MAX_SIZE,
+    json_of,
+    number,
+    read_each,
+)
 
 LOG_FOLDER: Final = "_delta_log/"
 LAST_CHECKPOINT: Final = LOG_FOLDER + "_last_checkpoint"
@@ -33,8 +42,10 @@ READER_VERSIONS: Final = (1, 2, 3)
 UNREADABLE_FEATURES: Final = frozenset({"catalogManaged", "catalogOwned", "catalogOwned-preview"})
 """Features of tables whose newest commits are kept by a catalog, and appear in `_delta_log` later or never."""
 
-MAX_ACTIONS: Final = 500_000
-"""Actions of one commit. A file of 64 MB has 300,000, if its paths are short."""
+MAX_ACTIONS: Final = 250_000
+"""Lines of one commit, of about 500 bytes of memory each."""
+_OF_FILES: Final = ("path", "partitionValues", "size", "modificationTime", "dataChange")
+"""What is kept of an `add` or a `remove`."""
 
 _VERSIONED = re.compile(r"(\d{20})\.(?:json|checkpoint(?:\..+)?\.(?:parquet|json))")
 
@@ -63,6 +74,16 @@ def version_of(path: str) -> int | None:
 def newest_version(paths: Iterable[str]) -> int | None:
     """Return the newest version that the log has, as a commit or as a checkpoint, or None."""
     return max((found for path in paths if (found := version_of(path)) is not None), default=None)
+
+
+def checkpoint_of(paths: Iterable[str], version: int) -> list[str]:
+    """Return the parts of the newest checkpoint of a listing that is not after a version."""
+    found: dict[int, list[str]] = {}
+    for path in paths:
+        number = version_of(path)
+        if number is not None and number <= version and path != commit_path(number):
+            found.setdefault(number, []).append(path)
+    return sorted(found[max(found)]) if found else []
 
 
 def checkpoint_version(body: bytes) -> int:
@@ -145,20 +166,19 @@ def read_checksum(body: bytes) -> PartitionLayout | None:
 
 def actions_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
     """Return the actions of a commit, without the statistics of files. Raises `UnreadableCommit`."""
+    if body.count(b"\n") > MAX_ACTIONS:
+        raise observations.UnreadableCommit(f"the commit has more than {MAX_ACTIONS:,} actions")
     actions: list[tuple[str, dict[str, Any]]] = []
     with observations.reading("the commit"):
-        for line in body.splitlines():
+        for line in io.BytesIO(body):
             found = json_of(line) if line.strip() else {}
             if not isinstance(found, dict):
                 raise observations.UnreadableCommit("a line is not an action")
             for kind, action in found.items():
-                if isinstance(action, dict):
-                    action.pop("stats", None)
-                    action.pop("tags", None)
-                if action is not None:
+                if kind in ("add", "remove") and isinstance(action, dict):
+                    actions.append((kind, {name: action[name] for name in _OF_FILES if name in action}))
+                elif action is not None:
                     actions.append((kind, action if isinstance(action, dict) else {}))
-            if len(actions) > MAX_ACTIONS:
-                raise observations.UnreadableCommit(f"it has more than {MAX_ACTIONS:,} actions")
     if not actions:
         raise observations.UnreadableCommit("the commit has no action")
     return actions
@@ -215,30 +235,25 @@ def past_commit(
     `stored`: when its file was written, which is its time if it has none of its own, as for Delta.
     """
     actions = list(actions)
-    info = _info(actions)
-    added = [each for kind, each in actions if kind == "add"]
-    removed = [each for kind, each in actions if kind == "remove"]
-    ended = _milliseconds(info.get("inCommitTimestamp")) or _milliseconds(info.get("timestamp"))
-    if not (added or removed):
+    info, files = _info(actions), [each for each in actions if each[0] in ("add", "remove")]
+    if not files:
         return None
     unread: list[Unread] = []
+    ended = _moment(info.get("inCommitTimestamp")) or _moment(info.get("timestamp"))
     if ended is None:
-        ended = stored or 0.0
-        unread.append(Unread(f"the time of commit {version}", "it has none but its file's", _TIMES, version))
-    files = [each for each in actions if each[0] in ("add", "remove")]
-    places, failed = read_each(
-        files, lambda each: (each[0], layout.path_of(each[1], as_written=True), _path(each[1]))
-    )
-    metrics = info.get("operationMetrics")
-    metrics = metrics if isinstance(metrics, dict) else {}
-    took = _milliseconds(metrics.get("executionTimeMs", metrics.get("execution_time_ms")))  # of delta-rs
-    written = [at for each in _new(info, added, removed) if (at := _milliseconds(each))]
-    began = None if took is None else ended - took
-    if took is None and written:
-        began = min(ended, *written)
+        ended, why = stored or 0.0, "it has none that can be true, so its file's is taken"
+        unread.append(Unread(f"the time of commit {version}", why, _TIMES, version))
+    stated, took = _duration(info)
+    if stated is not None and took is None:
+        why = f"{stated!r:.30} milliseconds can't be true"
+        unread.append(Unread(f"how long commit {version} took", why, _TIMES, version))
     base, maker = _base(version, info.get("readVersion")), of_delta(info, actions)
     if base is None:
         unread.append(Unread(f"what commit {version} had read", "its writer doesn't say it", _BASE, version))
+    places, failed = read_each(
+        files, lambda each: (each[0], layout.path_of(each[1], as_written=True), _path(each[1]))
+    )
+    sizes = (number(action.get("size"), MAX_SIZE) for kind, action in files if kind == "add")
     found = PastCommit(
         str(version),
         ended,
@@ -246,50 +261,63 @@ def past_commit(
         str(info.get("operation") or "(unknown)")[:MAX_ORIGIN],
         frozenset(partition for _, partition, _ in places),
         frozenset(partition for kind, partition, _ in places if kind == "remove"),
-        began,
-        took is not None,
-        version,
-        base,
-        sum(size for each in added if isinstance(size := each.get("size"), int)),
-        all(each.get("dataChange") is False for each in (*added, *removed)),
-        went_through_the_gate(info),
+        began=_first_file(info, files, ended) if took is None else ended - took,
+        is_known=took is not None,
+        number=version,
+        base=base,
+        size=sum(filter(None, sizes)),
+        is_service=all(action.get("dataChange") is False for _, action in files),
+        is_gates=went_through_the_gate(info),
         stored=stored,
         unread=(*unread, *observations.unread_of("file", str(version), failed, len(files))),
     )
     return found, [DataFile(unquote(path), partition) for kind, partition, path in places if kind == "add"]
 
 
-def _new(
-    info: Mapping[str, Any], added: Iterable[dict[str, Any]], removed: Iterable[dict[str, Any]]
-) -> Iterator[Any]:
-    """Yield when the files of a commit were written, but for older ones: restored, or with another deletion vector."""
-    if info.get("operation") == "RESTORE":
-        return
-    older = {str(each.get("path")) for each in removed}
-    yield from (each.get("modificationTime") for each in added if str(each.get("path")) not in older)
-
-
 _BASE: Final = frozenset({Lack.BASE})
 _TIMES: Final = frozenset({Lack.TIMES})
+_ADOPTING: Final = frozenset({"CLONE", "CONVERT", "RESTORE"})
+"""Operations whose files are older than they are."""
+
+
+def _duration(info: Mapping[str, Any]) -> tuple[Any, float | None]:
+    """Return what a commit says of its duration, and the seconds, unless that can't be true."""
+    metrics = info.get("operationMetrics")
+    if not isinstance(metrics, dict):
+        return None, None
+    stated = metrics.get("executionTimeMs", metrics.get("execution_time_ms"))  # of delta-rs
+    took = number(stated, MAX_DURATION_MS)
+    return stated, None if took is None else took / 1000
+
+
+def _first_file(
+    info: Mapping[str, Any], files: Iterable[tuple[str, dict[str, Any]]], ended: float
+) -> float | None:
+    """Return when the first file of a commit was written, but for those with another deletion vector, which are older."""
+    if str(info.get("operation")) in _ADOPTING:
+        return None
+    older = {str(action.get("path")) for kind, action in files if kind == "remove"}
+    new = (action for kind, action in files if kind == "add" and str(action.get("path")) not in older)
+    times = filter(None, (_moment(each.get("modificationTime")) for each in new))
+    first = min(times, default=None)
+    return None if first is None else min(first, ended)
 
 
 def _base(version: int, given: Any) -> int | None:
     """Return the version that a commit has read. The first one has read nothing; none has read a later one."""
     if version == 0:
         return -1
-    return given if type(given) is int and -1 <= given < version else None
+    return number(given, version - 1, least=-1)
 
 
 def _info(actions: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return next((action for kind, action in actions if kind == "commitInfo"), {})
 
 
-def _milliseconds(value: Any) -> float | None:
-    """Return seconds of a number of milliseconds, which metrics have as text."""
-    try:
-        return int(value) / 1000
-    except (TypeError, ValueError, OverflowError):
-        return None
+def _moment(value: Any) -> float | None:
+    """Return seconds of a time in milliseconds."""
+    found = number(value, LAST_MS, FIRST_MS)
+    return None if found is None else found / 1000
 
 
 def went_through_the_gate(info: Mapping[str, Any]) -> bool:
@@ -328,15 +356,6 @@ def _require_known(protocol: Mapping[str, Any]) -> None:
         raise observations.UnknownVersion(
             f"a catalog keeps the table's commits ({min(features & UNREADABLE_FEATURES)}), so its log lacks the newest ones"
         )
-
-
-def _value(values: Mapping[str, Any], column: str) -> str | None:
-    if column not in values:
-        raise observations.UnreadableCommit(f"it has no value of the partition column {column!r:.100}")
-    value = values[column]
-    if not isinstance(value, str | None):
-        raise observations.UnreadableCommit(f"its value of the partition column {column!r:.100} is no text")
-    return value
 
 
 def _path(action: Mapping[str, Any]) -> str:

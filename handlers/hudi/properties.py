@@ -13,6 +13,9 @@ from lakewarden.handlers.hudi.timeline import META_FOLDER, Layout, UnreadableHud
 KNOWN_VERSIONS: Mapping[int, Layout] = {6: 1, 8: 2, 9: 2}
 """The layout of each table version that this package has been tried with."""
 
+MAX_BYTES = 1024 * 1024
+"""Limit of the file. Hudi's has a few kilobytes."""
+
 _LINE = re.compile(r"(?P<key>(?:[^=:\s\\]|\\.)+)[ \t]*[=:]?[ \t]*(?P<value>.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
@@ -69,7 +72,9 @@ def _folder(fields: Mapping[str, str], key: str, default: str) -> str:
 
 
 def parse_properties(body: bytes) -> dict[str, str]:
-    """The keys and values of a file in Java's properties format. Raises `UnreadableHudi` if it is not text in UTF-8."""
+    """The keys and values of a file in Java's properties format. Raises `UnreadableHudi` if it is too long or no text."""
+    if len(body) > MAX_BYTES:
+        raise UnreadableHudi(f"hoodie.properties has more than {MAX_BYTES:,} bytes")
     try:
         text = body.decode()
     except UnicodeDecodeError as error:

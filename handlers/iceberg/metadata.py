@@ -40,7 +40,7 @@ from lakewarden.handlers.partition_spelling import (
     number_text,
     transformed,
 )
-from lakewarden.handlers.unreadable import json_of, known, read_each
+from lakewarden.handlers.unreadable import FIRST_MS, LAST_MS, MAX_SIZE, json_of, known, number, read_each
 
 METADATA_FOLDER: Final = "metadata/"
 FORMAT_VERSIONS: Final = (1, 2, 3)
@@ -60,6 +60,9 @@ _TYPES = {
 }
 """What Avro has for values of Iceberg's types, and of functions that have their own."""
 _EXISTING, _ADDED, _DELETED = 0, 1, 2
+_NONE = (None, -1)
+"""In place of a snapshot's id: there is none."""
+_DATA_PATHS = ("write.data.path", "write.folder-storage.path", "write.object-storage.path")
 
 
 def version_path(version: int, *, gzipped: bool) -> str:
@@ -118,6 +121,8 @@ class TableMetadata:
     listed: frozenset[int] = frozenset()
     """The snapshots of all branches."""
     properties: Mapping[str, str] = field(default_factory=dict)
+    has_newest: bool = True
+    """False: the newest snapshot is not among those that could be read."""
 
     def since(self, known: IcebergSnapshot | None) -> tuple[list[IcebergSnapshot], bool]:
         """Return the snapshots after this one, the oldest first, and whether that is certainly all of them.
@@ -141,6 +146,17 @@ class TableMetadata:
     @property
     def newest(self) -> IcebergSnapshot | None:
         return self.snapshots[0] if self.snapshots else None
+
+    @property
+    def why_unsearchable(self) -> str | None:
+        """Why lost data files can be in other folders than those of the commits, or None."""
+        given = self.properties
+        has_hashes = given.get("write.object-storage.enabled", "false").lower() == "true"
+        if has_hashes or "write.location-provider.impl" in given:
+            return "their folders aren't those of partitions (object storage, a location provider), so lost ones can't be found"
+        if any(name in given and not is_below(given[name], self.location) for name in _DATA_PATHS):
+            return "the table's properties name a folder outside of its location, so lost ones can't be found"
+        return None
 
 
 def read_metadata(body: bytes) -> TableMetadata:
@@ -168,8 +184,11 @@ def metadata_of(fields: Any) -> TableMetadata:
         snapshots, _ = read_each(fields.get("snapshots") or (), _snapshot)
         properties = _texts(fields.get("properties"))
         level = properties.get("write.merge.isolation-level", "serializable")
+        newest = _newest(fields)
+        main = tuple(_main_branch(newest, snapshots))
         return TableMetadata(
-            snapshots=tuple(_main_branch(fields.get("current-snapshot-id"), snapshots)),
+            snapshots=main,
+            has_newest=bool(main) or newest in _NONE,
             specs=dict(specs),
             appends_invalidate=level.lower() == "serializable",
             location=str(fields["location"]),
@@ -309,7 +328,7 @@ def _entry(record: Mapping[str, Any], spec: tuple[SpecField, ...] | None) -> _Ma
     is_deleted, name = record["status"] == _DELETED, known(file["file_path"], str)
     refutes = is_deleted or bool(file.get("content"))
     size = file.get("content_size_in_bytes")  # of a deletion vector, which shares its file with others
-    size = int((file.get("file_size_in_bytes") if size is None else size) or 0)
+    size = number(file.get("file_size_in_bytes") if size is None else size, MAX_SIZE) or 0
     return _ManifestEntry((path, name.rpartition("/")[2]), refutes, is_deleted, name, size)
 
 
@@ -356,7 +375,10 @@ def _snapshot(fields: Mapping[str, Any]) -> IcebergSnapshot:
         summary.get("operation", "(unknown)"),
         manifests if isinstance(manifests, str) else "",
         TRANSACTION in summary,
-        (int(fields.get("sequence-number") or 0), int(fields.get("timestamp-ms") or 0)),
+        (
+            number(fields.get("sequence-number"), MAX_SIZE) or 0,
+            number(fields.get("timestamp-ms"), LAST_MS, FIRST_MS) or 0,
+        ),
         parent if isinstance(parent, int) else None,
         summary,
     )
@@ -367,6 +389,14 @@ def _texts(fields: Any) -> dict[str, str]:
     if not isinstance(fields, dict):
         return {}
     return {key: value for key, value in fields.items() if isinstance(value, str)}
+
+
+def _newest(fields: Mapping[str, Any]) -> Any:
+    """Return the id of the main branch's newest snapshot, or one of `_NONE`."""
+    given, refs = fields.get("current-snapshot-id"), fields.get("refs")
+    if given in _NONE and isinstance(refs, dict) and isinstance(refs.get("main"), dict):
+        return refs["main"].get("snapshot-id")
+    return given
 
 
 def _main_branch(newest: Any, snapshots: Iterable[IcebergSnapshot]) -> Iterator[IcebergSnapshot]:

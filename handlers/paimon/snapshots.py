@@ -21,7 +21,7 @@ from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
-from lakewarden.handlers.unreadable import json_of, known, read_each
+from lakewarden.handlers.unreadable import FIRST_MS, LAST_MS, MAX_SIZE, json_of, known, number, read_each
 
 SNAPSHOT_FOLDER: Final = "snapshot/"
 MANIFEST_FOLDER: Final = "manifest/"
@@ -98,7 +98,7 @@ def read_snapshot(body: bytes) -> Snapshot:
             MANIFEST_FOLDER + indexes if indexes else None,
             Maker.of(engine=fields.get("writerVersion"), job=fields.get("commitUser")),
             str(fields.get("commitKind") or "(unknown)"),
-            int(fields.get("timeMillis") or 0) / 1000,
+            (number(fields.get("timeMillis"), LAST_MS, FIRST_MS) or 0) / 1000,
             (str(user), identifier) if user and isinstance(identifier, int) else None,
             MANIFEST_FOLDER + changelogs if changelogs else None,
         )
@@ -194,10 +194,15 @@ def past_snapshot(
         session=snapshot.commit[0] if snapshot.commit else None,
         unread=unread,
     )
-    folders = ((each, f"{each.place[0]}/" if each.place[0] else "") for each in added)
-    return found, [
-        DataFile(f"{folder}bucket-{each.bucket}/{each.place[1]}", each.place[0]) for each, folder in folders
-    ]
+    return found, [DataFile(each.path, each.place[0]) for each in added]
+
+
+def changelog_files(
+    number: int, manifests: Iterable[observations.Piece], layout: TableLayout
+) -> tuple[list[str], tuple[Unread, ...]]:
+    """Return the paths of a snapshot's changelog files, and what of them can't be read."""
+    entries, unread = _entries(number, manifests, layout)
+    return [each.path for each in entries], unread
 
 
 class _ChangedFile(NamedTuple):
@@ -207,6 +212,11 @@ class _ChangedFile(NamedTuple):
     is_deleted: bool
     bucket: str
     size: int
+
+    @property
+    def path(self) -> str:
+        partition, name = self.place
+        return "/".join(filter(None, (partition, f"bucket-{self.bucket}", name)))
 
 
 def _entries(
@@ -224,15 +234,12 @@ def _entries(
 
 
 def _entry(record: dict[str, Any], layout: TableLayout) -> _ChangedFile:
-    name, size, kind = (
-        known(record["_FILE"]["_FILE_NAME"], str),
-        record["_FILE"].get("_FILE_SIZE"),
-        record["_KIND"],
-    )
+    file, kind = record["_FILE"], record["_KIND"]
+    name, size = known(file["_FILE_NAME"], str), number(file.get("_FILE_SIZE"), MAX_SIZE)
     if kind not in (_ADDED, _DELETED):
         raise observations.UnreadableCommit("it was neither added nor deleted")
     bucket = "postpone" if record.get("_BUCKET") == -2 else str(record.get("_BUCKET", 0))
-    return _ChangedFile((_partition(record, layout), name), kind == _DELETED, bucket, int(size or 0))
+    return _ChangedFile((_partition(record, layout), name), kind == _DELETED, bucket, size or 0)
 
 
 def _partition(record: dict[str, Any], layout: TableLayout) -> str:

@@ -45,6 +45,14 @@ def test_one_table_that_cannot_be_read_costs_no_other(lake: Path) -> None:
     assert f"{(lake / 'none').as_uri()} can't be assessed" in done.stderr
 
 
+def test_json_of_no_table_is_an_empty_list(lake: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, (lake / "none").as_uri(), "--output", "json"], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (1, "[]\n")
+
+
 def test_a_piece_that_was_not_read_is_an_exit_code_of_its_own(lake: Path) -> None:
     (lake / "delta/_delta_log/00000000000000000003.json").unlink()
 

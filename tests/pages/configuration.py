@@ -16,7 +16,10 @@ _GROUPS = (
     ("Tables and locks", ("tables", "lock_", "validity_", "drift_", "hudi_", "strict_")),
     ("Object stores", ("s3_", "gcs_", "azure_")),
     ("Conflicts and limits", ("early_", "conflict_", "max_", "memory_")),
-    ("Watching, answering and logging", ("watch", "catalogs", "agent_id", "http_", "web_", "log_")),
+    (
+        "Watching, answering and logging",
+        ("watch", "catalogs", "formats", "agent_id", "http_", "web_", "log_"),
+    ),
 )
 _FLAGS = {"bootstrap_servers", "tables", "lock_root", "s3_endpoint"}
 _INTRODUCTION = f"""# Configuration

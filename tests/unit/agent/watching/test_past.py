@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise, permutations, product
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ from typing import Any
 import anyio
 import fastavro
 import obstore
+import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 from obstore.store import MemoryStore
+from pyarrow import parquet
 
 from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching import past as module
+from lakewarden.agent.watching import delta as delta_module, leftovers, past as module, reading
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import Figure, Lack, Rests, TableHistory, assess
@@ -213,6 +216,148 @@ def test_a_file_that_comes_back_does_not_date_its_commit(*, restored: bool) -> N
     assert found[0].began is None
 
 
+NUMBERS: tuple[Any, ...] = (-5, 10**15, 10**400, "x", True, [], {}, float("nan"))
+
+
+@pytest.mark.parametrize("wild", NUMBERS, ids=repr)
+def test_a_number_that_cannot_be_true_is_not_known(wild: Any) -> None:
+    add = {"path": "p.parquet", "partitionValues": {}, "modificationTime": wild, "size": wild}
+    info = {"timestamp": 1_790_000_000_000, "operationMetrics": {"executionTimeMs": wild}}
+    found = past_commit(3, [("commitInfo", info), ("add", add)], PartitionLayout(()))
+    assert found is not None
+    commit, _ = found
+    assert (commit.began, commit.is_known, commit.size) == (None, False, 0)
+    assert [each.what for each in commit.unread if Lack.TIMES in each.lacks] == ["how long commit 3 took"]
+
+
+OLD = 1_790_000_000_000 - 90 * 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("modified", "operation"),
+    [(0, "WRITE"), (OLD, "CONVERT"), (OLD, "CLONE"), (OLD, "RESTORE"), (OLD, "ADD FILES")],
+)
+def test_adopted_files_do_not_date_their_commit(tmp_path: Path, modified: int, operation: str) -> None:
+    """Those of an operation without a name of its own are older than the commit that it has read."""
+    files = FORMATS["delta"](HISTORY)
+    path = "_delta_log/00000000000000000003.json"
+    info, *others = (json.loads(line) for line in files[path][0].splitlines())
+    info["commitInfo"] |= {"operation": operation, "operationMetrics": {}}
+    for each in others:
+        if "add" in each:
+            each["add"]["modificationTime"] = modified
+    files[path] = "\n".join(map(json.dumps, [info, *others])).encode(), files[path][1]
+    write(files, tmp_path)
+
+    found = read(tmp_path, days=30.0).commits[3]
+
+    assert found.seconds is None or found.seconds <= 60 + 600
+
+
+def test_a_duration_from_before_the_commit_that_was_read_is_not_known(tmp_path: Path) -> None:
+    files = FORMATS["delta"](HISTORY)
+    path = "_delta_log/00000000000000000003.json"
+    body, at = files[path]
+    files[path] = body.replace(b'"executionTimeMs": "', b'"executionTimeMs": "9'), at
+    write(files, tmp_path)
+
+    assert assess(read(tmp_path, days=30.0))["known_seconds"].rests_on is Rests.ESTIMATED
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_metadata_in_a_checkpoint_alone_is_found(tmp_path: Path, kind: str) -> None:
+    """The commits before it were cleaned. JSON is a checkpoint of version 2."""
+    schema = json.dumps({"fields": [{"name": "p", "type": "string", "metadata": {}}]})
+    actions: dict[str, Any] = {
+        "protocol": {"minReaderVersion": 1, "minWriterVersion": 2},
+        "metaData": {"schemaString": schema, "partitionColumns": ["p"]},
+    }
+    rows = [{name: action if name == each else None for name, action in actions.items()} for each in actions]
+    if kind == "parquet":
+        file = io.BytesIO()
+        parquet.write_table(pa.Table.from_pylist(rows), file)
+        put(tmp_path, "_delta_log/00000000000000000004.checkpoint.parquet", file.getvalue())
+    else:
+        body = "\n".join(map(json.dumps, rows)).encode()
+        put(tmp_path, "_delta_log/00000000000000000004.checkpoint.0b1c.json", body)
+    lines = [{"commitInfo": {"timestamp": 1}}, {"add": {"path": "p=1/x", "partitionValues": {"p": "1"}}}]
+    for version in (4, 5):
+        put(tmp_path, f"_delta_log/{version:020d}.json", "\n".join(map(json.dumps, lines)).encode(), BEGAN)
+
+    layout = anyio.run(lambda: delta_module.find_layout(Buckets(tuned()).table(tmp_path.as_uri()), 5))
+
+    assert layout == PartitionLayout((("p", "p", "string"),))
+
+
+def test_lost_files_in_random_prefixes_are_of_no_known_partition(tmp_path: Path) -> None:
+    """Delta with column mapping: the folders are no partitions, and the table isn't called unpartitioned."""
+    files = FORMATS["delta"](HISTORY)
+    for number in range(4):
+        path = f"_delta_log/{number:020d}.json"
+        body = files[path][0].replace(b'"part-', b'"aB/part-').replace(b'"old-', b'"aB/old-')
+        body = body.replace(b'"partitionValues": {}', b'"partitionValues": {"p": "1"}')
+        body = body.replace(b'"partitionColumns": []', b'"partitionColumns": ["p"]')
+        body = body.replace(
+            b'{\\"fields\\":[]}', b'{\\"fields\\": [{\\"name\\": \\"p\\", \\"type\\": \\"string\\"}]}'
+        )
+        files[path] = body, files[path][1]
+    moved = {
+        f"{'cD' if path.startswith('lost') else 'aB'}/{path}": each
+        for path, each in files.items()
+        if path.endswith(".parquet")
+    }
+    write({path: each for path, each in files.items() if not path.endswith(".parquet")} | moved, tmp_path)
+
+    history = read(tmp_path, days=30.0)
+
+    assert [each.partition for each in history.leftovers or ()] == [None]
+    assert {each for commit in history.commits for each in commit.partitions} == {"p=1"}
+    assert not any("the table has none" in each for each in assess(history).changes)
+
+
+def test_paimons_changelogs_of_expired_snapshots_are_not_called_lost(tmp_path: Path) -> None:
+    write(FORMATS["paimon"](HISTORY), tmp_path)
+    put(tmp_path, "changelog/changelog-1", b"{}")
+    put(tmp_path, "bucket-0/changelog-of-1.parquet", b"1", BEGAN + 700)
+
+    found = assess(read(tmp_path, days=30.0))
+
+    assert found["lost_files"].rests_on is Rests.NOT_KNOWN
+    assert any("changelogs of expired snapshots" in each for each in found.unread)
+
+
+@pytest.mark.parametrize("given", [None, -1])
+def test_icebergs_main_branch_is_found_by_its_reference(tmp_path: Path, given: int | None) -> None:
+    refs = {"main": {"snapshot-id": 3, "type": "branch"}}
+    assert len(iceberg_with(tmp_path, refs=refs, **{"current-snapshot-id": given}).commits) == 3
+
+
+@pytest.mark.parametrize("newest", [9, "x", []])
+def test_icebergs_newest_snapshot_that_is_not_there_is_not_nothing(tmp_path: Path, newest: Any) -> None:
+    found = assess(iceberg_with(tmp_path, **{"current-snapshot-id": newest}))
+    assert found["commits"] == Figure(None, Rests.NOT_KNOWN, found["commits"].because)
+    assert any(each.startswith("the newest snapshot") for each in found.unread)
+
+
+@pytest.mark.parametrize(
+    "name", ["write.data.path", "write.object-storage.path", "write.folder-storage.path"]
+)
+def test_a_data_folder_elsewhere_is_not_searched(tmp_path: Path, name: str) -> None:
+    elsewhere = iceberg_with(tmp_path, properties={name: "file:/elsewhere"})
+    assert assess(elsewhere)["lost_files"].rests_on is Rests.NOT_KNOWN
+    inside = iceberg_with(tmp_path, properties={name: "file:/t/data"})
+    assert assess(inside)["lost_files"].rests_on is Rests.KNOWN
+
+
+def test_a_setting_says_which_of_two_formats_is_read(tmp_path: Path) -> None:
+    write(FORMATS["hudi"](HISTORY) | FORMATS["delta"](HISTORY), tmp_path)
+    uri = f"file://{tmp_path}"
+
+    for form in ("hudi", "delta"):
+        found = anyio.run(partial(past, uri, tuned(formats={uri: form}), days=30, now=LATER))
+        assert found.form == form
+
+
 def iceberg_with(table: Path, **fields: Any) -> TableHistory:
     files = FORMATS["iceberg"](History(tuple(Written(number, 0) for number in range(3)), ()))
     written, at = files["metadata/v1.metadata.json"]
@@ -404,7 +549,7 @@ def test_a_wrong_clock_cuts_no_history_and_is_reported(tmp_path: Path, case: str
     assert [found[name].value for name in ("overlapping", "in_the_way")] == [true["overlapping"]] * 2
     assert found["commits"].value == 4
     assert [found.since, found.until] == pytest.approx([BEGAN, HISTORY.commits[-1].ended], abs=601)
-    assert any("clock" in each or "times" in each for each in found.unread)
+    assert any("clock" in each or "can be true" in each for each in found.unread)
 
 
 def test_hudis_losses_are_those_rolled_back_and_those_that_died(tmp_path: Path) -> None:
@@ -427,7 +572,7 @@ def test_a_history_is_cut_at_a_limit_and_says_so(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path)
-    monkeypatch.setattr(module, "MAX_COMMITS", 2)
+    monkeypatch.setattr(reading, "MAX_COMMITS", 2)
 
     found = read(tmp_path)
 
@@ -515,7 +660,8 @@ class Sorted(Buckets):
 
 def sought(files: Files, monkeypatch: pytest.MonkeyPatch) -> TableHistory:
     monkeypatch.setattr(module, "Buckets", lambda _: Sorted(files))
-    monkeypatch.setattr(module, "LOG_CHUNK", 2)
+    monkeypatch.setattr(delta_module, "LOG_CHUNK", 2)
+    monkeypatch.setattr(leftovers, "PART_FILES", 1)
     return anyio.run(lambda: past("s3://lake/t", Settings(), days=3650))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,24 @@ def misdate(files: Files, form: str, number: int) -> None:
     files[path] = field.join(parts), files[path][1]
 
 
+NUMBER = re.compile(
+    rb'("(?:executionTimeMs|timestamp|size|modificationTime|timeMillis|timestamp-ms)": "?)-?[0-9]+'
+)
+
+
+def absurd(files: Files, form: str, number: int) -> None:
+    """A number that can't be true: the kind of each that a file gives."""
+    names = ["metadata/v1.metadata.json"] if form == "iceberg" else commits_of(files, form)
+    path = names[number % len(names)]
+    found = [*NUMBER.finditer(files[path][0])]
+    if found:
+        match = found[number % len(found)]
+        wild = (b"-5", b"1" + b"0" * 15, b"9" * 19, b"9" * 40, b"0")[number % 5]
+        wild = b"-5" if b"executionTimeMs" in match[1] and wild == b"0" else wild
+        body = files[path][0]
+        files[path] = body[: match.start()] + match[1] + wild + body[match.end() :], files[path][1]
+
+
 def copy(files: Files, form: str, number: int) -> None:
     """Every file gets the time of the copy, in any order."""
     for at, path in enumerate([*files]):
@@ -147,8 +166,8 @@ def branch(files: Files, form: str, number: int) -> None:
 
 
 DAMAGES: tuple[Damage, ...] = (
-    drop, drop_oldest, garble, garble_a_manifest, misdate, copy, hide_what_was_read, other_zone, completed_in_another_zone,
-    out_of_reach, respell, branch,
+    drop, drop_oldest, garble, garble_a_manifest, misdate, absurd, copy, hide_what_was_read, other_zone,
+    completed_in_another_zone, out_of_reach, respell, branch,
 )  # fmt: skip
 
 

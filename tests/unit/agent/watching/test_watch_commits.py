@@ -69,7 +69,9 @@ async def test_a_log_with_a_checkpoint_is_read_from_its_newest_version(lake: Lak
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        pytest.param(f"_delta_log/{7:020d}.checkpoint.parquet", "Parquet checkpoint only", id="delta"),
+        pytest.param(
+            f"_delta_log/{7:020d}.checkpoint.parquet", "in a checkpoint that can't be read", id="delta"
+        ),
         pytest.param(
             "metadata/00001-80a083e8-7026-4e79-81be-64bd76c43a11.metadata.json",
             "only the table's catalog knows",

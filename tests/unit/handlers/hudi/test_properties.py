@@ -67,3 +67,8 @@ def test_no_properties_raise_another_error(body: bytes) -> None:
         return
 
     assert table.version in (6, 8, 9)
+
+
+def test_a_file_that_is_too_long_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(UnreadableHudi, match="more than 1,048,576 bytes"):
+        read_properties(b"#" * (1 << 20) + b"\nhoodie.table.version=8\n")
