@@ -38,9 +38,6 @@ UUID_LENGTH = 36
 NOTABLE_WAIT_MS = 500
 """Shorter waits for the lock or an agent are not printed: the grant itself takes some milliseconds through Kafka."""
 
-NOTABLE_GAP_MS = 10_000
-"""A shorter silence of a writer is not printed: heartbeats come every 5 s."""
-
 
 def explanation_lines(explanation: Explanation, *, verbose: bool = False) -> Iterator[str]:
     """The whole explanation."""
@@ -62,8 +59,8 @@ def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
     yield f"writer       {transaction.writer}{batch}"
     yield f"table        {explanation.table}"
     yield f"outcome      {_final_outcome(explanation)}"
-    beats = _heartbeats(explanation.heartbeats, verbose=verbose)
-    yield f"touched      {touched}{beats}{f'; {repeated} delivered again, without effect' if explanation.repeated else ''}"
+    again = f"; {repeated} delivered again, without effect" if explanation.repeated else ""
+    yield f"touched      {touched}{again}"
     yield ""
     rows = story(explanation, verbose=verbose)
     places = max((len(place) for place, _, _ in rows), default=0)
@@ -125,17 +122,6 @@ def _final_outcome(explanation: Explanation) -> str:
     return _outcome(outcome)
 
 
-def _heartbeats(heartbeats: timeline.Heartbeats, *, verbose: bool) -> str:
-    first, last, gap_after = heartbeats.first, heartbeats.last, heartbeats.gap_after
-    sent = gap = ""
-    if first is not None and last is not None and verbose:
-        sent = f"; {counted(heartbeats.count, 'heartbeat')} (writers:{first.offset} to writers:{last.offset})"
-    if gap_after is not None and heartbeats.longest_gap_ms >= NOTABLE_GAP_MS:
-        seconds = _seconds(heartbeats.longest_gap_ms)
-        gap = f"; longest gap between its events {seconds}{f', after writers:{gap_after.offset}' if verbose else ''}"
-    return sent + gap
-
-
 def _place(step: Step) -> str:
     first, last = step.first.offset, step.record.offset
     return f"{step.record.topic}:{first}" + (f"-{last}" if first != last else "")
@@ -152,8 +138,7 @@ def _time(explanation: Explanation, step: Step) -> str:
 
 def _others(explanation: Explanation) -> Iterator[str]:
     for each in explanation.others:
-        shared = f"; {counted(each.places, 'shared place')}" if each.places else ""
-        yield f"  {_name(each.transaction)}: {_outcome(each.outcome)}{shared}"
+        yield f"  {_name(each.transaction)}: {_outcome(each.outcome)}"
 
 
 def _attempts(explanation: Explanation, shown: Callable[[list[str], str], list[str]]) -> Iterator[str]:
@@ -177,12 +162,13 @@ def _attempt(each: RelatedTransaction) -> str:
 
 
 def _text(step: Step, this: str, *, verbose: bool) -> str:
-    """What happened, and what the record met. Of another transaction's event, only what it met. `this`: the explained one."""
-    own = step.record.topic != "writers" or step.event.transaction == this
-    met = [_encounter(each, own=own) for each in step.because.overlaps]
+    """What happened, and for whom the transaction waits; of another one's event only the latter. `this`: the explained one."""
+    parts = []
+    if step.record.topic != "writers" or step.event.transaction == this:
+        parts.append(_event_text(step, this, verbose=verbose))
     if step.because.waits_for:
-        met.append(f"waits for its {step.because.awaited}, behind {_blockers(step.because.waits_for)}")
-    return "; ".join([_event_text(step, this, verbose=verbose), *met] if own else met)
+        parts.append(f"waits for its {step.because.awaited}, behind {_blockers(step.because.waits_for)}")
+    return "; ".join(parts)
 
 
 def _event_text(step: Step, this: str, *, verbose: bool) -> str:  # noqa: C901, PLR0912 - one case for each type
@@ -392,18 +378,6 @@ def _rule(lost: timeline.LostConflict, victim: str) -> str:
             return f"the agent's release doesn't say why {winner} won"
         case other:
             return f"{winner} won by the rule {other}"
-
-
-def _encounter(met: timeline.Encounter, *, own: bool) -> str:
-    places = _few([place_text(each) for each in met.shared], met.places)
-    other = f"{_name(met.other)} ({_phase(met.phase)})"
-    order = f"{other} had touched the same" if own else f"{other} then touched the same"
-    judged = (
-        "a conflict, but neither is aborted at this point"
-        if met.conflict
-        else f"no conflict by rule {met.rule}"
-    )
-    return f"{order}: {places}; {judged}"
 
 
 def _lock(event: events.LockAcquired | events.LockLost | events.LockRefused, count: int) -> str:

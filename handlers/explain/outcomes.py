@@ -27,11 +27,10 @@ class _Remembered:
 
     transaction: TransactionRef
     outcome: Outcome
-    places: int = 0
     named: bool = False
 
     def related(self) -> RelatedTransaction:
-        return RelatedTransaction(self.transaction, self.outcome, self.places)
+        return RelatedTransaction(self.transaction, self.outcome)
 
 
 def phase_of(state: TableState, transaction: str) -> Phase | None:
@@ -98,13 +97,12 @@ class Outcomes:
                 del self._remembered[name]
                 return
 
-    def refer_to(self, transaction: str, writer: str, *, places: int = 0) -> TransactionRef:
-        """The reference to a transaction that the explanation names. `places`: the places that it shares at this step."""
+    def refer_to(self, transaction: str, writer: str) -> TransactionRef:
+        """The reference to a transaction that the explanation names."""
         known = self._remembered.setdefault(
             transaction, _Remembered(TransactionRef(transaction, writer), UNKNOWN_OUTCOME)
         )
         known.named = True
-        known.places += places
         return known.transaction
 
     def blocker(self, transaction: str) -> RelatedTransaction:

@@ -73,8 +73,6 @@ class RelatedTransaction:
 
     transaction: TransactionRef
     outcome: Outcome
-    places: int = 0
-    """Number of places that both transactions touched, with or without a conflict. Of one event, at most 100 are counted."""
 
 
 # -- reasons -----------------------------------------------------------------------------------------------------------
@@ -107,22 +105,6 @@ class LostConflict:
     conflict_rule: events.ConflictRule | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Encounter:
-    """The transaction and another one touched the same places, and the agent aborted neither of them at that moment."""
-
-    other: TransactionRef
-    phase: Phase
-    """The phase of the other one."""
-    conflict: bool
-    """Whether the two conflict by `rule`."""
-    rule: events.ConflictRule
-    shared: tuple[events.Marker, ...]
-    """The first of the places, as this transaction's markers name them."""
-    places: int
-    """As in `RelatedTransaction`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Because:
     """What a record's own fields don't say. What doesn't apply is None, empty or false, and is not in the JSON."""
@@ -146,8 +128,6 @@ class Because:
     """How many of their file groups the transaction had not touched before."""
     partitions: tuple[str, ...] = ()
     """The first partitions that these markers name."""
-    overlaps: tuple[Encounter, ...] = ()
-    """What the event touched that the other transaction had touched already."""
     awaited: Literal["admission", "grant"] | None = None
     """From this record on, the transaction waits for it."""
     waits_for: tuple[Blocker, ...] = ()
@@ -192,7 +172,7 @@ class Step:
 
     def joins(self, earlier: Step) -> bool:
         noted, event, before = earlier.because, self.event, earlier.event
-        if noted.overlaps or noted.waits_for or event.type != before.type:
+        if noted.waits_for or event.type != before.type:
             return False
         if self.because.without_effect and self.record.topic == "writers":
             return noted.without_effect and noted.phase_before is self.because.phase_before
@@ -227,17 +207,6 @@ def append(steps: list[Step], step: Step, most: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeats:
-    """The transaction's heartbeats, and the longest time without any of its events while it was open."""
-
-    count: int = 0
-    first: RecordRef | None = None
-    last: RecordRef | None = None
-    longest_gap_ms: int = 0
-    gap_after: RecordRef | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """The whole explanation."""
 
@@ -247,7 +216,6 @@ class Explanation:
     waits_for: tuple[Blocker, ...]
     """Its blockers at the end of the log, if it is still open."""
     markers: int
-    heartbeats: Heartbeats
     repeated: int
     """Number of events that Kafka delivered more than once."""
     steps: tuple[Step, ...]

@@ -5,7 +5,7 @@
   moment.
 - Steps are in the order of offsets: a decision follows the event at its `cause_offset`, as in every replay. Lock steps come from
   another topic, and an agent takes a partition over between two decisions: these are placed by Kafka's record times.
-- An event of another transaction is a step only if the transaction waits because of it, or met the other one there.
+- An event of another transaction is a step only if the transaction waits because of it.
 - A transaction that is answered in the step that read its event did not wait.
 - Why the victim of a conflict lost, and what ended a wait, is what the decision says. One of an earlier release doesn't say it.
 - A decision that doesn't count (`replay.py`) is a step without effect.
@@ -24,13 +24,13 @@ from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.evidence import FirstTouches, with_locks, with_reports
 from lakewarden.handlers.explain.outcomes import Outcomes, phase_of
 from lakewarden.handlers.explain.waits import waits
-from lakewarden.handlers.table.conflicts import conflict_kind, operations_conflict, rule_for
+from lakewarden.handlers.table.conflicts import rule_for
 from lakewarden.handlers.table.facts import apply_event, why_ignored
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.machine import replay_decision
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
 from lakewarden.handlers.table.state import TableSettings, TableState
-from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
+from lakewarden.handlers.table.transactions import OPEN, Phase, Transaction
 
 MOST_SHOWN = 20
 """Places, names and partitions that one step lists. Its counters count more of them."""
@@ -59,10 +59,8 @@ class Explainer:
         self._began = 0
         self._opened: timeline.RecordRef | None = None
         self._requested: timeline.RecordRef | None = None
-        self._last_event: timeline.RecordRef | None = None
         self._waited_for: set[str] = set()
         self._repeated = self._markers = 0
-        self._heartbeats = timeline.Heartbeats()
         self._load(decisions)
 
     def _load(self, decisions: Iterable[tuple[timeline.RecordRef, events.DecisionRecord]]) -> None:
@@ -112,7 +110,7 @@ class Explainer:
         markers_before = self._marker_count()
         # An unknown transaction may have ended before the first event that was read.
         ignored = phase_before is not None and why_ignored(self._state, event) is not None
-        overlaps = apply_event(self._state, event, record.offset, record.recorded_ms / 1000)
+        apply_event(self._state, event, record.offset, record.recorded_ms / 1000)
         if not ignored:
             self._outcomes.note_event(record, event)
         if own and ignored:
@@ -123,13 +121,7 @@ class Explainer:
             )
         elif own:
             self._add_event(record, event, phase_before, self._marker_count() - markers_before)
-        met = list(self._encounters(overlaps, own=own))
-        at = len(self._steps)
         self._apply_due(record.offset, event.event_id)
-        # An abort names the same overlap already.
-        named = {name for step in self._steps[at:] for name in _named_in(step)}
-        if met := [each for each in met if each.other.id not in named]:
-            self._annotate(at, record, event, overlaps=tuple(met))
 
     def explanation(
         self,
@@ -148,7 +140,6 @@ class Explainer:
             outcome=outcome,
             waits_for=() if kept is None else tuple(self._blockers(kept)),
             markers=self._markers,
-            heartbeats=self._heartbeats,
             repeated=self._repeated,
             steps=tuple(with_locks(steps, locks, self._opened, outcome.record)),
             others=others,
@@ -188,12 +179,6 @@ class Explainer:
             self._repeated += 1
             return
         self._seen.add(event.event_id)
-        from_writer = not isinstance(event, events.AbortRequested)
-        if phase_before in OPEN and self._last_event is not None and from_writer:
-            gap = record.recorded_ms - self._last_event.recorded_ms
-            if gap > self._heartbeats.longest_gap_ms:
-                self._heartbeats = replace(self._heartbeats, longest_gap_ms=gap, gap_after=self._last_event)
-        self._last_event = record if from_writer else self._last_event
         because = timeline.Because(phase_before=phase_before)
         match event:
             case events.CommitIntent() if phase_before is None:
@@ -209,9 +194,6 @@ class Explainer:
             case _ if phase_before not in OPEN:
                 because = replace(because, without_effect=True)
             case events.WriterHeartbeat():
-                beats = self._heartbeats
-                first = beats.first or record
-                self._heartbeats = replace(beats, count=beats.count + 1, first=first, last=record)
                 return
             case events.MarkerCreated(markers=markers):
                 self._markers += new
@@ -226,7 +208,7 @@ class Explainer:
                 pass
         self._append(timeline.Step.of(record, event, because))
 
-    # -- overlaps and waits ------------------------------------------------------------------------------------------
+    # -- waits ------------------------------------------------------------------------------------------
 
     def _annotate(
         self, at: int, record: timeline.RecordRef, event: events.WriterEventUnion, **more: Any
@@ -237,28 +219,6 @@ class Explainer:
                 self._steps[index] = replace(step, because=replace(step.because, **more))
                 return
         self._steps.insert(at, timeline.Step.of(record, event, timeline.Because(**more)))
-
-    def _encounters(self, overlaps: Iterable[Overlap], *, own: bool) -> Iterator[timeline.Encounter]:
-        groups: dict[str, list[Overlap]] = {}
-        for each in overlaps:
-            seen = each if own else each.flipped()
-            if self._id == seen.mine.transaction.id:
-                groups.setdefault(seen.other.transaction.id, []).append(seen)
-        for group in groups.values():
-            this, other = group[0].mine.transaction, group[0].other.transaction
-            if any(
-                one.phase in LANDED and conflict_kind(another, one) is None
-                for one, another in ((this, other), (other, this))
-            ):
-                continue  # One had landed before the other began, so it is part of the base version.
-            rule = rule_for(this, other)
-            reference = self._outcomes.refer_to(other.id, other.writer, places=len(group))
-            if Phase.QUEUED in (this.phase, other.phase):
-                continue
-            conflict = any(
-                operations_conflict(rule, each.mine.operation, each.other.operation) for each in group
-            )
-            yield timeline.Encounter(reference, other.phase, conflict, rule, _shared(group), len(group))
 
     def _blockers(self, this: Transaction) -> Iterator[timeline.Blocker]:
         for each in waits(self._state, this):
@@ -382,9 +342,3 @@ def _shared(overlaps: Iterable[Overlap]) -> tuple[events.Marker, ...]:
 
 def _milliseconds_between(first: timeline.RecordRef | None, last: timeline.RecordRef) -> int:
     return 0 if first is None else max(0, last.recorded_ms - first.recorded_ms)
-
-
-def _named_in(step: timeline.Step) -> Iterator[str]:
-    for each in step.because.lost_conflicts:
-        yield each.winner.id
-        yield step.event.transaction

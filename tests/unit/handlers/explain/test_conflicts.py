@@ -1,4 +1,4 @@
-"""Which conflicts and overlaps an explanation has, with the events of both sides and the rule that chose the victim."""
+"""Which conflicts an explanation has, with the events of both sides and the rule that chose the victim."""
 
 from __future__ import annotations
 
@@ -46,13 +46,6 @@ the first events of both sides are found for any names
     | touch A a_b/c%2F; touch A a_b/c%2F; touch A a_b/*; intent B; touch B a_b/c%2F
     intent A; touch A q/z; PLACES; explain B → lost.victim_event.record.offset=6, lost.winner_event.record.offset=2
 
-two appends under deleted file overlap without a conflict
-    # The explanation contains the overlap, and that the rule allows it.
-    where SIDES is explain B → marker_created.because.overlaps.0.other.id=A | explain A → effects.-1.because.overlaps.0.other.id=B
-    intent A deleted-file; touch A p/f:append; intent B deleted-file; touch B p/f:append
-    SIDES, effects.-1.record.offset=3, effects.-1.event.transaction=B, effects.-1.because.overlaps.0.conflict=False
-    → effects.-1.because.overlaps.0.rule=deleted-file
-
 a transaction that landed before is no overlap
     # Its commit is part of the base version. It is evidence only for an older transaction.
     intent old; intent A; lock; touch A p/f; commits A; intent B; touch B p/f; explain B
@@ -65,7 +58,7 @@ a transaction that lapsed before is no overlap
 
 a transaction that landed before is evidence for an older one
     intent old; intent A; lock; touch A p/f; commits A; intent B; touch B p/f; touch old p/f; explain old
-    → others.0.transaction.id=A, others.0.outcome.phase=committed, others.0.places=1
+    → others.0.transaction.id=A, others.0.outcome.phase=committed
 """
 
 

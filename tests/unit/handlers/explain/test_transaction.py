@@ -51,7 +51,7 @@ a commit is explained from its intent to its version
     → marker_created.because.markers=3, marker_created.because.new=2, marker_created.because.partitions.0=p
     → commit_granted.record.offset=1, commit_granted.event.seq=2, commit_granted.event.lock_owner=agent-1
     → commit_granted.because.cause.record.offset=4, commit_granted.event.cause_offset=4
-    → commit_completed.because.phase_before=granted, heartbeats.count=2, markers=2, waits_for=()
+    → commit_completed.because.phase_before=granted, markers=2, waits_for=()
 
 a commit is explained that is reported after the grant lease expired
     # The writer was cut off, read the table, and reported what it found.
@@ -129,11 +129,6 @@ under first-committer the text of an abort names the request of the other transa
     intent V; intent W; lock; touch V p/f; touch W p/f; request W; explain V
     → text~"both touched p f (merge/merge), it with marker-created at writers:2, w-W (W) with marker-created at writers:3"
     → text~", detected with w-W's commit-requested at writers:4"
-
-the longest gap between events is located
-    # It shows why the agent declared a writer lost.
-    intent A; beat A; intent B; intent C; beat A; explain A
-    → heartbeats.count=2, heartbeats.longest_gap_ms=3000, heartbeats.gap_after.offset=1
 """
 
 
