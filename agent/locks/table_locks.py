@@ -13,14 +13,15 @@ A keeper is one task per table (`keeper.py`). `handlers/table/grants.py` decides
 """
 
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import anyio
 import anyio.abc
 import structlog
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.clock import moment, monotonic
+from lakewarden.agent.clock import fresh_id, moment, monotonic
 from lakewarden.agent.errors import TaskEndedError
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch
 from lakewarden.agent.publisher import Outgoing, Publisher
@@ -49,41 +50,63 @@ LOOK_AGAIN_SECONDS = 60.0
 """After this time, a table that was no Hudi table is looked up again when it is used after a pause."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the owners of a session's partitions share."""
+
+    settings: Settings
+    publisher: Publisher
+    stores: Stores
+    tasks: anyio.abc.TaskGroup
+    watch: SleepWatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """One ownership of a partition."""
+
+    number: int
+    shared: Shared
+    partitions: int = 1
+    """Those that `writers` has, in one of which each table is."""
+    cluster: str | None = None
+    """The id of the Kafka cluster."""
+    term: str = field(default_factory=fresh_id)
+    """Identifies it: after its `partition-taken`, decisions of other terms don't count."""
+
+
+class LockedTables(Protocol):
+    """The tables of a partition, as their locks see them."""
+
+    @property
+    def last_offset(self) -> int:
+        """That of the last consumed event."""
+
+    def step(self, uri: str, given: LockInput) -> object:
+        """Pass an input to a table."""
+
+    def stop(self, uri: str, error: Exception) -> object:
+        """Stop a table of which a task has failed."""
+
+    def on_lock_event(self, event: AuditEventUnion, renew_interval: float) -> object:
+        """Note an audit event, and the interval of the lock's renewals."""
+
+
 class TableLocks:
-    """The locks of one partition. `step_table` passes an input to a table, `last_offset` returns the last consumed offset.
+    """The locks of one partition."""
 
-    `on_event` gets each audit event, and the interval of the lock's renewals. `term`: the one of this ownership of the partition.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        publisher: Publisher,
-        stores: Stores,
-        tasks: anyio.abc.TaskGroup,
-        watch: SleepWatch | None,
-        *,
-        step_table: Callable[[str, LockInput], None],
-        last_offset: Callable[[], int],
-        on_failure: Callable[[str, Exception], None],
-        on_event: Callable[[AuditEventUnion, float], None],
-        cluster: str | None,
-        term: str,
-    ) -> None:
+    def __init__(self, ownership: Ownership, tables: LockedTables) -> None:
+        shared = ownership.shared
         self.former_terms: tuple[str, ...] = ()
         """Those of former owners of the partition, as far as the log is complete."""
-        self._log = None if cluster is None else f"{cluster}/{settings.topics.decisions}"
-        self._term = term
-        self._settings = settings
-        self._placement = settings.placement()
-        self._publisher = publisher
-        self._stores = stores
-        self._tasks = tasks
-        self._watch = watch
-        self._step_table = step_table
-        self._last_offset = last_offset
-        self._on_failure = on_failure
-        self._on_event = on_event
+        self._cluster, self._term = ownership.cluster, ownership.term
+        self._settings = shared.settings
+        self._placement = shared.settings.placement()
+        self._publisher = shared.publisher
+        self._stores = shared.stores
+        self._tasks = shared.tasks
+        self._watch = shared.watch
+        self._tables = tables
         self._locations: dict[str, LockLocation] = {}
         self._absent_at: dict[str, float] = {}
         """When a table was found to be no Hudi table, in monotonic seconds."""
@@ -107,7 +130,7 @@ class TableLocks:
         if uri in self._searches or (uri in self._locations and not self._may_have_become_hudi(state)):
             return
         if state.lock_location is not None:
-            self._step_table(uri, LockLocated(monotonic(), self._last_offset(), None, state.settings))
+            self._tables.step(uri, LockLocated(monotonic(), self._tables.last_offset, None, state.settings))
         scope = self._searches[uri] = anyio.CancelScope()
         self._tasks.start_soon(
             self._run_within, scope, lambda: self._look_up(state), uri, name=f"lock location of {uri}"
@@ -155,17 +178,17 @@ class TableLocks:
         )
         if failed.too_long:
             log.error("lock.location-unknown", table=uri, why=why)
-            self._step_table(uri, LockFailed(monotonic(), self._last_offset(), "refused-too-long", why))
+            self._tables.step(uri, LockFailed(monotonic(), self._tables.last_offset, "refused-too-long", why))
         elif failed.reported:
             log.warning("lock.location-unknown", table=uri, why=why)
 
     def _on_located(self, state: TableState, found: LockLocation | NotAllowed) -> None:
         """Enter the location, then request the lock if it is still needed."""
-        uri, now, offset = state.uri, monotonic(), self._last_offset()
+        uri, now, offset = state.uri, monotonic(), self._tables.last_offset
         del self._searches[uri]
         if isinstance(found, NotAllowed):
             self._requested.pop(uri, None)
-            self._step_table(uri, LockFailed(now, offset, "unusable", found.why))
+            self._tables.step(uri, LockFailed(now, offset, "unusable", found.why))
             return
         if self._locations.get(uri) != found:
             if uri in self._keepers:
@@ -174,7 +197,7 @@ class TableLocks:
         self._absent_at.pop(uri, None)
         if not found.shared:
             self._absent_at[uri] = now
-        self._step_table(uri, LockLocated(now, offset, found.uri, self._settings.table(shared=found.shared)))
+        self._tables.step(uri, LockLocated(now, offset, found.uri, self._settings.table(shared=found.shared)))
         if uri in self._requested:
             self._keeper(uri).acquire(self._requested.pop(uri))
 
@@ -251,9 +274,10 @@ class TableLocks:
 
     def _lease(self, uri: str, location: LockLocation) -> lease.LeaseSettings:
         settings = self._settings.lease(shared=location.shared)
-        if self._log is None:
+        if self._cluster is None:
             return settings
-        own, *former = (owner_prefix(self._log, term, uri) for term in (self._term, *self.former_terms))
+        log_id = f"{self._cluster}/{self._settings.topics.decisions}"
+        own, *former = (owner_prefix(log_id, term, uri) for term in (self._term, *self.former_terms))
         return replace(settings, owner_prefix=own, fenced=tuple(former))
 
     def _on_keeper_event(
@@ -261,27 +285,27 @@ class TableLocks:
     ) -> None:
         event = wire_events.lock_event(self._settings.agent_id, uri, location.uri, step)
         self._publisher.put(Outgoing(self._settings.topics.audit, uri.encode(), encode(event)))
-        self._on_event(event, self._settings.lease(shared=location.shared).renew_interval)
+        self._tables.on_lock_event(event, self._settings.lease(shared=location.shared).renew_interval)
         if self._locations.get(uri) is not location or not relied_on:
             return  # The lock is being released: the table does not need it any more, or has changed to another lock.
-        now, offset = monotonic(), self._last_offset()
+        now, offset = monotonic(), self._tables.last_offset
         match step:
             case lease.Confirmed(what=what, lease=held):
                 done = "lock.acquired" if what == "acquired" else "lock.renewed"
                 log.debug(done, table=uri, valid_until=held.record.valid_until)
                 view = LockView(held.record.owner, held.expires_at, held.quiet_until)
-                self._step_table(uri, LockConfirmed(now, offset, view))
+                self._tables.step(uri, LockConfirmed(now, offset, view))
             case lease.Released(why=None):
                 log.debug("lock.released", table=uri)
             case lease.Released(why=why, valid_until=valid_until):
                 log.warning("lock.not-released", table=uri, why=why, until=valid_until, lock=location.uri)
             case lease.LeaseEnded(why=why, holder=holder):
                 log.warning("lock.lost", table=uri, why=why, holder=holder, lock=location.uri)
-                self._step_table(uri, LockFailed(now, offset, "lost", f"lock {location.uri}: {why}"))
+                self._tables.step(uri, LockFailed(now, offset, "lost", f"lock {location.uri}: {why}"))
             case lease.LockDenied(kind="unusable" | "refused-too-long" as kind, why=why):
                 denied = "lock.unusable" if kind == "unusable" else "lock.refused-too-long"
                 log.error(denied, table=uri, why=why, lock=location.uri)
-                self._step_table(uri, LockFailed(now, offset, kind, f"lock {location.uri}: {why}"))
+                self._tables.step(uri, LockFailed(now, offset, kind, f"lock {location.uri}: {why}"))
             case lease.LockDenied(kind="refused", why=why):
                 log.warning("lock.refused", table=uri, why=why, lock=location.uri)
             case lease.LockDenied(why=why, holder=holder, held_until=held_until):
@@ -310,7 +334,7 @@ class TableLocks:
                 with guarded("a task of its lock"):
                     await task()
             except Exception as error:  # noqa: BLE001 - the callback logs it, and stops the table
-                self._on_failure(uri, error)
+                self._tables.stop(uri, error)
 
 
 async def _release(keeper: LockKeeper, scope: anyio.CancelScope) -> None:

@@ -43,6 +43,7 @@ from lakewarden.agent.kafka import (
     start_client,
 )
 from lakewarden.agent.locks.keeper import SleepWatch
+from lakewarden.agent.locks.table_locks import Ownership, Shared
 from lakewarden.agent.log import Log
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.assignor import StickyAssignor
@@ -298,18 +299,10 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         await self._release_locks(owners, self._settings.session_timeout_seconds * REVOKE_SHARE / 3)
 
     def _create_owner(self, number: int) -> None:
-        owner = self._owners[number] = PartitionOwner(
-            number,
-            self._lasting,
-            self._publisher,
-            self._stores,
-            self._tasks,
-            self._watch,
-            memory=self._memory,
-            partitions=self._partitions,
-            cluster=self._cluster,
-        )
-        self._lasting.terms.append(owner.records.term)
+        shared = Shared(self._settings, self._publisher, self._stores, self._tasks, self._watch)
+        ownership = Ownership(number, shared, self._partitions, self._cluster)
+        self._owners[number] = PartitionOwner(ownership, self._lasting, self._memory)
+        self._lasting.terms.append(ownership.term)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Pause the owners before the next ones start. Those that can't resume are released."""

@@ -10,9 +10,11 @@ import anyio.abc
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.kafka import BATCH_BYTES
+from lakewarden.agent.locks.table_locks import Ownership, Shared
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.lasting import Lasting
+from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.stores import Stores
 from lakewarden.handlers.table.replay import Position
@@ -67,14 +69,11 @@ class Log:
         decisions: Sequence[ConsumerRecord],
         ledger: Sequence[ConsumerRecord],
     ) -> PartitionOwner:
-        owner = PartitionOwner(
-            self.partition,
-            Lasting(self.scene.settings()),
-            Publisher(self.scene.producer, batch_bytes=BATCH_BYTES),
-            Stores(self.scene.settings(), AsyncExitStack()),
-            self.tasks,
-            partitions=self.scene.settings().partitions,
-        )
+        settings = self.scene.settings()
+        publisher = Publisher(self.scene.producer, batch_bytes=BATCH_BYTES)
+        shared = Shared(settings, publisher, Stores(settings, AsyncExitStack()), self.tasks)
+        ownership = Ownership(self.partition, shared, settings.partitions)
+        owner = PartitionOwner(ownership, Lasting(settings), MemoryBudget(settings.memory_bytes))
         owner.replay.read_decisions(decided, decisions)
         owner.replay.read_ledger(ledger)
         owner.load(start, NEVER, decided)

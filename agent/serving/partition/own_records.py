@@ -21,11 +21,10 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
 from lakewarden.agent import wire_events
-from lakewarden.agent.clock import fresh_id
 from lakewarden.agent.errors import RecordTooLargeError
-from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.locks.table_locks import Ownership
+from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving.partition.log_seen import LogSeen
-from lakewarden.agent.settings import Settings
 from lakewarden.handlers.group.ownership import TakeOvers
 from lakewarden.handlers.table.effects import Effect, Warn
 
@@ -41,25 +40,17 @@ MAX_KEY_BYTES = 4_096
 class OwnRecords:
     """What one owner publishes."""
 
-    def __init__(
-        self,
-        number: int,
-        settings: Settings,
-        publisher: Publisher,
-        seen: LogSeen,
-        unpublishable: dict[str, str],
-    ) -> None:
-        self.number = number
+    def __init__(self, ownership: Ownership, seen: LogSeen, unpublishable: dict[str, str]) -> None:
+        settings = ownership.shared.settings
+        self.number, self.term = ownership.number, ownership.term
         self.agent = settings.agent_id
-        self.term = fresh_id()
-        """Identifies this ownership: after its `partition-taken`, decisions of other terms don't count."""
         self.takeovers = TakeOvers()
         """This owner's own, once Kafka has acknowledged them, and those of others."""
         self.unpublishable = unpublishable
         """Tables whose record a broker refused for its size, with the reason."""
         self._instance = settings.group_instance_id
         self._topics = settings.topics
-        self._publisher = publisher
+        self._publisher = ownership.shared.publisher
         self._seen = seen
 
     def put(self, record: Outgoing) -> None:

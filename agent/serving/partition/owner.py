@@ -28,15 +28,13 @@ The rules about conflicts, grants and locks are in `handlers/`, the tables' lock
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import anyio.abc
 import structlog
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.locks.keeper import SleepWatch
+from lakewarden.agent.locks.table_locks import Ownership
 from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
-from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.memory_budget import MemoryBudget
@@ -45,7 +43,6 @@ from lakewarden.agent.serving.partition.own_records import OwnRecords
 from lakewarden.agent.serving.partition.refused_events import RefusedEvents
 from lakewarden.agent.serving.partition.replay import Replay
 from lakewarden.agent.serving.partition.tables import Tables
-from lakewarden.agent.stores import Stores
 from lakewarden.handlers.group.ownership import may_resume
 from lakewarden.handlers.group.readiness import Lag, OwnedPartition
 from lakewarden.handlers.table.liveness import CaughtUp
@@ -64,22 +61,11 @@ _REFUSED = (
 class PartitionOwner:
     """The owner of one partition, from its take-over to its release."""
 
-    def __init__(  # noqa: PLR0917 - the objects that all owners of an agent share
-        self,
-        number: int,
-        lasting: Lasting,
-        publisher: Publisher,
-        stores: Stores,
-        tasks: anyio.abc.TaskGroup,
-        watch: SleepWatch | None = None,
-        *,
-        memory: MemoryBudget | None = None,
-        partitions: int = 1,
-        cluster: str | None = None,
-    ) -> None:
-        """`partitions`: the number that `writers` has, in one of which each table is. `cluster`: the id of the Kafka cluster."""
-        settings = lasting.settings
-        self.number = number
+    def __init__(self, ownership: Ownership, lasting: Lasting, memory: MemoryBudget) -> None:
+        """`memory`: of all partitions."""
+        self.ownership = ownership
+        self.number = number = ownership.number
+        settings = ownership.shared.settings
         self.follows_paused = False
         """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
         self.committed = 0
@@ -88,22 +74,10 @@ class PartitionOwner:
         """The periodic check notes the ends of the log there."""
         self._progress = Progress()
         self.seen = LogSeen(number, settings)
-        self.records = OwnRecords(number, settings, publisher, self.seen, lasting.unpublishable)
+        self.records = OwnRecords(ownership, self.seen, lasting.unpublishable)
         self._takeovers = self.records.takeovers
-        memory = memory or MemoryBudget(settings.memory_bytes)
-        parts = self._progress, settings, self.records, self.seen
         self.observer = observer = PartitionMetrics(lasting.metrics)
-        self.tables = Tables(
-            *parts,
-            memory,
-            publisher,
-            stores,
-            tasks,
-            watch,
-            observer=observer,
-            partitions=partitions,
-            cluster=cluster,
-        )
+        self.tables = Tables(ownership, self._progress, self.records, self.seen, memory, observer=observer)
         self.replay = Replay(self._progress, self.tables, self.records, self.seen, lasting.undecodable)
         self._refused = RefusedEvents(self.tables, self.records, observer)
         self._positions = CheckpointPositions()

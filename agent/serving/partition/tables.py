@@ -22,20 +22,18 @@ import anyio.lowlevel
 import structlog
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.locks.keeper import SleepWatch
-from lakewarden.agent.locks.table_locks import TableLocks
+from lakewarden.agent.locks.table_locks import Ownership, TableLocks
 from lakewarden.agent.metrics.partition_metrics import PartitionMetrics
-from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.log_seen import LogSeen, Progress
 from lakewarden.agent.serving.partition.own_records import OwnRecords
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
-from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import Stores
 from lakewarden.events import (
     Abort,
     Admitted,
     AlreadyCommitted,
+    AuditEventUnion,
     CommitGranted,
     ConflictDetected,
     DecisionEventUnion,
@@ -76,42 +74,25 @@ T = TypeVar("T")
 class Tables:
     """The states and locks of one partition's tables."""
 
-    def __init__(  # noqa: PLR0917 - the parts of one owner, and the objects that all owners of an agent share
+    def __init__(
         self,
+        ownership: Ownership,
         progress: Progress,
-        settings: Settings,
         records: OwnRecords,
         seen: LogSeen,
         memory: MemoryBudget,
-        publisher: Publisher,
-        stores: Stores,
-        tasks: anyio.abc.TaskGroup,
-        watch: SleepWatch | None,
         *,
         observer: PartitionMetrics,
-        partitions: int,
-        cluster: str | None,
     ) -> None:
         """`observer`: counts what is decided. The others are those of the owner."""
-        self.number = records.number
-        self._partitions = partitions
+        settings = ownership.shared.settings
+        self.number = ownership.number
+        self._partitions = ownership.partitions
         self.states: dict[str, TableState] = {}
         self.stopped = StoppedTables(progress, records)
         self.ledger = Ledger()
         self.memory = memory
-        self.locks = TableLocks(
-            settings,
-            publisher,
-            stores,
-            tasks,
-            watch,
-            step_table=self.step,
-            last_offset=lambda: progress.position - 1,
-            on_failure=self.stop,
-            on_event=observer.on_lock_event,
-            cluster=cluster,
-            term=records.term,
-        )
+        self.locks = TableLocks(ownership, self)
         self.deferred = DeferredInputs()
         """What has happened to the locks since the owner was paused."""
         self._observer = observer
@@ -122,6 +103,14 @@ class Tables:
         self._seen = seen
         self._last_events: dict[str, tuple[int, float]] = {}
         """Offset and time of each table's last event."""
+
+    @property
+    def last_offset(self) -> int:
+        """That of the last consumed event."""
+        return self._progress.position - 1
+
+    def on_lock_event(self, event: AuditEventUnion, renew_interval: float) -> None:
+        self._observer.on_lock_event(event, renew_interval)
 
     # -- states ------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import SimpleNamespace
@@ -27,10 +28,12 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from lakewarden.agent import clock, kafka
-from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.locks.table_locks import Ownership, Shared
+from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving import agent as agent_module, session as session_module
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.lasting import Lasting
+from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition import owner as owner_module, tables as tables_module
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.tables import Tables
@@ -110,8 +113,8 @@ class SimStores:
 def simulated(world: World) -> Iterator[None]:
     """Run production code in simulated processes while the context is active. The world gets the owners of partitions."""
 
-    def make_owner(*arguments: Any, **shared: Any) -> ObservedOwner:
-        world.owners.append(ObservedOwner(world, *arguments, **shared))
+    def make_owner(*arguments: Any) -> ObservedOwner:
+        world.owners.append(ObservedOwner(world, *arguments))
         return world.owners[-1]
 
     configured = structlog.get_config() if structlog.is_configured() else None
@@ -211,18 +214,11 @@ class ObservedSession(KafkaSession):
 class ObservedOwner(PartitionOwner):
     """A partition's owner that reports each decision to the oracles when it is made."""
 
-    def __init__(
-        self,
-        world: World,
-        number: int,
-        lasting: Lasting,
-        publisher: Publisher,
-        *rest: Any,
-        partitions: int,
-        **shared: Any,
-    ) -> None:
+    def __init__(self, world: World, ownership: Ownership, lasting: Lasting, memory: MemoryBudget) -> None:
         observed: Any = SimpleNamespace(put=self._publish)
-        super().__init__(number, lasting, observed, *rest, partitions=partitions, **shared)
+        self._publisher = ownership.shared.publisher
+        shared = replace(ownership.shared, publisher=observed)
+        super().__init__(replace(ownership, shared=shared), lasting, memory)
         assert isinstance(self.tables, ObservedTables)
         self.tables.on_stop = self._on_stop
         read_decisions = self.replay.read_decisions
@@ -233,8 +229,6 @@ class ObservedOwner(PartitionOwner):
 
         setattr(self.replay, "read_decisions", read_known)  # noqa: B010 - mypy refuses the assignment to a method
         self.settings = lasting.settings
-        self.partitions = partitions
-        self._publisher = publisher
         self.node = current_process().node
         self.broker = world.broker
         self._world = world
@@ -473,12 +467,14 @@ class _DecisionRecorder:
 
 
 def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
-    recorder, stores = _DecisionRecorder(), SimStores()
-    tasks = SimpleNamespace(start_soon=lambda *_, **__: None)  # a replay requests no locks
+    recorder: Any = _DecisionRecorder()
+    stores: Any = SimStores()
+    tasks: Any = SimpleNamespace(start_soon=lambda *_, **__: None)  # a replay requests no locks
     # With the default budget: in a replay, a smaller one may be exceeded at other moments (handlers/table/memory.py).
     settings = owner.settings.model_copy(update={"memory_mb": SETTINGS.memory_mb})
-    arguments: tuple[Any, ...] = (owner.number, Lasting(settings), recorder, stores, tasks)
-    rebuilt = PartitionOwner(*arguments, partitions=owner.partitions)
+    shared = Shared(settings, recorder, stores, tasks)
+    ownership = Ownership(owner.number, shared, owner.ownership.partitions)
+    rebuilt = PartitionOwner(ownership, Lasting(settings), MemoryBudget(settings.memory_bytes))
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
     known = owner.broker.group.committed.get(writers)
     checkpoint = Checkpoint.parse(known.offset, known.metadata) if known else Checkpoint.parse(0, "")

@@ -14,9 +14,7 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks import table_locks
-from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.lasting import Lasting
-from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import Stores
 from lakewarden.events import (
@@ -148,7 +146,7 @@ async def scene(
     values = {"tables": ("s3://lake/warehouse/*",), "lock_root": "s3://lake", **settings}
     async with store, in_own_task(anyio.create_task_group()) as tasks:
         lasting, stores = Lasting(tuned(**values)), cast("Stores", OneStore(store))
-        owner = PartitionOwner(0, lasting, cast("Publisher", log), stores, tasks)
+        owner = owner_in_memory.made_owner(log, lasting, stores, tasks)
         owner.load(0, 0, BEGINNING)
         yield Scene(owner, log, None, faults=faults, objects=objects)
         tasks.cancel_scope.cancel()
@@ -479,7 +477,7 @@ async def test_only_locks_of_former_owners_are_taken_over_at_once(
 
     def serve(cluster: str | None, *former: str, gaps: Sequence[Gap] = ()) -> Scene:
         stores, log = cast("Stores", OneStore(store)), Log()
-        owner = PartitionOwner(0, lasting, cast("Publisher", log), stores, tasks, cluster=cluster)
+        owner = owner_in_memory.made_owner(log, lasting, stores, tasks, cluster=cluster)
         taken = [
             made(PartitionTaken, event_id=each, table=partition_name(0), term=each)
             for each in (owner.records.term if each == "own" else each for each in former)

@@ -13,8 +13,10 @@ from aiokafka.structs import ConsumerRecord
 from pydantic import TypeAdapter
 
 from lakewarden.agent import clock
+from lakewarden.agent.locks.table_locks import Ownership, Shared
 from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving.lasting import Lasting
+from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import Stores
@@ -110,13 +112,27 @@ class Log:
         return [each for each in found if isinstance(each, kind)]
 
 
+def made_owner(
+    log: Any,
+    lasting: Lasting,
+    stores: Stores,
+    tasks: Any,
+    number: int = 0,
+    *,
+    memory: MemoryBudget | None = None,
+    **more: Any,
+) -> PartitionOwner:
+    """An owner that publishes to `log`, with the memory of one agent to itself. `more`: fields of its `Ownership`."""
+    shared = Shared(lasting.settings, log, stores, tasks)
+    memory = memory or MemoryBudget(lasting.settings.memory_bytes)
+    return PartitionOwner(Ownership(number, shared, **more), lasting, memory)
+
+
 def offline_owner(log: Log, lasting: Lasting | None = None, number: int = 0, **more: Any) -> PartitionOwner:
     """An owner that requests and releases no lock, because it has no store."""
-    publisher: Any = log
-    no_tasks: Any = None
     lasting = lasting or Lasting(SETTINGS)
     stores = Stores(lasting.settings, AsyncExitStack())
-    owner = PartitionOwner(number, lasting, publisher, stores, no_tasks, **more)
+    owner = made_owner(log, lasting, stores, None, number, **more)
     for name in ("start_acquire", "start_release"):
         setattr(owner.tables.locks, name, lambda *_, **__: None)
     return owner
