@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import date
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -10,7 +11,14 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession, functions
 
 from lakewarden.spark_jobs.sinks.assignment import spelled_as
-from lakewarden.spark_jobs.sinks.partitions import quoted
+from lakewarden.spark_jobs.sinks.delta.sink import _ansi_cast
+from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG
+from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
+from lakewarden.spark_jobs.sinks.java import elements
+from lakewarden.spark_jobs.sinks.paimon.frames import _collected
+from lakewarden.spark_jobs.sinks.partition_paths import collected, in_sql
+from lakewarden.spark_jobs.sinks.partitions import PartitionColumn, content_of, quoted
+from lakewarden.spark_jobs.sinks.table_locations import _quoted
 from lakewarden.spark_jobs.sinks.upsert import Upsert, latest, merge, require_order
 from tests.spark.formats import session_settings
 
@@ -127,6 +135,109 @@ def test_a_name_that_sparks_sql_would_replace_is_refused(spark: SparkSession) ->
         assert spelled_as(rows, ["${x}"], "t", lambda _: False).columns == ["${x}"]
         for name in ("select", "a`b", "a.b", "${x}", "${spark.app.name}", "t", "\u00e9 \n"):
             assert spark.range(1).toDF(name).selectExpr(quoted(name)).columns == [name]
+
+
+NAMES = (
+    "select",
+    "from",
+    "timestamp",
+    "value",
+    "order",
+    "t",
+    "s",
+    "a`b",
+    "a.b",
+    "a b",
+    "'",
+    '"',
+    "--",
+    "/*",
+    "\\",
+    "${x}",
+    "é",
+    "日",
+    "1",
+    "*",
+    "count(1)",
+    "a,b",
+    ":p",
+    "?",
+)
+RESERVING: Final[tuple[dict[str, str], ...]] = (
+    {},
+    {"spark.sql.ansi.enabled": "true", "spark.sql.ansi.enforceReservedKeywords": "true"},
+)
+
+
+def named_in(spark: SparkSession, text: str, *, statement: bool) -> set[tuple[str, ...]]:
+    """The columns that Spark's parser finds in an expression or a MERGE, with their aliases."""
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    parse = parser.parsePlan if statement else parser.parseExpression
+    parsed = parse(text)
+    found = list(elements(parsed.expressions())) if statement else [parsed]
+    leaves = [leaf for each in found for leaf in elements(each.collectLeaves())]
+    return {
+        tuple(map(str, elements(leaf.nameParts())))
+        for leaf in leaves
+        if leaf.getClass().getSimpleName() == "UnresolvedAttribute"
+    }
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    names=st.lists(st.sampled_from(NAMES), min_size=6, max_size=6, unique=True),
+    reserving=st.sampled_from(RESERVING),
+    kind=st.sampled_from(["string", "date", "timestamp", "int"]),
+)
+def test_every_text_of_sql_names_the_columns_that_it_should(
+    spark: SparkSession, names: list[str], reserving: dict[str, str], kind: str
+) -> None:
+    """Each place of the sinks that writes SQL, with names that need quotes; a table may have any of them."""
+    key, part, day, order, value, catalog = names
+    columns = PartitionColumn(part, kind, empty_is_null=True)
+    days = PartitionField("f", day, "day", None, "date", catalog)
+    literals = {"string": "a'\\", "date": "2026-01-01", "timestamp": 7, "int": 7}
+    values = (literals[kind], date(2026, 1, 1))
+    upsert = Upsert((key,), order_by=order)
+    with session_settings(spark, reserving | {"spark.sql.variable.substitute": "false"}):
+        statement = upsert.statement(
+            f"{STAGING_CATALOG}.{quoted(names[0])}",
+            quoted("source"),
+            fields=[columns, days],
+            partitions=[values, (None, None)],
+            required=[],
+            assigned=[key, part, day, value],
+            others={order: f"s.{quoted(order)}"},
+            stored={part: f"{part}_"},
+        )
+        expected: set[tuple[str, ...]]
+        expected = {(alias, name) for alias in "ts" for name in (key, part, day, value)}
+        expected |= {(name,) for name in (key, part, day, value, order)} | {("s", order), ("s", f"{part}_")}
+        assert named_in(spark, statement, statement=True) == expected
+
+        for text in (
+            collected(kind, f"CAST({quoted(part)} AS {in_sql(kind)})"),
+            _ansi_cast(part, "string", kind),
+            columns.computed(quoted(part)),
+            days.computed(quoted(part)),
+        ):
+            assert named_in(spark, text, statement=False) == {(part,)}, text
+        parts = ".".join(map(quoted, names))
+        assert _quoted(spark, parts) == parts
+
+        rows = spark.range(1).selectExpr(
+            f"'k' AS {quoted(key)}",
+            f"CAST(NULL AS {in_sql(kind)}) AS {quoted(part)}",
+            f"2 AS {quoted(order)}",
+        )
+        found = content_of(rows, [columns], [key], "t", persisted=False)
+        assert (found.partitions, found.keys_repeat) == (((None,),), False)
+        one = upsert.one_row_per_key(rows, [columns], "t", converted={key: "binary"})
+        assert [tuple(row) for row in one.collect()] == [("k", None, 2)]
+        assert one.columns == rows.columns
+        assert [tuple(row) for row in rows.selectExpr(*_collected(rows, rows.columns)).collect()] == [
+            ("k", None, 2)
+        ]
 
 
 VALUES_WITHOUT_AN_ORDER = {
