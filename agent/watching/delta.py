@@ -122,6 +122,7 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
             found = log.past_commit(version, actions, spelling, file.modified)
         except UNREADABLE as error:
             return reading.fail(f"commit {version}", error)
+        reading.files |= dict.fromkeys(log.change_files(actions), -1)
         if not reading.add(found):
             return False
         if own is not None and version:

@@ -274,6 +274,12 @@ def past_commit(
     return found, [DataFile(unquote(path), partition) for kind, partition, path in places if kind == "add"]
 
 
+def change_files(actions: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Return the paths of a commit's change data feed, which may lie beside the data files."""
+    paths = (action.get("path") for kind, action in actions if kind == "cdc")
+    return [unquote(each) for each in paths if isinstance(each, str)]
+
+
 _BASE: Final = frozenset({Lack.BASE})
 _TIMES: Final = frozenset({Lack.TIMES})
 _ADOPTING: Final = frozenset({"CLONE", "CONVERT", "RESTORE"})

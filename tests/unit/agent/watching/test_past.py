@@ -315,6 +315,18 @@ def test_lost_files_in_random_prefixes_are_of_no_known_partition(tmp_path: Path)
     assert not any("the table has none" in each for each in assess(history).changes)
 
 
+@pytest.mark.parametrize("path", ["cdc-1.parquet", "_change_data/cdc-1.parquet", "a%2525b-cdc.parquet"])
+def test_the_files_of_a_change_data_feed_are_not_lost(tmp_path: Path, path: str) -> None:
+    files = FORMATS["delta"](HISTORY)
+    log = "_delta_log/00000000000000000003.json"
+    named = json.dumps({"cdc": {"path": path, "partitionValues": {}, "size": 1}})
+    files[log] = files[log][0] + b"\n" + named.encode(), files[log][1]
+    files[path.replace("%25", "%")] = b"1", BEGAN + 1_700
+    write(files, tmp_path)
+
+    assert assess(read(tmp_path, days=30.0))["lost_files"] == Figure(1, Rests.KNOWN)
+
+
 def test_paimons_changelogs_of_expired_snapshots_are_not_called_lost(tmp_path: Path) -> None:
     write(FORMATS["paimon"](HISTORY), tmp_path)
     put(tmp_path, "changelog/changelog-1", b"{}")
