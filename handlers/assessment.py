@@ -402,37 +402,38 @@ def _figures(
     unread: Sequence[Unread],
 ) -> dict[str, Figure]:
     """Rule 0."""
-    lost_seconds = _lost_seconds(history, leftovers)
-    commits, of_overlaps = history.commits, Rests.ESTIMATED if found.by_times else Rests.KNOWN
-    figures = {
-        "commits": _figure("commits", len(commits), unread),
-        "by_gate": _figure("by_gate", sum(each.is_gates for each in commits), unread),
-        "overlapping": _figure("overlapping", len(found.overlapping), unread, of_overlaps),
-        "in_the_way": _figure("in_the_way", len(found.in_the_way), unread, of_overlaps),
-    }
+    commits, by_overlaps = history.commits, Rests.ESTIMATED if found.by_times else Rests.KNOWN
+    rows: list[tuple[str, float | None, Rests]] = [
+        ("commits", len(commits), Rests.KNOWN),
+        ("by_gate", sum(each.is_gates for each in commits), Rests.KNOWN),
+        ("overlapping", len(found.overlapping), by_overlaps),
+        ("in_the_way", len(found.in_the_way), by_overlaps),
+    ]
     if history.form == "hudi":
-        lost = figures["lost_tries"] = _figure("lost_tries", len(history.lost), unread)
+        rows.append(("lost_tries", len(history.lost), Rests.KNOWN))
     else:
-        files = size = None
-        if leftovers is not None:
-            files, size = len(leftovers), sum(each.size for each in leftovers)
         # By the writers' clock, files from before the first commit could count.
         by = Rests.ESTIMATED if commits and commits[0].stored is None else Rests.KNOWN
-        lost = figures["lost_files"] = _figure("lost_files", files, unread, by)
-        figures["lost_bytes"] = _figure("lost_bytes", size, unread, by)
-    for name, is_known in (("known_seconds", True), ("estimated_seconds", False)):
-        wanted = [each.seconds for each in commits if each.is_known is is_known]
-        timed = [each for each in wanted if each is not None]
-        total = round(sum(timed), 1) if timed or not wanted else None
-        figures[name] = _figure(name, total, unread, Rests.KNOWN if is_known else Rests.ESTIMATED)
-    if commits and not any(each.is_known for each in commits):
-        figures["known_seconds"] = Figure(None, Rests.NOT_KNOWN)
+        rows.append(("lost_files", None if leftovers is None else len(leftovers), by))
+        size = None if leftovers is None else sum(each.size for each in leftovers)
+        rows.append(("lost_bytes", size, by))
+    rows.append(("known_seconds", _seconds(commits, known=True), Rests.KNOWN))
+    rows.append(("estimated_seconds", _seconds(commits, known=False), Rests.ESTIMATED))
+    figures = {name: _figure(name, value, unread, rests) for name, value, rests in rows}
     figures["overlap_seconds"] = Figure(round(found.seconds, 1), Rests.ESTIMATED)
-    if lost_seconds is None or lost.value is None:
-        figures["lost_seconds"] = Figure(None, Rests.NOT_KNOWN, lost.because)
-    else:
-        figures["lost_seconds"] = Figure(round(lost_seconds, 1), Rests.ESTIMATED, lost.because)
+    lost = figures["lost_tries" if history.form == "hudi" else "lost_files"]
+    seconds = None if lost.value is None else _lost_seconds(history, leftovers)
+    rests = Rests.NOT_KNOWN if seconds is None else Rests.ESTIMATED
+    figures["lost_seconds"] = Figure(None if seconds is None else round(seconds, 1), rests, lost.because)
     return figures
+
+
+def _seconds(commits: Sequence[PastCommit], *, known: bool) -> float | None:
+    """Add up the seconds that are known, or estimated. None: there are commits, and none of them says its seconds."""
+    wanted = [each.seconds for each in commits if each.is_known is known]
+    timed = [each for each in wanted if each is not None]
+    is_silent = bool(wanted) or (known and bool(commits))
+    return None if is_silent and not timed else round(sum(timed), 1)
 
 
 def _figure(name: str, value: float | None, unread: Sequence[Unread], rests: Rests = Rests.KNOWN) -> Figure:
