@@ -1,4 +1,4 @@
-"""A world with faults: agents, writers and foreign holders as processes, and a fault proxy in front of the store.
+"""A world with faults: agents and writers as processes, and a fault proxy in front of the store.
 
 Each process records what it does. `tests/real/locks/test_lock_chaos.py` states the properties, `evidence.py` checks them.
 """
@@ -120,9 +120,6 @@ class Chaos:
     """The agents that were killed, with the time in epoch milliseconds."""
     agents: dict[str, AgentProcess] = field(default_factory=dict)
     writers: dict[str, EvidenceProcess] = field(default_factory=dict)
-    holders: list[EvidenceProcess] = field(default_factory=list)
-    holders_killed: dict[int, float] = field(default_factory=dict)
-    """The indexes in `holders` of those that were killed, with the time on CLOCK_MONOTONIC."""
 
     def table(self, name: str) -> str:
         return f"s3://{self.bucket}/warehouse/{name}"
@@ -145,17 +142,6 @@ class Chaos:
         ]
         evidence = self.scene.root / f"writers-{name}.jsonl"
         self.writers[name] = EvidenceProcess("tests.real.committing_writers", evidence, arguments)
-
-    def start_holder(self, name: str) -> None:
-        """Start a foreign holder of a table's lock."""
-        number = len(self.holders)
-        arguments = ["--endpoint", self.proxy.endpoint, "--uri", self.table(name) + HUDI_LOCK]
-        evidence = self.scene.root / f"holder-{number}.jsonl"
-        self.holders.append(
-            EvidenceProcess(
-                "tests.real.hudi_holder", evidence, [*arguments, "--seed", str(self.seed + number)]
-            )
-        )
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -194,16 +180,6 @@ class Chaos:
 
     def _grants(self, name: str) -> list[CommitGranted]:
         return self.scene.events(CommitGranted, lambda each: each.table == self.table(name))
-
-    async def kill_holder(self, name: str) -> None:
-        """Kill a foreign holder right after its next acquisition, and start another one."""
-        number = len(self.holders) - 1
-        holder = self.holders[number]
-        await holder.wait_for_line(lambda line: "to" not in line, "an acquisition", after=len(holder.lines))
-        self.holders_killed[number] = time.monotonic()
-        holder.kill()
-        self.faults["holder killed"] += 1
-        self.start_holder(name)
 
     async def lose_a_running_lease(self, name: str) -> None:
         """Let the whole store hang for longer than a lease while a grant is running.
@@ -258,14 +234,6 @@ class Chaos:
             status = await agent.ended()
             assert status == (-signal.SIGKILL if name in self.killed else 0), agent.log.read_text()[-3000:]
 
-    async def stop_holders(self) -> None:
-        """Stop the foreign holders after their current lock."""
-        living = [each for number, each in enumerate(self.holders) if number not in self.holders_killed]
-        for holder in living:
-            holder.popen.terminate()
-        for holder in living:
-            await holder.ended()
-
 
 @asynccontextmanager
 async def chaos(
@@ -289,7 +257,7 @@ async def chaos(
             try:
                 yield made
             finally:
-                for witness in (*made.writers.values(), *made.holders):
+                for witness in made.writers.values():
                     witness.kill()
                 for agent in made.agents.values():
                     agent.kill()

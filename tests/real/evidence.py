@@ -1,4 +1,4 @@
-"""Checks of the evidence of the chaos tests: the topics, and what writers and foreign holders have recorded.
+"""Checks of the evidence of the chaos tests: the topics, and what writers have recorded.
 
 This file shares no code with the product, and requests nothing from an agent.
 """
@@ -50,16 +50,6 @@ def publishes(lines: Iterable[Line]) -> list[Interval]:
     ]
 
 
-def holdings(lines: Iterable[Line], killed_at: float | None) -> list[Interval]:
-    """Every time in which a foreign holder relied on the lock."""
-    begun = {line["owner"]: line["from"] for line in lines}
-    ended = {line["owner"]: line["to"] for line in lines if "to" in line}
-    for owner in begun.keys() - ended.keys():
-        assert killed_at is not None, f"no end of the lock of {owner}"
-        ended[owner] = killed_at
-    return [Interval(since, ended[owner], f"foreign holder {owner}") for owner, since in begun.items()]
-
-
 def overlapping(intervals: Iterable[Interval]) -> list[tuple[Interval, Interval]]:
     """Pairs of intervals that overlap."""
     found = []
@@ -70,12 +60,6 @@ def overlapping(intervals: Iterable[Interval]) -> list[tuple[Interval, Interval]
         if furthest is None or each.until > furthest.until:
             furthest = each
     return found
-
-
-def hand_overs(ours: Iterable[Interval], theirs: Iterable[Interval]) -> int:
-    """How often the lock changed from one side to the other."""
-    sides = [side for _, side in sorted([(x.since, 0) for x in ours] + [(x.since, 1) for x in theirs])]
-    return sum(before != after for before, after in pairwise(sides))
 
 
 def tokens_rise(lines: Iterable[Line]) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from lakewarden.events import CommitIntent, DecisionEventUnion, Marker, WriterEventUnion
-from lakewarden.spark_jobs import AlreadyCommitted, AsyncGate, CommitAborted, OutcomeUnknown
+from lakewarden.spark_jobs import AsyncGate, CommitAborted
 from tests.spark.fake_agent import At, FakeAgent, aborted, admitted, answer_nothing, grant_everything
 from tests.spark.harness import Harness
 
@@ -313,13 +313,6 @@ async def test_a_cancel_during_the_publish_leaves_the_outcome_unknown(
     assert not transactions[0].discardable
 
 
-async def test_a_publish_that_failed_is_unknown(harness: Harness, gate: AsyncGate) -> None:
-    harness.agent(grant_everything)
-    with pytest.raises(OutcomeUnknown, match="connection reset"):
-        async with gate.transaction(table=TABLE, writer="w") as txn, txn.commit():
-            raise OSError("connection reset")
-
-
 async def test_a_failed_publish_that_the_table_has_is_completed(gate: AsyncGate, agent: FakeAgent) -> None:
     answers = [None, None, "13"]
 
@@ -332,15 +325,6 @@ async def test_a_failed_publish_that_the_table_has_is_completed(gate: AsyncGate,
             raise OSError("connection reset")
 
     assert (await arrived(agent, "commit-completed")).version == "13"
-
-
-async def test_a_batch_that_the_table_has_is_not_computed(gate: AsyncGate, agent: FakeAgent) -> None:
-    with pytest.raises(AlreadyCommitted, match="found in the table"):
-        async with gate.transaction(table=TABLE, writer="w", batch_id=3) as txn:
-            await txn.recognise(lambda _writer, _batch_id: "12")
-            pytest.fail("it computed")
-
-    assert (await arrived(agent, "commit-completed")).version == "12"
 
 
 async def test_a_declared_outcome_is_reported(gate: AsyncGate, agent: FakeAgent) -> None:
