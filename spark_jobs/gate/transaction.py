@@ -101,11 +101,6 @@ class Transaction:
         return self._progress.abort is not None
 
     @property
-    def touched(self) -> tuple[wire.Marker, ...]:
-        """The markers that the driver published. `footprint` has the executors' as well."""
-        return tuple(self.touches.touched)
-
-    @property
     def discardable(self) -> bool:
         """Whether nothing that this transaction staged is, or can still come, in the table: it may be removed."""
         return self._batch.discardable

@@ -267,4 +267,4 @@ def test_declared_markers_are_not_published_again(harness: Harness, agent: FakeA
 
     agent.wait_for("transaction-abandoned")
     assert [event.markers for event in agent.wait_for("marker-created")] == [(other,)]
-    assert txn.touched == (MINE, other)
+    assert tuple(txn.touches.touched) == (MINE, other)
