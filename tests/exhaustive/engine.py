@@ -3,26 +3,28 @@
 A *model* says how a world begins, which steps it can take next, and what may never happen. It drives the production code; the
 engine knows nothing of locks or tables.
 
-- **States.** Two worlds whose *forms* are equal are one state, and only the first is explored on. A form is made of tuples, whole
-  numbers, strings, booleans and None. Its key is a digest of its text, not Python's hash: `hash(-1) == hash(-2)`.
+- **States.** Two worlds whose *forms* are equal are one state, and only the first is explored on. A form is made of tuples,
+  lists, whole numbers, strings, booleans and None. Its key is a digest of its text, not Python's hash: `hash(-1) == hash(-2)`.
 - **Sound.** A form that says too little would hide steps. So `compare_merged` explores both worlds of each merge by one step, and
   compares what they can do next.
 - **Shortest.** The first violation has as few steps as any. It is printed as a story, one line for each step.
 - **Cut.** A run that reaches its limit says how many states are still waiting. It is never complete.
-- **Liveness.** `graph=True` keeps the steps between states, in which `starved` looks for a cycle that leaves one out for ever.
+- **Liveness.** `graph=True` keeps the steps between states. `starved` looks there for a cycle that leaves one out for ever, and
+  `overdue` for a state from which one isn't served in time while another does nothing.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 W = TypeVar("W")
 Form: TypeAlias = Any
-"""Nested tuples of int, str, bool and None."""
+"""Nested tuples and lists of int, str, bool and None."""
 Steps: TypeAlias = Iterable[tuple[str, Callable[[], W]]]
 """Each next step: its name, the same for equal worlds, and what makes the world after it. The world before it stays as it is."""
 
@@ -43,6 +45,26 @@ class Model(Protocol[W]):
     def judge(self, world: W) -> None:
         """Raise `BrokenError` if the world breaks a promise. Asked once for each state."""
 
+    def wants(self, world: W) -> dict[str, bool]:
+        """Who wants something, and whether it has it. Asked only for a graph."""
+
+
+@dataclass(frozen=True)
+class After(Generic[W]):
+    """A model that begins after these steps of another one."""
+
+    model: Model[W]
+    names: tuple[str, ...]
+
+    def begin(self) -> W:
+        world = self.model.begin()
+        for name in self.names:
+            world = dict(self.model.steps(world))[name]()
+        return world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
 
 @dataclass(slots=True)
 class Exploration(Generic[W]):
@@ -58,6 +80,8 @@ class Exploration(Generic[W]):
     story: list[str] | None = None
     """The steps to the first violation, and the violation."""
     graph: list[Node] = field(default_factory=list)
+    parents: list[tuple[int, str]] = field(default_factory=list)
+    """Of each state: the state before it, and the step from there."""
 
     @property
     def complete(self) -> bool:
@@ -77,8 +101,15 @@ class Exploration(Generic[W]):
 class Node:
     """A state in the graph."""
 
+    wants: dict[str, bool]
     steps: list[tuple[str, int]] = field(default_factory=list)
     """Each step, and the number of the state after it."""
+
+
+@cache
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The names of a dataclass's fields."""
+    return tuple(each.name for each in fields(kind))
 
 
 def key_of(form: Form) -> bytes:
@@ -92,21 +123,23 @@ def explore(
     began = time.process_time()
     first = model.begin()
     numbers = {key_of(model.form(first)): 0}
-    parents: list[tuple[int, str]] = [(-1, "")]
-    found: Exploration[W] = Exploration()
+    found: Exploration[W] = Exploration(parents=[(-1, "the beginning")])
     level = [(0, first)]
-    story = (-1, "the beginning")
+    story = found.parents[0]
     try:
         model.judge(first)
         while level:
             following: list[tuple[int, W]] = []
             for place, (number, world) in enumerate(level):
-                spent = time.process_time() - began
-                if (most is not None and found.states >= most) or (seconds is not None and spent >= seconds):
+                late = (
+                    seconds is not None and found.states % 64 == 0 and time.process_time() - began >= seconds
+                )
+                if late or found.states == most:
                     found.waiting = len(level) - place + len(following)
                     return found
                 found.states += 1
-                node = Node() if graph else None
+                story = found.parents[number]
+                node = Node(model.wants(world)) if graph else None
                 for name, run in model.steps(world):
                     found.steps += 1
                     story = (number, name)
@@ -114,8 +147,8 @@ def explore(
                     key = key_of(model.form(after))
                     known = numbers.get(key)
                     if known is None:
-                        known = numbers[key] = len(parents)
-                        parents.append(story)
+                        known = numbers[key] = len(found.parents)
+                        found.parents.append(story)
                         model.judge(after)
                         following.append((known, after))
                     if node is not None:
@@ -125,13 +158,14 @@ def explore(
             level = following
             found.depth += bool(level)
     except Exception as broken:  # noqa: BLE001 - whatever the production code raises is a finding
-        found.story = [*_story(parents, *story), f"{type(broken).__name__}: {broken}"]
+        found.story = [*story_of(found.parents, *story), f"{type(broken).__name__}: {broken}"]
     finally:
         found.seconds = time.process_time() - began
     return found
 
 
-def _story(parents: list[tuple[int, str]], number: int, last: str) -> list[str]:
+def story_of(parents: list[tuple[int, str]], number: int, last: str) -> list[str]:
+    """The names of the steps to a state, and the last one from there."""
     names = [last]
     while number > 0:
         number, name = parents[number]
@@ -189,6 +223,35 @@ def starved(graph: list[Node], who: str, serves: str) -> list[str]:
         if others and (moves or waits):
             return sorted(names)
     return []
+
+
+def overdue(graph: list[Node], who: str, idle: str, passes: str, most: int) -> int | None:
+    """The first state from which `who` can't be served before the step `passes` was taken `most` times, if `idle` takes none.
+
+    All other choices are made in favour of `who`. So it is a finding if they don't help.
+    """
+    before: list[list[tuple[int, int]]] = [[] for _ in graph]
+    for number, node in enumerate(graph):
+        for name, target in node.steps:
+            gives_up = who not in graph[target].wants
+            if not gives_up and not name.startswith(f"{idle} "):
+                before[target].append((number, int(name == passes)))
+    level = [number for number, node in enumerate(graph) if node.wants.get(who)]
+    reached: set[int] = set()
+    for _ in range(most + 1):
+        level = [number for number in dict.fromkeys(level) if number not in reached]
+        reached.update(level)
+        later = []
+        for at in level:
+            for number, cost in before[at]:
+                if cost:
+                    later.append(number)
+                elif number not in reached:
+                    reached.add(number)
+                    level.append(number)
+        level = later
+    waiting = (number for number, node in enumerate(graph) if node.wants.get(who) is False)
+    return next((number for number in waiting if number not in reached), None)
 
 
 def _components(targets: list[list[int]]) -> Iterator[list[int]]:

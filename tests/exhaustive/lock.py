@@ -13,6 +13,7 @@ Faults, each at the cost of one of `faults`:
 | `503`, `403` | the request is throttled, or refused, and acts never |
 | a kill | the agent begins again, and knows nothing. Its writers rely on its lease until its end |
 | an odd object | another program overwrites the lock with what is no lock record |
+| a hint | another agent seems to have acquired or released the lock, whether it has or not; or a queue seems to wait for it |
 
 What may never happen:
 
@@ -24,13 +25,15 @@ What may never happen:
 | odd objects stay | an agent overwrites what is no lock record |
 | no self-block | a lone agent finds another owner in the lock |
 | no crash | the automaton raises |
+| bounded wait | from some state, one doesn't get the lock in time while the others do nothing (`overdue`) |
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from lakewarden.handlers.lease import machine as lease
@@ -51,6 +54,7 @@ from lakewarden.handlers.lease.conditional import (
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.types import (
     Acquire,
+    AcquisitionHint,
     Confirmed,
     Cost,
     FormerOwner,
@@ -64,17 +68,25 @@ from lakewarden.handlers.lease.types import (
     Moment,
     Put,
     ReadDone,
+    Reading,
     Refusal,
     Release,
+    ReleaseHint,
     SeenVersion,
     State,
     Timer,
+    Waiting,
     WriteDone,
     Writing,
 )
-from tests.exhaustive.engine import BrokenError, Form, Steps
+from tests.exhaustive.engine import BrokenError, Form, Steps, field_names
 
 EPOCH_MS = 1_800_000_000_000
+FAR = 20
+"""Ticks: later than any time that a contender waits for."""
+PASSES = "a second passes"
+MANY = 10
+"""Other contenders of a hint's queue."""
 ODD = b"{}"
 """An object that is no lock record."""
 SCALED = LeaseSettings(
@@ -168,13 +180,17 @@ class Lock:
     settings: LeaseSettings = SCALED
     faults: int = 0
     kinds: frozenset[str] = frozenset({"lost", "false 412", "503", "kill"})
+    held: bool = False
+    """The lock has a holder that is dead."""
     hudi_buffer: float = 0.6
     """Hudi's tolerance beyond the end of another owner's lease: half the drift."""
 
     def begin(self) -> World:
-        return World(
-            tuple(Process(Hudi() if each.hudi else Idle()) for each in self.contenders), faults=self.faults
-        )
+        processes = tuple(Process(Hudi() if each.hudi else Idle()) for each in self.contenders)
+        if not self.held:
+            return World(processes, faults=self.faults)
+        dead = LockRecord(expired=False, valid_until=EPOCH_MS + self._validity_ms, owner="dead")
+        return World(processes, render(dead), 1, faults=self.faults)
 
     # -- steps
 
@@ -194,7 +210,7 @@ class Lock:
         if world.faults and "odd" in self.kinds and world.body != ODD:
             odd = replace(world, body=ODD, version=world.version + 1, faults=world.faults - 1)
             yield "another program overwrites the object", lambda: odd
-        yield "a second passes", lambda: replace(world, now=world.now + 1)
+        yield PASSES, lambda: replace(world, now=world.now + 1)
 
     def _of_request(self, world: World, number: int, process: Process) -> Steps[World]:
         request = process.request
@@ -237,6 +253,21 @@ class Lock:
             yield f"{number} doesn't need the lock any more", _later(self._want, world, number, wanted=False)
         else:
             yield f"{number} needs the lock", _later(self._want, world, number, wanted=True)
+            if world.faults and "hint" in self.kinds:
+                queued = replace(world, faults=world.faults - 1)
+                yield (
+                    f"{number} needs the lock, as {MANY} others seem to",
+                    _later(self._want, queued, number, wanted=True, ahead=MANY),
+                )
+        if world.faults and "hint" in self.kinds and isinstance(state, Reading | Waiting):
+            hinted = replace(world, faults=world.faults - 1)
+            lasting = at.wall_ms + 1000 * FAR
+            for what, hint in (
+                ("is released", ReleaseHint(at, 0)),
+                ("is released, and others are first", ReleaseHint(at, MANY)),
+                ("is acquired for long", AcquisitionHint(at, lasting)),
+            ):
+                yield f"{number} gets the hint that the lock {what}", _later(self._step, hinted, number, hint)
         due = lease.deadline(state, self._settings(number))
         if due is not None and due <= at.now:
             yield f"the timer of {number} runs", _later(self._step, world, number, Timer(at))
@@ -250,18 +281,18 @@ class Lock:
     def _moment(self, world: World, number: int) -> Moment:
         contender, process = self.contenders[number], world.processes[number]
         wall = EPOCH_MS + round((world.now + contender.wall) * 1000)
-        return Moment(
-            world.now * contender.rate, wall, f"{contender.term}{number}-{process.owners}", jitter=0.0
-        )
+        # As a random one, it begins with no term.
+        owner = f"{'?' * len(contender.term)}{number}-{process.owners}"
+        return Moment(world.now * contender.rate, wall, owner, jitter=0.0)
 
-    def _want(self, world: World, number: int, *, wanted: bool) -> World:
+    def _want(self, world: World, number: int, *, wanted: bool, ahead: int = 0) -> World:
         at, contender = self._moment(world, number), self.contenders[number]
         world = _with(world, number, wanted=wanted)
         if not wanted:
             return self._step(world, number, Release(at))
         holder = None if world.body is None else parse(world.body)
         adopt = holder.owner if contender.adopts and isinstance(holder, LockRecord) else None
-        return self._step(world, number, Acquire(at, adopt))
+        return self._step(world, number, Acquire(at, adopt, ahead))
 
     def _kill(self, world: World, number: int) -> World:
         process = world.processes[number]
@@ -292,7 +323,7 @@ class Lock:
                     if not confirmed.version.isdigit() or int(confirmed.version) > world.version:
                         raise BrokenError(f"confirmed is real: {number} relies on a version that never was")
                 case LeaseEnded(holder=str(holder)) | LockDenied(holder=str(holder)) if (
-                    len(world.processes) == 1
+                    len(world.processes) == 1 and not self.held
                 ):
                     raise BrokenError(f"no self-block: its own {holder} is another owner to {number}")
                 case _:
@@ -451,6 +482,10 @@ class Lock:
         if len(relying) > 1:
             raise BrokenError(f"one holder: {' and '.join(relying)} rely on the lock")
 
+    def wants(self, world: World) -> dict[str, bool]:
+        wanting = (number for number, each in enumerate(world.processes) if each.wanted)
+        return {str(number): self._relied_on(world, number) > world.now for number in wanting}
+
     # -- the form
 
     def form(self, world: World) -> Form:
@@ -482,7 +517,8 @@ class _Former:
 
     def _ticks(self, at: float, least: int = 0) -> int:
         """Ticks until this time of a monotonic clock is reached: it is compared at ticks only."""
-        return max(least, math.ceil(at / self._rate - self._world.now - 1e-6))
+        left = at / self._rate - self._world.now
+        return FAR if left > FAR else max(least, math.ceil(left - 1e-6))
 
     def _value(self, value: Any) -> Form:
         """A part of a world. What its kind says nothing special of is its fields."""
@@ -494,7 +530,7 @@ class _Former:
             case float():
                 return self._ticks(value)
             case bytes():
-                return "odd" if value == ODD else self._value(parse(value))
+                return "odd" if value == ODD else self._value(_parsed(value))
             case tuple():
                 return tuple(self._value(each) for each in value)
             case Cost() | Moment():
@@ -506,7 +542,7 @@ class _Former:
             case Lease() | SeenVersion() | Refusal() | FormerOwner() | Writing():
                 return self._of_state(value)
             case _:
-                shown = [(each.name, getattr(value, each.name)) for each in fields(value)]
+                shown = [(name, getattr(value, name)) for name in field_names(value.__class__)]
                 kept = [
                     self._owner(it) if name in ("own_id", "adopt") else self._value(it) for name, it in shown
                 ]
@@ -563,6 +599,9 @@ class _Former:
 
     def _version(self, version: str) -> int:
         return self._versions.setdefault(version, len(self._versions))
+
+
+_parsed = lru_cache(10_000)(parse)
 
 
 def _read(world: World) -> ReadOutcome:

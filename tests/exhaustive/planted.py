@@ -1,6 +1,7 @@
 """Bugs that prove the exploration: each breaks one rule of the core, and its scope must show it.
 
-Those of the simulations (`tests/simulation/planted.py`, `whole/planted.py`) are planted here too, if they break the core.
+Those of the simulations (`tests/simulation/planted.py`, `whole/planted.py`) are planted here too, if they break the core. A name
+begins with the module whose rule is broken.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lakewarden.events import TransactionAbandoned
+from lakewarden.events import Abort, CommitGranted, TransactionAbandoned
 from lakewarden.handlers.lease import machine as lease
-from lakewarden.handlers.table import conflicts, grants, machine
+from lakewarden.handlers.lease.types import Idle
+from lakewarden.handlers.table import conflicts, facts, grants, machine
+from lakewarden.handlers.table.replay import PublishedDecisions
 from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.spark_jobs.gate.grant import SendTimes
 from tests.simulation.batch import Patch, around
 from tests.simulation.planted import BUGS as OF_THE_LOCK
 from tests.simulation.whole.planted import BUGS as OF_THE_WHOLE
@@ -29,103 +34,281 @@ class Planted(NamedTuple):
 PLANTED: dict[str, Planted] = {}
 
 
-def _known(bugs: Any, scope: str, **promises: str) -> None:
-    for name, promise in promises.items():
-        spaced = name.replace("_", " ").replace(" s ", "'s ")
-        PLANTED[spaced] = Planted(scope, promise, tuple(bugs[spaced].patches))
+def _known(module: str, scope: str, promise: str, *names: str) -> None:
+    bugs: Any = OF_THE_LOCK if module == "lease" else OF_THE_WHOLE
+    for name in names:
+        PLANTED[f"{module}: {name}"] = Planted(scope, promise, tuple(bugs[name].patches))
 
 
-def _skip(name: str, scope: str, promise: str, where: Any, what: str, *, result: Any = None) -> None:
-    """The function only returns this."""
-    PLANTED[name] = Planted(scope, promise, ((where, what, lambda *_, **__: result),))
+def _plant(name: str, scope: str, promise: str, *patches: Patch) -> None:
+    PLANTED[name] = Planted(scope, promise, patches)
 
 
-def _plant(
-    name: str, scope: str, promise: str, where: Any, what: str
-) -> Callable[[Callable[..., Any]], None]:
-    """Replace this function by the decorated one, which gets it as its first argument."""
-
-    def add(instead: Callable[..., Any]) -> None:
-        PLANTED[name] = Planted(scope, promise, (around(where, what, instead),))
-
-    return add
+def _without_drift(confirm: Callable[..., Any], *arguments: Any) -> Any:
+    """Both halves of the drift are needed if clocks run at different rates, too."""
+    *others, settings = arguments
+    return confirm(*others, replace(settings, drift=0.0))
 
 
-# -- the lease
+# -- lease: writes and time
 
 _known(
-    OF_THE_LOCK,
+    "lease",
     "lock: 2 agents",
-    lease_counted_from_the_response="no stealing",
-    challenger_s_drift_flipped="no stealing",
-    any_owner_fenced="no stealing",
+    "no stealing",
+    "lease counted from the response",
+    "challenger's drift flipped",
+    "any owner fenced",
 )
-_known(OF_THE_LOCK, "lock: an agent beside Hudi's provider", holder_s_drift_flipped="no stealing")
-_known(OF_THE_LOCK, "lock: the second agent adopts", quiet_time_ignored="one holder")
-_known(OF_THE_LOCK, "lock: adopted, and its owner fenced", adopted_lock_shows_a_term="one holder")
-_known(OF_THE_LOCK, "lock: 2 agents, clocks 50 s apart, strict", strict_rule_ignored="no stealing")
-_known(OF_THE_LOCK, "lock: 1 agent, 1 fault", unknown_treated_as_won="confirmed is real")
-_known(OF_THE_LOCK, "lock: 1 agent, 1 fault", own_record_not_recognised="no self-block")
-_known(
-    OF_THE_LOCK,
-    "lock: 1 agent, 2 refusals",
-    malformed_object_overwritten="odd objects stay",
-    malformed_object_crashes="KeyError",
+_known("lease", "lock: an agent beside Hudi's provider", "no stealing", "holder's drift flipped")
+_plant(
+    "lease: the holder stops no drift early",
+    "lock: 2 agents, clocks and rates apart",
+    "no stealing",
+    around(lease, "_confirm_lease", _without_drift),
+)
+_known("lease", "lock: 2 agents, clocks 50 s apart, strict", "no stealing", "strict rule ignored")
+_known("lease", "lock: 1 agent, 1 fault", "confirmed is real", "unknown treated as won")
+_known("lease", "lock: 1 agent, 1 fault", "no self-block", "own record not recognised")
+_plant(
+    "lease: a write in doubt is forgotten",
+    "lock: 1 agent, 1 fault",
+    "no self-block",
+    (lease, "_idle", lambda _: Idle()),
 )
 
+# -- lease: waiting, refusals, queue, release, adoption
 
-@_plant("a release relies on", "lock: 2 agents", "no stealing", lease, "_mark_released")
-def _release_relies_on(mark: Callable[..., Any], work: Any, at: Any) -> Any:
-    """From the moment of the release, the lease is not relied upon."""
-    return replace(mark(work, at), lease=work.lease)
+BEHIND = "lock: an agent after a dead holder, a hint"
+_known("lease", BEHIND, "bounded wait", "never polls again", "queue delays without bound")
+_known("lease", "lock: 1 agent, 2 refusals", "odd objects stay", "malformed object overwritten")
+_known("lease", "lock: 1 agent, 2 refusals", "KeyError", "malformed object crashes")
+_plant(
+    "lease: a release relies on",
+    "lock: 2 agents",
+    "no stealing",
+    around(lease, "_mark_released", lambda mark, work, at: replace(mark(work, at), lease=work.lease)),
+)
+_known("lease", "lock: the second agent adopts", "one holder", "quiet time ignored")
+_known("lease", "lock: adopted, and its owner fenced", "one holder", "adopted lock shows a term")
 
+# -- conflicts: which one loses
 
-# -- the table: which one loses, who may start, who may commit
-
-_known(
-    OF_THE_WHOLE,
+_known("conflicts", "table: 2 writers, 1 file group", "no overlap", "landed commits ignored")
+_known("conflicts", "table: 2 writers, 1 file group", "one victim", "both aborted", "granted may be a victim")
+_known("conflicts", "table: an observed writer", "no overlap", "observed ones ignored")
+_plant(
+    "conflicts: losers never protected",
+    "table: 2 writers for ever",
+    "bounded wait",
+    (conflicts, "is_protected", lambda *_: False),
+)
+_plant(
+    "conflicts: priorities ignored",
+    "table: 3 priorities",
+    "right victim",
+    around(
+        conflicts,
+        "rank",
+        lambda rank, one, protected: (*rank(one, protected=protected)[:3], 0, -one.sequence),
+    ),
+)
+_plant(
+    "conflicts: the later intent wins",
     "table: 2 writers, 1 file group",
-    landed_commits_ignored="no overlap",
-    both_aborted="one victim",
-    granted_may_be_a_victim="one victim",
-    index_leaks="InvariantBrokenError",
+    "right victim",
+    around(
+        conflicts, "rank", lambda rank, one, protected: (*rank(one, protected=protected)[:4], one.sequence)
+    ),
 )
-_known(OF_THE_WHOLE, "table: with time, 2 writers apart", deadline_not_checked="one grant")
-_known(OF_THE_WHOLE, "table: 3 ordered", turns_ignored="restart changes nothing")
-
-
-_skip(
-    "the check before a grant left out",
-    "table: late detection",
+_plant(
+    "conflicts: the weaker rule of two",
+    "table: appends beside a compaction",
     "no overlap",
-    grants,
-    "validate_for_grant",
-    result=True,
+    around(
+        conflicts,
+        "operations_conflict",
+        lambda _, rule, mine, other: rule == "file-group" or (mine == "delete" and other == "delete"),
+    ),
 )
-_skip(
-    "waiters not looked at",
+_plant(
+    "conflicts: any order",
+    "table: ordered, two priorities",
+    "no overlap",
+    (conflicts, "out_of_order", lambda *_: False),
+)
+_known("conflicts", "table: 3 ordered", "restart changes nothing", "turns ignored")
+
+# -- admission: who may start
+
+_known("admission", "table: a priority above the limit", "limits", "any priority accepted")
+_known("admission", "table: a batch is run again", "once", "ledger ignored")
+_known("admission", "table: 3 writers, two queued", "bounded wait", "queue never moves")
+_plant(
+    "admission: waiters not looked at",
     "table: 3 writers, two queued",
     "restart changes nothing",
-    TableState,
-    "note_change",
+    (TableState, "note_change", lambda *_: None),
 )
 
+# -- grants: who may commit, and for how long
 
-@_plant(
-    "a replay skips abandonments",
-    "table: operators, duplicates, failures, a lost lock",
+_plant("grants: two at once", "table: 2 writers for ever", "Error", (TableState, "running", lambda _: None))
+_known("grants", "table: 2 writers, 1 file group", "one grant", "grant without lock")
+_plant(
+    "grants: extended beyond the lock",
+    "table: with time and heartbeats, one granted",
+    "one grant",
+    around(grants, "_available_lease", lambda _, context: context.state.settings.grant_lease + 2.0),
+)
+_plant(
+    "grants: counted from the receipt",
+    "table: with time",
+    "one grant",
+    around(SendTimes, "deadline", lambda deadline, *about: deadline(*about) + 1.0),
+)
+_plant(
+    "grants: an id without term",
+    "take-over: 1 writer",
+    "one grant",
+    (TableState, "term", property(lambda _: "", lambda *_: None)),
+)
+_known("grants", "table: with time, 2 writers apart, both requested", "one grant", "deadline not checked")
+_plant(
+    "grants: a lapsed one doesn't count as committed",
+    "table: with time and heartbeats, one granted",
+    "no overlap",
+    (conflicts, "LANDED", frozenset({Phase.COMMITTED})),
+)
+_plant(
+    "grants: the check before it left out",
+    "table: late detection",
+    "no overlap",
+    (grants, "validate_for_grant", lambda *_: True),
+)
+_plant(
+    "grants: the lock is kept",
+    "table: 2 writers, 1 file group",
+    "limits",
+    (grants, "_release_lock", lambda _: None),
+)
+_plant(
+    "grants: a revoked one ends at once",
+    "table: late delivery and a lost lock, both requested",
+    "InvariantBrokenError",
+    around(
+        TableState,
+        "running",
+        lambda running, state: (
+            None if (found := running(state)) and found.grant and found.grant.revoked else found
+        ),
+    ),
+)
+
+# -- liveness
+
+_known("liveness", "table: late delivery, with time", "lag is no silence", "expiry while lagging")
+
+# -- replay
+
+_plant(
+    "replay: decisions at the end",
+    "table: 2 writers, 1 file group",
     "restart changes nothing",
-    machine,
-    "replay_event",
+    (PublishedDecisions, "_due", lambda *_: 1000),
 )
+
+
+def _first_term_counts(add: Callable[..., None], self: PublishedDecisions, *record: Any) -> None:
+    term = self.term
+    add(self, *record)
+    self.term = term or self.term
+
+
+_plant(
+    "replay: the first take-over counts",
+    "take-over: 1 writer, taken over twice",
+    "bounded wait",
+    around(PublishedDecisions, "add", _first_term_counts),
+)
+
+
+# -- facts: the same live and in a replay
+
+
 def _replay_skips_abandonments(replay: Callable[..., Any], state: TableState, event: Any, *rest: Any) -> Any:
-    """The same facts change the state live and in a replay."""
     return None if isinstance(event, TransactionAbandoned) else replay(state, event, *rest)
 
 
-@_plant(
-    "rule of the weaker", "table: appends beside a compaction", "no overlap", conflicts, "operations_conflict"
+_plant(
+    "facts: a replay skips abandonments",
+    "table: operators, duplicates, failures, a lost lock",
+    "restart changes nothing",
+    around(machine, "replay_event", _replay_skips_abandonments),
 )
-def _rule_of_the_weaker(_: Callable[..., bool], rule: str, mine: str, other: str) -> bool:
-    """A delete and a merge of one file group conflict."""
-    return rule == "file-group" or (mine == "delete" and other == "delete")
+
+
+def _replay_forgets_grants(replay: Callable[..., Any], state: TableState, decision: Any, now: float) -> None:
+    if not isinstance(decision, CommitGranted):
+        replay(state, decision, now)
+
+
+_plant(
+    "facts: a replay forgets grants",
+    "table: 2 writers, 1 file group",
+    "restart changes nothing",
+    around(machine, "replay_decision", _replay_forgets_grants),
+)
+
+
+def _replay_counts_no_losses(
+    replay: Callable[..., Any], state: TableState, decision: Any, now: float
+) -> None:
+    replay(state, decision, now)
+    if isinstance(decision, Abort):
+        state.losses.pop(decision.writer, None)
+
+
+_plant(
+    "facts: a replay counts no losses",
+    "table: 2 writers, 1 file group",
+    "restart changes nothing",
+    around(machine, "replay_decision", _replay_counts_no_losses),
+)
+
+
+def _replayed_grant_ends_early(
+    replay: Callable[..., Any], state: TableState, decision: Any, now: float
+) -> None:
+    replay(state, decision, now - 2.0)
+
+
+_plant(
+    "facts: a replayed grant ends early",
+    "table: with time and a kill, one granted",
+    "one grant",
+    around(machine, "replay_decision", _replayed_grant_ends_early),
+)
+
+
+def _evidence_dropped(drop: Callable[..., None], state: TableState) -> None:
+    for each in state.landed():
+        state.footprints.remove(each)
+        state.remove(each)
+
+
+_plant(
+    "facts: evidence dropped too early",
+    "table: 2 writers, 1 file group",
+    "no overlap",
+    around(facts, "drop_old_evidence", _evidence_dropped),
+)
+
+
+_plant(
+    "facts: the commit of an observed one doesn't count",
+    "table: an observed writer",
+    "no overlap",
+    (facts, "_apply_observed_commit", lambda *_: []),
+)
+_known("facts", "table: 2 writers, 1 file group", "InvariantBrokenError", "index leaks")

@@ -14,6 +14,8 @@ Faults, each at the cost of one of `faults`:
 | `lost lock` | the lock's renewal is not confirmed in time |
 | `dead writer` | a writer is silent from now on, and then starts again with the same batch |
 | `duplicate` | Kafka delivers a writer's last event again |
+| `repeated batch` | Spark runs a committed batch again |
+| `stays` | an agent's partition is revoked, and assigned to it again: it goes on if no other took it meanwhile |
 | `operator` | an operator wants a transaction to end |
 | `abandon` | a writer fails before it publishes |
 
@@ -22,11 +24,16 @@ What may never happen, with the promise of docs/guarantees.md:
 | promise | broken if |
 | --- | --- |
 | one grant | two writers may publish at one moment, by their own clocks, or one for longer than the agent believes |
+| one grant | two grants have one id, or a commit lands without the lock |
 | no overlap | a commit lands without one that it conflicts with in its base, or an `ordered` one out of order |
 | one victim | a conflict aborts both of two, or a transaction whose grant runs |
+| right victim | the victim of a conflict has the larger priority, or the earlier intent at equal priorities |
+| limits | a transaction is granted with a priority above the limit; or a table without transactions keeps the lock |
+| lag is no silence | a writer is lost, or a grant lapses, while the agent has not read the whole log |
 | once | a batch lands twice |
 | restart changes nothing | a replay, from the beginning or from the checkpoint, gives other facts, or decides something |
-| bounded wait | others commit for ever, and one never does (`starved`); or a writer waits and nothing can happen any more |
+| bounded wait | others commit for ever, and one never does (`starved`); one waits, and nothing can happen any more |
+| bounded wait | while another writer is silent, one isn't served in time (`overdue`) |
 | no crash | the core raises, or `check_invariants` does |
 """
 
@@ -36,6 +43,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from typing import Any, TypeAlias, cast
 
 from lakewarden import events
@@ -46,6 +54,7 @@ from lakewarden.events import (
     Admitted,
     BatchCommitted,
     CommitCompleted,
+    CommitGranted,
     CommitIntent,
     CommitRequested,
     ConflictRule,
@@ -67,8 +76,9 @@ from lakewarden.handlers.table.effects import Effect, ReleaseLock
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.ledger import Ledger
 from lakewarden.handlers.table.liveness import CaughtUp
-from lakewarden.handlers.table.replay import Position, PublishedDecisions
+from lakewarden.handlers.table.replay import CheckpointPositions, Position, PublishedDecisions
 from lakewarden.handlers.table.state import LockView, TableSettings, TableState
+from lakewarden.handlers.table.transactions import STOPPABLE, Phase
 from lakewarden.spark_jobs.gate.progress import GatePhase, GateProgress, GrantLease
 from tests.exhaustive.engine import BrokenError, Form, Steps
 from tests.exhaustive.table_form import form_of
@@ -79,6 +89,7 @@ LOCK_SECONDS = 4.5
 RENEWED_BELOW = 2.0
 """Seconds that a lock lease has left when it may be renewed."""
 HEARTBEAT = 1.2
+PASSES = "a second passes"
 MARGIN = 0.1
 """By which a writer's lease ends early."""
 SERVES = "reports its commit"
@@ -101,6 +112,8 @@ class Job:
     """Transactions for each batch."""
     retries: Admission = "queued"
     observed: bool = False
+    recorded: bool = True
+    """The table records which batches it has."""
 
     @property
     def markers(self) -> tuple[Marker, ...]:
@@ -117,6 +130,8 @@ class Commit:
     batch: int
     order: int
     """Its place among the admissions."""
+    beside: int = -1
+    """An observed one: the writer whose grant ran."""
 
 
 @dataclass(slots=True)
@@ -160,6 +175,9 @@ class Owner:
     unpublished: list[DecisionEventUnion] = field(default_factory=list)
     live: bool = True
     """It has replayed the log."""
+    behind: bool = False
+    """The log has another term after its own."""
+    positions: CheckpointPositions = field(default_factory=CheckpointPositions)
 
 
 @dataclass(slots=True)
@@ -172,8 +190,6 @@ class World:
     now: float = 0.0
     events: list[WriterEventUnion] = field(default_factory=list)
     decisions: list[DecisionRecord] = field(default_factory=list)
-    log: list[tuple[WriterEventUnion, int] | DecisionEventUnion] = field(default_factory=list)
-    """Both, in the order in which the only agent has applied them."""
     ledger: Ledger = field(default_factory=Ledger)
     commits: list[Commit] = field(default_factory=list)
     admissions: int = 0
@@ -211,12 +227,16 @@ class Table:
 
     def begin(self) -> World:
         return World(
-            [Owner("A", TableState(TABLE, self.settings))], [Writer() for _ in self.jobs], self.faults
+            [Owner("A", TableState(TABLE, self.settings, "A"))], [Writer() for _ in self.jobs], self.faults
         )
 
     def steps(self, world: World) -> Steps[World]:
-        packed = pickle.dumps(world, pickle.HIGHEST_PROTOCOL)
-        for name, act in self._acts(world):
+        packed = _packed(world)
+        acts = list(self._acts(world))
+        mortal = "dead writer" in self.kinds
+        if not acts and not mortal and any(each.progress is not None for each in world.writers):
+            raise BrokenError("bounded wait: a writer waits, and nothing can happen any more")
+        for name, act in acts:
             yield name, partial(self._after, packed, act, None)
             if world.faults and "kill" in self.kinds:
                 turn = Turn(self, pickle.loads(packed), None)  # noqa: S301 - packed above
@@ -242,9 +262,9 @@ class Table:
             for name, act in self._of_owner(world, number, owner):
                 yield f"{owner.term} {name}", act
         if self.seconds:
-            yield "a second passes", Turn.wait
+            yield PASSES, Turn.wait
         if world.faults and "take-over" in self.kinds and len(world.owners) < 3:
-            yield f"{'BC'[len(world.owners) - 1]} takes the partition over", Turn.take_over
+            yield "another agent takes the partition over", Turn.take_over
 
     def _of_owner(self, world: World, number: int, owner: Owner) -> Acts:
         if not owner.live:
@@ -260,6 +280,10 @@ class Table:
         )
         if wanted and self._may_hold(world, number):
             yield "has its lock confirmed", partial(Turn.confirm_lock, number=number)
+        if world.faults and "stays" in self.kinds:
+            yield "is assigned its partition again", partial(Turn.resume, number=number)
+        if owner.behind:
+            yield "begins again", partial(Turn.begin_again, number=number)
         if state.lock is not None and (
             (world.faults and "lost lock" in self.kinds) or not self._holds(world, owner)
         ):
@@ -287,6 +311,8 @@ class Table:
         if progress is None and not writer.observed:
             if self.ever or (writer.batch < job.batches and writer.attempt < job.attempts):
                 yield "opens", partial(Turn.open, number=number)
+            if "repeated batch" in faults and writer.batch and not writer.attempt:
+                yield "runs its last batch again", partial(Turn.run_again, number=number)
             return
         if "dead writer" in faults:
             yield "dies", partial(Turn.die, number=number)
@@ -307,7 +333,7 @@ class Table:
 
     def _of_open(self, world: World, number: int, writer: Writer, progress: GateProgress) -> Acts:
         if progress.phase is GatePhase.COMPUTING:
-            if world.in_table(number):
+            if world.in_table(number) and self.jobs[number].recorded:
                 yield "finds its batch in the table", partial(Turn.skip, number=number)
             elif writer.touched:
                 yield "requests its grant", partial(Turn.request, number=number)
@@ -325,6 +351,11 @@ class Table:
     def judge(self, world: World) -> None:
         for owner in world.owners:
             check_invariants(owner.state)
+            running = owner.state.running()
+            if running is not None and running.priority > self.settings.max_priority:
+                raise BrokenError(f"limits: {running.id} is granted with priority {running.priority}")
+            if owner.state.lock_requested and not owner.state.open():
+                raise BrokenError("limits: the agent keeps the lock of a table without transactions")
         self._judge_grants(world)
         if not self.late:
             self._judge_replays(world)
@@ -353,8 +384,11 @@ class Table:
     def _judge_replays(self, world: World) -> None:
         (owner,) = world.owners
         expected = facts(owner.state)
-        for start in {0, checkpoint(world, owner.state)}:
-            state = replayed(self.settings, world, start)
+        end = Position(len(world.decisions), owner.term)
+        oldest = owner.state.oldest_needed(world.now)
+        newest = (len(world.events), end) if oldest is None else (oldest, owner.positions.at(oldest, end))
+        for start, position in dict.fromkeys([BEGINNING, newest]):
+            state = replayed(self.settings, world, start, position)
             found = facts(state)
             odd = [name for name in (KEPT if start else expected) if found[name] != expected[name]]
             if odd:
@@ -370,6 +404,9 @@ class Table:
                 raise BrokenError(
                     f"restart changes nothing: after a replay from {start} the agent decides {what}"
                 )
+
+    def wants(self, world: World) -> dict[str, bool]:
+        return {str(at): each.landed for at, each in enumerate(world.writers) if each.progress is not None}
 
     def form(self, world: World) -> Form:
         """The least one of the forms in the orders of jobs that are alike."""
@@ -391,25 +428,26 @@ def may_publish(progress: GateProgress, now: float) -> bool:
     return not aborted and phase in (GatePhase.REQUESTED, GatePhase.PUBLISHING)
 
 
-def checkpoint(world: World, state: TableState) -> int:
-    """Where a replay begins from the newest checkpoint, as an index of the log."""
-    oldest = state.oldest_needed(world.now)
-    if oldest is None:
-        return len(world.log)
-    return next(at for at, fact in enumerate(world.log) if isinstance(fact, tuple) and fact[1] == oldest)
+BEGINNING = (0, Position(0, None))
 
 
-def replayed(settings: TableSettings, world: World, start: int = 0) -> TableState:
-    """The state of an agent that has replayed the log from this index on. If that isn't the beginning, it has read the ledger."""
-    state = TableState(TABLE, settings)
+def replayed(settings: TableSettings, world: World, start: int, position: Position) -> TableState:
+    """The state of an agent that has replayed the log from here on. If that isn't the beginning, it has read the ledger."""
+    state = TableState(TABLE, settings, "A")
     if start and TABLE in world.ledger.tables:
         machine.restore(state, world.ledger.tables[TABLE])
-    for fact in world.log[start:]:
-        if isinstance(fact, tuple):
-            machine.replay_event(state, fact[0], fact[1], world.now)
-        else:
-            machine.replay_decision(state, fact, world.now)
+    replay_log(state, world, start, position)
     return state
+
+
+def replay_log(state: TableState, world: World, start: int, position: Position) -> None:
+    published = PublishedDecisions(position, list(enumerate(world.decisions))[position.offset :])
+    for offset, event in list(enumerate(world.events))[start:]:
+        machine.replay_event(state, event, offset, world.now)
+        for decision in published.pop_due(offset):
+            machine.replay_decision(state, decision, world.now)
+    for decision in published.pop_due(None):
+        machine.replay_decision(state, decision, world.now)
 
 
 class Turn:
@@ -468,6 +506,8 @@ class Turn:
             return
         if not may_publish(self._progress(number), world.now):
             raise BrokenError(f"one grant: {number} lands after its lease")
+        if world.lock is None or world.lock[1] <= world.now:
+            raise BrokenError(f"one grant: {number} lands without the lock")
         if world.in_table(number):
             raise BrokenError(f"once: batch {writer.batch} of {number} lands twice")
         for other in world.commits[writer.base :]:
@@ -481,16 +521,19 @@ class Turn:
         mine, theirs = self._model.jobs[number], self._model.jobs[other.writer]
         rule = mine.rule if mine.rule == theirs.rule else "file-group"
         too_early = rule == "ordered" and other.order > order
-        return not theirs.observed and any(
+        if theirs.observed and (other.beside == number or self._model.late):
+            return False
+        return any(
             places_meet(place_of(one), place_of(another))
             and (too_early or operations_conflict(rule, one.operation, another.operation))
             for one in mine.markers
             for another in theirs.markers
         )
 
-    def _commit(self, number: int) -> None:
+    def _commit(self, number: int, *beside: int) -> None:
         writer = self._world.writers[number]
-        self._world.commits.append(Commit(number, writer.transaction, writer.batch, writer.order))
+        commit = Commit(number, writer.transaction, writer.batch, writer.order, *beside)
+        self._world.commits.append(commit)
 
     def complete(self, number: int) -> None:
         progress, batch = self._progress(number), self._world.writers[number].batch
@@ -500,7 +543,8 @@ class Turn:
         self._next_batch(number)
 
     def commit_observed(self, number: int) -> None:
-        self._commit(number)
+        granted = [place for place, each in enumerate(self._world.writers) if _has_grant(each)]
+        self._commit(number, *granted)
         self._send(number, CommitCompleted, markers=self._model.jobs[number].markers)
         self._next_batch(number)
 
@@ -515,7 +559,7 @@ class Turn:
         progress = self._progress(number)
         if progress.committed is not None:
             self._next_batch(number)
-        elif progress.late_abort is not None:
+        elif progress.lease is not None:
             self._give_up(number)
         else:
             progress.end()
@@ -546,6 +590,12 @@ class Turn:
 
     def start_again(self, number: int) -> None:
         self._retry(number)
+
+    def run_again(self, number: int) -> None:
+        self._world.faults -= 1
+        writer = self._world.writers[number]
+        writer.batch, writer.attempt = writer.batch - 1, self._model.jobs[number].attempts
+        self.open(number)
 
     def deliver_again(self, number: int) -> None:
         self._world.faults -= 1
@@ -599,7 +649,8 @@ class Turn:
         world, owner = self._world, self._world.owners[number]
         event, offset = world.events[owner.read], owner.read
         owner.read += 1
-        world.log.append((event, offset))
+        if isinstance(event, CommitIntent):
+            owner.positions.on_intent(offset, Position(len(world.decisions), owner.term))
         self._step(number, machine.EventRead(event, offset, world.now, world.now))
 
     def confirm_lock(self, number: int) -> None:
@@ -629,27 +680,44 @@ class Turn:
         """Another agent publishes its term, and reads the decisions later. From then on the former one's don't count."""
         world = self._world
         world.faults -= 1
-        term = "ABC"[len(world.owners)]
-        world.owners.append(Owner(term, TableState(TABLE, self._model.settings), live=False))
+        taken = [each.term for each in world.decisions if isinstance(each, PartitionTaken)]
+        term = "ABCDE"[len(dict.fromkeys(["A", *taken]))]
+        world.owners.append(Owner(term, TableState(TABLE, self._model.settings, term), live=False))
+        self._take(term)
+
+    def _take(self, term: str) -> None:
         taken = PartitionTaken.model_construct(**events.UNSTAMPED, table=TABLE, agent=term, term=term)
         self._append_decision(taken)
 
+    def resume(self, number: int) -> None:
+        """A paused agent publishes its term again, and goes on if it finds no other's since (`handlers/group/ownership.py`)."""
+        world, owner = self._world, self._world.owners[number]
+        world.faults -= 1
+        takers = [each.term for each in world.decisions if isinstance(each, PartitionTaken)]
+        self._take(owner.term)
+        if takers and takers[-1] != owner.term:
+            world.owners.remove(owner)
+            for other in world.owners:
+                other.behind = other.term == takers[-1]
+
+    def begin_again(self, number: int) -> None:
+        """An agent that finds another's term after its own begins as one that takes the partition over."""
+        self._world.owners.pop(number)
+        self._world.faults += 1
+        self.take_over()
+
     def replay(self, number: int) -> None:
         world, owner = self._world, self._world.owners[number]
-        published = PublishedDecisions(Position(0, None), enumerate(world.decisions))
-        for offset, event in enumerate(world.events):
-            machine.replay_event(owner.state, event, offset, world.now)
-            for decision in published.pop_due(offset):
-                machine.replay_decision(owner.state, decision, world.now)
-        for decision in published.pop_due(None):
-            machine.replay_decision(owner.state, decision, world.now)
+        replay_log(owner.state, world, *BEGINNING)
         owner.read, owner.since, owner.live = len(world.events), world.now, True
         self._step(number, machine.Replayed(world.now, owner.read - 1))
 
     def _step(self, number: int, given: machine.Input) -> None:
         owner = self._world.owners[number]
         effects = machine.step(owner.state, given)
-        _judge_victims(owner.state, effects)
+        self._judge_victims(owner.state, effects)
+        if isinstance(given, machine.Tick):
+            self._judge_silence(owner, effects)
         decisions = [each for each in effects if isinstance(each, DecisionEvent)]
         self.decided = len(decisions)
         if self._kept is None:
@@ -658,8 +726,15 @@ class Turn:
         # The agent is killed after some of its decisions. Another one replays what it has published, and decides the rest.
         world = self._world
         self._publish(owner, [*decisions[: self._kept]])
-        owner.state, owner.since = replayed(self._model.settings, world), world.now
+        owner.state, owner.since = replayed(self._model.settings, world, *BEGINNING), world.now
         self._publish(owner, machine.step(owner.state, machine.Replayed(world.now, owner.read - 1)))
+
+    def _judge_silence(self, owner: Owner, effects: list[Effect]) -> None:
+        if owner.read == len(self._world.events):
+            return
+        for each in effects:
+            if isinstance(each, Abort) and each.reason == "writer-lost":
+                raise BrokenError(f"lag is no silence: {each.transaction} is lost, and the agent lags")
 
     def _publish(self, owner: Owner, effects: list[Effect]) -> None:
         world = self._world
@@ -674,28 +749,78 @@ class Turn:
             self.publish(0)
 
     def publish(self, number: int) -> None:
-        decision = self._world.owners[number].unpublished.pop(0)
-        self._world.log.append(decision)
-        self._append_decision(decision)
+        self._append_decision(self._world.owners[number].unpublished.pop(0))
 
     def _append_decision(self, record: DecisionRecord) -> None:
         world = self._world
+        if isinstance(record, CommitGranted):
+            same = [each for each in world.decisions if isinstance(each, CommitGranted)]
+            if record.grant in (each.grant for each in same):
+                raise BrokenError(f"one grant: two have the id {record.grant}")
         world.decisions.append(record)
         if not self._model.late:
             for number in range(len(world.writers)):
                 self.read_decisions(number)
 
+    def _judge_victims(self, state: TableState, effects: list[Effect]) -> None:
+        """Of two that conflict, one is aborted, and never one whose grant runs."""
+        lost: dict[str, set[str]] = {}
+        for each in effects:
+            if isinstance(each, Abort) and each.reason == "conflict":
+                lost[each.transaction] = {entry.other_transaction for entry in each.conflicts}
+                known = state.transactions.get(each.transaction)
+                if known is not None and known.grant is not None:
+                    raise BrokenError(f"one victim: {each.transaction} is aborted while its grant runs")
+                if all(self._is_weaker(state, other, each.transaction) for other in lost[each.transaction]):
+                    raise BrokenError(f"right victim: {each.transaction} loses to a weaker one")
+        for victim, winners in lost.items():
+            both = winners & lost.keys()
+            if both:
+                raise BrokenError(f"one victim: {victim} and {', '.join(both)} are all aborted")
 
-def _judge_victims(state: TableState, effects: list[Effect]) -> None:
-    """Of two that conflict, one is aborted, and never one whose grant runs."""
-    lost: dict[str, set[str]] = {}
-    for each in effects:
-        if isinstance(each, Abort) and each.reason == "conflict":
-            lost[each.transaction] = {entry.other_transaction for entry in each.conflicts}
-            known = state.transactions.get(each.transaction)
-            if known is not None and known.grant is not None:
-                raise BrokenError(f"one victim: {each.transaction} is aborted while its grant runs")
-    for victim, winners in lost.items():
-        both = winners & lost.keys()
-        if both:
-            raise BrokenError(f"one victim: {victim} and {', '.join(both)} are all aborted")
+    def _is_weaker(self, state: TableState, winner: str, victim: str) -> bool:
+        """Whether neither a right to win, nor its priority, nor its age is a reason why this transaction wins."""
+        known = state.transactions.get(winner)
+        if known is None or state.is_protected(known) or known.phase not in (*STOPPABLE, Phase.QUEUED):
+            return False
+        return self._rank(winner) < self._rank(victim)
+
+    def _rank(self, transaction: str) -> tuple[int, int]:
+        intents = (at for at, each in enumerate(self._world.events) if each.transaction == transaction)
+        number = int(transaction.removeprefix("hudi:w").partition(".")[0].removeprefix("w"))
+        return self._model.jobs[number].priority, -next(intents)
+
+
+class _Packer(pickle.Pickler):
+    """Packs a world. Events never change, so worlds share them."""
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = _SHARED
+
+
+def _share(event: events.EventBase) -> tuple[Callable[[int], events.EventBase], tuple[int]]:
+    _EVENTS[id(event)] = event
+    return _shared, (id(event),)
+
+
+def _shared(number: int) -> events.EventBase:
+    return _EVENTS[number]
+
+
+_EVENTS: dict[int, events.EventBase] = {}
+_SHARED = {
+    kind: _share
+    for kind in vars(events).values()
+    if isinstance(kind, type) and issubclass(kind, events.EventBase)
+}
+
+
+def _packed(world: World) -> bytes:
+    file = BytesIO()
+    _Packer(file).dump(world)
+    return file.getvalue()
+
+
+def _has_grant(writer: Writer) -> bool:
+    return writer.progress is not None and writer.progress.lease is not None

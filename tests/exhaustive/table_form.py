@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import DecisionEvent, Marker
 from lakewarden.handlers.table.transactions import LANDED, Touch, Transaction
 from lakewarden.spark_jobs.gate.progress import GateProgress
-from tests.exhaustive.engine import Form
+from tests.exhaustive.engine import Form, field_names
 
 if TYPE_CHECKING:
     from tests.exhaustive.table import Owner, Table, World, Writer
@@ -32,6 +31,7 @@ DERIVED = frozenset(
     {
         "uri",
         "settings",
+        "term",
         "in_phase",
         "of_writer",
         "footprints",
@@ -83,7 +83,7 @@ class _Former:
         if world.lock is not None:
             lock = (world.lock[0], self._time(world.lock[1], 0))
         logs = (self._events(), self._decisions()) if self._model.late else ()
-        return _frozen((world.faults, owners, writers, commits, in_table, lock, logs))
+        return [world.faults, owners, writers, commits, in_table, lock, logs]
 
     def _since(self, writer: Writer) -> Form:
         """Whose commits aren't in the writer's base, and their places among the admissions."""
@@ -130,7 +130,16 @@ class _Former:
         closed = [self._closed(owner, self._world.writers[number].transaction) for number in self._order]
         waiting = [self._decision(each) for each in owner.unpublished]
         since = self._time(owner.since) if self._model.seconds else 0
-        return (owner.term, owner.live, owner.read - len(self._world.events), waiting, since, state, closed)
+        return (
+            owner.term,
+            owner.live,
+            owner.behind,
+            owner.read - len(self._world.events),
+            waiting,
+            since,
+            state,
+            closed,
+        )
 
     def _pairs(self, owner: Owner) -> Form:
         """Whom each transaction meets, and who is at each place, in the order in which the index looks.
@@ -246,7 +255,7 @@ class _Former:
                 items = [(self._value(key), self._value(each)) for key, each in value.items()]
                 return sorted(items, key=repr)
             case _:
-                kept = [each.name for each in fields(value) if each.name not in DERIVED]
+                kept = [each for each in field_names(value.__class__) if each not in DERIVED]
                 return [self._sent(value), *(self._field(name, getattr(value, name)) for name in kept)]
 
     def _sent(self, value: Any) -> Form:
@@ -281,12 +290,8 @@ class _Former:
             value = [each for each in value if each in self._kept]
         if name == "waiters":
             value = {each: waiting for each, waiting in value.items() if each in self._kept}
+        if name == "losses":
+            value = {writer: min(lost, self._model.settings.max_losses) for writer, lost in value.items()}
         if name == "overtaken":
             return min(value, self._model.settings.max_losses)
         return self._value(value)
-
-
-def _frozen(value: Any) -> Form:
-    if isinstance(value, list | tuple):
-        return tuple(_frozen(each) for each in value)
-    return value
