@@ -221,6 +221,7 @@ def _print(report: Figures) -> None:
     if report.get("peers"):
         _print_table(compare.rows(report["peers"]))
         _print_table(compare.wall_rows(report["peers"]), compare.FOOTNOTE)
+        _print_table(compare.batch_rows(report["peers"]), compare.PHASES_FOOTNOTE)
     if "paimon" in report:
         _print_table(paimon_commits.rows(report["paimon"]), paimon_commits.FOOTNOTE)
 

@@ -25,6 +25,21 @@ def sized(size: Any, quick: Any) -> Any:
 
 SMALL = Workload(2, overlap=True, batches=2, rows_per_day=50, rows_per_batch=20, days_per_batch=2)
 
+SMALL_BATCHES = tuple(
+    Workload(
+        writers,
+        overlap=False,
+        batches=30,
+        rows_per_day=5_000,
+        rows_per_batch=100,
+        days_per_batch=2,
+        small=True,
+        append=append,
+    )
+    for append in (True, False)
+    for writers in (1, 2)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -71,6 +86,7 @@ class Size:
                 )
                 for overlap in (True, False)
             ),
+            *SMALL_BATCHES,
         ),
         (SMALL,),
     )
@@ -79,7 +95,8 @@ class Size:
         tuple(
             Workload(writers, overlap, batches, rows_per_day=30_000, rows_per_batch=5_000, days_per_batch=5)
             for writers, overlap, batches in ((2, True, 4), (2, False, 4), (4, True, 2))
-        ),
+        )
+        + SMALL_BATCHES,
         (SMALL,),
     )
     """A batch of Hudi takes longer, so batches and files are half as large, and four writers have half as many batches."""

@@ -27,27 +27,41 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from py4j.clientserver import ClientServerConnection
 from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import CommitGate, GateEvent
+from lakewarden.spark_jobs import CommitGate, GateEvent, Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode
 from tests.bench.figures import cpu_seconds
 from tests.bench.peers.clients import Clients
 from tests.bench.peers.sharing import Attempt, Looks, seconds_to_stop
-from tests.bench.peers.tables import Store, Table, settings_of, table_of
+from tests.bench.peers.tables import SINKS, Store, Table, settings_of, table_of
 from tests.bench.peers.workload import FIRST_ROWS, SCHEMA, Workload
 
 WARM_UP_BATCHES = {"delta": 24, "iceberg": 24, "hudi": 4}
 """The JVM compiles for long, and the gate's ways have more to compile. After 12 batches of Delta it still compiled."""
 
 STEPS = ("began", "ended")
+
+PHASES = {
+    "scope": "plan",
+    "look-ups": "committed",
+    "intent → admitted": "open",
+    "markers": "touch_all",
+    "request → grant": "request_grant",
+    "report": "finish",
+}
+"""By the method in which the gate spends them: of the sink, and of the transaction. A look-up is also part of the others."""
+
+CALLS = "calls"
 
 MAX_DEATHS = 50
 """Of one query: beyond that the run fails."""
@@ -66,6 +80,10 @@ class Record:
     """Times of the commits of each writer."""
     grants_held: list[float] = field(default_factory=list)
     """Seconds of each grant."""
+    batches: list[float] = field(default_factory=list)
+    """Seconds of each call of the batch function, as Spark reports them."""
+    phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds in each of `PHASES`, and the number of `CALLS`."""
     _granted: dict[str, float] = field(default_factory=dict)
     _running_since: dict[str, float] = field(default_factory=dict)
 
@@ -74,11 +92,37 @@ class Record:
         self.attempts.clear()
         self.commits.clear()
         self.grants_held.clear()
+        self.batches.clear()
+        self.phases.clear()
         self.deaths = 0
 
     def running(self) -> list[str]:
         """The names of the attempts that run."""
         return list(self._running_since)
+
+    def timed(self, owner: type, method: str, phase: str) -> None:
+        """Add the time of each call of the method to the phase."""
+        original = getattr(owner, method)
+
+        @wraps(original)
+        def wrapper(*args: Any, **keywords: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return original(*args, **keywords)
+            finally:
+                self.phases[phase] += time.monotonic() - began
+
+        setattr(owner, method, wrapper)
+
+    def count_calls(self) -> None:
+        """Count the calls from Python into the JVM."""
+        send = ClientServerConnection.send_command
+
+        def counted(connection: ClientServerConnection, command: str) -> Any:
+            self.phases[CALLS] += 1
+            return send(connection, command)
+
+        ClientServerConnection.send_command = counted
 
     def seconds(self, *, committed: bool) -> list[float]:
         """How long each attempt ran that committed, or didn't."""
@@ -143,6 +187,10 @@ def main() -> None:
     )
     with ExitStack() as stack:
         record = Record()
+        record.count_calls()
+        for phase, method in PHASES.items():
+            owner = Transaction if hasattr(Transaction, method) else SINKS[options.table_format]
+            record.timed(owner, method, phase)
         ways = options.ways.split(",")
         gate = None
         if not all(way.startswith("native") for way in ways):
@@ -192,7 +240,7 @@ class _Run:
         self, name: str, workload: Workload, record: Record, announce: Callable[[str], None]
     ) -> dict[str, Any]:
         """Create the table, let the writers write, and compare the rows."""
-        table = table_of(self.table_format, self.spark, self.folder, name, self.store)
+        table = table_of(self.table_format, self.spark, self.folder, name, self.store, append=workload.append)
         source = self.folder / "source" / name
         workload.write_files(source)
         table.create(self.spark.read.parquet(str(source / FIRST_ROWS)))
@@ -215,6 +263,8 @@ class _Run:
             "way": self.way,
             "wall_seconds": round(wall, 1),
             "cpu_seconds": round(cpu, 1),
+            "batch_seconds": record.batches.copy(),
+            "phases": {name: record.phases[name] for name in (CALLS, *PHASES)},
             "grants_held_seconds": [round(each, 3) for each in record.grants_held],
             "deaths": record.deaths,
             "useful_seconds": [round(each, 2) for each in useful],
@@ -285,6 +335,8 @@ class _Run:
             )
             try:
                 query.awaitTermination()
+                written = [each["durationMs"] for each in query.recentProgress if each["numInputRows"]]
+                record.batches += [each["addBatch"] / 1000 for each in written]
                 return
             except StreamingQueryException as error:
                 record.deaths += 1

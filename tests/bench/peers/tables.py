@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, Sink
-from lakewarden.spark_jobs.sinks.hudi.options import STORAGE_LOCK
+from lakewarden.spark_jobs.sinks.hudi.options import STORAGE_LOCK, HudiOperation
 from lakewarden.spark_jobs.sinks.hudi.provider import CLIENTS
 from tests.bench.peers.workload import SCHEMA
 from tests.spark.formats import HAS_HUDI, format_settings, iceberg_name
@@ -19,7 +19,7 @@ from tests.spark.hudi_s3 import filesystem_on_s3, settings_on_s3
 NativeWrite: TypeAlias = Callable[[DataFrame, str], None]
 """Writes a batch. The second argument is the attempt's name."""
 
-FORMATS = ("delta", "iceberg", "hudi")
+SINKS: Mapping[str, type[Sink]] = {"delta": DeltaSink, "iceberg": IcebergSink, "hudi": HudiSink}
 
 _COLUMNS = SCHEMA.replace("id long", "id long NOT NULL")
 """Of the tables of Delta and Iceberg, as docs/delta.md advises for keys."""
@@ -72,6 +72,14 @@ class Table:
     """The format's own ways to upsert a batch, by name."""
     sink: Callable[[], Sink]
     read: Callable[[], DataFrame]
+    append: Callable[[DataFrame], None] = lambda _: None
+    appending: Callable[[], Sink] | None = None
+    """As `sink`, for appends."""
+
+    def appended(self) -> Table:
+        """Return the table for a workload that appends."""
+        assert self.appending is not None, "the format has both"
+        return replace(self, native={"native": lambda batch, _: self.append(batch)}, sink=self.appending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +108,29 @@ def settings_of(table_format: str, store: Store | None) -> dict[str, Any]:
     return settings | settings_on_s3(store.jars, store.endpoint) | S3_CONNECTIONS
 
 
-def table_of(table_format: str, spark: SparkSession, folder: Path, name: str, store: Store | None) -> Table:
+def table_of(
+    table_format: str,
+    spark: SparkSession,
+    folder: Path,
+    name: str,
+    store: Store | None,
+    *,
+    append: bool = False,
+) -> Table:
     """Return the table, which needs not exist yet. Hudi's is in the store, the others are in the folder."""
     if store is not None:
-        return _hudi(spark, store, name)
+        return _hudi(spark, store, name, append=append)
     kinds = {"delta": _delta, "iceberg": _iceberg}
-    return kinds[table_format](spark, folder / "warehouse" / "bench" / name)
+    table = kinds[table_format](spark, folder / "warehouse" / "bench" / name)
+    return table.appended() if append else table
 
 
 def _delta(spark: SparkSession, path: Path) -> Table:
     def create(rows: DataFrame) -> None:
         spark.sql(f"CREATE TABLE delta.`{path}` ({_COLUMNS}) USING delta PARTITIONED BY (day)")
+        append(rows)
+
+    def append(rows: DataFrame) -> None:
         rows.write.format("delta").mode("append").save(str(path))
 
     return Table(
@@ -118,6 +138,8 @@ def _delta(spark: SparkSession, path: Path) -> Table:
         {"native": lambda batch, _attempt: _merge(batch, f"delta.`{path}`")},
         lambda: DeltaSink(str(path), mode="upsert", keys=["id"]),
         lambda: spark.read.format("delta").load(str(path)),
+        append,
+        lambda: DeltaSink(str(path)),
     )
 
 
@@ -126,6 +148,9 @@ def _iceberg(spark: SparkSession, path: Path) -> Table:
 
     def create(rows: DataFrame) -> None:
         spark.sql(f"CREATE TABLE {name} ({_COLUMNS}) USING iceberg PARTITIONED BY (day)")
+        append(rows)
+
+    def append(rows: DataFrame) -> None:
         rows.writeTo(name).option("check-nullability", "false").append()
 
     def read() -> DataFrame:
@@ -137,6 +162,8 @@ def _iceberg(spark: SparkSession, path: Path) -> Table:
         {"native": lambda batch, _attempt: _merge(batch, name)},
         lambda: IcebergSink(name, mode="upsert", keys=["id"]),
         read,
+        append,
+        lambda: IcebergSink(name),
     )
 
 
@@ -154,8 +181,9 @@ def _merge(batch: DataFrame, table: str) -> None:
         batch.sparkSession.catalog.dropTempView(view)
 
 
-def _hudi(spark: SparkSession, store: Store, name: str) -> Table:
+def _hudi(spark: SparkSession, store: Store, name: str, *, append: bool) -> Table:
     path = store.table(name)
+    operation: HudiOperation = "insert" if append else "upsert"
 
     def write(rows: DataFrame, options: Mapping[str, str]) -> None:
         rows.write.format("hudi").options(**HUDI_OPTIONS, **options).mode("append").save(path)
@@ -167,7 +195,8 @@ def _hudi(spark: SparkSession, store: Store, name: str) -> Table:
                 "hoodie.client.init.callback.classes": CLIENTS,
                 "hoodie.lakewarden.transaction": attempt,
             }
-            write(batch, HUDI_CONCURRENCY | options | clients)
+            kind = {"hoodie.datasource.write.operation": operation}
+            write(batch, HUDI_CONCURRENCY | options | clients | kind)
 
         return upsert
 
@@ -182,6 +211,7 @@ def _hudi(spark: SparkSession, store: Store, name: str) -> Table:
             path,
             keys=["id"],
             partition_by=["day"],
+            operation=operation,
             options=HUDI_PARALLELISM | HUDI_LOCK,
             filesystem=filesystem_on_s3(store.endpoint),
         ),

@@ -48,10 +48,16 @@ class Workload:
     """Whether its batches are those of the large workloads, for their names only."""
     rest: bool = False
     """Whether the table is in a REST catalog: Iceberg's only."""
+    small: bool = False
+    """Whether its batches are small: what the gate costs each batch shows. Only the native way and `auto` write them."""
+    append: bool = False
+    """Whether rows are appended. The ids of those that an upsert would update are then there twice."""
 
     @property
     def name(self) -> str:
         """By which the command line selects it."""
+        if self.small:
+            return "small"
         suffix = f"{'-large' if self.large else ''}{'-rest' if self.rest else ''}"
         return f"{self.writers}-{'same' if self.overlap else 'different'}{suffix}"
 
@@ -83,8 +89,9 @@ class Workload:
         half = self.rows_per_batch // 2
         counts = Counter({(AT_THE_START, AT_THE_START): self.days * self.rows_per_day})
         for writer, batches in enumerate(committed or [self.batches] * self.writers):
-            counts.update({(writer, batch): half for batch in range(batches)})
-            if batches:
+            in_each = 2 * half if self.append else half
+            counts.update({(writer, batch): in_each for batch in range(batches)})
+            if batches and not self.append:
                 counts[writer, batches - 1] += half
                 counts[AT_THE_START, AT_THE_START] -= half
         return counts
