@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.gate.grant import Grant
     from lakewarden.spark_jobs.gate.observer import GateEvent
     from lakewarden.spark_jobs.gate.transaction import Transaction
-    from lakewarden.spark_jobs.sinks.contract import Sink
+    from lakewarden.spark_jobs.sinks.contract import Plan, Sink
     from lakewarden.spark_jobs.sinks.delta.sink import DeltaSink
     from lakewarden.spark_jobs.sinks.hudi.sink import HudiSink
     from lakewarden.spark_jobs.sinks.iceberg.sink import IcebergSink
@@ -80,6 +80,7 @@ __all__ = [
     "OutcomeUnknown",
     "PaimonSink",
     "PartitionPaths",
+    "Plan",
     "RowsLost",
     "Sink",
     "Transaction",
@@ -99,6 +100,7 @@ _MODULES = {
     "IcebergSink": "sinks.iceberg.sink",
     "PaimonSink": "sinks.paimon.sink",
     "PartitionPaths": "sinks.partition_paths",
+    "Plan": "sinks.contract",
     "Sink": "sinks.contract",
     "Transaction": "gate.transaction",
     "table_uri": "streaming.batches",

@@ -34,7 +34,7 @@ from lakewarden.spark_jobs.gate.observer import (
 from lakewarden.spark_jobs.gate.on_abort import AbortCallbacks
 from lakewarden.spark_jobs.gate.outcome import BatchOutcome, CommitLookup
 from lakewarden.spark_jobs.gate.progress import Change, GatePhase
-from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers, marker_of
+from lakewarden.spark_jobs.gate.scope import as_markers, marker_of
 from lakewarden.spark_jobs.gate.waiting import Waits
 
 TELLING_SECONDS = 1.0
@@ -62,8 +62,6 @@ class Transaction:
         self.id = intent.transaction
         self.intent = intent
         self.facts = intent.facts
-        self.batch_scope: BatchScope | None = None
-        """What the sink's `scope` returned for this batch. `foreach_batch` sets it; None if the scope wasn't asked for."""
         self.nest = [self]
         """The transactions of nested bodies of which this is one."""
         self.steps = Steps(intent, observer)

@@ -5,13 +5,17 @@ A sink knows one table format and nothing of Kafka. The gate knows the protocol 
 | a sink has | the gate |
 | --- | --- |
 | `table`, `conflict_rule`, `lock` | opens the transaction with them; an argument of `foreach_batch` takes precedence |
-| `scope(batch)`: what the batch is going to touch | calls it before a `queued` transaction, and declares the result |
-| `__call__(batch, txn)`: stages the batch, then publishes it | cancels its Spark jobs the moment an abort arrives |
+| `plan(batch)`: what the batch touches, and a function that publishes it | calls it first; opens the transaction with the scope |
+| `__call__(batch, txn)`: both steps in a transaction that is open | calls it for `optimistic` batches: no scope is declared |
 | `committed(writer, batch_id)`: is it in the table? | calls it before the compute, under the grant, after a failed publish |
 | `writers()`: whose batches does the table show? | calls it if the ledger doesn't know a query that begins behind batch 0 |
 
-**Scope.** At most one query finds it. The gate persists the batch before, and passes the result on as `txn.batch_scope`, so
-the sink neither computes the batch again nor lists its partitions twice. None means: unknown, or never worth waiting for.
+**Plan.** A batch is prepared once, and every attempt stages the same plan. So a plan holds only what follows from the batch's
+rows and the table's layout. Whatever another commit may change (base, snapshot, sequence number, index) is read by `stage`:
+after the admission, and after the markers that protect it. `stage` raises `BaseChanged` if the table has another layout than
+the plan. Then the gate plans again, as after `LostToGate`, which is one, and after `RowsLost`, for which it computes the rows
+again. If several Spark jobs read the batch (`reads_twice`), the gate keeps its rows for all of them (`computed_once`).
+A scope is found by at most one query. None means: unknown, or never worth waiting for.
 
 **Staging.** Nothing that is written before the grant is visible to readers of the table. `txn.touch_all(…)` precedes the first
 file; the gate doesn't publish again what the scope declared. `txn.check()` comes between steps that start no Spark job
@@ -39,14 +43,18 @@ A test suite holds every sink to this (`tests/spark/sinks/test_contract.py`). Tw
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from weakref import WeakSet
 
 from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.sinks.partitions import computed_once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,14 +64,28 @@ log = EventLogger("lakewarden.sinks")
 _BEGUN: WeakSet[Sink] = WeakSet()
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A batch that is prepared."""
+
+    scope: BatchScope | None
+    """What it is going to touch."""
+    stage: Callable[[Transaction], object]
+    """Publishes the markers, stages the batch, and publishes it. Each attempt calls it, with its own transaction."""
+
+
 class Write(Protocol):
     """Writes one batch: it publishes its markers, stages the batch, and publishes it inside `txn.commit()`."""
 
     def __call__(self, batch: DataFrame, txn: Transaction, /) -> object: ...
 
 
+@runtime_checkable
 class Sink(Write, Protocol):
-    """A `Write` that declares its table and its scope, and can look up what its table contains. A subclass gets the defaults."""
+    """A `Write` that declares its table and its scope, and can look up what its table contains. A subclass gets the defaults.
+
+    It has a `plan`, or a `__call__` and perhaps a `scope`.
+    """
 
     @property
     @abstractmethod
@@ -81,9 +103,25 @@ class Sink(Write, Protocol):
         """URI of the table's lock object, or None if it is the usual one."""
         return None
 
-    def scope(self, batch: DataFrame, /) -> BatchScope | None:  # noqa: ARG002 - the default knows nothing
+    @property
+    def reads_twice(self) -> bool:
+        """Whether several Spark jobs read a batch."""
+        return True
+
+    def plan(self, batch: DataFrame, /) -> Plan:
+        """Prepare the batch."""
+        return Plan(self.scope(batch), partial(self, batch))
+
+    def scope(self, batch: DataFrame, /) -> BatchScope | None:
         """Return what the batch is going to touch, or None."""
-        return None
+        return None if type(self).plan is Sink.plan else self.plan(batch).scope
+
+    def __call__(self, batch: DataFrame, txn: Transaction, /) -> None:
+        """Look the batch up, prepare it, and publish it."""
+        self.begin(txn)
+        kept = computed_once(batch, txn.facts, txn) if self.reads_twice else nullcontext(batch)
+        with kept as rows:
+            self.plan(rows).stage(txn)
 
     def begin(self, txn: Transaction) -> None:
         """Look the batch up (`recognise`). `__call__` calls it first.

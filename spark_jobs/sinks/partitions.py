@@ -34,7 +34,6 @@ from weakref import WeakKeyDictionary
 
 from lakewarden.handlers.partition_spelling import moment
 from lakewarden.spark_jobs.gate.errors import GateError, RowsLost
-from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.java import java_causes
 from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 
@@ -184,33 +183,11 @@ class BatchContent:
     """Whether several rows of one partition have the same keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionScope(BatchScope):
-    """The partitions that a batch touches, with their values."""
-
-    content: BatchContent
-    fields: tuple[Field, ...]
-    """The partition fields of the table at that time."""
-    keys: tuple[str, ...]
-    """Keys of an upsert."""
-    batch: DataFrame
-    """The batch in which the content was found."""
-
-
 _COMPUTED_ONCE: WeakKeyDictionary[DataFrame, int] = WeakKeyDictionary()
 """Rows of `computed_once`, and the id of the RDD that has them."""
 
 _RDDS: set[int] = set()
 """These ids. Several threads use them."""
-
-
-def known_content(
-    scope: BatchScope | None, batch: DataFrame, fields: Sequence[Field], keys: Sequence[str]
-) -> BatchContent | None:
-    """Return the content of a batch whose scope has it, or None. The scope holds for the rows that were read for it."""
-    if not isinstance(scope, PartitionScope) or scope.batch is not batch or not is_computed_once(batch):
-        return None
-    return scope.content if (scope.fields, scope.keys) == (tuple(fields), tuple(keys)) else None
 
 
 def is_computed_once(rows: DataFrame) -> bool:
@@ -235,15 +212,13 @@ def as_view(rows: DataFrame, name: str) -> Iterator[str]:
 
 
 @contextmanager
-def computed_once(
-    rows: DataFrame, batch: DataFrame, facts: str, txn: Transaction | None = None
-) -> Iterator[DataFrame]:
-    """Yield the `rows`, which come from `batch`: all jobs of the block see the same ones, or fail.
+def computed_once(rows: DataFrame, facts: str, txn: Transaction | None = None) -> Iterator[DataFrame]:
+    """Yield the rows: all jobs of the block see the same ones, or fail.
 
     Raise `RowsLost` if some were lost, in the block or when `txn` commits. `facts` name the table and the writer.
     """
-    if is_computed_once(batch):
-        with _naming_lost(batch, facts):
+    if is_computed_once(rows):
+        with _naming_lost(rows, facts):
             yield rows
         return
     # The condition makes the plan another one than any that is persisted already. Spark's optimizer removes it.

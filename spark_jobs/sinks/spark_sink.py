@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakewarden.events import ConflictRule, Marker
@@ -23,16 +24,15 @@ from lakewarden.spark_jobs.gate.outcome import CommitLookup
 from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.assignment import naming_values
-from lakewarden.spark_jobs.sinks.contract import Sink, as_columns
+from lakewarden.spark_jobs.sinks.contract import Plan, Sink, as_columns
 from lakewarden.spark_jobs.sinks.java import java_text
 from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     Field,
     Partition,
-    PartitionScope,
     as_lost,
     content_of,
-    is_persisted,
+    is_computed_once,
 )
 from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_comparable, unused
 
@@ -62,8 +62,29 @@ class Layout(Protocol):
 L = TypeVar("L", bound=Layout)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[L]):
+    """A batch in the names of a table, and what a query found in it."""
+
+    layout: L
+    upsert: Upsert
+    named: DataFrame
+    """The batch in the names of the table."""
+    rows: DataFrame
+    """The same with the columns `stored`."""
+    stored: dict[str, str]
+    """By partition column: the column that has its values as the table stores them."""
+    content: BatchContent
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        return self.content.partitions
+
+
 class SparkSink(Sink, Generic[L]):
     """Call it as `sink(batch_df, txn)`. Create one for each table and mode.
+
+    A plan has the partitions of the batch, found by one query.
 
     `delete_condition` and `update_condition` are SQL over the table's row `t` and the batch's row `s`. A row that meets the
     first is deleted; one that isn't in the table isn't inserted then, so the condition may name only columns of `s`. A row
@@ -98,18 +119,41 @@ class SparkSink(Sink, Generic[L]):
     def conflict_rule(self) -> ConflictRule:
         return "deleted-file" if self._mode == "append" else "file-group"
 
-    def scope(self, batch: DataFrame, /) -> BatchScope | None:
-        """Return the partitions that the batch changes, by one query. None for an append."""
-        if self._mode == "append":
-            return None
-        layout = self._layout(batch.sparkSession)
-        upsert = self._upsert_of(layout, batch.sparkSession)
-        rows, stored = self._with_stored(self._rows(batch, layout, upsert), layout, upsert)
+    def plan(self, batch: DataFrame, /) -> Plan:
+        spark = batch.sparkSession
+        return self._plan(batch, self._layout(spark), spark)
+
+    def _prepared(self, batch: DataFrame, layout: L, spark: SparkSession) -> Prepared[L]:
+        upsert = self._upsert.of_columns(layout.columns.names, spark, self.table)
+        named = self._rows(batch, layout, upsert)
         with naming_values(batch, layout.columns, self.table):
-            content = self._content(rows, layout, upsert, stored, persisted=is_persisted(batch))
-        return PartitionScope(
-            self._markers(content.partitions, layout), content, layout.fields, upsert.keys, batch
-        )
+            rows, stored = self._with_stored(named, layout, upsert)
+            content = content_of(
+                rows,
+                layout.fields,
+                upsert.keys,
+                self.table,
+                persisted=is_computed_once(batch),
+                stored=stored,
+            )
+        return Prepared(layout, upsert, named, rows, stored, content)
+
+    def _plan(self, batch: DataFrame, layout: L, spark: SparkSession) -> Plan:
+        prepared = self._prepared(batch, layout, spark)
+        markers = self._markers(batch, prepared)
+
+        def stage(txn: Transaction) -> None:
+            if not prepared.partitions:
+                return
+            with naming_values(batch, layout.columns, self.table):
+                txn.touch_all(markers)
+                self._stage(prepared, txn)
+
+        return Plan(None if self._mode == "append" else BatchScope(markers), stage)
+
+    @abstractmethod
+    def _stage(self, prepared: Prepared[L], txn: Transaction) -> None:
+        """Write the batch, after its markers."""
 
     @abstractmethod
     def _find(self, table: str) -> None:
@@ -127,12 +171,9 @@ class SparkSink(Sink, Generic[L]):
     def _cast(self, rows: DataFrame, layout: L, stored: Mapping[str, str]) -> DataFrame:
         """Return the rows with columns of the names `stored`, which have the values of the batch's in the table's types."""
 
-    def _markers(self, partitions: Sequence[Partition], layout: L) -> tuple[Marker, ...]:
-        """Return what an upsert or overwrite of these partitions touches."""
-        return as_markers(dict.fromkeys(layout.paths_of(partitions)))
-
-    def _upsert_of(self, layout: L, spark: SparkSession) -> Upsert:
-        return self._upsert.of_columns(layout.columns.names, spark, self.table)
+    def _markers(self, batch: DataFrame, prepared: Prepared[L]) -> tuple[Marker, ...]:  # noqa: ARG002 - Delta numbers some
+        """Return what the batch touches."""
+        return as_markers(dict.fromkeys(prepared.layout.paths_of(prepared.partitions)))
 
     def _with_stored(self, rows: DataFrame, layout: L, upsert: Upsert) -> tuple[DataFrame, dict[str, str]]:
         """Return the rows with their partition columns as the table stores them, and the names of those that this adds."""
@@ -146,11 +187,6 @@ class SparkSink(Sink, Generic[L]):
             return rows, {}
         require_comparable(upsert.keys, stored, given, columns, self.table)
         return self._cast(rows, layout, stored), stored
-
-    def _content(
-        self, rows: DataFrame, layout: L, upsert: Upsert, stored: Mapping[str, str], *, persisted: bool
-    ) -> BatchContent:
-        return content_of(rows, layout.fields, upsert.keys, self.table, persisted=persisted, stored=stored)
 
 
 def run_under_grant(

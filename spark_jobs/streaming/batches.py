@@ -16,9 +16,10 @@
   fails.
 - *Alone.* If the format's own check refuses a commit because of another one of the gate, no marker shows why they conflict, and
   both could lose in turn. So the retry's scope is the whole table. The same holds from the second refusal on, whatever the cause.
-- *Scope.* A scope is found once per batch, before its first transaction. If the sink finds it by a Spark job, the batch is
-  persisted first, so the sink and its retries read the same rows without computing them again (`computed_once`). If some of
-  them are lost (`RowsLost`), the batch is computed and its scope found again before the next attempt.
+- *Plan.* A sink plans a batch once, before its first transaction, which is opened with the plan's scope. Each attempt stages
+  the same plan. If several Spark jobs read the batch, it is persisted first, so the plan and its attempts read the same rows
+  without computing them again (`computed_once`). The batch is planned again before an attempt if its table was changed
+  (`BaseChanged`, and so `LostToGate`), or if rows were lost (`RowsLost`): then it is also computed again.
 - *Once.* A batch that the agent knows to be committed is skipped. So is a batch that the table has, if the sink can look it
   up (`sinks/contract.py`).
 - *Stop.* If the query or Spark is stopped, a wait ends within a second, nothing is retried, and one error says what became of
@@ -47,7 +48,7 @@ from lakewarden.spark_jobs.gate.observer import GateEvent, epoch_seconds, first_
 from lakewarden.spark_jobs.gate.outcome import CommitLookup
 from lakewarden.spark_jobs.gate.scope import ALONE, BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from lakewarden.spark_jobs.sinks.contract import Sink, Write
+from lakewarden.spark_jobs.sinks.contract import Plan, Sink, Write
 from lakewarden.spark_jobs.sinks.java import java_text
 from lakewarden.spark_jobs.sinks.partitions import as_lost, computed_once, require_computed_once
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
@@ -68,8 +69,8 @@ if TYPE_CHECKING:
 FOOTPRINT_TIMEOUT_SECONDS = 10.0
 """For reading back what an aborted attempt touched. After it, the retry's scope is smaller, which is still correct."""
 
-MAX_SCOPE_TRIES = 3
-"""How often a scope is looked for. Rows are lost only when an executor ends."""
+MAX_PLAN_TRIES = 3
+"""How often a batch is planned for one attempt. Rows are lost only when an executor ends."""
 
 BACKOFF_SECONDS = 2.0
 """Longest back-off before a retry without a winner to wait for: the agent or its lock failed, no other writer is involved."""
@@ -161,8 +162,9 @@ class _Batch:
     query: Any | None = None
     """The query in the JVM."""
     scope: BatchScope | None = None
+    plan: Plan | None = None
     same: DataFrame | None = None
-    """The rows in which the sink has found the scope: the same ones in all jobs."""
+    """The rows that the sink has planned, if they are the same ones in all jobs."""
     kept: ExitStack = field(default_factory=ExitStack)
     """Keeps them."""
     prepared: Transaction | None = None
@@ -183,6 +185,11 @@ class _Batch:
 
     def what_stopped(self) -> str | None:
         return what_stopped(self.rows, self.query)
+
+    def forget_rows(self) -> None:
+        """Let the rows be computed again, and planned."""
+        self.kept.close()
+        self.same = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +241,7 @@ class BatchWriter:
             micro_batch.query = query_of(batch)
             micro_batch.writer = wire_name(self._writer, micro_batch.query)
             with micro_batch.kept:
-                self._find_scope(micro_batch)
+                self._plan(micro_batch)
                 self._write_with_retries(micro_batch)
         except Exception as error:
             stopped = micro_batch.what_stopped()
@@ -306,7 +313,6 @@ class BatchWriter:
         with self._gate.block_of(prepared) as txn:
             batch.opened[:] = [txn]
             batch.sequence = txn.sequence if batch.sequence is None else batch.sequence
-            txn.batch_scope = batch.scope
             self._require_own_batches(batch, txn)
             jobs = TaggedJobs(batch.context, f"lakewarden-{txn.id}")
             try:
@@ -317,7 +323,10 @@ class BatchWriter:
                     same = batch.same
                     if same is not None:
                         txn.before_commit(lambda: require_computed_once(same, txn.facts))
-                    self._write(batch.rows if same is None else same, txn)
+                    if batch.plan is None:
+                        self._write(batch.rows, txn)
+                    else:
+                        batch.plan.stage(txn)
             except Exception:
                 if not txn.aborted and batch.what_stopped() is None:
                     jobs.wait_until_gone()  # when one task fails, others may still write
@@ -341,23 +350,25 @@ class BatchWriter:
                 raise refusals.new_query(batch.number, doubtful, txn.facts)
         begun[batch.writer] = batch.run
 
-    def _find_scope(self, batch: _Batch, tries: int = MAX_SCOPE_TRIES) -> None:
-        """Find the scope of the batch. The rows in which the sink finds it stay as they are until the batch has ended."""
+    def _plan(self, batch: _Batch, tries: int = MAX_PLAN_TRIES) -> None:
+        """Plan the batch. The rows that the sink plans stay as they are until the batch has ended."""
         if self._scope is not None:
             batch.scope = as_batch_scope(self._scope(batch.rows))
             return
-        find = getattr(self._write, "scope", None)
-        if find is None or self._target.admission == "optimistic":
+        if self._target.admission == "optimistic" or not isinstance(self._write, Sink):
             return
-        facts = self._facts(batch)
-        batch.same = batch.kept.enter_context(computed_once(batch.rows, batch.rows, facts))
+        facts, rows = self._facts(batch), batch.rows
+        if self._write.reads_twice:
+            rows = batch.same = batch.kept.enter_context(computed_once(batch.same or rows, facts))
         try:
-            batch.scope = as_batch_scope(find(batch.same))
+            batch.plan = self._write.plan(rows)
         except Exception as error:
             if tries == 1 or as_lost(error, facts, batch.same) is None:
                 raise
-            batch.kept.close()
-            self._find_scope(batch, tries - 1)
+            batch.forget_rows()
+            self._plan(batch, tries - 1)
+        else:
+            batch.scope = batch.plan.scope
 
     def _facts(self, batch: _Batch) -> str:
         return f"table={self._target.table} writer={batch.writer} batch_id={batch.number}"
@@ -398,8 +409,9 @@ class BatchWriter:
         if isinstance(error, errors.CommitAborted):
             batch.winners.update(entry.other_transaction for entry in error.conflicts)
         if isinstance(error, errors.RowsLost):
-            batch.kept.close()
-            self._find_scope(batch)
+            batch.forget_rows()
+        if isinstance(error, errors.RowsLost | errors.BaseChanged):
+            self._plan(batch)
             touched.update(dict.fromkeys(batch.scope.markers if batch.scope else ()))
         batch.refused += isinstance(error, errors.BaseChanged)
         reason = "it declares what its last attempt touched"

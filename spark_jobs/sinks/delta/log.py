@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import transaction_of_delta
@@ -98,6 +98,8 @@ class Metadata:
     numbered: frozenset[str]
     """Identity columns, in lower case."""
     configuration: dict[str, str]
+    log: TableLog = field(compare=False)
+    """Where it was read."""
 
     def paths_of(self, partitions: Iterable[Partition]) -> list[str]:
         """Return partitions as Delta spells them. Raise `ValueError` for a type or a value without a single spelling."""
@@ -155,15 +157,15 @@ class TableLog:
         self.known = self.parsed(self.snapshot().metadata())
         return self.known
 
-    @staticmethod
-    def parsed(java: Any) -> Metadata:
+    def parsed(self, java: Any) -> Metadata:
         """Return what an action of Delta says."""
         from pyspark.sql.types import StructType
 
         action = json.loads(java.json())["metaData"]
         schema = json.loads(action["schemaString"])
-        for field in schema["fields"]:
-            field["metadata"].pop(REACHED, None)  # each commit that numbers rows changes it, and nothing else
+        for column in schema["fields"]:
+            # Each commit that numbers rows changes it, and nothing else.
+            column["metadata"].pop(REACHED, None)
         fields = {field["name"]: field for field in schema["fields"]}
         partitioned_by = action["partitionColumns"]
         types = {name: fields[name]["type"] for name in partitioned_by}
@@ -189,6 +191,7 @@ class TableLog:
                 name.lower() for name, field in fields.items() if NUMBERED in field["metadata"]
             ),
             configuration=action["configuration"],
+            log=self,
         )
 
     def commits(self, since: int) -> list[CommitFile]:

@@ -12,8 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,6 +22,7 @@ from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.outcome import find_batch
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT, NOT_STORED, naming_values, spelled_as
+from lakewarden.spark_jobs.sinks.contract import Plan
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import GENERATED, NUMBERED, LastBatches, Metadata, TableLog
 from lakewarden.spark_jobs.sinks.delta.observer import (
@@ -33,8 +34,8 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
 )
 from lakewarden.spark_jobs.sinks.java import elements, java_type
 from lakewarden.spark_jobs.sinks.partition_paths import in_sql
-from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, computed_once, known_content, quoted
-from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
+from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, computed_once, quoted
+from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
 
@@ -75,40 +76,29 @@ class DeltaSink(SparkSink[Metadata]):
         """Why whole statements are granted, if they are."""
         self._fence: Fence | None = None
         self._warned_of_gap = False
-        self._last: Metadata | None = None
-        """As the last batch found it: an append doesn't read the table once more for its scope."""
         self._last_batches = LastBatches()
 
     def _layout(self, spark: SparkSession) -> Metadata:
         return self._supported(spark, self._open(spark))
 
-    def scope(self, batch: DataFrame, /) -> BatchScope | None:
-        """Add `IDENTITY` to the partitions. It is all that is known of an append."""
-        found = super().scope(batch)
-        numbers = self._numbers(batch, self._last or self._layout(batch.sparkSession))
-        if found is None:
-            return BatchScope(numbers) if numbers else None
-        return replace(found, markers=(*found.markers, *numbers))
+    @property
+    def reads_twice(self) -> bool:
+        """Whether a query looks for the partitions: the files of an append have them."""
+        return self._mode != "append"
+
+    def plan(self, batch: DataFrame, /) -> Plan:
+        spark = batch.sparkSession
+        metadata = self._layout(spark)
+        if self._mode != "append":
+            return self._plan(batch, metadata, spark)
+        numbers = self._numbers(batch, metadata)
+        return Plan(BatchScope(numbers) if numbers else None, partial(self._append, batch, metadata, numbers))
 
     @staticmethod
     def _numbers(batch: DataFrame, metadata: Metadata) -> tuple[Marker, ...]:
         """Return the marker of a batch whose rows Delta numbers. It keeps numbers that the batch has."""
         given = {name.lower() for name in batch.columns}
         return (IDENTITY,) if metadata.numbered - given else ()
-
-    def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        spark = batch.sparkSession
-        table = self._open(spark)
-        metadata = self._supported(spark, table)
-        self.begin(txn)
-        numbers = self._numbers(batch, metadata)
-        if numbers:
-            txn.touch_all(numbers)
-        with naming_values(batch, metadata.columns, self.table):
-            if self._mode == "append":
-                self._append(batch, txn, table, metadata)
-            else:
-                self._rewrite(batch, txn, table, metadata)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         from pyspark.sql import SparkSession
@@ -189,7 +179,6 @@ class DeltaSink(SparkSink[Metadata]):
                 f"false; table={self.table}"
             )
         self._require_utc(spark, metadata)
-        self._last = metadata
         return metadata
 
     def _require_utc(self, spark: SparkSession, metadata: Metadata) -> None:
@@ -213,7 +202,9 @@ class DeltaSink(SparkSink[Metadata]):
 
     # the modes
 
-    def _append(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
+    def _append(
+        self, batch: DataFrame, metadata: Metadata, numbers: tuple[Marker, ...], txn: Transaction
+    ) -> None:
         def touch(partitions: Iterable[Partition]) -> None:
             named = dict.fromkeys(metadata.paths_of(partitions))
             txn.touch_all(
@@ -227,70 +218,63 @@ class DeltaSink(SparkSink[Metadata]):
                 for found in values
             )
 
-        def append(identity: Identity) -> None:
-            _with_sources(batch, metadata.columns).writeTo(self._by_path).options(**identity).append()
+        spark = batch.sparkSession
+        if numbers:
+            txn.touch_all(numbers)
+        whole = self._unhooked is not None
+        with computed_once(batch, txn.facts, txn) if whole else nullcontext(batch) as rows:
 
-        if self._unhooked is None:
-            self._execute(append, txn, table, batch.sparkSession, touch_files)
+            def append(identity: Identity) -> None:
+                _with_sources(rows, metadata.columns).writeTo(self._by_path).options(**identity).append()
+
+            if whole:
+                touch(self._prepared(rows, metadata, spark).partitions)
+            with naming_values(rows, metadata.columns, self.table):
+                self._execute(append, txn, metadata, spark, touch_files)
+
+    def _stage(self, prepared: Prepared[Metadata], txn: Transaction) -> None:
+        metadata, upsert, rows = prepared.layout, prepared.upsert, prepared.rows
+        spark, fields, stored = rows.sparkSession, metadata.fields, prepared.stored
+        if self._mode == "overwrite":
+
+            def overwrite(identity: Identity) -> None:
+                rows.writeTo(self._by_path).options(**identity).overwritePartitions()
+
+            self._execute(overwrite, txn, metadata, spark)
             return
-        with computed_once(batch, batch, txn.facts, txn) as same:
-            batch = same
-            rows, stored = self._with_stored(
-                self._rows(batch, metadata, self._upsert), metadata, self._upsert
-            )
-            touch(self._content(rows, metadata, self._upsert, stored, persisted=True).partitions)
-            self._execute(append, txn, table, batch.sparkSession)
-
-    def _rewrite(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
-        fields = metadata.fields
-        upsert = self._upsert_of(metadata, batch.sparkSession)
-        rows, stored = self._with_stored(self._rows(batch, metadata, upsert), metadata, upsert)
         # Delta computes a generated column again if the statement sets others and leaves it out.
         inexact = [
             *inexact_keys(upsert.keys, fields, rows.schema, metadata.columns, self.table),
             *metadata.filled_in,
         ]
-
-        with computed_once(rows, batch, txn.facts, txn) as rows:
-            content = known_content(txn.batch_scope, batch, fields, upsert.keys)
-            content = content or self._content(rows, metadata, upsert, stored, persisted=True)
-            if not content.partitions:
-                return
-            txn.touch_all(self._markers(content.partitions, metadata))
-            if self._mode == "overwrite":
-
-                def overwrite(identity: Identity) -> None:
-                    rows.writeTo(self._by_path).options(**identity).overwritePartitions()
-
-                self._execute(overwrite, txn, table, rows.sparkSession)
-                return
-            converted = converted_keys(upsert.keys, rows.schema, metadata.columns)
-            merged = rows
-            if content.keys_repeat or converted:
-                merged = upsert.one_row_per_key(rows, fields, self.table, stored, converted)
-            with as_view(merged, f"lakewarden_{txn.id}") as source:
-                known = metadata.columns.names
-                statement = upsert.statement(
-                    self._by_path,
-                    source,
-                    fields=fields,
-                    partitions=content.partitions,
-                    required=metadata.required,
-                    assigned=[name for name in rows.columns if name in known],
-                    stored=stored,
-                    inexact=inexact,
-                )
-                self._execute(partial(_run_sql, rows.sparkSession, statement), txn, table, rows.sparkSession)
+        converted = converted_keys(upsert.keys, rows.schema, metadata.columns)
+        merged = rows
+        if prepared.content.keys_repeat or converted:
+            merged = upsert.one_row_per_key(rows, fields, self.table, stored, converted)
+        with as_view(merged, f"lakewarden_{txn.id}") as source:
+            known = metadata.columns.names
+            statement = upsert.statement(
+                self._by_path,
+                source,
+                fields=fields,
+                partitions=prepared.partitions,
+                required=metadata.required,
+                assigned=[name for name in rows.columns if name in known],
+                stored=stored,
+                inexact=inexact,
+            )
+            self._execute(partial(_run_sql, spark, statement), txn, metadata, spark)
 
     def _execute(
         self,
         statement: Callable[[Identity], object],
         txn: Transaction,
-        table: TableLog,
+        metadata: Metadata,
         spark: SparkSession,
         prepared: Callable[[Iterator[dict[str, Any]]], object] = lambda _: None,
     ) -> None:
         """Execute a statement with its commit under the grant, or the whole of it where there is no hook."""
+        table = metadata.log
         if self._unhooked is not None:
             self._warn_of_gap(table.java)
             run_under_grant(txn, lambda: statement(_identity(txn)), self.committed, is_conflict)
@@ -314,14 +298,16 @@ class DeltaSink(SparkSink[Metadata]):
 
     # the batch
 
-    def _markers(self, partitions: Sequence[Partition], layout: Metadata) -> tuple[Marker, ...]:
+    def _markers(self, batch: DataFrame, prepared: Prepared[Metadata]) -> tuple[Marker, ...]:
+        layout = prepared.layout
         for number, field in enumerate(layout.fields):
-            if field.column in layout.required and any(values[number] is None for values in partitions):
+            nulls = (values[number] is None for values in prepared.partitions)
+            if field.column in layout.required and any(nulls):
                 raise ValueError(
                     f"the partition column {field.column!r} is NOT NULL, and the batch has NULL in it, or an empty text, which "
                     f"Delta stores as NULL: correct or drop the row; table={self.table}"
                 )
-        return super()._markers(partitions, layout)
+        return (*super()._markers(batch, prepared), *self._numbers(batch, layout))
 
     def _rows(self, batch: DataFrame, layout: Metadata, upsert: Upsert) -> DataFrame:
         rows = spelled_as(batch, layout.columns.names, self.table, upsert.may_bring)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import canonical_table
 from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
-from lakewarden.spark_jobs.gate.scope import BatchScope
-from lakewarden.spark_jobs.sinks.contract import Sink
+from lakewarden.spark_jobs.sinks.contract import Plan, Sink
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import (
     HIVE_STYLE,
@@ -34,7 +33,7 @@ from lakewarden.spark_jobs.sinks.hudi.options import (
 from lakewarden.spark_jobs.sinks.hudi.provider import is_before_1, release_of
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
-from lakewarden.spark_jobs.sinks.partitions import computed_once, is_computed_once, settle
+from lakewarden.spark_jobs.sinks.partitions import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -115,23 +114,19 @@ class HudiSink(Sink):
         """Hudi's lock object, if the table's other writers use it too."""
         return self._table + HUDI_LOCK if self._shares_the_lock else None
 
-    def scope(self, batch: DataFrame, /) -> BatchScope | None:
-        """Return the batch's partitions, by one Spark job. None if a key generator computes them."""
+    def plan(self, batch: DataFrame, /) -> Plan:
+        """Find the batch's partitions, by one Spark job. The scope is None if a key generator computes them."""
+        self._require_ordering(batch.sparkSession)
         paths = self._partition_paths(batch)
         settle(batch)
-        return None if paths is None else paths.scope(batch)
+        scope = None if paths is None else paths.scope(batch)
 
-    def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        self.begin(txn)
-        self._require_ordering(batch.sparkSession)
-        if self._operation != "insert_overwrite":
+        def stage(txn: Transaction) -> None:
+            if self._operation == "insert_overwrite" and scope is not None:
+                txn.touch_all(scope.markers)
             self._write(batch, txn)
-            return
-        found = txn.batch_scope if is_computed_once(batch) else None
-        with computed_once(batch, batch, txn.facts, txn) as same:
-            scope = found or self.scope(same)
-            txn.touch_all(scope.markers if scope is not None else ())
-            self._write(same, txn)
+
+        return Plan(scope, stage)
 
     def _write(self, batch: DataFrame, txn: Transaction) -> None:
         with self.hudi_options(txn, batch.sparkSession) as options:

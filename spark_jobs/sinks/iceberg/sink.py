@@ -12,8 +12,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker, canonical_table
@@ -21,7 +20,7 @@ from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark, base_changed
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import as_markers
-from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, naming_values, spelled_as
+from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, spelled_as
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import (
     BatchWrite,
     in_catalog,
@@ -45,8 +44,8 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     spec_text,
 )
 from lakewarden.spark_jobs.sinks.java import is_instance
-from lakewarden.spark_jobs.sinks.partitions import Partition, computed_once, known_content, quoted
-from lakewarden.spark_jobs.sinks.spark_sink import COST, SparkSink, run_under_grant
+from lakewarden.spark_jobs.sinks.partitions import quoted
+from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
 
 if TYPE_CHECKING:
@@ -79,8 +78,6 @@ class IcebergSink(SparkSink[OpenTable]):
         self._last_opened = open_table(self._spark, table)
         self._uri = canonical_table(str(self._last_opened.java.location()))
         self._last_alike: object = None
-        self._found = threading.local()
-        """`table`: as this thread's last lookup of a batch has loaded it."""
         if self._unhooked is not None:
             if is_instance(self._last_opened.java.operations(), REST):
                 raise UnsupportedSpark(
@@ -91,43 +88,34 @@ class IcebergSink(SparkSink[OpenTable]):
             log.warning("iceberg.whole-statements", table=self._uri, reason=self._unhooked, cost=COST)
         self._told_of_history = self._mode == "append"
 
-    def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        self._found.table = None
-        self.begin(txn)
-        table = self._layout(batch.sparkSession, self._found.table)
-        upsert = self._upsert_of(table, batch.sparkSession)
-        rows = self._complete(self._rows(batch, table, upsert), table)
+    def _stage(self, prepared: Prepared[OpenTable], txn: Transaction) -> None:
+        table, upsert, rows = prepared.layout, prepared.upsert, prepared.named
         inexact = inexact_keys(upsert.keys, table.fields, rows.schema, table.columns, self.table)
-        with (
-            computed_once(rows, batch, txn.facts, txn) as same,
-            naming_values(batch, table.columns, self.table),
-        ):
-            rows = same
-            scoped, stored = self._with_stored(rows, table, upsert)
-            content = known_content(txn.batch_scope, batch, table.fields, upsert.keys)
-            content = content or self._content(scoped, table, upsert, stored, persisted=True)
-            if not content.partitions:
-                return
-            txn.touch_all(self._markers(content.partitions, table))
-            if self._mode == "upsert":
-                converted = converted_keys(upsert.keys, rows.schema, table.columns)
-                rows = scoped
-                if content.keys_repeat or converted:
-                    rows = upsert.one_row_per_key(scoped, table.fields, self.table, stored, converted)
-            # Only after the markers: from here on the agent checks every commit to these partitions against them.
-            batch_write = BatchWrite(
-                rows, table, content.partitions, self._mode, upsert, _properties(txn), stored, inexact
-            )
-            snapshot = None
-            if self._unhooked is None:
-                snapshot = self._commit_staged(batch_write, txn)
-            else:
-                run_under_grant(txn, lambda: self._commit_whole(batch_write), self.committed, is_conflict)
-            show(self._spark, self._name, snapshot)
+        if self._mode == "upsert":
+            converted = converted_keys(upsert.keys, rows.schema, table.columns)
+            rows = prepared.rows
+            if prepared.content.keys_repeat or converted:
+                rows = upsert.one_row_per_key(rows, table.fields, self.table, prepared.stored, converted)
+        # Only after the markers: from here on the agent checks every commit to these partitions against them.
+        batch_write = BatchWrite(
+            rows,
+            table,
+            prepared.partitions,
+            self._mode,
+            upsert,
+            _properties(txn),
+            prepared.stored,
+            inexact,
+        )
+        snapshot = None
+        if self._unhooked is None:
+            snapshot = self._commit_staged(batch_write, txn)
+        else:
+            run_under_grant(txn, lambda: self._commit_whole(batch_write), self.committed, is_conflict)
+        show(self._spark, self._name, snapshot)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        self._found.table = load(self._spark, self._name)
-        return find_commit(self._found.table, writer, batch_id)
+        return find_commit(load(self._spark, self._name), writer, batch_id)
 
     def writers(self) -> list[str]:
         return LastCommit.writers(load(self._spark, self._name))
@@ -171,9 +159,8 @@ class IcebergSink(SparkSink[OpenTable]):
             raise base_changed(f"{what} while the batch was prepared", facts)
         return now
 
-    def _layout(self, spark: SparkSession, loaded: Any = None) -> OpenTable:  # noqa: ARG002 - the catalog is that of the sink's session
-        """`loaded`: the table if it was just loaded."""
-        table = self._last_opened = open_table(self._spark, self._name, self._last_opened, loaded)
+    def _layout(self, spark: SparkSession) -> OpenTable:  # noqa: ARG002 - the catalog is that of the sink's session
+        table = self._last_opened = open_table(self._spark, self._name, self._last_opened)
         location = canonical_table(str(table.java.location()))
         if location != self._uri:
             raise ValueError(
@@ -215,7 +202,7 @@ class IcebergSink(SparkSink[OpenTable]):
             others = [name for name in rows.columns if name not in names]
             assigned(rows, layout.columns, self.table, partial=True, others=others)
             self._last_alike = alike
-        return rows
+        return self._complete(rows, layout)
 
     def _complete(self, rows: DataFrame, table: OpenTable) -> DataFrame:
         """Return the rows with all columns of the table, as INSERT with a list of columns makes them: the default, or NULL."""
@@ -234,8 +221,9 @@ class IcebergSink(SparkSink[OpenTable]):
         types = [StructField(added, layout.columns[name].dataType) for name, added in stored.items()]
         return assigned(wider, StructType(types), self.table, others=rows.columns)
 
-    def _markers(self, partitions: Sequence[Partition], layout: OpenTable) -> tuple[Marker, ...]:
-        paths = layout.paths_of(partitions)
+    def _markers(self, batch: DataFrame, prepared: Prepared[OpenTable]) -> tuple[Marker, ...]:  # noqa: ARG002 - of the base
+        layout = prepared.layout
+        paths = layout.paths_of(prepared.partitions)
         if self._mode == "append":
             return tuple(Marker(partition=path, file_group=NEW_FILES, operation="create") for path in paths)
         return as_markers(dict.fromkeys([*paths, *layout.older_paths_of(paths)]))

@@ -146,16 +146,14 @@ class OpenTable:
         return bool(self.schema.sameSchema(other.schema()) and self.spec == other.spec().specId())
 
 
-def open_table(
-    spark: SparkSession, name: str, before: OpenTable | None = None, table: Any = None
-) -> OpenTable:
+def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) -> OpenTable:
     """Open the table at its newest version. Raise `ValueError` if there is none, or the sink can't write it rightly.
 
-    If the layout is the same as `before`, only the version is looked up; nothing is, with a `table` that was just loaded.
+    If the layout is the same as `before`, only the version is looked up.
     """
     from pyspark.sql.types import StructType
 
-    table = load(spark, name) if table is None else table
+    table = load(spark, name)
     _require_supported(spark, name, table)
     if before is not None and before.same_layout(table):
         return replace(before, java=table)

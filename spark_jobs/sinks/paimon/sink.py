@@ -24,7 +24,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, Operation
@@ -36,7 +38,7 @@ from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import folding, naming_values
-from lakewarden.spark_jobs.sinks.contract import Sink, as_columns
+from lakewarden.spark_jobs.sinks.contract import Plan, Sink, as_columns
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     NothingPublished,
     PublishedSnapshot,
@@ -87,7 +89,6 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
 )
 from lakewarden.spark_jobs.sinks.partitions import (
     computed_once,
-    is_computed_once,
     quoted,
     require_computed_once,
     settle,
@@ -141,23 +142,6 @@ class _LastCommit:
     work: _StagedBatch
 
 
-@dataclass(frozen=True, slots=True)
-class _PaimonScope(BatchScope):
-    """The partitions of an upsert that are written by one transaction at a time, with their values."""
-
-    partitions: tuple[Partition, ...]
-    batch: DataFrame
-    """The batch in which they were found. They hold for no other."""
-
-
-@dataclass(frozen=True, slots=True)
-class _BucketScope(BatchScope):
-    """The buckets of an upsert into a table with a primary key and fixed buckets."""
-
-    groups: tuple[str, ...]
-    batch: DataFrame
-
-
 class PaimonSink(Sink):
     """Call it as `sink(batch_df, txn)`. Create one for each table and mode."""
 
@@ -192,27 +176,31 @@ class PaimonSink(Sink):
         """The conflict rule of this sink's transactions. For an upsert, it is looked up in the table."""
         return "deleted-file" if self._mode == "append" else upsert_rule(self._address.open())
 
-    def scope(self, batch: DataFrame, /) -> BatchScope | None:
-        """Return the partitions or buckets that an upsert of the batch writes, by one Spark job. None for an append."""
+    @property
+    def reads_twice(self) -> bool:
+        return self._mode != "append"
+
+    def plan(self, batch: DataFrame, /) -> Plan:
+        """Find the partitions or buckets that an upsert of the batch writes, by one Spark job."""
         if self._mode == "append":
-            return None
+            return Plan(None, partial(self._write, batch, ()))
         table = self._open(batch.sparkSession)
         rows = in_table_types(batch, table, self.table)
         with naming_values(batch, spark_schema(table), self.table):
             settle(batch)
             if _has_fixed_buckets(table):
                 groups = tuple(groups_of(self._with_groups(table, rows), table))
-                return _BucketScope(_buckets(table, groups), groups, batch)
+                return Plan(BatchScope(_buckets(table, groups)), partial(self._write, batch, groups))
             self._require_columns(table, rows)
             partitions = tuple(partitions_of(rows, table))
         paths = (partition_path(table, partition) for partition in partitions)
-        return _PaimonScope(_whole_partitions(table, paths), partitions, batch)
+        scope = BatchScope(_whole_partitions(table, paths))
+        return Plan(scope, partial(self._write, batch, partitions))
 
-    def __call__(self, batch: DataFrame, txn: Transaction) -> None:
+    def _write(self, batch: DataFrame, known: tuple[Any, ...], txn: Transaction) -> None:
         table = self._open(batch.sparkSession)
         self._warn_unfenced(table)
         self._sweep_leftovers(table)
-        self.begin(txn)
         staging = Staging(
             table=self._address,
             user=txn.writer,
@@ -222,7 +210,7 @@ class PaimonSink(Sink):
             allowed_partitions=None,
         )
         work = _StagedBatch(staging, lost=self._lost_commit(table, txn.writer))
-        self._stage(table, batch, work, txn)
+        self._stage(table, batch, known, work, txn)
         if work.messages:
             self._require_unchanged(table, work, txn)  # before it waits for a grant that it could not use
         if work.messages or work.lost is not None:
@@ -245,7 +233,7 @@ class PaimonSink(Sink):
         table = self._open(batch.sparkSession)
         user = f"{uuid.uuid4()}"
         work = _StagedBatch(Staging(self._address, user, _identifier(batch_id), None, None, None))
-        self._stage(table, batch, work, None)
+        self._stage(table, batch, (), work, None)
         builder = table.new_batch_write_builder()
         builder.commit_user = user
         messages = work.messages or []
@@ -270,11 +258,18 @@ class PaimonSink(Sink):
 
     # staging
 
-    def _stage(self, table: Any, batch: DataFrame, work: _StagedBatch, txn: Transaction | None) -> None:
+    def _stage(
+        self,
+        table: Any,
+        batch: DataFrame,
+        known: tuple[Any, ...],
+        work: _StagedBatch,
+        txn: Transaction | None,
+    ) -> None:
         rows = in_table_types(batch, table, self.table)
         try:
             with naming_values(batch, spark_schema(table), self.table):
-                self._stage_rows(table, batch, rows, work, txn)
+                self._stage_rows(table, rows, known, work, txn)
         except GateError:
             raise
         except Exception as error:
@@ -283,7 +278,7 @@ class PaimonSink(Sink):
             raise
 
     def _stage_rows(
-        self, table: Any, batch: DataFrame, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
+        self, table: Any, rows: DataFrame, known: tuple[Any, ...], work: _StagedBatch, txn: Transaction | None
     ) -> None:
         if self._mode == "append":
             self._discard_later(table, work, txn)
@@ -296,14 +291,12 @@ class PaimonSink(Sink):
                 f"leave out `conflict_rule`, and start the query again if the table was replaced; table={self.table}"
             )
         if _has_fixed_buckets(table):
-            self._stage_buckets(table, batch, rows, work, txn)
+            self._stage_buckets(table, rows, known, work, txn)
             return
         self._require_columns(table, rows)
-        scope = _scope_of(batch, txn)
-        known = scope.partitions if isinstance(scope, _PaimonScope) else ()
         if not table.is_primary_key_table:
             rows = latest(rows, self._all_keys(table, rows), self._order(rows))
-        with computed_once(rows, rows, self._facts(txn)) as rows:
+        with computed_once(rows, self._facts(txn)) as rows:
             settle(rows)
             work.partitions = known or tuple(partitions_of(rows, table))
             if not work.partitions:
@@ -347,17 +340,15 @@ class PaimonSink(Sink):
         work.messages = stage_files(ordered, work.staging)
 
     def _stage_buckets(
-        self, table: Any, batch: DataFrame, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
+        self, table: Any, rows: DataFrame, known: tuple[Any, ...], work: _StagedBatch, txn: Transaction | None
     ) -> None:
         if txn is not None:
             # Before any Spark job: what other transactions read and commit during these doesn't change the order then.
             self._number(table, work, first_sequence_number(latest_snapshot_id(table), txn.turn))
             work.commutes = upsert_rule(table) == "deleted-file"
         rows = self._with_groups(table, rows)
-        scope = _scope_of(batch, txn)
-        known = scope.groups if isinstance(scope, _BucketScope) else ()
         # Known buckets are those of a batch that is persisted itself.
-        with computed_once(rows, batch if known else rows, self._facts(txn)) as rows:
+        with nullcontext(rows) if known else computed_once(rows, self._facts(txn)) as rows:
             settle(rows)
             groups = known or tuple(groups_of(rows, table))
             if not groups:
@@ -563,13 +554,6 @@ class PaimonSink(Sink):
                 sweep(table, partitions, prefix)
             except Exception as error:  # noqa: BLE001 - files that no snapshot refers to only cost space
                 log.warning("paimon.sweep-failed", table=self.table, prefix=prefix, error=repr(error))
-
-
-def _scope_of(batch: DataFrame, txn: Transaction | None) -> BatchScope | None:
-    """Return the scope that was found in these very rows. The user's function may have changed the batch since."""
-    found = None if txn is None else txn.batch_scope
-    same = isinstance(found, _PaimonScope | _BucketScope) and found.batch is batch
-    return found if same and is_computed_once(batch) else None
 
 
 def _is_changed(table: Any, where: TableAddress) -> bool:

@@ -6,16 +6,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs import RowsLost
-from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks import partitions
 from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     PartitionColumn,
-    PartitionScope,
     as_view,
     computed_once,
     content_of,
-    known_content,
     require_computed_once,
 )
 
@@ -111,30 +108,12 @@ def test_too_many_partitions_are_refused(
         content_of(rows, [DAY], keys, "lake", persisted=False)
 
 
-def test_a_scope_is_known_for_its_own_batch_fields_and_keys_only(spark: SparkSession) -> None:
-    """A user may give the scope function of another sink."""
-    rows = spark.createDataFrame([(1, 7, "a", "x")], ROWS).persist()
-    content = BatchContent(((1,),))
-    with computed_once(rows, rows, "table=lake") as batch:
-        scope = PartitionScope((), content, (DAY,), ("id",), batch)
-
-        assert known_content(scope, batch, [DAY], ["id"]) is content
-        assert known_content(scope, batch, [DAY], ["part"]) is None
-        assert known_content(scope, batch, [], ["id"]) is None
-        assert known_content(scope, batch.select("*"), [DAY], ["id"]) is None
-        assert known_content(BatchScope(()), batch, [DAY], ["id"]) is None
-        own = PartitionScope((), content, (DAY,), ("id",), rows)
-        assert known_content(own, rows, [DAY], ["id"]) is None, "Spark may compute them again"
-    assert known_content(scope, batch, [DAY], ["id"]) is None
-    rows.unpersist()
-
-
 def test_two_threads_keep_the_same_batch_each_for_itself(spark: SparkSession) -> None:
     """As two sinks in a thread pool: the one that ends first doesn't take the rows from the other one."""
     batch = spark.createDataFrame([(1, 7, "a", "x")], ROWS)
-    with computed_once(batch, batch, "table=one") as one:
+    with computed_once(batch, "table=one") as one:
         assert one.count() == 1
-        with computed_once(batch, batch, "table=two") as two:
+        with computed_once(batch, "table=two") as two:
             assert two.count() == 1
         batch.unpersist()
         require_computed_once(one, "table=one")
