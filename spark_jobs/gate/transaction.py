@@ -108,17 +108,19 @@ class Transaction:
         """What is known of the publish of this batch, by this transaction or one before."""
         return self._batch.publish
 
-    def recognise(self, committed: CommitLookup) -> None:
+    def recognise(self, committed: CommitLookup, *, now: bool = True) -> None:
         """Look up whether the table has this batch: now, under the grant, and after a publish that failed.
 
         If it has, this method or `commit` raises `AlreadyCommitted`: skip the batch. A transaction without `batch_id`
         can't be recognised. `sinks/contract.py` says what `committed` must do.
+
+        `now`: whether to look now, too. That only spares the computation; under the grant it is looked up in any case.
         """
         self._require_uncommitted()
         if committed == self._batch.lookup or self.batch_id is None:
             return
         self._batch.lookup = committed
-        if self._batch.version_in_table() is None:
+        if not now or self._batch.version_in_table() is None:
             return
         # `commit` looks again under the grant, reports the batch, and raises AlreadyCommitted.
         with self.commit() as grant:

@@ -21,7 +21,8 @@
   without computing them again (`computed_once`). The batch is planned again before an attempt if its table was changed
   (`BaseChanged`, and so `LostToGate`), or if rows were lost (`RowsLost`): then it is also computed again.
 - *Once.* A batch that the agent knows to be committed is skipped. So is a batch that the table has, if the sink can look it
-  up (`sinks/contract.py`).
+  up (`sinks/contract.py`). It looks before the compute and under the grant, which decides. A first attempt that follows a batch
+  which this function has just committed isn't looked up before: the table has it only if another process runs the same query.
 - *Stop.* If the query or Spark is stopped, a wait ends within a second, nothing is retried, and one error says what became of
   the batch. Spark 4 ends a stopped query without an error of its own if its batch failed by an interrupt (`INTERRUPTED`).
 - *No commit.* If the body returns without `txn.commit()`, Spark records the batch as done, and the transaction is abandoned.
@@ -36,7 +37,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import namesakes, without_query
@@ -55,8 +56,8 @@ from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
 from lakewarden.spark_jobs.streaming.spark_support import (
+    Query,
     context_of,
-    ends_itself,
     query_of,
     require_spark,
     what_stopped,
@@ -159,8 +160,9 @@ class _Batch:
     number: int
     writer: str
     context: SparkContext
-    query: Any | None = None
-    """The query in the JVM."""
+    query: Query | None = None
+    follows: bool = False
+    """Whether it is the batch after the one that this function has just committed."""
     scope: BatchScope | None = None
     plan: Plan | None = None
     same: DataFrame | None = None
@@ -181,7 +183,7 @@ class _Batch:
     @property
     def run(self) -> str | None:
         """The id of the query's run. A restarted query has another one."""
-        return None if self.query is None else str(self.query.runId())
+        return None if self.query is None else self.query.run
 
     def what_stopped(self) -> str | None:
         return what_stopped(self.rows, self.query)
@@ -231,6 +233,10 @@ class BatchWriter:
         self._max_attempts = max_attempts
         self._scope = scope
         self._history = history
+        self._last_written: tuple[str, int] | None = None
+        """Writer and number of the last batch, if this function has committed it."""
+        self._query: Query | None = None
+        """The query of the last batch."""
         self._last_sequence: int | None = None
         """Offset of the first intent of the last batch. What disturbed this one is read back from there."""
 
@@ -238,8 +244,10 @@ class BatchWriter:
         """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
         micro_batch = _Batch(batch, batch_id, self._writer, context_of(batch))
         try:
-            micro_batch.query = query_of(batch)
+            self._query = micro_batch.query = query_of(batch, self._query)
             micro_batch.writer = wire_name(self._writer, micro_batch.query)
+            written, self._last_written = self._last_written, None
+            micro_batch.follows = written == (micro_batch.writer, batch_id - 1)
             with micro_batch.kept:
                 self._plan(micro_batch)
                 self._write_with_retries(micro_batch)
@@ -292,6 +300,8 @@ class BatchWriter:
                 if not self._is_retried(error, micro_batch, attempt):
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)
+        if not micro_batch.opened[-1].discardable:
+            self._last_written = (micro_batch.writer, micro_batch.number)
         self._learn(micro_batch, choice)
 
     def _run_attempt(self, batch: _Batch, attempt: _Attempt) -> None:
@@ -306,7 +316,7 @@ class BatchWriter:
             lock=self._target.lock,
             attempt=attempt.number,
             reason=attempt.reason,
-            ends_itself=ends_itself(batch.query),
+            ends_itself=None if batch.query is None else batch.query.ends_itself,
         )
         batch.prepared = prepared = self._gate.prepare(intent)
         prepared.waits.interrupt_if(batch.what_stopped)
@@ -319,7 +329,7 @@ class BatchWriter:
                 with jobs:
                     txn.on_abort(lambda _: jobs.cancel_until_ended())
                     if self._committed is not None:
-                        txn.recognise(self._committed)
+                        txn.recognise(self._committed, now=attempt.number > 1 or not batch.follows)
                     same = batch.same
                     if same is not None:
                         txn.before_commit(lambda: require_computed_once(same, txn.facts))
@@ -490,9 +500,9 @@ def as_batch_scope(found: BatchScope | Iterable[Marker | str] | None) -> BatchSc
     return BatchScope(as_markers(found))
 
 
-def wire_name(writer: str, query: Any | None) -> str:
+def wire_name(writer: str, query: Query | None) -> str:
     """Return `<writer>:<query id>` for a batch of a streaming query, and `writer` if no query runs."""
-    return writer if query is None else f"{writer}:{query.id().toString()}"
+    return writer if query is None else f"{writer}:{query.id}"
 
 
 def table_uri(table: str) -> str:

@@ -20,6 +20,7 @@ Which query a batch belongs to (`query_of`) decides the writer's name. Two thing
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import GateError, UnsupportedSpark
@@ -78,36 +79,51 @@ def context_of(batch: DataFrame) -> SparkContext:
     return batch.sparkSession.sparkContext
 
 
-def what_stopped(batch: DataFrame, query: Any | None) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A streaming query that runs."""
+
+    id: str
+    java: Any
+    run: str
+    ends_itself: bool | None
+    """Whether it ends when it has read what there is. None: that isn't known."""
+
+    def has(self, session: Any, by_thread: str | None) -> bool:
+        """Whether it runs, and a batch of this session, in a thread with this property, is its own."""
+        active = by_thread in (self.id, None) and bool(self.java.isActive())
+        return active and bool(self.java.sparkSessionForStream() == session)
+
+
+def what_stopped(batch: DataFrame, query: Query | None) -> str | None:
     """Return what was stopped while the batch was written: its `query` (of `query_of`) or all of Spark. None: nothing."""
     with suppress(Exception):  # the JVM has ended, and py4j raises various errors
         if not batch._jdf.sparkSession().sparkContext().isStopped():  # noqa: SLF001 - a stopped Python context has no JVM's
-            return None if query is None or query.isActive() else "the query"
+            return None if query is None or query.java.isActive() else "the query"
     return "Spark"
 
 
-def ends_itself(query: Any | None) -> bool | None:
-    """Return whether a query (of `query_of`) ends when it has read what there is. None: there is none, or it isn't known."""
-    if query is None:
-        return None
+def _ends_itself(query: Any) -> bool | None:
     with suppress(Exception):  # py4j raises various errors
         return str(query.trigger().getClass().getSimpleName()).rstrip("$") in BOUNDED_TRIGGERS
     return None
 
 
-def query_of(batch: DataFrame) -> Any | None:
-    """Return the JVM's streaming query that a batch belongs to, or None if no query runs in this driver.
+def query_of(batch: DataFrame, last: Query | None = None) -> Query | None:
+    """Return the streaming query that a batch belongs to, or None if no query runs in this driver. `last`: of the batch before.
 
     Raises `GateError` if a query runs and nothing says whether the batch is one of its own, or if session and thread say
     different queries.
     """
     session: Any = batch._jdf.sparkSession()  # noqa: SLF001 - the Python session doesn't have the shared state
+    by_thread = context_of(batch).getLocalProperty(QUERY_ID_PROPERTY)
+    if last is not None and last.has(session, by_thread):
+        return last
     active = session.sharedState().activeStreamingQueries()
     queries = {str(each.getKey().toString()): each.getValue() for each in elements(active.entrySet())}
     by_session = next(
         (name for name, query in queries.items() if query.sparkSessionForStream() == session), None
     )
-    by_thread = context_of(batch).getLocalProperty(QUERY_ID_PROPERTY)
     if by_thread not in queries:  # a thread that a pool keeps may have the property of a query that has ended
         by_thread = None
     if by_session and by_thread and by_session != by_thread:
@@ -120,4 +136,7 @@ def query_of(batch: DataFrame) -> Any | None:
             "foreach_batch: can't find the query of this batch, so its writer would lack the query id: neither its session "
             f"nor its thread is one of the running queries ({', '.join(queries)}): {REMEDY}"
         )
-    return None if found is None else queries[found]
+    if found is None:
+        return None
+    query = queries[found]
+    return Query(found, query, str(query.runId()), _ends_itself(query))

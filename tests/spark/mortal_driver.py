@@ -135,7 +135,8 @@ def die_while_staging(table_format: str, sink: Any, batch: int, table: Path) -> 
             around(HudiWrite, "begin", lambda write, _: write._txn.batch_id == batch, die_soon, before=True)
         case "delta" | "iceberg":  # the tasks are those of the format's own statement
             die_soon = partial(die_at_a_new_file, table)
-            around(type(sink), "__call__", lambda *given: given[-1].batch_id == batch, die_soon, before=True)
+            step = "_execute" if table_format == "delta" else "_stage"
+            around(type(sink), step, lambda *given: given[2].batch_id == batch, die_soon, before=True)
         case "parquet":
             kind: Any = type(sink)
             write = kind.__call__

@@ -25,7 +25,7 @@ from lakewarden.handlers.maker import Winner, of_delta, winner_of
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.outcome import EXPIRED
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT
-from lakewarden.spark_jobs.sinks.java import java_type
+from lakewarden.spark_jobs.sinks.java import elements, java_type
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition, PartitionColumn
 
@@ -49,6 +49,12 @@ SQL_NAMES = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "t
 
 MOST_READ = 100
 """Commits that are read for the one to which a batch was lost, the newest."""
+
+_STATUS = re.compile(
+    r"\w+\{path=[^\n]*?/([^/;]+); isDirectory=(?:true|(?:false; length=(\d+); replication=\d+; blocksize=\d+)); "
+    r"modification_time=(\d+);"
+)
+"""The text of a `FileStatus`. A line for each file is one call into the JVM, instead of eight for each."""
 
 SHORT_LOG = 20
 """Commits up to which a log is read from its first one. A longer one is summed up by Delta, once per process."""
@@ -141,7 +147,11 @@ class TableLog:
         if not exists:
             raise ValueError(f"no Delta table: create it before the query starts; table={location}")
         self._conf = self.java.newDeltaHadoopConf()
+        self._folder, self._store = self.java.logPath(), self.java.store()
+        self.context = spark.sparkContext
         self.known: Metadata | None = None
+        self._text = ""
+        """What it was read from."""
 
     @property
     def data_path(self) -> str:
@@ -154,14 +164,18 @@ class TableLog:
 
     def metadata(self) -> Metadata:
         """Return the metadata of the newest version, and keep it as what is `known`."""
-        self.known = self.parsed(self.snapshot().metadata())
+        metadata = self.snapshot().metadata()
+        self.known, self._text = self.parsed(metadata), str(metadata.json())
         return self.known
 
     def parsed(self, java: Any) -> Metadata:
         """Return what an action of Delta says."""
         from pyspark.sql.types import StructType
 
-        action = json.loads(java.json())["metaData"]
+        text = str(java.json())
+        if self.known is not None and text == self._text:
+            return self.known
+        action = json.loads(text)["metaData"]
         schema = json.loads(action["schemaString"])
         for column in schema["fields"]:
             # Each commit that numbers rows changes it, and nothing else.
@@ -196,21 +210,26 @@ class TableLog:
 
     def commits(self, since: int) -> list[CommitFile]:
         """Return the commits from version `since` on, in order."""
-        first = self._new_path(self.java.logPath(), f"{since:020d}.json")
-        listed = self.java.store().listFrom(first, self._conf)
+        first = self._new_path(self._folder, f"{since:020d}.json")
+        lines = str(self._store.listFrom(first, self._conf).mkString("\n")).splitlines()
+        listed = [match.groups() for match in map(_STATUS.match, lines) if match is not None]
+        if len(listed) < len(lines):  # a file system with statuses of its own
+            statuses = elements(self._store.listFrom(first, self._conf).toList())
+            listed = [
+                (each.getPath().getName(), each.getLen(), each.getModificationTime()) for each in statuses
+            ]
         found = []
-        while listed.hasNext():
-            status = listed.next()
-            stem, _, suffix = str(status.getPath().getName()).partition(".")
+        for name, length, modified in listed:
+            stem, _, suffix = str(name).partition(".")
             if suffix == "json" and stem.isdigit():
-                found.append(CommitFile(int(stem), int(status.getModificationTime()), int(status.getLen())))
+                found.append(CommitFile(int(stem), int(modified), int(length)))
         return sorted(found, key=lambda file: file.version)
 
     def actions(self, version: int, kinds: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the actions of these kinds (`txn`, `add`, `commitInfo`, …) in a commit."""
-        path = self._new_path(self.java.logPath(), f"{version:020d}.json")
+        path = self._new_path(self._folder, f"{version:020d}.json")
         wanted = tuple(f'{{"{kind}"' for kind in kinds)
-        for line in str(self.java.store().read(path, self._conf).mkString("\n")).split("\n"):
+        for line in str(self._store.read(path, self._conf).mkString("\n")).split("\n"):
             if line.startswith(wanted):
                 yield from json.loads(line).items()
 
@@ -329,6 +348,12 @@ class LastBatches:
 
     def __init__(self) -> None:
         self._seen: dict[str, _CommitSeen] = {}
+        self._own: dict[str, tuple[int, int]] = {}
+
+    def note(self, writer: str, batch: int, version: str | None) -> None:
+        """Remember the version in which this process has committed a batch: its file isn't read."""
+        if version is not None:
+            self._own[writer] = (int(version), batch)
 
     def last_batch(self, log: TableLog, writer: str) -> int | None:
         seen = self._seen.get(writer)
@@ -358,7 +383,9 @@ class LastBatches:
 
     def _read(self, log: TableLog, writer: str, files: list[CommitFile], seen: _CommitSeen) -> int | None:
         for file in files:
-            commit = log.look(file.version, writer)
+            own, batch = self._own.get(writer, (-1, None))
+            known = own == file.version
+            commit = Commit(batch, rewinds=False, target=None) if known else log.look(file.version, writer)
             last = seen.last_batch if commit.batch is None else commit.batch
             seen = _CommitSeen(file, _newest(log, writer, last) if commit.rewinds else last)
         self._seen[writer] = seen

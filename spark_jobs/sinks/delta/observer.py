@@ -134,8 +134,7 @@ class CommitObserver:
                 statement()
             finally:
                 registry.setObserver(before)
-                if self._own is not None:
-                    self._own.leave()
+                self._leave_own_session()
         except Exception as error:  # noqa: BLE001 - whatever Delta raises
             self._settle_failed(error)
         else:
@@ -203,17 +202,17 @@ class CommitObserver:
             )
         self._txn.check()
         delta = make.apply()
-        if str(delta.deltaLog().dataPath().toString()) != self._table.data_path:
-            raise RuntimeError(
-                f"the statement writes another table, {delta.deltaLog().dataPath().toString()}; {self._facts()}"
-            )
+        delta_log = delta.deltaLog()
+        written = str(delta_log.dataPath().toString())
+        if written != self._table.data_path:
+            raise RuntimeError(f"the statement writes another table, {written}; {self._facts()}")
         self._delta = delta
         if self._changes_layout():
             raise self._base_changed(
                 "the table was replaced, or its columns, partition columns or properties changed, while the batch was prepared"
             )
         self._base = self._table.commits(int(delta.readVersion()))[:1]
-        self._started(delta.deltaLog())
+        self._started(delta_log)
         if self._txn.batch_id is not None:
             # What the transaction has read: a commit of the writer by another process is then a conflict.
             getattr(delta.readTxn(), "$plus$eq")(self._txn.writer)  # of Scala 2.12 and 2.13
@@ -271,10 +270,14 @@ class CommitObserver:
         return base_changed(reason, self._facts())
 
     def _after_commit(self) -> None:
-        assert self._own is not None, "the commit was prepared"
-        version = self._own.leave()
+        version = self._leave_own_session()
         if self.grant is not None:
             self._report(self.grant, version)
+
+    def _leave_own_session(self) -> str | None:
+        """Return the version that was committed in it."""
+        own, self._own = self._own, None
+        return None if own is None else own.leave()
 
     def _report(self, grant: Grant, version: str | None) -> None:
         grant.published(version)

@@ -77,6 +77,8 @@ class DeltaSink(SparkSink[Metadata]):
         self._fence: Fence | None = None
         self._warned_of_gap = False
         self._last_batches = LastBatches()
+        self._opened: TableLog | None = None
+        """As the last batch opened it. A look-up only lists and reads commits, so it needs no other one."""
 
     def _layout(self, spark: SparkSession) -> Metadata:
         return self._supported(spark, self._open(spark))
@@ -97,13 +99,18 @@ class DeltaSink(SparkSink[Metadata]):
     @staticmethod
     def _numbers(batch: DataFrame, metadata: Metadata) -> tuple[Marker, ...]:
         """Return the marker of a batch whose rows Delta numbers. It keeps numbers that the batch has."""
+        if not metadata.numbered:
+            return ()
         given = {name.lower() for name in batch.columns}
         return (IDENTITY,) if metadata.numbered - given else ()
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
+        from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
-        table = self._open(SparkSession.active())
+        table = self._opened
+        if table is None or table.context is not SparkContext._active_spark_context:
+            table = self._open(SparkSession.active())
         last = self._last_batches.last_batch(table, writer)
         if last is None or last < batch_id:
             return None
@@ -126,6 +133,7 @@ class DeltaSink(SparkSink[Metadata]):
             if not self._fence.is_kept(table.java):
                 self._fence.forget()
                 table = TableLog(spark, self._location)
+        self._opened = table
         return table
 
     def _warn_of_gap(self, delta_log: Any) -> None:
@@ -283,6 +291,8 @@ class DeltaSink(SparkSink[Metadata]):
             txn.on_discard(lambda: self._discard(observer, table))
             txn.check()
             observer.run(lambda: statement({}))
+            if txn.batch_id is not None and observer.grant is not None:
+                self._last_batches.note(txn.writer, txn.batch_id, observer.grant.version)
         self._warn_of_gap(table.java)  # a store without conditional puts is known by its first answer
 
     def _discard(self, observer: CommitObserver, table: TableLog) -> None:
@@ -371,6 +381,8 @@ def _with_sources(batch: DataFrame, columns: StructType) -> DataFrame:
     """Return the batch with NULL in what it lacks, if it lacks a generated column: Delta looks for what that is computed from."""
     from pyspark.sql.functions import lit
 
+    if not any(GENERATED in field.metadata for field in columns.fields):
+        return batch
     given = {name.lower() for name in batch.columns}
     missing = [field for field in columns.fields if field.name.lower() not in given]
     if not any(GENERATED in field.metadata for field in missing):

@@ -114,6 +114,15 @@ class HudiSink(Sink):
         """Hudi's lock object, if the table's other writers use it too."""
         return self._table + HUDI_LOCK if self._shares_the_lock else None
 
+    def __call__(self, batch: DataFrame, txn: Transaction, /) -> None:
+        """Without looking for a scope, but for an `insert_overwrite`: its markers are no others."""
+        if self._operation == "insert_overwrite":
+            super().__call__(batch, txn)
+            return
+        self.begin(txn)
+        self._require_ordering(batch.sparkSession)
+        self._write(batch, txn)
+
     def plan(self, batch: DataFrame, /) -> Plan:
         """Find the batch's partitions, by one Spark job. The scope is None if a key generator computes them."""
         self._require_ordering(batch.sparkSession)

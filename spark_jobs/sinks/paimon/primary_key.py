@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lakewarden.handlers.paimon.primary_key import SEQUENCE_BITS, first_sequence_number
 from lakewarden.spark_jobs.gate.errors import base_changed
@@ -27,9 +27,6 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     require_python_values,
     winner_in,
 )
-
-if TYPE_CHECKING:
-    from lakewarden.spark_jobs.sinks.paimon.stage import Staging
 
 GROUP: Final = "_lakewarden_group"
 """Column: partition path and bucket of a row."""
@@ -214,20 +211,22 @@ def require_free_numbers(table: Any) -> None:
         )
 
 
-def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
-    """Raise `BaseChanged` if a newer file of the batch's buckets or partitions has a number that isn't smaller.
+def require_greater_numbers(
+    table: Any, writer: str, written: Collection[str], first: int, checked: int
+) -> int:
+    """Raise `BaseChanged` if a newer file of the batch's buckets or partitions has a number that isn't smaller than `first`.
 
     Return the newest snapshot's id. Snapshots up to `checked`, and up to the one by which the rows are numbered, aren't read.
+    `written`: the buckets by the names of their groups, or the paths of the partitions.
     """
     from pypaimon.manifest.manifest_file_manager import ManifestFileManager
     from pypaimon.manifest.manifest_list_manager import ManifestListManager
 
-    assert staging.first_sequence is not None
     manager, lists, files = table.snapshot_manager(), ManifestListManager(table), ManifestFileManager(table)
     newest = latest_snapshot_id(table)
-    for number in range(max(checked, staging.first_sequence >> SEQUENCE_BITS) + 1, newest + 1):
+    for number in range(max(checked, first >> SEQUENCE_BITS) + 1, newest + 1):
         snapshot = manager.get_snapshot_by_id(number)
-        where = f"table={table.table_path} writer={staging.user} snapshot={number}"
+        where = f"table={table.table_path} writer={writer} snapshot={number}"
         if snapshot is None:
             raise base_changed(
                 "a snapshot expired that was committed while this batch was computed, so its files are unknown",
@@ -237,8 +236,8 @@ def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
             for entry in files.read(manifest.file_name):
                 path = partition_path(table, tuple(entry.partition.values))
                 group = group_name(path, entry.bucket)
-                own = group in staging.groups or path in (staging.allowed_partitions or ())
-                if own and entry.file.max_sequence_number >= staging.first_sequence:
+                own = group in written or path in written
+                if own and entry.file.max_sequence_number >= first:
                     raise base_changed(
                         f"commit user {snapshot.commit_user!r} has written {group} with sequence numbers that aren't smaller "
                         "than those of this batch: its publish arrived late",

@@ -506,9 +506,10 @@ class PaimonSink(Sink):
             self._require_unchanged(table, work, txn)
 
     def _require_unchanged(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
-        numbered = work.staging.first_sequence is not None and not work.commutes
-        if numbered:
-            work.smaller_at = require_greater_numbers(table, work.staging, work.smaller_at)
+        staging, first = work.staging, work.staging.first_sequence
+        if first is not None and not work.commutes:
+            written = staging.groups or staging.allowed_partitions or ()
+            work.smaller_at = require_greater_numbers(table, staging.user, written, first, work.smaller_at)
         base = work.base
         if base is None:
             return

@@ -168,17 +168,17 @@ def planted(bug: str) -> ExitStack:
         stack.enter_context(patch.object(Transaction, "touch_all", touch_wrongly))
         return stack
     for sink, schema_of in SCHEMAS.items():
-        stack.enter_context(patch.object(sink, "__call__", _distorting(sink, schema_of, DISTORTIONS[bug])))
+        stack.enter_context(patch.object(sink, "plan", _distorting(sink, schema_of, DISTORTIONS[bug])))
     return stack
 
 
 def _distorting(sink: type[Any], schema_of: Callable[[Any, DataFrame], t.StructType], bug: Distortion) -> Any:
-    write = sink.__call__
+    plan = sink.plan
 
-    def write_wrongly(self: Any, batch: DataFrame, txn: Transaction) -> None:
-        write(self, bug(batch, schema_of(self, batch)), txn)
+    def plan_wrongly(self: Any, batch: DataFrame) -> Any:
+        return plan(self, bug(batch, schema_of(self, batch)))
 
-    return write_wrongly
+    return plan_wrongly
 
 
 def _schema_of_delta(sink: Any, batch: DataFrame) -> t.StructType:

@@ -26,12 +26,12 @@ from lakewarden.events import (
     WriterEventUnion,
 )
 from lakewarden.handlers.writers_log import MAX_NAMESAKES
-from lakewarden.spark_jobs import CommitAborted
+from lakewarden.spark_jobs import CommitAborted, Sink
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.streaming import batches, cancelling
 from lakewarden.spark_jobs.streaming.batches import wire_name
-from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY, query_of
+from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY, Query, query_of
 from tests.spark.fake_agent import At, FakeAgent, aborted, already_committed, grant_everything
 from tests.spark.harness import Harness
 from tests.unit.events.building import made
@@ -252,8 +252,9 @@ def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
     checkpoint is another run.
     """
     monkeypatch.setattr(batches, "wire_name", lambda writer, _: f"{writer}:{A}")
-    run = SimpleNamespace(runId=lambda: "run 1", isActive=lambda: True)
-    monkeypatch.setattr(batches, "query_of", lambda _: run)
+    runs = ["run 1"]
+    active = SimpleNamespace(isActive=lambda: True)
+    monkeypatch.setattr(batches, "query_of", lambda *_: Query(A, active, runs[-1], ends_itself=None))
     known: list[str] = []
 
     def naming(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
@@ -273,7 +274,7 @@ def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
     first.foreach_batch(commit, table=TABLE, writer="inserts")(spark.range(1), 57)
     write = second.foreach_batch(commit, table=TABLE, writer="deletes")
     if is_copy:
-        run.runId = lambda: "run 2"
+        runs.append("run 2")
         with pytest.raises(GateError, match=f"batches of inserts:{A}, which may be the same"):
             write(spark.range(1), 57)
         return
@@ -526,6 +527,35 @@ def test_committed_batches_are_skipped_with_a_warning_and_the_query_continues(
     run_query(query, files=0)
 
     assert written == [1, 0, 1]
+
+
+def test_a_batch_that_follows_one_of_its_own_is_looked_up_under_the_grant_only(
+    harness: Harness, spark: SparkSession
+) -> None:
+    """If another process runs the same query, the table may have batch 2. Then it isn't written here, either."""
+    agent = harness.agent(grant_everything)
+    looks: list[int] = []
+    published: list[int | None] = []
+
+    class Table(Sink):
+        table = TABLE
+
+        def __call__(self, _batch: DataFrame, txn: Transaction, /) -> None:
+            with txn.commit():
+                published.append(txn.batch_id)
+
+        def committed(self, _writer: str, batch_id: int, /) -> str | None:
+            looks.append(batch_id)
+            return "7" if batch_id == 2 else None
+
+    write = harness.gate().foreach_batch(Table(), writer="w")
+    for number in range(4):
+        write(spark.range(1), number)
+
+    assert looks == [0, 0, 1, 2, 3, 3]
+    assert published == [0, 1, 3]
+    versions = [event.version for event in agent.wait_for("commit-completed", 4)]
+    assert versions == [None, None, "7", None]
 
 
 @pytest.mark.wide

@@ -77,6 +77,60 @@ def test_only_commits_since_the_last_look_are_read() -> None:
     assert log.snapshots == 1
 
 
+def test_a_commit_of_this_process_is_not_read() -> None:
+    log, found = Log(("w", 0)), LastBatches()
+    assert last_batch(found, log) == 0
+    log.read.clear()
+    log.batches += [("w", 1), ("v", 6), ("w", 2)]
+    found.note("w", 1, "1")
+    found.note("w", 2, None)
+
+    assert last_batch(found, log) == 2
+    assert log.read == [2, 3]
+
+
+STATUS = (
+    "{path={name}; isDirectory=false; length=5; replication=1; blocksize=10; modification_time=77; access_time=0; owner=; "
+    "isErasureCoded=false}"
+)
+FOLDER = "RawLocalFileStatus{path=file:/t/_delta_log/_sidecars; isDirectory=true; modification_time=6; access_time=6; owner=}"
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("folder", ["s3a://b/t", "file:/a; b=c/7.json", "file:/{path=x}/t"])
+def test_the_commits_are_listed_by_one_call_or_by_one_for_each_file(folder: str, *, known: bool) -> None:
+    """A file system may have a status of its own, with another text. Then nothing of the text is used."""
+    names = [
+        f"{folder}/_delta_log/{name}" for name in ("00003.json", "00004.crc", "00004.json", "00005.x.json")
+    ]
+    texts = [f"LocatedFileStatus{STATUS.replace('{name}', name)} eTag=none" for name in names]
+    lines = [*texts, FOLDER if known else "MyStatus[file:/t/_delta_log/00009.json, 5, 77]"]
+    calls: list[str] = []
+
+    def status(path: str) -> Any:
+        return SimpleNamespace(
+            getPath=lambda: SimpleNamespace(getName=lambda: path.rpartition("/")[2]),
+            getLen=lambda: 5,
+            getModificationTime=lambda: 77,
+        )
+
+    def list_from(_path: object, _conf: object) -> Any:
+        calls.append("list")
+        remaining = [status(name) for name in names]
+        iterator = SimpleNamespace(hasNext=lambda: bool(remaining), next=lambda: remaining.pop(0))
+        return SimpleNamespace(
+            mkString=lambda by: by.join(lines), toList=lambda: SimpleNamespace(iterator=lambda: iterator)
+        )
+
+    store = SimpleNamespace(listFrom=list_from)
+    log = SimpleNamespace(_folder="f", _store=store, _conf=None, _new_path=lambda *_: None)
+
+    found = TableLog.commits(log, 3)  # type: ignore[arg-type]
+
+    assert found == [CommitFile(3, 77, 5), CommitFile(4, 77, 5)]
+    assert len(calls) == (1 if known else 2)
+
+
 def test_a_long_log_is_summed_up_by_delta_once() -> None:
     log, found = Log(*[("v", number) for number in range(30)], ("w", 3), ("v", 30), first=25), LastBatches()
 

@@ -77,7 +77,7 @@ def test_two_transactions_that_read_one_index_double_keys_and_the_base_shows_it(
     assert now.files != base.files
     assert list(changed_by(where.open(), DAY, base, now)) == [Winner("commit user 'first'", None)]
     with pytest.raises(BaseChanged, match="sequence numbers that aren't smaller"):
-        require_greater_numbers(where.open(), staging_on(where, 0), -1)
+        require_greater_numbers(where.open(), "w", {"day=1"}, first_sequence_number(0), -1)
 
     commit(where, second, identifier=2)
     assert len(read(where)) > len(numbers), "otherwise there was nothing to guard against"

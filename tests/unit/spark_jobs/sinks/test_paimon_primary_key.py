@@ -54,6 +54,11 @@ FLIGHTS = pa.schema(
 Make = Callable[..., TableAddress]
 
 
+def require_greater(where: TableAddress, staging: Staging, checked: int) -> int:
+    assert staging.first_sequence is not None
+    return require_greater_numbers(where.open(), "w", staging.groups, staging.first_sequence, checked)
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     def make(schema: pa.Schema = FLIGHTS, keys: dict[str, Any] = KEYS, **options: str) -> TableAddress:
@@ -147,12 +152,12 @@ def test_of_two_transactions_on_one_snapshot_the_one_with_the_later_turn_wins_al
     )
 
     commit(where, first)
-    assert require_greater_numbers(where.open(), staging, -1) == 1
+    assert require_greater(where, staging, -1) == 1
     commit(where, second, identifier=2)
     assert [(row["flight"], row["gate"]) for row in read(where)] == [(1, "b"), (3, "a")]
 
     with pytest.raises(BaseChanged, match="sequence numbers that aren't smaller"):
-        require_greater_numbers(where.open(), replace(staging, first_sequence=own[0]), -1)
+        require_greater(where, replace(staging, first_sequence=own[0]), -1)
 
 
 def test_two_sums_on_one_snapshot_add_up_whatever_their_numbers(make: Make) -> None:
@@ -312,20 +317,20 @@ def test_a_late_put_with_the_same_numbers_is_found_before_the_next_put(make: Mak
             where, "w", 2, None, None, None, groups=frozenset({"day=1/bucket-0"}), first_sequence=1 << 32
         ),
     )
-    assert require_greater_numbers(where.open(), own, -1) == 1
+    assert require_greater(where, own, -1) == 1
     other_day = [flight(1, "x") | {"day": 2}]
     commit(where, stage(where, other_day), user="other")
-    assert require_greater_numbers(where.open(), own, -1) == 2
+    assert require_greater(where, own, -1) == 2
 
     commit(where, late, user="late")
 
     with pytest.raises(
         BaseChanged, match=r"commit user 'late' has written day=1/bucket-0 with sequence numbers"
     ):
-        require_greater_numbers(where.open(), own, 2)
+        require_greater(where, own, 2)
     (Path(where.uri.removeprefix("file://")) / "snapshot" / "snapshot-2").unlink()
     with pytest.raises(BaseChanged, match="a snapshot expired"):
-        require_greater_numbers(where.open(), own, -1)
+        require_greater(where, own, -1)
 
 
 def test_tables_modes_and_keys_that_are_refused(make: Make) -> None:
