@@ -528,7 +528,9 @@ class _Former:
             case int():
                 return min(value, 3)
             case float():
-                return self._ticks(value)
+                # Each hint delays a read that is overdue, by at most the `poll_seconds` of 1 after it was due.
+                hints = self._world.faults if "hint" in self._model.kinds else 0
+                return self._ticks(value, -(hints + 1) if hints else 0)
             case bytes():
                 return "odd" if value == ODD else self._value(_parsed(value))
             case tuple():

@@ -233,7 +233,7 @@ SCOPES: dict[str, Scope] = {
     "table: a batch is run again": Scope(
         _table(Job(recorded=False), Job(attempts=1), **_faults("repeated batch")), "unit"
     ),
-    "table: a priority above the limit": Scope(_table(Job(priority=10)), "unit"),
+    "table: a priority above the limit": Scope(_table(Job(priority=10), Job()), "unit"),
     "table: late delivery and a lost lock": Scope(
         _table(Job(attempts=1), Job(attempts=1), late=True, alike=((1, 0),), **_faults("lost lock")),
         "explore",
