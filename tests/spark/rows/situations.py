@@ -13,6 +13,7 @@ from tests.spark.rows.tables import Situation
 ANSI_OFF = (("spark.sql.ansi.enabled", "false"),)
 ANSI_ON = (("spark.sql.ansi.enabled", "true"),)
 RESERVED = (*ANSI_ON, ("spark.sql.ansi.enforceReservedKeywords", "true"))
+TIME = (("spark.sql.timeType.enabled", "true"),)
 LEGACY = (("spark.sql.storeAssignmentPolicy", "LEGACY"),)
 STRICT = (("spark.sql.storeAssignmentPolicy", "STRICT"),)
 SENSITIVE = (("spark.sql.caseSensitive", "true"),)
@@ -96,6 +97,17 @@ VARIANTS = (
     else {}
 )
 """PySpark 3.5 has no such type."""
+
+TIMES = (
+    {
+        "TIME as a value": _one("string", "'x'", "time'12:34:56.123456'", settings=TIME),
+        "TIME as a key": _keys("string", "'x'", "time'12:34:56'", settings=TIME),
+        "TIME as a partition": _partitions("string", "'x'", "time'12:34:56'", settings=TIME),
+    }
+    if hasattr(t, "TimeType")
+    else {}
+)
+"""Spark before 4.1 has no such type."""
 
 
 SENSITIVE_ID = _table("id bigint, a string", "SELECT 1L ID, 'x' A", settings=SENSITIVE)
@@ -709,6 +721,7 @@ SITUATIONS: dict[str, Situation] = {
         formats=SPARK,
     ),
     **VARIANTS,
+    **TIMES,
     **{
         f"microseconds into {kind}": _one(
             "timestamp_ntz",
