@@ -1,4 +1,4 @@
-"""The formats that the operators' jobs write: Parquet files, or a Delta Lake or Iceberg table.
+"""The formats that `conflicts_job` writes: Parquet files, or a Delta Lake or Iceberg table.
 
     format     --output               exactly once by
     parquet    folder or URI          the file sink's log beside the files; other readers than Spark ignore it
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 Format: TypeAlias = Literal["parquet", "delta", "iceberg"]
@@ -49,22 +49,3 @@ def start_writing(
         # A batch's rows may be of several days, in any order.
         return writer.option("fanout-enabled", "true").toTable(output)
     return writer.option("path", output).start()
-
-
-def read(spark: SparkSession, form: Format, location: str) -> DataFrame:
-    """The rows of a table that these jobs have written."""
-    return spark.table(location) if form == "iceberg" else spark.read.format(form).load(location)
-
-
-def replace_days(rows: DataFrame, form: Format, output: str) -> None:
-    """Write the rows in place of all that the table has of their days. Other days stay as they are."""
-    if form == "iceberg":
-        from pyspark.sql import functions as f
-
-        if rows.sparkSession.catalog.tableExists(output):
-            rows.sortWithinPartitions("day").writeTo(output).overwritePartitions()
-        else:
-            rows.sortWithinPartitions("day").writeTo(output).partitionedBy(f.col("day")).create()
-        return
-    writer = rows.write.format(form).mode("overwrite").partitionBy("day")
-    writer.option("partitionOverwriteMode", "dynamic").save(output)

@@ -1,8 +1,9 @@
-"""Parquet, Delta Lake and Iceberg: conflicts are appended once, and the waste of a day is replaced."""
+"""Parquet, Delta Lake and Iceberg: conflicts are appended once. What they have cost, by the SQL of docs/recipes.md."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -15,8 +16,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as f
 
 from lakewarden.events import encode
 from lakewarden.spark_jobs.jobs.conflicts import conflicts
-from lakewarden.spark_jobs.jobs.table_formats import Format, read, replace_days, start_writing
-from lakewarden.spark_jobs.jobs.waste import sum_up, waste
+from lakewarden.spark_jobs.jobs.table_formats import Format, start_writing
 from tests.kafka_fixture import KafkaServer
 from tests.spark.formats import HAS_DELTA, HAS_ICEBERG, iceberg_name
 from tests.spark.jobs.test_conflicts import conflict, produce
@@ -32,6 +32,7 @@ HERE: list[Any] = [
     ),
 ]
 """Those that this PySpark can write."""
+RECIPES = Path(__file__).resolve().parents[3] / "docs" / "recipes.md"
 HOUR = datetime(2026, 3, 1, 12)  # noqa: DTZ001 - Spark's Python rows have no zone
 
 
@@ -66,7 +67,7 @@ def test_a_query_appends_each_conflict_once_in_its_days_partition(
             once=True,
         ).awaitTermination()
 
-    found = read(spark, form, output)
+    found = spark.table(output) if form == "iceberg" else spark.read.format(form).load(output)
     assert sorted((str(row.day), str(row.victim)) for row in found.collect()) == [
         ("2026-03-01", "None"),
         ("2026-03-01", "t1"),
@@ -76,8 +77,8 @@ def test_a_query_appends_each_conflict_once_in_its_days_partition(
     assert set(found.columns) == set(conflicts(records(spark)).columns)
 
 
-def test_the_waste_of_a_conflict_is_shared_by_its_partitions(spark: SparkSession) -> None:
-    """Two conflicts of the same pair, one of them about two partitions and three file groups; an undecodable record.
+def test_the_cost_of_a_conflict_is_shared_by_its_partitions(spark: SparkSession) -> None:
+    """Two conflicts of the same pair, one of them about two partitions and three file groups; an undecodable record; an old day.
 
     The last victim loses to two writers. Its seconds count once.
     """
@@ -90,12 +91,14 @@ def test_the_waste_of_a_conflict_is_shared_by_its_partitions(spark: SparkSession
     other = conflict(3).model_copy(update={"winner_writer": "w", "conflicts": (), "victim_age_seconds": 4.0})
     again = other.model_copy(update={"winner_writer": "x"})
 
-    rows = waste(
-        conflicts(records(spark, encode(first), encode(second), b"garbage", encode(other), encode(again)))
-    ).collect()
+    given = conflicts(records(spark, encode(first), encode(second), b"garbage", encode(other), encode(again)))
+    old = conflicts(records(spark, encode(conflict(4)), day="2026-01-01"))
+    given.withColumn("day", f.current_date()).union(old).createOrReplaceTempView("conflicts")
+    [recipe] = re.findall(r"```sql\n(.*?)```", RECIPES.read_text(), re.DOTALL)
+    rows = spark.sql(recipe).drop("day").collect()
 
     table, pair = "s3://lake/flights", ("departures:q1", "arrivals:q2")
-    assert sorted(tuple(row)[:-1] for row in rows) == [
+    assert sorted(map(tuple, rows)) == [
         (HOUR, table, "", "departures:q1", "w", 1, 4.0),
         (HOUR, table, "", "departures:q1", "x", 1, 0.0),
         (HOUR, table, "month=1/day=3", *pair, 2, 2.25 + 1.125),
@@ -104,7 +107,7 @@ def test_the_waste_of_a_conflict_is_shared_by_its_partitions(spark: SparkSession
 
 
 @pytest.mark.matrix
-def test_the_programs_write_iceberg_tables_of_a_catalog(
+def test_the_program_writes_iceberg_tables_of_a_catalog(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path
 ) -> None:
     """`make test-matrix` runs it with the locked PySpark, for which Iceberg has a release."""
@@ -135,37 +138,11 @@ def test_the_programs_write_iceberg_tables_of_a_catalog(
             *common,
         ),
     )
-    _run(
-        *("waste_job", "--input", "ops.lake.conflicts", "--input-format", "iceberg", "--days", "100000"),
-        *("--output", str(tmp_path / "waste"), *common),
-    )
-
-    [file] = (tmp_path / "waste").rglob("*.parquet")
-    [row] = pq.ParquetFile(file).read().to_pylist()
-    assert (row["table"], row["partition"], row["conflicts"]) == ("s3://lake/flights", "month=1/day=3", 1)
+    rows = pq.read_table(next((tmp_path / "lake" / "conflicts").rglob("*.parquet"))).to_pylist()
+    assert [(row["table"], row["victim"]) for row in rows] == [("s3://lake/flights", "t1")]
 
 
 def _run(program: str, *arguments: str) -> None:
     command = [sys.executable, "-m", f"lakewarden.spark_jobs.{program}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("form", HERE)
-def test_a_day_is_computed_again_and_the_other_days_stay(
-    form: Format, spark: SparkSession, tmp_path: Path
-) -> None:
-    given, output = (location(spark, form, tmp_path / "ops" / name) for name in ("conflicts", "waste"))
-    today = f.current_date()
-
-    def run(*events: bytes) -> dict[str, Any]:
-        replace_days(conflicts(records(spark, *events)).withColumn("day", today), form, given)
-        sum_up(spark, given=given, given_format=form, output=output, output_format=form, days=1)
-        return {str(row.day): row.conflicts for row in read(spark, form, output).collect()}
-
-    replace_days(waste(conflicts(records(spark, encode(conflict(1)), day="2026-02-01"))), form, output)
-    [day] = [str(row[0]) for row in spark.range(1).select(today).collect()]
-
-    assert run(encode(conflict(2))) == {"2026-02-01": 1, day: 1}
-    assert run(encode(conflict(2)), encode(conflict(3))) == {"2026-02-01": 1, day: 2}
