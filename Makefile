@@ -55,7 +55,7 @@ setup: jdk $(STAMP)
 
 # FORMAT=delta, hudi or iceberg: on tables of that format. Hudi's is on PySpark 3.5, in an environment of its own.
 demo: jdk $(if $(filter hudi,$(FORMAT)),spark35-python,$(STAMP))
-	$(if $(filter hudi,$(FORMAT)),$(SPARK35_BIN),$(BIN))/lakewarden demo $(if $(FORMAT),--format $(FORMAT) )$(ARGS)
+	$(if $(filter hudi,$(FORMAT)),$(SPARK35_BIN),$(BIN))/python docs/examples/demo/demo.py $(if $(FORMAT),--format $(FORMAT) )$(ARGS)
 
 spark35-python: $(SPARK35_STAMP)
 	@$(SPARK35_BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))' || \

@@ -8,7 +8,7 @@ Three lines in a job (`docs/writers.md` is the manual)::
 
 The rooms, each of which imports only those below it:
 
-- `jobs/`: programs: conflicts to Parquet, the demo's writer.
+- `jobs/`: programs: conflicts to Parquet.
 - `commit_gate.py`: `CommitGate`, the public gate.
 - `streaming/`: a transaction for each micro-batch, and cancelling its Spark jobs.
 - `sinks/`: the contract for table formats, `DeltaSink`, `HudiSink`, `IcebergSink` and `PaimonSink`.

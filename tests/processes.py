@@ -24,6 +24,13 @@ from tests.waiting import PATIENCE_SECONDS, wait_until
 AGENT_PROGRAM = "lakewarden.agent"
 
 
+def processes_with(word: str) -> list[str]:
+    """The command lines of other processes that contain the word."""
+    others = (each for each in psutil.process_iter(["cmdline"]) if each.pid != os.getpid())
+    lines = (" ".join(each.info["cmdline"] or ()) for each in others)
+    return [line for line in lines if word in line]
+
+
 def environment(values: dict[str, Any]) -> dict[str, str]:
     """The environment of a child process: this one's without settings of the product, and with these."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}

@@ -1,1 +1,1 @@
-"""What writers did, attempt by attempt: as the picture of the demo and the timelines of the page draw it."""
+"""What writers did, attempt by attempt: as the timelines of the page draw it."""

@@ -1,4 +1,4 @@
-"""The bar of a life on a time line: of the page, and of the demo's picture. Times are in seconds."""
+"""The bar of a life on a time line: of the page. Times are in seconds."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,10 +47,7 @@ def segments(life: Life, last: float) -> Iterator[Segment]:
     if computed > admitted:
         yield Segment(admitted, computed, *COMPUTING[life.end])
     if requested is not None and (ungranted := min(end, granted or end)) > requested:
-        colour, label = WAITING, WAITING_LABEL
-        if granted is None and life.end is End.COMMITTED:
-            colour, label = COMMITTING, "committing"  # without an agent there is no grant
-        yield Segment(requested, ungranted, colour, label)
+        yield Segment(requested, ungranted, WAITING, WAITING_LABEL)
     if granted is not None and end > granted:
         yield Segment(granted, end, COMMITTING, "committing under the grant")
 

@@ -17,7 +17,7 @@ import typer
 from aiokafka.errors import KafkaError
 
 from lakewarden.agent.cli import options, overview
-from lakewarden.agent.cli.dev import demo_command, dev_command
+from lakewarden.agent.cli.dev import dev_command
 from lakewarden.agent.cli.lock import lock_app
 from lakewarden.agent.cli.options import EXIT_FAILED
 from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
@@ -49,7 +49,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command, _help in (
-    (demo_command, "Run two Spark queries that collide on one table."),
     (dev_command, "Run Kafka and the agent on this machine, for development."),
     (abort_command, "End an open transaction, for example one that hangs."),
     (doctor_command, "Check Kafka, rights, topics, clocks, stores and tables from here."),

@@ -1,1 +1,1 @@
-"""Kafka on this machine for development, the demo and the tests: broker, jars, JDK, child processes."""
+"""Kafka on this machine for development and the tests: broker, jars, JDK, child processes."""

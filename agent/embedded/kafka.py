@@ -1,4 +1,4 @@
-"""A Kafka broker in a child process, for `lakewarden dev`, the demo and the tests. It needs a JDK, but no Docker.
+"""A Kafka broker in a child process, for `lakewarden dev` and the tests. It needs a JDK, but no Docker.
 
 - One node is broker and controller (KRaft). It listens on 127.0.0.1 only, so other machines can't reach it.
 - The quorum is configured by `controller.quorum.voters` and not stored. So both ports may change between starts, while topics,

@@ -1,6 +1,6 @@
 """The last transactions of each table with the times of their steps, and what has ended in it lately.
 
-The page draws them as the demo draws its own; the condition of a table (`handlers/explain/condition.py`) follows from the ends.
+The page draws them; the condition of a table (`handlers/explain/condition.py`) follows from the ends.
 
 Times are those of Kafka's records. The two topics are read in any order, so the steps of a transaction are sorted by time.
 """

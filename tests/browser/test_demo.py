@@ -1,4 +1,4 @@
-"""Each view in Chromium while `lakewarden demo` runs: two Spark queries, which conflict."""
+"""Each view in Chromium while `make demo` runs: two Spark queries, which conflict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.browser.browsing import SCREENSHOTS, fits_a_phone, opened, screenshot
-from tests.demo.test_run import processes_with
+from tests.processes import processes_with
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2500)]
 
@@ -34,7 +34,7 @@ ADDRESS = r"what happens is also shown at (http://127\.0\.0\.1:\d+/)"
 @contextmanager
 def running_demo(folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start the demo. It is interrupted at the end of the block, if it still runs."""
-    command = [sys.executable, "-m", "lakewarden.agent", "demo"]
+    command = [sys.executable, "docs/examples/demo/demo.py"]
     options = ["--days", str(DAYS), "--data", str(folder)]
     with log.open("wb") as out:
         demo = subprocess.Popen(

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
-
-from lakewarden.agent.demo.flights import FEEDS, TABLE_SCHEMA, expected_table, load_flights, write_feeds
+from flights import FEEDS, TABLE_SCHEMA, expected_table, load_flights, write_feeds
 
 
 @pytest.fixture(scope="module")

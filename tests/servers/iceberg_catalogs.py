@@ -26,10 +26,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from lakewarden.agent.embedded.iceberg_rest import JVM, VERSION, answers, pyspark_jars, server
 from lakewarden.agent.embedded.jars import Library, downloaded
 from lakewarden.agent.embedded.jdk import find_java, version_of
 from lakewarden.agent.embedded.kafka import free_port
+from tests.servers.iceberg_rest import JVM, VERSION, answers, pyspark_jars, server
 from tests.servers.program import NoServerError, cache, one_at_a_time, spawn, stop
 from tests.servers.s3 import S3Server
 

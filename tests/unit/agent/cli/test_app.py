@@ -156,15 +156,6 @@ CORRECT = ("ledger", "correct", "--writer", "w", "--batch-id")
         (("status", "--table", "t"), {}, "'--table': not a table URI: 't'"),
         (("status", "--output", "xml"), {}, "xml"),
         (("status", "--bootstrap-servers", ""), {}, "bootstrap_servers ($LAKEWARDEN_BOOTSTRAP_SERVERS)"),
-        (("demo", "--format", "orc"), {}, "'orc' is not one of 'paimon', 'delta', 'hudi', 'iceberg'"),
-        # What would have no effect.
-        (("demo", "--format", "delta", "--without-agent"), {}, "only with --format paimon, not delta"),
-        (
-            ("demo", "--primary-key", "--format", "iceberg"),
-            {},
-            "--primary-key: only with --format paimon, not iceberg",
-        ),
-        (("demo", "--primary-key", "--without-agent"), {}, "--primary-key: not with --without-agent"),
         (("dev",), {}, "--data"),
         (("dev", "--data", "/w"), {"tables": "warehouse"}, "tables ($LAKEWARDEN_TABLES): 'warehouse'"),
         (("dev", "--data", "/w"), {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
@@ -216,9 +207,9 @@ WORDS = NAMES | st.sampled_from(
         *("", "9" * 25, "/" + "b" * 1100, "a" * 600, "\udcff"),
     ]
 )
-START_KAFKA = {("demo",), ("dev",)}
-NOT_FUZZED = {"--bootstrap-servers", "--exec"}
-"""Options that would reach a server or run a program."""
+START_KAFKA = {("dev",)}
+NOT_FUZZED = {"--bootstrap-servers"}
+"""Options that would reach a server."""
 
 
 def hostile_arguments(words: tuple[str, ...]) -> st.SearchStrategy[list[str]]:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from lakewarden.agent.attempts.trace import COMMITTING, COMPUTING, WAITING, segments
 from lakewarden.events import (
     Abort,
     Admitted,
@@ -80,3 +81,28 @@ def test_a_life_has_one_end_in_whatever_order_its_records_are_read(
         assert (life.started, life.last) == (0, len(records) - 1)
         assert life.ended == (None if end is End.RUNNING else len(records) - 1)
         assert set(life.times) <= set(get_args(LifeStep))
+
+
+RUNNING = (0, 20, COMPUTING[End.RUNNING][0])
+BARS: dict[str, tuple[dict[LifeStep, float], str | None, list[tuple[float, float, str]]]] = {
+    "waits for nothing yet": ({"intent": 0}, None, [RUNNING]),
+    "is admitted later": ({"intent": 0, "admitted": 4}, None, [(0, 4, WAITING), (4, 20, RUNNING[2])]),
+    "waits for its grant": (
+        {"intent": 0, "admitted": 0, "requested": 10, "granted": 10.5, "completed": 11},
+        None,
+        [(0, 10, COMPUTING[End.COMMITTED][0]), (10, 10.5, WAITING), (10.5, 11, COMMITTING)],
+    ),
+    "loses": (
+        {"intent": 0, "admitted": 0, "abort": 2, "abandoned": 3},
+        "conflict",
+        [(0, 3, COMPUTING[End.CONFLICT][0])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_a_life_is_drawn_in_its_phases(name: str) -> None:
+    times, reason, drawn = BARS[name]
+    life = Life("T", "shop", times=dict(times), reason=reason)
+
+    assert [(part.begin, part.end, part.colour) for part in segments(life, 20)] == drawn

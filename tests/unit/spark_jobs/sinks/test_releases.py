@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.agent.embedded import iceberg_rest
 from lakewarden.spark_jobs import UnsupportedSpark
 from lakewarden.spark_jobs.jobs.spark_session import kafka_package
 from lakewarden.spark_jobs.sinks.releases import (
@@ -21,6 +20,7 @@ from lakewarden.spark_jobs.sinks.releases import (
     TableFormat,
     release_of,
 )
+from tests.servers import iceberg_rest
 
 ROOT = Path(__file__).parents[4]
 COORDINATE = re.compile(

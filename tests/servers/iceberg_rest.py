@@ -1,6 +1,6 @@
 """Iceberg's REST catalog as a process, for the demo and the tests: the server of Iceberg's own compatibility kit, on SQLite.
 
-    python -m lakewarden.agent.embedded.iceberg_rest --data folder --warehouse file:///folder
+    python -m tests.servers.iceberg_rest --data folder --warehouse file:///folder
 
 It downloads its jars the first time, and prints `{"ready": true, "uri": …}` when it answers. Hadoop's classes are pyspark's.
 """
@@ -64,7 +64,7 @@ def server(
 
     `more`: folders of jars, without which the server writes to local disks only.
     """
-    rest = downloaded(_JARS, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201 - read by a person
+    rest = downloaded(_JARS, lambda text: print(text, file=sys.stderr, flush=True))
     path = ":".join(f"{library}/*" for library in (rest, *more, pyspark_jars()))
     catalog = {"uri": f"jdbc:sqlite:{data / 'rest-catalog.db'}", "rest.port": str(port), **properties}
     variables = {
@@ -84,9 +84,7 @@ def answers(uri: str) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server until it, or this process, is ended."""
-    parser = argparse.ArgumentParser(
-        prog="lakewarden.agent.embedded.iceberg_rest", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="tests.servers.iceberg_rest", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the catalog's database")
     parser.add_argument("--warehouse", required=True, help="URI below which the tables are")
     options = parser.parse_args(argv)
@@ -94,14 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command, variables = server(options.data, port, {"warehouse": options.warehouse})
     except (JarsUnavailable, JdkMissing) as error:
-        print(error, file=sys.stderr)  # noqa: T201 - read by a person
+        print(error, file=sys.stderr)
         return 1
     uri, deadline = f"http://127.0.0.1:{port}", time.monotonic() + _START_SECONDS
     with subprocess.Popen(bound(command), env={**os.environ, **variables}, stdout=sys.stderr) as process:
         while not answers(uri) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         if process.poll() is None:
-            print(json.dumps({"ready": True, "uri": uri}), flush=True)  # noqa: T201 - read by the demo
+            print(json.dumps({"ready": True, "uri": uri}), flush=True)
         return process.wait()
 
 
