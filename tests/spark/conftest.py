@@ -230,7 +230,8 @@ def commit_alone(
     options: dict[str, str] | None = None,
 ) -> None:
     """Commit rows as pypaimon alone does. `overwrite`: in place of these partitions; `options`: of the table's store."""
-    from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
+    from lakewarden.spark_jobs.sinks.paimon.table import address
+    from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema
 
     opened = address(table, options).open()
     builder = opened.new_batch_write_builder()

@@ -77,7 +77,8 @@ class JavaPaimon:
 
     def table(self, path: str) -> pa.Table:
         """Return all rows, in the Arrow types that pypaimon has for the table's columns."""
-        from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
+        from lakewarden.spark_jobs.sinks.paimon.table import address
+        from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema
 
         table, schema = self._table(path), arrow_schema(address(path).open())
         types = list(table.rowType().getFieldTypes())

@@ -67,6 +67,7 @@ from lakewarden.spark_jobs.gate.errors import (
 )
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.paimon import history
+from lakewarden.spark_jobs.sinks.paimon.base import partition_folder, snapshot_manager
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     HINT,
     FolderStore,
@@ -74,11 +75,7 @@ from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     StoredObject,
     snapshot_store,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import (
-    has_dynamic_buckets,
-    partition_folder,
-    snapshot_manager,
-)
+from lakewarden.spark_jobs.sinks.paimon.table import has_dynamic_buckets
 
 FILES_CONFLICT = "File deletion conflicts detected"
 """In pypaimon's message for a commit that removes a file which is gone. It has no exception class for it."""

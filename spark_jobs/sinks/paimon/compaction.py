@@ -34,9 +34,10 @@ from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateEr
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.sinks.paimon.base import latest_snapshot_id
 from lakewarden.spark_jobs.sinks.paimon.commit import NothingPublished, PublishedSnapshot
 from lakewarden.spark_jobs.sinks.paimon.java_table import JavaTable, Unit
-from lakewarden.spark_jobs.sinks.paimon.table import address, latest_snapshot_id
+from lakewarden.spark_jobs.sinks.paimon.table import address
 
 log = EventLogger("lakewarden.paimon")
 

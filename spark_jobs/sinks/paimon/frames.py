@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.sinks.assignment import assigned, folding
 from lakewarden.spark_jobs.sinks.paimon import stage
+from lakewarden.spark_jobs.sinks.paimon.base import Base
 from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     FILE,
     Ranges,
@@ -21,14 +22,8 @@ from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     without_files,
 )
 from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, grouping_function
-from lakewarden.spark_jobs.sinks.paimon.table import (
-    Base,
-    Partition,
-    TableAddress,
-    out_of_years,
-    partition_path,
-    type_parameter,
-)
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress
+from lakewarden.spark_jobs.sinks.paimon.values import Partition, out_of_years, partition_path, type_parameter
 from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 from lakewarden.spark_jobs.sinks.partitions import quoted
 from lakewarden.spark_jobs.sinks.upsert import comparable

@@ -12,13 +12,13 @@ from lakewarden.handlers.paimon import history
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.spark_jobs.gate.errors import OutcomeUnknown
 from lakewarden.spark_jobs.gate.outcome import EXPIRED, find_batch
+from lakewarden.spark_jobs.sinks.paimon.base import UNNUMBERED
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     FolderStore,
     StoredObject,
     folder_store,
     snapshot_store,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import UNNUMBERED
 
 COMMITTED: Final = "lakewarden.committed"
 """Snapshot property: the last batch of each writer."""

@@ -28,6 +28,7 @@ from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.handlers.paimon.s3_options import java_options
 from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.sinks.java import accept_callbacks, java_causes, java_text
+from lakewarden.spark_jobs.sinks.paimon.base import UNNUMBERED
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     FILES_CONFLICT,
     GRANT_TOKEN,
@@ -37,12 +38,8 @@ from lakewarden.spark_jobs.sinks.paimon.commit import (
     before_the_put,
     run_fenced,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import (
-    UNNUMBERED,
-    TableAddress,
-    has_dynamic_buckets,
-    partition_path,
-)
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, has_dynamic_buckets
+from lakewarden.spark_jobs.sinks.paimon.values import partition_path
 
 BUNDLE: Final = "org.apache.paimon:paimon-bundle:1.4.2"
 """Java Paimon without Hadoop and slf4j, which Spark has."""

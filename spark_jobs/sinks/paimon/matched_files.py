@@ -14,13 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from lakewarden.spark_jobs.sinks.paimon.table import (
-    Base,
-    TableAddress,
-    in_types,
-    partition_path,
-    spark_arrow_schema,
-)
+from lakewarden.spark_jobs.sinks.paimon.base import Base
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress
+from lakewarden.spark_jobs.sinks.paimon.values import in_types, partition_path, spark_arrow_schema
 
 SMALL_BYTES = 1 << 20
 """Size of a file that is always rewritten. A read of 1 MiB takes about as long as one request to an object store."""

@@ -18,14 +18,13 @@ from typing import Any, Final
 
 from lakewarden.handlers.paimon.primary_key import SEQUENCE_BITS, first_sequence_number
 from lakewarden.spark_jobs.gate.errors import base_changed
-from lakewarden.spark_jobs.sinks.paimon.table import (
-    TableAddress,
+from lakewarden.spark_jobs.sinks.paimon.base import latest_snapshot_id, winner_in
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress
+from lakewarden.spark_jobs.sinks.paimon.values import (
     arrow_schema,
-    latest_snapshot_id,
     partition_path,
     partition_spelling,
     require_python_values,
-    winner_in,
 )
 
 GROUP: Final = "_lakewarden_group"

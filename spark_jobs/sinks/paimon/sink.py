@@ -39,6 +39,17 @@ from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import folding, naming_values
 from lakewarden.spark_jobs.sinks.contract import Plan, Sink, as_columns
+from lakewarden.spark_jobs.sinks.paimon.base import (
+    UNNUMBERED,
+    Base,
+    changed_by,
+    deletions_of,
+    find_commit,
+    is_same_table,
+    latest_snapshot_id,
+    newest_snapshot,
+    read_base,
+)
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     NothingPublished,
     PublishedSnapshot,
@@ -69,24 +80,14 @@ from lakewarden.spark_jobs.sinks.paimon.primary_key import (
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import snapshot_store
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging
 from lakewarden.spark_jobs.sinks.paimon.table import (
-    UNNUMBERED,
-    Base,
-    Partition,
     TableAddress,
     address,
-    changed_by,
-    deletions_of,
-    find_commit,
     has_dynamic_buckets,
-    is_same_table,
-    latest_snapshot_id,
-    newest_snapshot,
-    partition_path,
     primary_key_table,
-    read_base,
     require_supported,
     upsert_rule,
 )
+from lakewarden.spark_jobs.sinks.paimon.values import Partition, partition_path
 from lakewarden.spark_jobs.sinks.partitions import (
     computed_once,
     quoted,

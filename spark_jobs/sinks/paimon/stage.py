@@ -22,10 +22,9 @@ from lakewarden.spark_jobs.sinks.paimon.primary_key import (
     number_rows,
     partition_writer,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import (
-    TableAddress,
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, has_dynamic_buckets
+from lakewarden.spark_jobs.sinks.paimon.values import (
     arrow_schema,
-    has_dynamic_buckets,
     in_types,
     needs_int96,
     partition_path,

@@ -28,7 +28,8 @@ import pyarrow as pa
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.spark_jobs import CommitGate, GateError
 from lakewarden.spark_jobs.sinks.paimon.commit import FencedCommit, publish
-from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
+from lakewarden.spark_jobs.sinks.paimon.table import address
+from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema
 
 MAX_ATTEMPTS = 20
 """Of one commit through the gate."""

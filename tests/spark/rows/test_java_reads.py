@@ -22,10 +22,9 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     OPTIONS,
     TableAddress,
     address,
-    arrow_schema,
-    in_types,
     require_supported,
 )
+from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema, in_types
 from tests.spark.java_paimon import JavaPaimon
 from tests.spark.rows.values import rendered
 from tests.unit.spark_jobs.sinks.test_paimon_primary_key import commit

@@ -42,7 +42,8 @@ from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import BATCH, WRITER, ancestors, load
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.paimon.commit import CommitRefused, FencedCommit
-from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
+from lakewarden.spark_jobs.sinks.paimon.table import address
+from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema
 from tests.spark.cluster import ON_CLUSTER
 from tests.spark.conftest import MakeTable, data_files_of, index_files_of, snapshots_of
 from tests.spark.formats import (

@@ -9,10 +9,10 @@ import pytest
 
 from lakewarden.handlers.paimon.publish import PutRefused
 from lakewarden.spark_jobs import OutcomeUnknown, PaimonSink
+from lakewarden.spark_jobs.sinks.paimon.base import UNNUMBERED
 from lakewarden.spark_jobs.sinks.paimon.commit import NothingPublished
 from lakewarden.spark_jobs.sinks.paimon.history import ATTEMPTS
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
-from lakewarden.spark_jobs.sinks.paimon.table import UNNUMBERED
 from tests.spark.sinks.test_paimon_fence import Flights, new_flights
 
 pytestmark = [pytest.mark.real]

@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs import CommitReplaced
 from lakewarden.spark_jobs.sinks.paimon import matched_files
-from lakewarden.spark_jobs.sinks.paimon.table import address, read_base
+from lakewarden.spark_jobs.sinks.paimon.base import read_base
+from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.spark.conftest import MakeTable, commit_alone, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import At, grant_everything
 from tests.spark.harness import Harness

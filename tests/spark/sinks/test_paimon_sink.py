@@ -18,11 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import DecisionEventUnion, Marker
 from lakewarden.spark_jobs import BaseChanged, CommitAborted, CommitReplaced, PaimonSink
 from lakewarden.spark_jobs.sinks.paimon import sink as sink_module
+from lakewarden.spark_jobs.sinks.paimon.base import find_commit
 from lakewarden.spark_jobs.sinks.paimon.commit import sweep
 from lakewarden.spark_jobs.sinks.paimon.frames import stage_files
 from lakewarden.spark_jobs.sinks.paimon.sink import Mode
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
-from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
+from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.spark.conftest import MakeTable, commit_alone, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
 from tests.spark.harness import Harness

@@ -12,17 +12,12 @@ import pytest
 from lakewarden.handlers.maker import Winner
 from lakewarden.handlers.paimon.primary_key import first_sequence_number
 from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.sinks.paimon.base import changed_by, latest_snapshot_id, read_base
 from lakewarden.spark_jobs.sinks.paimon.commit import remove_staged, sweep
 from lakewarden.spark_jobs.sinks.paimon.primary_key import require_greater_numbers
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
-from lakewarden.spark_jobs.sinks.paimon.table import (
-    TableAddress,
-    arrow_schema,
-    changed_by,
-    latest_snapshot_id,
-    read_base,
-    upsert_rule,
-)
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, upsert_rule
+from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema
 from tests.unit.spark_jobs.sinks.test_paimon_primary_key import FLIGHTS, Make, commit, flight, make, read
 
 __all__ = ["make"]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from lakewarden.spark_jobs.sinks.paimon import matched_files
+from lakewarden.spark_jobs.sinks.paimon.base import deletions_of, read_base
 from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     FILE,
     keys_function,
@@ -20,7 +21,8 @@ from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     may_have_keys,
     without_files,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address, deletions_of, in_types, read_base
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
+from lakewarden.spark_jobs.sinks.paimon.values import in_types
 from tests.spark.conftest import commit_alone, create_table
 
 Fill = Callable[..., TableAddress]

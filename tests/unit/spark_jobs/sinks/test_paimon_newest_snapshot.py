@@ -9,8 +9,9 @@ import pytest
 from pypaimon.snapshot.snapshot_manager import SnapshotManager
 
 from lakewarden.handlers.maker import winner_of
+from lakewarden.spark_jobs.sinks.paimon.base import changed_by, latest_snapshot_id, read_base
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
-from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, changed_by, latest_snapshot_id, read_base
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress
 from tests.unit.spark_jobs.sinks.test_paimon_primary_key import Make, commit, flight, make, stage
 
 __all__ = ["make"]

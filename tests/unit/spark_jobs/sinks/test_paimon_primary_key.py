@@ -20,6 +20,7 @@ from lakewarden.handlers.paimon.primary_key import first_sequence_number
 from lakewarden.spark_jobs import PaimonSink
 from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.sinks.paimon import sink as paimon_sink
+from lakewarden.spark_jobs.sinks.paimon.base import latest_snapshot_id
 from lakewarden.spark_jobs.sinks.paimon.primary_key import (
     GROUP,
     grouping_function,
@@ -31,12 +32,10 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     OPTIONS,
     TableAddress,
     address,
-    arrow_schema,
-    latest_snapshot_id,
-    require_python_values,
     require_supported,
     upsert_rule,
 )
+from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema, require_python_values
 from tests.spark.conftest import commit_alone, create_table, rows_of
 
 KEYS: dict[str, Any] = {"primary_keys": ["day", "flight"], "partition_keys": ["day"]}
