@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 
 MOST_LINES, MOST_COLUMNS = 150, 100
-MOST_WORDS, MOST_WORDS_IN_A_CELL, MOST_WORDS_IN_A_SENTENCE = 62_000, 25, 35
+MOST_WORDS, MOST_WORDS_IN_A_CELL, MOST_WORDS_IN_A_SENTENCE = 62_200, 25, 35
 
 AVOIDED = re.compile(
     r"\b(whoever|somebody|anybody|nobody|anew|corpses?|deaf|mute"
