@@ -45,11 +45,11 @@ export UV_PYTHON_DOWNLOADS ?= never
 # again what it imports: 3.5 s of a core for the command line instead of 1.4.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-platforms test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole explore bench docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
+.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-platforms test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole explore bench release docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-platforms | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | explore | bench | docs | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-platforms | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | explore | bench | release | docs | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -165,6 +165,11 @@ explore: $(STAMP)
 # native auto" selects some of it; PEERS=hudi ARGS="--workload lock" is Hudi's lock beside the agent's.
 bench: jdk $(STAMP) $(if $(findstring hudi,$(PEERS)),$(SPARK35_STAMP))
 	$(BIN)/python -m tests.bench $(if $(PEERS),--peers $(subst $(comma), ,$(PEERS))) $(ARGS)
+
+# Wheel, sdist, bill of materials, licences and checksums of the newest commit, in dist/, after each extra was installed alone and
+# tried, on this Python and on each of PYTHONS. Some ten minutes; ARGS=--no-install builds and checks only.
+release: jdk $(STAMP)
+	$(BIN)/python -m tests.release $(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
 
 # The pages of docs/ as a site with search, in build/site. It loads nothing from other hosts. A broken link or anchor fails.
 docs: build/venv-docs/.set-up

@@ -1,0 +1,1 @@
+"""What `make release` does: build, check, and try the files as a user would, outside of the clone."""
