@@ -139,8 +139,8 @@ def test_the_first_jobs_of_the_page_commit(harness: Harness, tmp_path: Path) -> 
         job = subprocess.Popen([plain_environment(tmp_path / "own", "spark"), script], cwd=tmp_path)
         try:
             wait_until(lambda: committed() == {"shop", "crm"} and " lost " in answer("conflicts"), 500)
-            as_shown("docs/first-jobs.md", ".venv/bin/lakewarden conflicts", answer("conflicts"), places)
-            as_shown("docs/first-jobs.md", ".venv/bin/lakewarden status", wait_until(while_both_work), places)
+            as_shown("docs/first-jobs.md", "lakewarden conflicts", answer("conflicts"), places)
+            as_shown("docs/first-jobs.md", "lakewarden status", wait_until(while_both_work), places)
             assert job.poll() is None, "the script has ended"
         finally:
             job.kill()

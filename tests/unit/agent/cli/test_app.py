@@ -358,8 +358,8 @@ def test_the_first_page_shows_what_dev_prints() -> None:
     settings = Settings(bootstrap_servers="127.0.0.1:19092", lock_root="file:///tmp/first/.lakewarden")
     printed = dev._introduction(Path("/tmp/first"), settings, "http://127.0.0.1:18438/", ())
 
-    make = "make dev DATA=/tmp/first ARGS='--kafka-port 19092 --web-port 18438'"
-    as_shown("docs/first-jobs.md", make, "\n".join(printed))
+    command = "lakewarden dev --data /tmp/first --kafka-port 19092 --web-port 18438"
+    as_shown("docs/first-jobs.md", command, "\n".join(printed))
 
 
 def test_ctrl_c_during_the_imports_ends_the_command_without_a_traceback(
