@@ -218,7 +218,7 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(
         ours = visible(winner.transaction)
         commands = [
             *([each] for each in ("status", "conflicts", "losses", "refused", "agents")),
-            *(["ledger", "show"], ["lock", "audit"]),
+            ["ledger", "show"],
             *(["status", "--table", visible(table)], ["ledger", "show", visible(table)], ["explain", ours]),
             *(["ledger", "show", name] for name in shown),
         ]

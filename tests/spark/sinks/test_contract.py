@@ -292,15 +292,15 @@ def test_a_request_of_a_dead_driver_that_is_carried_out_late_leaves_its_batch_on
     write = gate.foreach_batch(case.sink, writer="w")
 
     def behind(carry_out: Callable[[], object]) -> Callable[..., Any]:
-        def call(function: Callable[..., Any], *arguments: Any) -> Any:
-            found = function(*arguments)
+        def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+            found = function(*arguments, **options)
             carry_out()
             return found
 
         return call
 
     def before(carry_out: Callable[[], object]) -> Callable[..., Any]:
-        return lambda function, *arguments: (carry_out(), function(*arguments))[1]
+        return lambda function, *arguments, **options: (carry_out(), function(*arguments, **options))[1]
 
     for number, step in enumerate(LATE):
         batch = batch_of(spark, number)
