@@ -30,6 +30,7 @@ from lakewarden.events import (
     WriterEventUnion,
 )
 from lakewarden.spark_jobs import CommitAborted, GateError, OutcomeUnknown, Transaction
+from lakewarden.spark_jobs.gate.outcome import BatchOutcome
 from lakewarden.spark_jobs.streaming import cancelling
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import (
@@ -314,7 +315,7 @@ def test_a_request_of_a_dead_driver_that_is_carried_out_late_leaves_its_batch_on
             case "staged":
                 once(monkeypatch, Transaction, "request_grant", before(carry_out))
             case "looked up under the grant":
-                once(monkeypatch, Transaction, "_require_new", behind(carry_out))
+                once(monkeypatch, BatchOutcome, "grant_of", behind(carry_out))
             case "last check":
                 case.before_the_last_check(monkeypatch, carry_out)
             case _:

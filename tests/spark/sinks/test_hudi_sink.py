@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.spark_jobs import GateError, HudiSink, Transaction, UnsupportedSpark
+from lakewarden.spark_jobs.gate.outcome import BatchOutcome
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import ORDERING
@@ -325,7 +326,7 @@ def test_a_dead_write_before_the_first_commit_is_rolled_back(
     assert case.orphans() == set()
 
 
-@pytest.mark.parametrize("step", ["recognise", "_require_new", "committed"])
+@pytest.mark.parametrize("step", ["recognise", "grant_of", "committed"])
 def test_a_commit_of_a_dead_driver_that_is_carried_out_late_is_found_or_logged(
     *,
     harness: Harness,
@@ -344,8 +345,8 @@ def test_a_commit_of_a_dead_driver_that_is_carried_out_late_is_found_or_logged(
     dead = PendingWrite(tmp_path / "hudi")
     answer = HudiWrite.answer
 
-    def then_complete_it(function: Callable[..., Any], *arguments: Any) -> Any:
-        found = function(*arguments)
+    def then_complete_it(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        found = function(*arguments, **options)
         dead.complete()
         return found
 
@@ -357,7 +358,7 @@ def test_a_commit_of_a_dead_driver_that_is_carried_out_late_is_found_or_logged(
     if step == "committed":
         monkeypatch.setattr(HudiWrite, "answer", complete_it_first)
     else:
-        once(monkeypatch, Transaction, step, then_complete_it)
+        once(monkeypatch, BatchOutcome if step == "grant_of" else Transaction, step, then_complete_it)
     write(batch_of(spark, 2), 1)
 
     twice = step == "committed"
