@@ -287,7 +287,7 @@ class _Former:
         if name == "transactions":
             return [self._value(each) for each in self._kept.values()]
         if name == "recheck" and value is not None:
-            value = [each for each in value if each in self._kept]
+            value = {each for each in value if each in self._kept}
         if name == "waiters":
             value = {each: waiting for each, waiting in value.items() if each in self._kept}
         if name == "losses":

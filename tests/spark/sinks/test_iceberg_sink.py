@@ -802,7 +802,7 @@ def test_a_token_that_expires_in_the_middle_is_named_and_the_batch_is_committed_
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("mode", "looks"), [("append", 5), ("upsert", 6), ("overwrite", 6)])
+@pytest.mark.parametrize(("mode", "looks"), [("append", 4), ("upsert", 4), ("overwrite", 4)])
 def test_a_batch_asks_a_rest_catalog_a_few_times_for_its_table(
     *, harness: Harness, spark: SparkSession, tmp_path: Path, rest: Proxy, mode: Mode, looks: int
 ) -> None:
