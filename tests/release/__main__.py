@@ -36,7 +36,6 @@ UNTRIED: Final = (
     "upload, tag and site (CONTRIBUTING.md, Release)",
     "README's relative links, which lead nowhere on a package index",
 )
-READY_SECONDS: Final = 180
 
 
 class ReleaseError(Exception):
