@@ -131,7 +131,7 @@ class TopicFacts:
     leaderless: tuple[int, ...] = ()
     """The partitions that have no leader."""
     operations: frozenset[str] | None = None
-    """What this user may do. None: the brokers are too old to say."""
+    """What this user may do. None: the broker's answer to a try doesn't say."""
     values: Mapping[str, str] | None = None
     """Its settings. None: this user may not describe them."""
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from lakewarden.agent.log import Log
-from lakewarden.agent.operators.cluster_facts import group_facts
+from lakewarden.agent.operators.cluster_facts import members_of
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.settings import KafkaSettings
@@ -46,7 +46,7 @@ async def agents(settings: KafkaSettings) -> AgentsView:
     """The members of the group, and the partitions with their owners."""
     async with Log(settings) as log:
         partitions = await log.partitions(log.topics.writers)
-        members = (await group_facts(await log.admin(), settings.group)).members
+        members = await members_of(await log.admin(), settings.group)
         taken = await _take_overs(log)
         committed = await log.committed()
         ends = await log.ends(partitions)

@@ -1,144 +1,112 @@
-"""Requests that return what a user may do (KIP-430): aiokafka has them in older versions, or reads their answers without it."""
+"""What Kafka says about topics and the agents' group, and what this user may do there, which is tried.
 
-from dataclasses import dataclass
+Each try has no effect, whatever the rights. Brokers check the right before everything else:
+
+| right | request | answer with the right |
+| --- | --- | --- |
+| read a topic | a fetch beyond its end | the offset is out of range |
+| write a topic | a produce request without records, whose number of acknowledgements doesn't exist | it is invalid |
+| read a group | a heartbeat of a member that the group doesn't have | the member is unknown |
+"""
+
 from typing import Any
 
+from aiokafka import errors
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
-from aiokafka.errors import TopicAuthorizationFailedError, UnknownTopicOrPartitionError, for_code
-from aiokafka.protocol.admin import DescribeGroupsRequest_v3, DescribeGroupsResponse_v3
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Schema, String
+from aiokafka.protocol.api import Request
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.group import HeartbeatRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.produce import ProduceRequest
 
 from lakewarden.agent.serving.assignor import member_of
 from lakewarden.handlers.setup import Member, TopicFacts
 
-_OPERATIONS = {3: "read", 4: "write", 5: "create", 8: "describe", 10: "describe-configs", 11: "alter-configs"}
-"""Kafka's codes of operations; the answer's bit of the same number says whether the user may."""
-_NOT_ASKED = -(2**31)
-_TEXT = String("utf-8")
-
-
-class _MetadataResponse(Response):  # type: ignore[misc] # aiokafka has no types
-    API_KEY = 3
-    API_VERSION = 8
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        ("brokers", Array(("node_id", Int32), ("host", _TEXT), ("port", Int32), ("rack", _TEXT))),
-        ("cluster_id", _TEXT),
-        ("controller_id", Int32),
-        (
-            "topics",
-            Array(
-                ("error_code", Int16),
-                ("topic", _TEXT),
-                ("is_internal", Boolean),
-                (
-                    "partitions",
-                    Array(
-                        ("error_code", Int16),
-                        ("partition", Int32),
-                        ("leader", Int32),
-                        ("leader_epoch", Int32),
-                        ("replicas", Array(Int32)),
-                        ("isr", Array(Int32)),
-                        ("offline_replicas", Array(Int32)),
-                    ),
-                ),
-                ("authorized_operations", Int32),
-            ),
-        ),
-        ("cluster_authorized_operations", Int32),
-    )
-
-
-class _MetadataStruct(RequestStruct):  # type: ignore[misc] # likewise
-    API_KEY = 3
-    API_VERSION = 8
-    RESPONSE_TYPE = _MetadataResponse
-    SCHEMA = Schema(
-        ("topics", Array(_TEXT)),
-        ("allow_auto_topic_creation", Boolean),
-        ("include_cluster_authorized_operations", Boolean),
-        ("include_topic_authorized_operations", Boolean),
-    )
-
-
-class _GroupsStruct(DescribeGroupsRequest_v3):  # type: ignore[misc] # likewise
-    RESPONSE_TYPE = DescribeGroupsResponse_v3  # aiokafka names version 2
-
-
-class _Metadata(Request[_MetadataStruct]):  # type: ignore[misc] # likewise
-    API_KEY = 3
-
-    def __init__(self, topics: list[str]) -> None:
-        self._topics = topics
-
-    def build(self, struct: Any) -> Any:
-        return struct(self._topics, False, False, True)  # noqa: FBT003 - the fields of the schema, by position
-
-
-class _Groups(Request[_GroupsStruct]):  # type: ignore[misc] # likewise
-    API_KEY = 15
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-
-    def build(self, struct: Any) -> Any:
-        return struct([self._group], True)  # noqa: FBT003 - likewise
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFacts:
-    """A consumer group: what this user may do with it, and its members."""
-
-    operations: frozenset[str] | None
-    members: tuple[Member, ...]
+_BEYOND_THE_END = 2**62
+_NO_SUCH_ACKS = 2
+_NO_MEMBER, _NO_GENERATION = "lakewarden-doctor", -1
+_INVALID_RECORD = 87  # aiokafka has no name for it
+_DENIED = (
+    errors.TopicAuthorizationFailedError.errno,
+    errors.ClusterAuthorizationFailedError.errno,
+    errors.GroupAuthorizationFailedError.errno,
+)
+_ALLOWED = (
+    errors.NoError.errno,
+    errors.OffsetOutOfRangeError.errno,
+    errors.NotLeaderForPartitionError.errno,
+    errors.InvalidRequiredAcksError.errno,
+    _INVALID_RECORD,
+    errors.UnknownMemberIdError.errno,
+    errors.IllegalGenerationError.errno,
+    errors.RebalanceInProgressError.errno,
+)
+"""Answers that brokers give after they have checked the right."""
 
 
 async def topic_facts(
     admin: AIOKafkaAdminClient, names: list[str]
 ) -> tuple[int, dict[str, TopicFacts], set[str]]:
     """The number of brokers, the topics that this user sees, without their settings, and the topics that Kafka hides."""
-    answer = await admin._send_request(_Metadata(names))  # noqa: SLF001 - no public way to a request of one's own
-    found: dict[str, TopicFacts] = {}
-    denied: set[str] = set()
-    for code, name, _, partitions, operations in answer.topics:
-        if code == TopicAuthorizationFailedError.errno:
-            denied.add(name)
-        elif code == UnknownTopicOrPartitionError.errno:
+    answer = (await _send(admin, MetadataRequest(names, allow_auto_topic_creation=False))).to_object()
+    known: dict[str, TopicFacts] = {}
+    hidden: set[str] = set()
+    for topic in answer["topics"]:
+        name, code = topic["topic"], topic["error_code"]
+        if code == errors.TopicAuthorizationFailedError.errno:
+            hidden.add(name)
+        elif code == errors.UnknownTopicOrPartitionError.errno:
             continue
         elif code:
-            raise for_code(code)(name)
+            raise errors.for_code(code)(name)
         else:
-            by_number = sorted(partitions, key=lambda each: each[1])
-            found[name] = TopicFacts(
+            partitions = sorted(topic["partitions"], key=lambda each: each["partition"])
+            known[name] = TopicFacts(
                 name,
-                tuple(len(replicas) for _, _, _, _, replicas, *_ in by_number),
-                tuple(number for _, number, leader, *_ in by_number if leader < 0),
-                _operations(operations),
+                tuple(len(each["replicas"]) for each in partitions),
+                tuple(each["partition"] for each in partitions if each["leader"] < 0),
+                await _rights_on_topic(admin, name),
             )
-    return len(answer.brokers), found, denied
+    return len(answer["brokers"]), known, hidden
 
 
-async def group_facts(admin: AIOKafkaAdminClient, group: str) -> GroupFacts:
+async def members_of(admin: AIOKafkaAdminClient, group: str) -> tuple[Member, ...]:
     """Raises `GroupAuthorizationFailedError` if this user may not describe the group."""
-    coordinator = await admin.find_coordinator(group)
-    answer = await admin._send_request(_Groups(group), coordinator)  # noqa: SLF001 - likewise
-    [(code, _, _, _, _, members, operations)] = answer.groups
+    [answer] = await admin.describe_consumer_groups([group])
+    [(code, _, _, _, _, members, *_)] = answer.groups
     if code:
-        raise for_code(code)(group)
+        raise errors.for_code(code)(group)
     decoded = [_subscription(metadata) for *_, metadata, _ in members]
-    return GroupFacts(
-        _operations(operations),
-        tuple(Member(None, None) if each is None else member_of(each.user_data) for each in decoded),
-    )
+    return tuple(Member(None, None) if each is None else member_of(each.user_data) for each in decoded)
 
 
-def _operations(bits: int) -> frozenset[str] | None:
-    if bits == _NOT_ASKED:
+async def rights_on_group(admin: AIOKafkaAdminClient, group: str) -> frozenset[str] | None:
+    """What this user may do with the group. None: the answer doesn't say."""
+    heartbeat = HeartbeatRequest(group, _NO_GENERATION, _NO_MEMBER)
+    answer = await _send(admin, heartbeat, await admin.find_coordinator(group))
+    return _tried({"read": answer.error_code})
+
+
+async def _rights_on_topic(admin: AIOKafkaAdminClient, name: str) -> frozenset[str] | None:
+    # The first partition, of any broker: one that doesn't lead it checks the right, too.
+    fetch = FetchRequest(0, 0, 1, 0, [(name, [(0, _BEYOND_THE_END, 1)])])
+    produce = ProduceRequest(None, _NO_SUCH_ACKS, 1000, [(name, [(0, b"")])])
+    codes: dict[str, int] = {}
+    for right, request in (("read", fetch), ("write", produce)):
+        [(_, [(_, codes[right], *_)])] = (await _send(admin, request)).topics
+    return _tried(codes)
+
+
+def _tried(codes: dict[str, int]) -> frozenset[str] | None:
+    """The rights, by the answers to the tries. None if an answer doesn't say."""
+    if any(code not in _DENIED + _ALLOWED for code in codes.values()):
         return None
-    return frozenset(name for code, name in _OPERATIONS.items() if bits >> code & 1)
+    return frozenset(right for right, code in codes.items() if code in _ALLOWED)
+
+
+async def _send(admin: AIOKafkaAdminClient, request: Request[Any], broker: int | None = None) -> Any:
+    return await admin._send_request(request, broker)  # noqa: SLF001 - the public calls don't send these requests
 
 
 def _subscription(metadata: bytes | None) -> Any:

@@ -14,7 +14,6 @@ from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     GroupAuthorizationFailedError,
-    IncompatibleBrokerVersion,
     KafkaError,
     TopicAuthorizationFailedError,
 )
@@ -24,7 +23,7 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import admin_client, start_client, validate_topics
 from lakewarden.agent.locks.commands import locate
 from lakewarden.agent.log import with_coordinator
-from lakewarden.agent.operators.cluster_facts import group_facts, topic_facts
+from lakewarden.agent.operators.cluster_facts import members_of, rights_on_group, topic_facts
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError, Stores
 from lakewarden.agent.time_text import counted
@@ -103,11 +102,7 @@ async def _check_kafka(settings: Settings) -> list[Finding]:
 async def _check_topics(admin: AIOKafkaAdminClient, settings: Settings) -> list[Finding]:
     topics = settings.topics
     names = [each.name for each in topics.settings()]
-    try:
-        brokers, known, denied = await topic_facts(admin, names)
-    except (IncompatibleBrokerVersion, NotImplementedError) as error:
-        too_old = f"the brokers are too old to say what a user may do: {error}"
-        return [Finding("topic", "unchecked", topics.prefix, too_old)]
+    brokers, known, denied = await topic_facts(admin, names)
     found = [Finding("kafka", "ok", settings.bootstrap_servers, f"{counted(brokers, 'broker')} reached")]
     watches = bool(settings.watch)
     known = {name: await _with_settings(admin, settings, facts) for name, facts in known.items()}
@@ -155,14 +150,15 @@ async def _check_missing(
 async def _check_group(admin: AIOKafkaAdminClient, settings: Settings, *, started: bool) -> list[Finding]:
     group, rights = settings.group, " and ".join(GROUP_RIGHTS)
     try:
-        facts = await with_coordinator(lambda: group_facts(admin, group))
+        members = await with_coordinator(lambda: members_of(admin, group))
+        operations = await with_coordinator(lambda: rights_on_group(admin, group))
     except GroupAuthorizationFailedError:
         denied, remedy = "Kafka denies this user the consumer group", f"grant {rights} on the group {group}"
         unchecked = Finding("agents", "unchecked", group, "its members can't be read")
         return [Finding("group", "problem", group, denied, remedy), unchecked]
-    lacking = missing_rights("group", group, facts.operations, GROUP_RIGHTS)
-    may = "rights unknown" if facts.operations is None else f"may {rights}"
-    agents = judge_agents(group, facts.members, started=started)
+    lacking = missing_rights("group", group, operations, GROUP_RIGHTS)
+    may = "rights unknown" if operations is None else f"may {rights}"
+    agents = judge_agents(group, members, started=started)
     return [lacking or Finding("group", "ok", group, may), agents]
 
 

@@ -21,7 +21,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden import events
 from lakewarden.agent.clock import moment, utc_now
 from lakewarden.agent.log import Log, Readers
-from lakewarden.agent.operators.cluster_facts import group_facts
+from lakewarden.agent.operators.cluster_facts import members_of
 from lakewarden.agent.operators.log_replay import LogReplay, Seen, replay_log
 from lakewarden.agent.operators.timelines import Timelines, readers_of
 from lakewarden.agent.serving.log_records import decoded, decoded_all
@@ -183,7 +183,7 @@ def rank(view: TableView) -> tuple[int, float]:
 async def group_members(log: Log, group: str) -> tuple[Member, ...] | None:
     """The agents in the group. None: this user may not see them."""
     try:
-        return (await group_facts(await log.admin(), group)).members
+        return await members_of(await log.admin(), group)
     except GroupAuthorizationFailedError:
         return None
 

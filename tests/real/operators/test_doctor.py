@@ -14,12 +14,13 @@ from typing import Any
 import anyio
 import cramjam
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from lakewarden.agent.clock import wall_ms
 from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.operators.doctor import _check_codecs, diagnose
 from lakewarden.agent.settings import KafkaSettings, Settings
-from lakewarden.handlers.setup import Finding
+from lakewarden.handlers.setup import AGENT_RIGHTS, Finding
 from tests.kafka_fixture import KafkaServer
 from tests.printed import as_shown
 from tests.processes import run_command
@@ -87,7 +88,11 @@ async def test_beside_a_running_agent_everything_is_ok_but_the_single_replica(
     assert [each for each in findings if each.result != "ok"] == by_check(findings, "partitions")
     [replicas] = by_check(findings, "partitions")
     assert replicas.result == "warning"
-    assert len(by_check(findings, "topic")) == 6
+    topics = {each.about.rpartition(".")[2]: each.found for each in by_check(findings, "topic")}
+    assert {name: tuple(AGENT_RIGHTS[name]) for name in topics} == AGENT_RIGHTS
+    for name, found in topics.items():
+        assert f", may {' and '.join(AGENT_RIGHTS[name])}, settings" in found
+    assert [each.found for each in by_check(findings, "group")] == ["may read"]
     [agents] = by_check(findings, "agents")
     assert agents.found == f"1 agent of version {version('lakewarden')} ({agent.settings.agent_id})"
     [codecs] = by_check(findings, "codecs")
@@ -106,6 +111,17 @@ async def test_a_skewed_clock_is_a_problem_against_the_store(settings: Callable[
     for each in problems(findings):
         assert "ahead of" in each.found
         assert "NTP" in str(each.next)
+
+
+async def test_the_tries_of_rights_write_nothing(
+    settings: Callable[..., Settings], topics: KafkaServer
+) -> None:
+    await diagnose(settings(), [])
+
+    async with AIOKafkaConsumer(bootstrap_servers=topics.bootstrap_servers) as consumer:
+        names = [each.name for each in settings().topics.settings()]
+        partitions = [TopicPartition(name, 0) for name in names]
+        assert await consumer.end_offsets(partitions) == dict.fromkeys(partitions, 0)
 
 
 async def test_a_bucket_that_is_refused_is_a_problem_and_the_other_checks_go_on(
