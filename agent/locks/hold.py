@@ -1,11 +1,10 @@
 """`lakewarden lock hold`: acquire a table's lock, run a command while it is renewed, release it.
 
 - The command starts after the lock was confirmed, in a process group of its own. When it has ended, what it has left running in
-  its group is killed, and the lock is released.
+  its group is killed, and the lock is released. SIGINT, SIGTERM and SIGHUP are passed on to the group.
 - If the lease is lost, or not confirmed `margin` before its end, the group gets SIGTERM, and SIGKILL before the lease ends. After
-  `seconds` it gets SIGTERM, and SIGKILL `GRACE_SECONDS` later; the lock is renewed until then.
-- A process that is suspended can do neither: docs/lock.md says what the command may do then.
-- SIGINT, SIGTERM and SIGHUP are passed on to the group.
+  `seconds` it gets SIGTERM, and SIGKILL `GRACE_SECONDS` later; the lock is renewed until then. A process that is suspended can
+  do neither: docs/lock.md says what the command may do then.
 - While another owner holds the lock, this process waits up to `wait` seconds; 0 means one try. An error that waiting does not
   resolve (an object that is not a lock record, a store that refuses access) is raised immediately.
 """
@@ -17,6 +16,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import anyio
@@ -28,7 +28,7 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.locks.commands import StoreUnavailableError, TableLock
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import ConditionalStore, Stores, StoreUnreachableError
+from lakewarden.agent.stores import Stores
 from lakewarden.agent.time_text import when
 from lakewarden.handlers.lease import machine as lease
 
@@ -44,8 +44,7 @@ KILL_BEFORE_END_SECONDS = 0.5
 ONE_TRY_REQUESTS = 6
 """Requests of one try: a probe, a read and a write. Each may take the request timeout."""
 
-
-HoldEvent: TypeAlias = KeeperEvent | signal.Signals | StoreUnreachableError | anyio.abc.Process
+HoldEvent: TypeAlias = KeeperEvent | signal.Signals | anyio.abc.Process
 """What happens while a lock is held. A process: it has ended."""
 
 
@@ -64,22 +63,18 @@ async def hold(settings: Settings, options: HoldOptions) -> int:
     """Hold the lock while the command runs. Return the exit status."""
     if shutil.which(options.command[0]) is None:
         raise AgentError(f"no such program: {options.command[0]}; the lock was not acquired")
-    deadline = monotonic() + options.wait
-    lock = None
-    while lock is None:
-        try:
-            lock = await options.locate()
-        except StoreUnavailableError as error:
-            if monotonic() >= deadline:
-                options.warn(str(error))
-                return EXIT_NOT_ACQUIRED
+    try:
+        lock = await options.locate()
+    except StoreUnavailableError as error:
+        options.warn(str(error))
+        return EXIT_NOT_ACQUIRED
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         holder = _Holder(settings, options, lock, Stores(settings, stack))
         stack.callback(holder.close)
         await tasks.start(holder.receive_signals)
         tasks.start_soon(holder.keeper.run)
         try:
-            held = await holder.acquire(deadline)
+            held = await holder.acquire()
             status = await holder.run(held, tasks) if isinstance(held, lease.Lease) else held
         finally:
             with anyio.CancelScope(shield=True):
@@ -92,12 +87,14 @@ class _Holder:
     """One lock and one command."""
 
     def __init__(self, settings: Settings, options: HoldOptions, lock: TableLock, stores: Stores) -> None:
-        self._settings, self._options, self._stores = settings, options, stores
+        self._settings, self._options = settings, options
         self._table, self._uri = lock.table, lock.location.uri
         self._send, self._events = anyio.create_memory_object_stream[HoldEvent](math.inf)
-        of_lock = settings.lease(shared=lock.location.shared)
         self.keeper = LockKeeper(
-            lock.location, of_lock, self._store, lambda event, _: self._send.send_nowait(event)
+            lock.location,
+            settings.lease(shared=lock.location.shared),
+            partial(stores.for_lock, self._uri),
+            lambda event, _: self._send.send_nowait(event),
         )
 
     def close(self) -> None:
@@ -113,21 +110,15 @@ class _Holder:
             async for number in signals:
                 self._send.send_nowait(number)
 
-    async def _store(self) -> ConditionalStore:
-        try:
-            return await self._stores.for_lock(self._uri)
-        except StoreUnreachableError as error:
-            self._send.send_nowait(error)
-            raise
-
     async def _next(self, until: float) -> HoldEvent | None:
         """The next event, or None at this time."""
         with anyio.move_on_after(max(0.0, until - monotonic())):
             return await self._events.receive()
         return None
 
-    async def acquire(self, deadline: float) -> lease.Lease | int:
+    async def acquire(self) -> lease.Lease | int:
         """Acquire the lock. Return its lease, or the exit status if it could not be acquired."""
+        deadline = monotonic() + self._options.wait
         # There is always one complete try.
         until = max(deadline, monotonic() + ONE_TRY_REQUESTS * self._settings.request_timeout_seconds)
         printed = why = "the store did not answer"
@@ -137,14 +128,12 @@ class _Holder:
             match await self._next(until):
                 case lease.Confirmed(lease=held):
                     return held
+                case signal.Signals() as number:
+                    return 128 + number
                 case lease.LockDenied(kind="unusable" | "refused-too-long", why=reason):
                     raise AgentError(f"the lock {self._uri} can't be acquired: {reason}")
                 case lease.LockDenied() as denied:
                     why, until, refused = _holder(denied), deadline, denied.kind == "refused"
-                case StoreUnreachableError() as error:
-                    why, until = str(error), deadline
-                case signal.Signals() as number:
-                    return 128 + number
                 case _:
                     pass
             if monotonic() >= until:
@@ -192,24 +181,24 @@ class _Holder:
                     of_command = code if code >= 0 else 128 - code  # as a shell has it
                     return EXIT_ENDED if ended else of_command
                 case lease.Confirmed(lease=held):
-                    pass
+                    continue
+                case signal.Signals() as number:
+                    _signal(group, number)
+                    continue
                 case lease.LeaseEnded(why=why, holder=holder):
                     named = f"; the holder is owner {holder}" if holder else ""
                     self._options.warn(f"lost {self._uri}: {why}{named}; the command is being ended")
-                    ended, kill_at = True, min(kill_at, held.expires_at - KILL_BEFORE_END_SECONDS)
-                    kill_at = min(kill_at, monotonic() + GRACE_SECONDS)
-                    _signal(group, signal.SIGTERM)
-                case signal.Signals() as number:
-                    _signal(group, number)
+                    kill_at = min(kill_at, held.expires_at - KILL_BEFORE_END_SECONDS)
                 case None if ended:
                     _signal(group, signal.SIGKILL)
                     kill_at = math.inf
+                    continue
                 case None:
                     self._options.warn(f"ending the command after {self._options.seconds:g} s")
-                    ended, kill_at = True, monotonic() + GRACE_SECONDS
-                    _signal(group, signal.SIGTERM)
                 case _:
-                    pass
+                    continue
+            _signal(group, signal.SIGTERM)
+            ended, kill_at = True, min(kill_at, monotonic() + GRACE_SECONDS)
 
     async def release(self) -> None:
         """Release the lock, or what was requested of it."""
@@ -220,12 +209,10 @@ class _Holder:
             self._options.warn(f"{self._uri} could not be released in time; its lease expires")
         with suppress(anyio.WouldBlock):
             while True:
-                match self._events.receive_nowait():
-                    case lease.Released(why=str(why), valid_until=valid_until):
-                        ends = f"the lease ends at {when(valid_until)}"
-                        self._options.warn(f"{self._uri} could not be released: {why}; {ends}")
-                    case _:
-                        pass
+                event = self._events.receive_nowait()
+                if isinstance(event, lease.Released) and event.why is not None:
+                    ends = f"the lease ends at {when(event.valid_until)}"
+                    self._options.warn(f"{self._uri} could not be released: {event.why}; {ends}")
 
 
 def _holder(denied: lease.LockDenied) -> str:
