@@ -25,6 +25,7 @@ Each figure says what it rests on (`Rests`):
 4. A file that is younger than the `GRACE_SECONDS` before the end of the history, or than three times the longest commit, may
    still be committed, and isn't counted. Neither is one from before the first commit was published, by the store's clock.
 5. A history is cut at the limits of its reader, and where the format has removed its log. Nothing is said of what came before.
+   It is whole up to its newest commit, unless the table was copied, or another file of it names a newer commit.
 6. **What the gate would change.** A commit that is in another one's way is admitted after it, so what was wasted isn't
    computed, and the later one waits for the rest of the earlier one: for at least the time of the overlap. Writers whose
    commits share no partition wait for nothing.
@@ -51,8 +52,8 @@ class Lack(StrEnum):
 
     COMMITS = "commits"
     """Whole commits between others: their times, writers, partitions and files."""
-    OLDER = "older commits"
-    """Whole commits before all that were read."""
+    BEYOND = "commits beyond"
+    """Whole commits before or after all that were read."""
     PARTITIONS = "partitions"
     """Partitions of a commit that was read otherwise."""
     NAMES = "names"
@@ -94,7 +95,7 @@ WEAKER: Final[Mapping[Lack, Mapping[Rests, str]]] = {
         Rests.AT_LEAST: "commits by_gate overlapping in_the_way lost_tries known_seconds",
         Rests.NOT_KNOWN: "lost_files lost_bytes",
     },
-    Lack.OLDER: {
+    Lack.BEYOND: {
         Rests.AT_LEAST: "commits by_gate overlapping in_the_way lost_tries known_seconds lost_files lost_bytes"
     },
     Lack.PARTITIONS: {Rests.AT_LEAST: "in_the_way lost_files lost_bytes"},

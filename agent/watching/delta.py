@@ -46,20 +46,21 @@ class DeltaFollower(NumberedFollower):
         return [] if found is None else [found]
 
     async def _start(self) -> int:
-        newest = await newest_commit(self._files)
+        newest, _ = await _newest(self._files)
         self._layout = await find_layout(self._files, newest)
         return newest
 
 
-async def newest_commit(files: TableFiles) -> int:
-    """Find the newest version of the log. Raises `UnreadableTableError` if it has none."""
-    first = 0
+async def _newest(files: TableFiles) -> tuple[int, int]:
+    """Find the newest version of the log, and the newest that a file names. Raises `UnreadableTableError` if there is none."""
+    hint = 0
     with suppress(AbsentFileError):
-        first = log.checkpoint_version(await files.read(log.LAST_CHECKPOINT))
-    for since in {first: None, 0: None}:  # the hint may be of another table, which was there before
-        newest = log.newest_version(await files.below(log.LOG_FOLDER, log.before(since)))
+        hint = log.checkpoint_version(await files.read(log.LAST_CHECKPOINT))
+    for since in {hint: None, 0: None}:  # the hint may be of another table, which was there before
+        listed = await files.below(log.LOG_FOLDER, log.before(since))
+        newest = log.newest_version(listed)
         if newest is not None:
-            return newest
+            return newest, max(hint, log.newest_named(listed))
     raise UnreadableTableError(f"{log.LOG_FOLDER} has no commit and no checkpoint")
 
 
@@ -105,7 +106,8 @@ async def find_layout(files: TableFiles, version: int) -> log.PartitionLayout:
 
 async def read_past(files: TableFiles, reading: Reading) -> None:
     """Read the table's history."""
-    newest = await newest_commit(files)
+    newest, named = await _newest(files)
+    reading.expect(named, newest, "commit")
     layout, reading.reached = await _layout(files, newest), newest + 1
 
     async def use(file: File, body: bytes | Exception) -> bool:
@@ -132,7 +134,7 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
 
     listed = _commits(files, newest)
     if await read_in_order(listed, lambda each: files.read(each.path), use, AT_ONCE) and reading.reached:
-        reading.lacks(f"commits before {reading.reached}", "the table's log has been cleaned", Lack.OLDER)
+        reading.lacks(f"commits before {reading.reached}", "the table's log has been cleaned", Lack.BEYOND)
 
 
 async def _commits(files: TableFiles, newest: int) -> AsyncIterator[File]:

@@ -154,7 +154,7 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
     async for page in files.pages(table.archive):
         if is_whole and page:
             first = found[0].time if found else "now"
-            reading.lacks(f"instants before {first}", "Hudi has archived them", Lack.OLDER)
+            reading.lacks(f"instants before {first}", "Hudi has archived them", Lack.BEYOND)
         break
     since = min((each.began for each in reading.commits if each.began is not None), default=0.0)
     late = [each for each in timed if (clock.began(each.time) or 0.0) >= since]

@@ -59,7 +59,7 @@ from lakewarden.handlers.observations import (
     content_of,
     unread_commit,
 )
-from lakewarden.handlers.unreadable import why_unreadable
+from lakewarden.handlers.unreadable import MAX_SIZE, number, why_unreadable
 
 log = structlog.get_logger(__name__)
 
@@ -249,10 +249,12 @@ async def metadata_in(answer: CatalogAnswer, buckets: Buckets) -> iceberg.TableM
     return iceberg.read_metadata(await files_of(folder, buckets, answer.access).read(name))
 
 
-async def newest_metadata(files: TableFiles) -> iceberg.TableMetadata:
+async def newest_metadata(files: TableFiles, reading: Reading) -> iceberg.TableMetadata:
     """Read the newest metadata of a table of a Hadoop catalog."""
-    number, gzipped = await _newest_version(files)
-    return iceberg.read_metadata(await files.read(iceberg.version_path(number, gzipped=gzipped)))
+    newest, gzipped = await _newest_version(files)
+    with suppress(UnreadableTableError):
+        reading.expect(number(await files.read(iceberg.HINT), MAX_SIZE) or 0, newest, "metadata file")
+    return iceberg.read_metadata(await files.read(iceberg.version_path(newest, gzipped=gzipped)))
 
 
 async def _newest_version(files: TableFiles) -> tuple[int, bool]:
@@ -322,7 +324,7 @@ async def read_past(files: TableFiles, reading: Reading, metadata: iceberg.Table
         reading.lacks("the newest snapshot", "the metadata lacks it, or it can't be read", Lack.COMMITS)
     is_whole = await read_in_order(each_of(main), read, use, AT_ONCE_WITH_MANIFESTS)
     if is_whole and main and (main[-1].parent is not None or main[-1].age[0] > 1 + others):
-        reading.lacks(f"snapshots before {main[-1].id}", "they have expired, or can't be read", Lack.OLDER)
+        reading.lacks(f"snapshots before {main[-1].id}", "they have expired, or can't be read", Lack.BEYOND)
     if others:
         why = "they are of branches, staged or rolled back, and only the main branch is read"
         reading.lacks(f"{others} snapshots", why, Lack.NAMES)

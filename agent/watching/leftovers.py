@@ -76,6 +76,11 @@ async def look_for_files(files: TableFiles, form: str, reading: Reading) -> list
     parts = [*_parts(files, reading)]
     parts += [_Part(each, _partition(each, reading), is_beside=True) for each in beside]
     await read_in_order(each_of(parts), read, use, LISTED_AT_ONCE)
+    if found.copied:
+        newest = reading.commits[-1].version
+        reading.lacks(
+            f"commits after {newest}", "the table was copied, and a copy may lack them", Lack.BEYOND
+        )
     if found.why_useless:
         reading.lacks("files that no commit names", found.why_useless, Lack.NAMES)
         return None

@@ -5,6 +5,7 @@ vectors, it also costs the snapshot before, and if the vectors have changed, tho
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
@@ -27,6 +28,7 @@ from lakewarden.handlers.observations import (
     content_of,
 )
 from lakewarden.handlers.paimon import snapshots
+from lakewarden.handlers.unreadable import MAX_SIZE, number as number_of
 
 
 class PaimonFollower(NumberedFollower):
@@ -107,6 +109,9 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
         listed |= {number: file for number, file in numbers.items() if number is not None}
     if not listed:
         raise UnreadableTableError(f"{snapshots.SNAPSHOT_FOLDER} has no snapshot")
+    with suppress(UnreadableTableError):
+        named = number_of(await files.read(snapshots.LATEST), MAX_SIZE) or 0
+        reading.expect(named, max(listed), "snapshot")
     layouts: dict[int, snapshots.TableLayout] = {}
 
     async def read(number: int) -> tuple[Found, list[str]]:
@@ -128,7 +133,7 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
     newest_first = each_of(sorted(listed, reverse=True))
     is_whole = await read_in_order(newest_first, read, use, AT_ONCE_WITH_MANIFESTS)
     if is_whole and reading.reached != 1:
-        reading.lacks(f"snapshots before {reading.reached}", "they have expired", Lack.OLDER)
+        reading.lacks(f"snapshots before {reading.reached}", "they have expired", Lack.BEYOND)
     if await files.has_files("branch"):
         reading.lacks("the table's branches", "only the main branch is read", Lack.NAMES)
     if await files.has_files("changelog"):

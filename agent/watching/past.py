@@ -51,7 +51,7 @@ async def _past(table: str, settings: Settings, reading: Reading) -> TableHistor
             case "hudi":
                 await hudi.read_past(files, reading)
             case _:
-                await iceberg.read_past(files, reading, await iceberg.newest_metadata(files))
+                await iceberg.read_past(files, reading, await iceberg.newest_metadata(files, reading))
     for each in known.others:
         reading.lacks(f"the table's commits in {each}", f"{known.form} is read", Lack.NAMES)
     reading.put_in_order()

@@ -8,7 +8,10 @@ The rules of reading:
    reading only if its file is from before, too, by the store's clock; else if `CONFIRMING` commits in a row are, and the history
    isn't called whole then. A time that is later than its file's, or doesn't fit into the order of the others, is replaced by a
    neighbour's, and reported. A commit has not begun before the one that it has read.
-4. **Copies.** A file that is younger than its commit was copied. Then files' times say nothing: no data file is looked for.
+4. **Copies.** A file that is younger than its commit was copied. Then files' times say nothing: no data file is looked for. And
+   the copy may lack the newest commits, so the end of its history is not known.
+5. **The end.** A newer commit than all that are there may be named by another file: a hint, a checksum, a checkpoint. Then the
+   newest ones are missing.
 """
 
 from __future__ import annotations
@@ -101,7 +104,7 @@ class Reading:
         self.places += len(commit.partitions) + len(files)
         if len(self.commits) >= MAX_COMMITS or (self.places > MAX_PLACES and self.commits):
             why = f"at most {MAX_COMMITS:,} commits, or {MAX_PLACES:,} files and partitions, are read"
-            self.lacks(f"commits before {self.commits[-1].version}", why, Lack.OLDER)
+            self.lacks(f"commits before {self.commits[-1].version}", why, Lack.BEYOND)
             return False
         outside = 0
         for path, partition in files:
@@ -127,12 +130,18 @@ class Reading:
             self.lacks(numbers, "older ones are there, so the table's log is damaged", Lack.COMMITS)
         self.reached = number
 
+    def expect(self, named: int, newest: int, what: str) -> None:
+        """Another file names this commit (rule 5)."""
+        if named > newest:
+            why = "another file of the table names the last of them, but they are gone"
+            self.lacks(f"{what}s {newest + 1} to {named}", why, Lack.COMMITS)
+
     def fail(self, what: str, error: Exception) -> bool:
         """A commit can't be read (rule 2). Returns whether to read on."""
         self.failed += 1
         self.lacks(what, str(error), Lack.COMMITS)
         if self.failed >= MAX_UNREAD:
-            self.lacks(f"commits before {what}", f"{MAX_UNREAD} commits could not be read", Lack.OLDER)
+            self.lacks(f"commits before {what}", f"{MAX_UNREAD} commits could not be read", Lack.BEYOND)
         return self.failed < MAX_UNREAD
 
     def lacks(self, what: str, why: str, *lacks: Lack) -> None:
@@ -142,7 +151,7 @@ class Reading:
         """Put the commits in order, with times that fit into it (rule 3)."""
         if self.before and self.commits:
             why = "their times are from before the period, those of their files are not"
-            self.lacks(f"commits before {self.commits[-1].version}", why, Lack.OLDER, Lack.TIMES)
+            self.lacks(f"commits before {self.commits[-1].version}", why, Lack.BEYOND, Lack.TIMES)
         self.commits.reverse()
         last = len(self.commits) - 1
         self.files = {path: last - at if at >= 0 else at for path, at in self.files.items()}

@@ -76,6 +76,12 @@ def newest_version(paths: Iterable[str]) -> int | None:
     return max((found for path in paths if (found := version_of(path)) is not None), default=None)
 
 
+def newest_named(paths: Iterable[str]) -> int:
+    """Return the newest version that a file of the log is called after, of any kind: checksums, too."""
+    names = (path.removeprefix(LOG_FOLDER).partition(".")[0] for path in paths)
+    return max((int(each) for each in names if len(each) == 20 and each.isdecimal()), default=0)
+
+
 def checkpoint_of(paths: Iterable[str], version: int) -> list[str]:
     """Return the parts of the newest checkpoint of a listing that is not after a version."""
     found: dict[int, list[str]] = {}

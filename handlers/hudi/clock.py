@@ -44,7 +44,7 @@ class Clock:
         zone, completion_zone = _zone(begins or ends), _zone(ends or begins)
         if zone is None or (table.is_utc and zone):
             why = "the files' times don't fit to them: the table was copied, or a clock is wrong"
-            doubt = Unread("the times of instants", why, frozenset({Lack.TIMES, Lack.LOSSES}))
+            doubt = Unread("the times of instants", why, frozenset({Lack.TIMES, Lack.LOSSES, Lack.BEYOND}))
             shift = 0.0 if table.is_utc else completion_zone or 0.0
             unread = (doubt,) if timed else ()
             return cls(modified, 0.0, shift, has_ends=table.layout == 2, unread=unread)

@@ -43,6 +43,8 @@ from lakewarden.handlers.partition_spelling import (
 from lakewarden.handlers.unreadable import FIRST_MS, LAST_MS, MAX_SIZE, json_of, known, number, read_each
 
 METADATA_FOLDER: Final = "metadata/"
+HINT: Final = METADATA_FOLDER + "version-hint.text"
+"""The number of the newest metadata file, or of one before it, in a Hadoop catalog."""
 FORMAT_VERSIONS: Final = (1, 2, 3)
 
 _VERSION = re.compile(r"metadata/v(\d+)(\.gz)?\.metadata\.json")

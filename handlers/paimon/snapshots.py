@@ -36,6 +36,10 @@ DeletionVectors: TypeAlias = Mapping[observations.Place, Any]
 """The files that have deleted rows: their number, or where the vector is if no number is known."""
 
 
+LATEST: Final = SNAPSHOT_FOLDER + "LATEST"
+"""A hint: the number of the newest snapshot, or of one before it."""
+
+
 def snapshot_path(number: int) -> str:
     """Return the path of a snapshot."""
     return f"{SNAPSHOT_FOLDER}snapshot-{number}"

@@ -88,6 +88,7 @@ def delta(history: History) -> Files:
             "\n".join(map(json.dumps, actions)).encode(),
             each.ended,
         )
+        found[f"_delta_log/{each.number:020d}.crc"] = b"{}", each.ended
         found[each.file] = b"1", each.ended - 30
     return found | _lost(history, "")
 
@@ -117,6 +118,7 @@ def paimon(history: History) -> Files:
             for kind, name in names
         ]
         found[f"snapshot/snapshot-{number}"] = json.dumps(snapshot).encode(), each.ended
+        found["snapshot/LATEST"] = str(number).encode(), each.ended
         found[f"manifest/list-{number}"] = avro([{"_FILE_NAME": f"manifest-{number}"}]), each.ended
         found[f"manifest/manifest-{number}"] = avro(entries), each.ended
         found[f"bucket-0/{each.file}"] = b"1", each.ended - 30
@@ -161,6 +163,7 @@ def iceberg(history: History) -> Files:
         "current-snapshot-id": len(snapshots),
         "snapshots": snapshots,
     }
+    found["metadata/version-hint.text"] = b"1", history.commits[-1].ended
     found["metadata/v1.metadata.json"] = json.dumps(fields).encode(), history.commits[-1].ended
     return found | _lost(history, "data/")
 
