@@ -16,9 +16,9 @@ def visible(text: str) -> str:
     return "".join(each if _is_plain(text, at, each) else _escaped(each) for at, each in enumerate(text))
 
 
-def visible_cell(text: str) -> str:
-    """Return `visible` text for a column of a table, in which a blank that others would swallow is escaped, too."""
-    return re.sub("^ | $|(?<= ) ", lambda _: _escaped(" "), visible(text))
+def visible_blanks(text: str) -> str:
+    """Return visible text for a column of a table, in which a blank that others would swallow is escaped, too."""
+    return re.sub("^ | $|(?<= ) ", lambda _: _escaped(" "), text)
 
 
 def typed(text: str) -> str:

@@ -20,22 +20,16 @@ from lakewarden.agent.cli import options, overview
 from lakewarden.agent.cli.dev import dev_command
 from lakewarden.agent.cli.lock import lock_app
 from lakewarden.agent.cli.options import EXIT_FAILED
-from lakewarden.agent.cli.output import print_json, print_line, print_lines, print_message
-from lakewarden.agent.cli.overview import doctor_command, web_command
+from lakewarden.agent.cli.output import print_json, print_line, print_message, print_view
 from lakewarden.agent.cli.requests import abort_command, ledger_app
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import denied_to_command
 from lakewarden.agent.logs import configure_logging
-from lakewarden.agent.operators.explain import AmbiguousError, explain, explanation_fields
-from lakewarden.agent.operators.explain_text import MOST_NAMED, candidate_lines, explanation_lines, place_text
-from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.operators.status import conflicts
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
-from lakewarden.agent.time_text import few, first_of
 from lakewarden.agent.watching.foreground import limit_memory, watch_until_signal
 from lakewarden.events import ConflictDetected
-from lakewarden.handlers.explain.life import shown_name
 
 EXIT_USAGE = 2
 
@@ -51,17 +45,13 @@ app = typer.Typer(
 for _command, _help in (
     (dev_command, "Run Kafka and the agent on this machine, for development."),
     (abort_command, "End an open transaction, for example one that hangs."),
-    (doctor_command, "Check Kafka, rights, topics, clocks, stores and tables from here."),
-    (overview.status_command, "Print what is wrong, and each table's lock and open transactions."),
-    (overview.losses_command, "Print what conflicts have cost, by table, partition and writers."),
+    (overview.doctor_command, "Check Kafka, rights, topics, clocks, stores and tables from here."),
     (overview.assess_command, "Print what writers cost each other today, from a table's own history."),
-    (overview.refused_command, "Print the events that agents refused, with the reason."),
-    (overview.agents_command, "Print the agents and their Kafka partitions."),
-    (web_command, "Serve a read-only page: tables, locks, waits, transactions."),
+    (overview.web_command, "Serve a read-only page: tables, locks, waits, transactions."),
 ):
     app.command(name=_command.__name__.removesuffix("_command"), short_help=_help)(_command)
-for _question in QUESTIONS:
-    app.command(name=_question.name, short_help=_question.short)(overview.question_command(_question))
+for _reading in overview.READINGS:
+    app.command(name=_reading.name, short_help=_reading.short)(overview.reading_command(_reading))
 app.add_typer(
     ledger_app, name="ledger", short_help="Print or correct the last committed batch of each writer."
 )
@@ -161,45 +151,18 @@ def conflicts_command(
     settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
 
     async def show() -> None:
-        lines: list[str] = []
+        found: list[ConflictDetected] = []
         async for event in conflicts(settings, follow=follow):
             if output == "json":
-                print_json(event.model_dump(mode="json"))
+                print_json(event)
             elif follow:
-                print_line(_conflict_line(event, verbose=verbose))
+                print_view("conflicts", [event], verbose=verbose)
             else:
-                lines.append(_conflict_line(event, verbose=verbose))
+                found.append(event)
         if output == "text" and not follow:
-            print_lines((lines if verbose else few(lines, "conflict", first=0)) or ["no conflicts"])
+            print_view("conflicts", found, verbose=verbose)
 
     options.run(show)
-
-
-@app.command(name="explain", short_help="Print the history of one transaction, with reasons.")
-def explain_command(
-    transaction: options.TransactionId,
-    table: options.OnlyTable = None,
-    *,
-    verbose: options.Verbose = False,
-    output: options.OutputFormat = "text",
-    bootstrap_servers: options.BootstrapServers = None,
-    config: options.Config = None,
-) -> None:
-    """Print the history of one transaction, event by event, with the reason of each decision.
-
-    The command reads the Kafka topics, so it also works while no agent runs. If several ids begin with TRANSACTION, it
-    prints them.
-
-    Exit codes: 0 success; 1 no transaction or several transactions found, or another failure; 2 usage error.
-    """
-    settings = options.settings_of(Settings, config, bootstrap_servers=bootstrap_servers)
-    try:
-        explanation = options.run(lambda: explain(settings, transaction, table))
-    except AmbiguousError as ambiguous:
-        if output == "text":
-            print_lines(candidate_lines(ambiguous.candidates))
-        raise
-    options.print_as(output, explanation_fields(explanation), explanation_lines(explanation, verbose=verbose))
 
 
 def main() -> None:
@@ -261,21 +224,6 @@ def _usage_error_text(error: typer.TyperException) -> str:
 def _log_ready(settings: Settings) -> None:
     structlog.get_logger().info(
         "agent.ready", agent=settings.agent_id, tables=settings.tables, lock_root=settings.lock_root
-    )
-
-
-def _conflict_line(event: ConflictDetected, *, verbose: bool) -> str:
-    where = first_of([place_text(each) for each in event.conflicts], MOST_NAMED)
-    state = "had committed" if event.kind == "commit" else "was open"
-    age = event.victim_age_seconds
-    lost = f"aborted {age:.1f} s after its intent" if age else "no work was lost"
-    loser, winner = event.victim_writer, event.winner_writer
-    line = f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  "
-    if not verbose:
-        return f"{line}{shown_name(loser)} lost to {shown_name(winner)}: {where}; {lost}"
-    return (
-        f"{line}{loser} {event.victim} lost to {winner} {event.winner}, which {state}: {where}; {lost}, "
-        f"detected {event.detected_after_ms:.1f} ms after the later marker"
     )
 
 

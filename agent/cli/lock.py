@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from lakewarden.agent.cli import lock_text, options
-from lakewarden.agent.cli.output import print_line, print_lines, print_message
+from lakewarden.agent.cli import options
+from lakewarden.agent.cli.output import print_line, print_message, print_view
 from lakewarden.agent.locks import commands as lock_commands
 from lakewarden.agent.locks.hold import GRACE_SECONDS, HoldOptions, hold
 from lakewarden.agent.name_text import typed
@@ -92,8 +92,7 @@ def show_command(
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
         return await lock_commands.show(settings, found)
 
-    view = _run(show)
-    options.print_as(output, lock_text.view_fields(view), lock_text.view_lines(view))
+    options.show(output, "lock", _run(show))
 
 
 @lock_app.command(name="hold", short_help="Acquire a table's lock and run a command while it is held.")
@@ -169,7 +168,7 @@ def release_command(
         return await lock_commands.release(settings, found, typed(owner)), found.location.uri
 
     result, uri = _run(release)
-    print_lines(lock_text.release_lines(result, uri))
+    print_view("released", result, lock=uri)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:

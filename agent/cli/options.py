@@ -1,7 +1,7 @@
 """Options that several commands share, and the function that runs a command's work."""
 
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -9,7 +9,7 @@ import anyio
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from lakewarden.agent.cli.output import print_json, print_lines
+from lakewarden.agent.cli.output import print_json, print_view
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.name_text import typed, visible
@@ -120,12 +120,12 @@ def settings_of(
     return settings
 
 
-def print_as(output: Output, value: Any, lines: Iterable[str]) -> None:
-    """Print the result of a command, as JSON or as text."""
+def show(output: Output, template: str, found: Any, **more: Any) -> None:
+    """Print the result of a command: as JSON, or by the template of this name."""
     if output == "json":
-        print_json(value)
+        print_json(found)
     else:
-        print_lines(lines)
+        print_view(template, found, **more)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:

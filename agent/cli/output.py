@@ -1,22 +1,17 @@
 """How the commands print: every line that a command prints comes through here, so that no name acts on a terminal."""
 
-import json
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import typer
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.name_text import visible, visible_cell
-from lakewarden.agent.operators.status_text import Command
+from lakewarden.agent.name_text import visible
+from lakewarden.agent.operators.as_json import as_json
 
 _SHOWN_A_SECOND = 5
-
-Rows: TypeAlias = Sequence[Sequence[str]]
-"""A table: the names of its columns, then its lines."""
 
 
 def print_line(line: str, *, err: bool = False) -> None:
@@ -55,32 +50,13 @@ def progress_on_terminal() -> Iterator[Callable[[str], None]]:
 
 def print_json(value: Any) -> None:
     """Print JSON on one line. It is ASCII."""
-    typer.echo(json.dumps(value))
+    typer.echo(as_json(value))
 
 
-def print_table(rows: Rows) -> None:
-    """Print a table. Its lines are never cut."""
-    for line in _table_lines(rows):
+def print_view(template: str, found: Any, **more: Any) -> None:
+    """Print a view as text."""
+    # Imported here: of the commands, only those that print text need Jinja2.
+    from lakewarden.agent.operators.text import lines
+
+    for line in lines(template, found, **more):
         typer.echo(line)
-
-
-def print_tree(root: str, branches: Sequence[str | Rows]) -> None:
-    """Print a line, and below it lines, tables, and commands. A command's lines have nothing else in them, for copying."""
-    print_line(root)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    for number, branch in enumerate(branches, start=1):
-        if isinstance(branch, Command):
-            typer.echo("\n".join(f"    {visible(line)}" for line in branch.folded(width - 4)))
-            continue
-        lines = [visible(branch)] if isinstance(branch, str) else _table_lines(branch)
-        first, others = ("└── ", "    ") if number == len(branches) else ("├── ", "│   ")
-        typer.echo("\n".join(f"{others if at else first}{line}" for at, line in enumerate(lines)))
-
-
-def _table_lines(rows: Rows) -> list[str]:
-    cells = [[visible_cell(each) for each in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]

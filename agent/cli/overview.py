@@ -1,86 +1,161 @@
-"""The commands `lakewarden status`, `losses`, `assess`, `refused`, `agents`, `doctor` and `web`: their options and output."""
+"""The commands that print what they read. A loop makes those that read Kafka; beside them are `assess`, `doctor` and `web`."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.output import (
-    print_json,
-    print_line,
-    print_message,
-    print_table,
-    print_tree,
-    progress_on_terminal,
-)
+from lakewarden.agent.cli.output import print_line, print_message, print_view, progress_on_terminal
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
-from lakewarden.agent.operators.agents import agent_lines, agents
-from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
+from lakewarden.agent.operators.agents import agents
+from lakewarden.agent.operators.assess import picture
 from lakewarden.agent.operators.doctor import diagnose
-from lakewarden.agent.operators.losses import loss_lines, losses
-from lakewarden.agent.operators.questions import Question, ask, cells
-from lakewarden.agent.operators.refused import refused, refused_lines
+from lakewarden.agent.operators.explain import AmbiguousError, explain
+from lakewarden.agent.operators.losses import losses
+from lakewarden.agent.operators.questions import QUESTIONS, ask
+from lakewarden.agent.operators.refused import refused
+from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import status
-from lakewarden.agent.operators.status_text import status_summary, status_tree
 from lakewarden.agent.settings import KafkaSettings, Settings
-from lakewarden.agent.time_text import counted
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import TableHistory, assess
-from lakewarden.handlers.setup import Finding, has_problem
+from lakewarden.handlers.setup import has_problem
 
 EXIT_UNREAD = 3
-MOST_TABLES = 20
-"""Tables that `status` prints, the worst, unless all are requested."""
 
 
-def status_command(
-    table: options.OnlyTable = None,
-    *,
-    verbose: options.Verbose = False,
-    output: options.OutputFormat = "text",
-    bootstrap_servers: options.BootstrapServers = None,
-    config: options.Config = None,
-) -> None:
-    """Print the condition of each table, the worst first: what is wrong, for how long, who causes it, and what to do.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A command that reads Kafka, and prints a view as text or as JSON."""
 
-    Below it the table's lock, and its open transactions. The command reads the Kafka topics, so it also works while no agent
-    runs.
-    """
-    settings = options.settings_of(Settings, config, bootstrap_servers=bootstrap_servers)
-    views = options.run(lambda: status(settings, table))
-    if output == "json":
-        print_json([asdict(view) for view in views])
-        return
-    print_line(status_summary(views))
-    shown = views if verbose else views[:MOST_TABLES]
-    for view in shown:
-        print_tree(*status_tree(view, settings, verbose=verbose or table is not None))
-    if left_out := len(views) - len(shown):
-        print_line(f"… {counted(left_out, 'more table')}: --verbose prints them")
+    name: str
+    short: str
+    """Its help in one line."""
+    text: str
+    read: Callable[..., Coroutine[Any, Any, Any]]
+    """Reads the view, with the settings and its own options."""
+    own: tuple[Parameter, ...] = ()
+    """Its own options, beside those that all have."""
+    settings: type[KafkaSettings] = KafkaSettings
+    template: str = ""
+    """The name of its template. Empty: that of the command."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the template gets beside the view and the options."""
 
 
-def losses_command(
-    hours: Annotated[
-        int, typer.Option("--hours", metavar="N", min=1, max=720, help="How far to look back.")
-    ] = 6,
-    table: options.OnlyTable = None,
-    output: options.OutputFormat = "text",
-    bootstrap_servers: options.BootstrapServers = None,
-    config: options.Config = None,
-) -> None:
-    """Print what conflicts have cost in the last hours: by table, partition and pair of writers, the largest first.
+def reading_command(reading: Reading) -> Callable[..., None]:
+    """The function of the command, with the signature that typer reads."""
 
-    A batch that is lost to a writer without the gate counts, too. The hours are full ones, and the current one.
-    """
-    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
-    report = options.run(lambda: losses(settings, hours, table))
-    options.print_as(output, report, loss_lines(report))
+    def run(
+        *,
+        output: options.OutputFormat = "text",
+        bootstrap_servers: options.BootstrapServers = None,
+        config: options.Config = None,
+        **own: Any,
+    ) -> None:
+        settings = options.settings_of(reading.settings, config, bootstrap_servers=bootstrap_servers)
+        asked = {name: value for name, value in own.items() if name != VERBOSE.name}
+        try:
+            found = options.run(lambda: reading.read(settings, **asked))
+        except AmbiguousError as several:
+            if output == "text":
+                print_view("candidates", several.candidates)
+            raise
+        facts = {"command": partial(command, settings), **own, **reading.facts}
+        options.show(output, reading.template or reading.name, found, **facts)
+
+    run.__doc__ = reading.text
+    *common, _ = signature(run).parameters.values()
+    run.__signature__ = Signature([*reading.own, *common])  # type: ignore[attr-defined]
+    return run
+
+
+def _own(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+VERBOSE = _own("verbose", options.Verbose, default=False)
+TABLE = _own("table", options.OnlyTable, default=None)
+HOURS = Annotated[int, typer.Option("--hours", metavar="N", min=1, max=720, help="How far to look back.")]
+
+READINGS = (
+    Reading(
+        "status",
+        "Print what is wrong, and each table's lock and open transactions.",
+        """Print the condition of each table, the worst first: what is wrong, for how long, who causes it, and what to do.
+
+        Below it the table's lock, and its open transactions. The command reads the Kafka topics, so it also works while no agent
+        runs.
+        """,
+        status,
+        (TABLE, VERBOSE),
+        Settings,
+    ),
+    Reading(
+        "losses",
+        "Print what conflicts have cost, by table, partition and writers.",
+        """Print what conflicts have cost in the last hours: by table, partition and pair of writers, the largest first.
+
+        A batch that is lost to a writer without the gate counts, too. The hours are full ones, and the current one.
+        """,
+        losses,
+        (_own("hours", HOURS, 6), TABLE),
+    ),
+    Reading(
+        "refused",
+        "Print the events that agents refused, with the reason.",
+        """Print the events that agents refused, each with the reason: the last 500, the latest first.
+
+        The command reads the topic dead-letters.
+        """,
+        refused,
+    ),
+    Reading(
+        "agents",
+        "Print the agents and their Kafka partitions.",
+        """Print the agents of the consumer group with the number of their Kafka partitions, and the partitions without one.
+
+        With --verbose, also each partition: its agent, since when, and what is unread.
+
+        The command reads Kafka, so it also works while no agent runs.
+        """,
+        agents,
+        (VERBOSE,),
+    ),
+    Reading(
+        "explain",
+        "Print the history of one transaction, with reasons.",
+        """Print the history of one transaction, event by event, with the reason of each decision.
+
+        The command reads the Kafka topics, so it also works while no agent runs. If several ids begin with TRANSACTION, it
+        prints them.
+
+        Exit codes: 0 success; 1 no transaction or several transactions found, or another failure; 2 usage error.
+        """,
+        explain,
+        (_own("transaction", options.TransactionId), TABLE, VERBOSE),
+        Settings,
+    ),
+    *(
+        Reading(
+            each.name,
+            each.short,
+            each.text,
+            partial(ask, each),
+            (TABLE,),
+            template="rows",
+            facts={"question": each},
+        )
+        for each in QUESTIONS
+    ),
+)
 
 
 def assess_command(
@@ -127,72 +202,13 @@ def assess_command(
                 f"{table} can't be assessed: internal error: {error!r}; assess it alone, and report it"
             )
     found = [assess(each) for each in histories]
-    lines = (
-        line
-        for number, each in enumerate(found)
-        for line in ([""] * bool(number) + [*assessment_lines(each)])
-    )
     if found or output == "json":
-        options.print_as(output, [assessment_fields(each) for each in found], lines)
+        options.show(output, "assess", found)
     if svg is not None and found:
         svg.write_text(picture(histories), encoding="utf-8")
     if len(found) < len(tables):
         raise typer.Exit(options.EXIT_FAILED)
     raise typer.Exit(EXIT_UNREAD if any(each.unread for each in found) else 0)
-
-
-def refused_command(
-    output: options.OutputFormat = "text",
-    bootstrap_servers: options.BootstrapServers = None,
-    config: options.Config = None,
-) -> None:
-    """Print the events that agents refused, each with the reason: the last 500, the latest first.
-
-    The command reads the topic dead-letters.
-    """
-    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
-    found = options.run(lambda: refused(settings))
-    options.print_as(output, [asdict(each) for each in found], refused_lines(found))
-
-
-def question_command(question: Question) -> Callable[..., None]:
-    """The command that answers a question."""
-
-    def ask_it(
-        table: options.OnlyTable = None,
-        output: options.OutputFormat = "text",
-        bootstrap_servers: options.BootstrapServers = None,
-        config: options.Config = None,
-    ) -> None:
-        settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
-        rows = options.run(lambda: ask(settings, question, table))
-        if output == "json":
-            print_json([asdict(each) for each in rows])
-        elif rows:
-            print_table(cells(rows))
-        else:
-            print_line(question.none)
-
-    ask_it.__doc__ = question.text
-    return ask_it
-
-
-def agents_command(
-    *,
-    verbose: options.Verbose = False,
-    output: options.OutputFormat = "text",
-    bootstrap_servers: options.BootstrapServers = None,
-    config: options.Config = None,
-) -> None:
-    """Print the agents of the consumer group with the number of their Kafka partitions, and the partitions without one.
-
-    With --verbose, also each partition: its agent, since when, and what is unread.
-
-    The command reads Kafka, so it also works while no agent runs.
-    """
-    settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
-    found = options.run(lambda: agents(settings))
-    options.print_as(output, asdict(found), agent_lines(found, verbose=verbose))
 
 
 def web_command(
@@ -250,12 +266,5 @@ def doctor_command(
     flags = {"bootstrap_servers": bootstrap_servers, "lock_root": lock_root, "s3_endpoint": s3_endpoint}
     settings = options.settings_of(Settings, config, logs="error", **flags)
     findings = options.run(lambda: diagnose(settings, tables or []))
-    options.print_as(output, [asdict(each) for each in findings], map(line_of, findings))
+    options.show(output, "findings", findings)
     raise typer.Exit(options.EXIT_FAILED if has_problem(findings) else 0)
-
-
-def line_of(finding: Finding) -> str:
-    """The finding as one line."""
-    advice = "" if finding.next is None else f"; {finding.next}"
-    text = f"{finding.result:<9}  {finding.check:<11}  {finding.about}: {finding.found}{advice}"
-    return " ".join(text.splitlines())

@@ -4,17 +4,16 @@ import getpass
 import os
 import socket
 from contextlib import aclosing
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.output import print_json, print_line, print_table
+from lakewarden.agent.cli.output import print_line, print_view
 from lakewarden.agent.name_text import typed
-from lakewarden.agent.operators.ledger import LedgerLine, ledger
-from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct, read_backup, restore
+from lakewarden.agent.operators.ledger import ledger
+from lakewarden.agent.operators.requests import Correction, Requester, abort, correct, read_backup, restore
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import canonical_table
 
@@ -69,7 +68,7 @@ def abort_command(
             print_line(line)
 
     outcome = options.run(lambda: abort(settings, transaction, table, requester, report))
-    options.print_as(output, asdict(outcome), [_outcome_line(outcome)])
+    options.show(output, "aborted", outcome)
 
 
 ledger_app.callback(invoke_without_command=True)(options.show_help_without_command)
@@ -99,12 +98,7 @@ def show_command(
     settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     wanted = [_canonical_if_table(typed(each)) for each in names or ()]
     lines = options.run(lambda: ledger(settings, wanted))
-    if output == "json":
-        print_json([asdict(each) for each in lines])
-    elif lines:
-        _print_lines(lines)
-    else:
-        print_line("the ledger has no entry" + (f" of {', '.join(wanted)}" if wanted else ""))
+    options.show(output, "ledger", lines, names=wanted)
 
 
 @ledger_app.command(name="correct", short_help="State which batch of a writer is its last committed one.")
@@ -137,8 +131,9 @@ def correct_command(
     settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     number = _batch_id(batch_id)
     requester = _requester(operator, reason, timeout)
-    before, after = options.run(lambda: correct(settings, table, writer, number, requester))
-    options.print_as(output, _correction(before, after), [_correction_line(before, after)])
+    options.show(
+        output, "corrected", options.run(lambda: correct(settings, table, writer, number, requester))
+    )
 
 
 @ledger_app.command(name="restore", short_help="State the last committed batches of a backup again.")
@@ -170,27 +165,17 @@ def restore_command(
     settings = options.settings_of(KafkaSettings, config, bootstrap_servers=bootstrap_servers)
     requester = _requester(operator, reason, timeout)
     lines = read_backup(backup, table)
-    done: list[dict[str, Any]] = []
+    done: list[Correction] = []
 
     async def restore_all() -> None:
         async with aclosing(restore(settings, lines, requester, lower=lower)) as restored:
-            async for before, after in restored:
-                done.append(_correction(before, after))
+            async for each in restored:
+                done.append(each)
                 if output != "json":
-                    print_line(_correction_line(before, after))
+                    print_view("corrected", each)
 
     options.run(restore_all)
-    options.print_as(output, done, [f"{len(done)} writers are restored from {backup}"])
-
-
-def _correction(before: LedgerLine | None, after: LedgerLine) -> dict[str, Any]:
-    return {"before": None if before is None else asdict(before), "after": asdict(after)}
-
-
-def _correction_line(before: LedgerLine | None, after: LedgerLine) -> str:
-    was = "none" if before is None or before.batch_id is None else before.batch_id
-    now = "none" if after.batch_id is None else after.batch_id
-    return f"writer {after.writer}, table {after.table}: the last committed batch in the ledger was {was}, now it is {now}"
+    options.show(output, "restored", done, backup=backup)
 
 
 def _canonical_if_table(name: str) -> str:
@@ -228,32 +213,3 @@ def _batch_id(text: str) -> int | None:
             f"{text!r} is neither an integer of 64 bits nor none", param_hint="--batch-id"
         )
     return number
-
-
-def _outcome_line(outcome: AbortOutcome) -> str:
-    detail = f": {outcome.detail}" if outcome.detail else ""
-    match outcome.outcome:
-        case "aborted":
-            return f"aborted ({outcome.reason}){detail}"
-        case "committed":
-            return "committed: the writer had published before the request took effect"
-        case "abandoned":
-            return "abandoned by its writer: nothing was committed"
-        case _:
-            return f"outcome unknown{detail}"
-
-
-def _print_lines(lines: list[LedgerLine]) -> None:
-    rows = [
-        (
-            each.table,
-            each.writer,
-            "" if each.batch_id is None else str(each.batch_id),
-            each.recorded or "",
-            each.version or "",
-            str(each.losses),
-            each.transaction or "",
-        )
-        for each in lines
-    ]
-    print_table([("table", "writer", "batch", "recorded", "version", "lost in a row", "transaction"), *rows])

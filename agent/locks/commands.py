@@ -29,6 +29,7 @@ from lakewarden.agent.stores import (
     open_store,
     probe,
 )
+from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.lease import conditional
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.placement import (
@@ -65,7 +66,7 @@ class TableLock:
 
 @dataclass(frozen=True, slots=True)
 class LockContents:
-    """The contents of a lock object, as `show` reads them."""
+    """The contents of a lock object, as `show` reads them. The field names are JSON (`docs/lock.md`); they never change."""
 
     table: str
     lock: str
@@ -84,6 +85,9 @@ class LockContents:
     why: str | None
     """Why the object is not a lock record."""
     version: str | None
+    valid_until: str | None
+    written_about: str | None
+    """As `valid_until_ms` and `written_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,10 @@ async def show(settings: Settings, lock: TableLock) -> LockContents:
     now_ms = moment().wall_ms
     record = parse(found.body) if isinstance(found, conditional.Found) else None
     held = isinstance(record, LockRecord)
-    valid_until = record.valid_until if isinstance(record, LockRecord) else None
+    valid_until, written = None, None
+    if isinstance(record, LockRecord):
+        valid_until = record.valid_until
+        written = valid_until - round(lease.validity * 1000)
     return LockContents(
         table=lock.table,
         lock=lock.location.uri,
@@ -180,12 +187,14 @@ async def show(settings: Settings, lock: TableLock) -> LockContents:
         owner=record.owner if isinstance(record, LockRecord) else None,
         valid_until_ms=valid_until,
         seconds_left=None if valid_until is None else (valid_until - now_ms) / 1000,
-        written_ms=None if valid_until is None else valid_until - round(lease.validity * 1000),
+        written_ms=written,
         validity_seconds=lease.validity,
         drift_seconds=lease.drift,
         extra=_extra(found.body) if held and isinstance(found, conditional.Found) else {},
         why=record.why if isinstance(record, Malformed) else None,
         version=found.version if isinstance(found, conditional.Found) else None,
+        valid_until=None if valid_until is None else timestamp(valid_until),
+        written_about=None if written is None else timestamp(written),
     )
 
 

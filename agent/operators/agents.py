@@ -1,6 +1,5 @@
 """`lakewarden agents`: the agents of the consumer group, and which agent has which Kafka partition, under which term."""
 
-from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -78,30 +77,3 @@ async def _take_overs(log: Log) -> dict[int, PartitionTaken]:
                 if isinstance(event, PartitionTaken):
                     found[partition.partition] = event
     return found
-
-
-def agent_lines(view: AgentsView, *, verbose: bool = False) -> Iterator[str]:
-    """The same as text: each agent with the number of its partitions, and the partitions that no running agent has."""
-    if not view.members:
-        yield f"no agent is in the group {view.group}: nothing is granted"
-    for each in view.members:
-        own = sum(each.agent is not None and one.agent == each.agent for one in view.partitions)
-        yield (
-            f"agent {each.agent or 'of unknown name'}, version {each.version or 'unknown'}, "
-            f"{own} of {len(view.partitions)} partitions"
-        )
-    for one in view.partitions:
-        if verbose or one.agent is None or one.running is False:
-            yield f"partition {one.partition}: {_partition_text(one)}"
-
-
-def _partition_text(view: PartitionView) -> str:
-    if view.agent is None:
-        return "no agent has taken it over yet"
-    gone = ", which is not in the group now" if view.running is False else ""
-    unread = "unknown" if view.unread is None else view.unread
-    replay = "unknown" if view.replay is None else view.replay
-    return (
-        f"agent {view.agent}{gone}, term {view.term}, since {view.taken}; records unread since its last checkpoint: "
-        f"{unread}, to replay: {replay}"
-    )

@@ -1,17 +1,15 @@
-"""`lakewarden assess`: what tables cost today, from their own history, as text, JSON and a picture.
+"""The picture of `lakewarden assess`: what tables cost today, from their own history.
 
-It reads the tables and nothing else: no Kafka, no agent. The rules are in `handlers/assessment.py`.
+The command reads the tables and nothing else: no Kafka, no agent. The rules are in `handlers/assessment.py`.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from lakewarden.agent.attempts.trace import COMPUTING, WAITING, document, key
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.time_text import timestamp
-from lakewarden.handlers.assessment import Assessment, Rests, TableHistory, assess, duration, overlaps_of
+from lakewarden.handlers.assessment import TableHistory, assess, overlaps_of
 from lakewarden.handlers.explain.life import End
 
 _COMMITTED = COMPUTING[End.COMMITTED]
@@ -20,87 +18,6 @@ _LOST = COMPUTING[End.CONFLICT][0], "wasted: rolled back, or files without a com
 _WIDTH, _LEFT, _TOP, _ROW = 1500.0, 260.0, 62.0, 26.0
 _MAX_ROWS = 30
 _MAX_BARS = 20_000
-
-
-_COUNTS = {
-    "overlapping": "commits that overlapped another one",
-    "in_the_way": "of them in a partition that one of the two rewrote",
-    "lost_tries": "writes that were rolled back, or died",
-    "lost_files": "data files that no commit names",
-}
-_SECONDS = {
-    "known_seconds": "computed by commits, as the table says",
-    "estimated_seconds": "or more, computed by the other commits since their first data file",
-    "lost_seconds": "or more, wasted, if losers compute to their end",
-}
-
-
-def assessment_fields(found: Assessment) -> dict[str, Any]:
-    """The JSON of one table."""
-    times = {
-        name: None if at is None else timestamp(at * 1000)
-        for name, at in (("since", found.since), ("until", found.until))
-    }
-    partitions = [{"partition": partition, "times": times} for partition, times in found.partitions]
-    return asdict(found) | times | {"partitions": partitions}
-
-
-def assessment_lines(found: Assessment) -> Iterator[str]:
-    """One table as text: what is known, what is estimated, what isn't known, and what the gate would change."""
-    commits, by_gate = found["commits"], found["by_gate"]
-    count = (
-        "commits: how many is not known"
-        if commits.value is None
-        else f"{commits.hedge}{commits.value} commits"
-    )
-    also = "".join(f"; translated to {each}, too" for each in found.translations)
-    yield f"{found.table}: {found.format}, {count}{also}"
-    if found.since is None or found.until is None:
-        if commits.rests_on is Rests.KNOWN and not found.unread:
-            yield "  nothing to assess: the history has no commit that changed a file"
-        yield from (f"  not read: {each}" for each in found.unread)
-        return
-    through = f", {by_gate.hedge}{by_gate.value} of them through the gate" if by_gate.value else ""
-    yield f"  from {timestamp(found.since * 1000)} to {timestamp(found.until * 1000)}{through}"
-    yield ""
-    for rests in Rests:
-        lines = [*_figure_lines(found, rests)]
-        yield from [rests.value, *lines] if lines else ()
-    yield from (f"not read: {each}" for each in found.unread)
-    yield from (f"not known: {each}" for each in found.unknown)
-    yield ""
-    yield "by writer"
-    for writer in found.writers:
-        seconds = duration(writer.known_seconds + writer.estimated_seconds)
-        services = f", {writer.services} of them rearrange only" if writer.services else ""
-        yield f"  {seconds:>8}  {writer.commits:6} commits  {writer.writer}{services}"
-    if found.pairs:
-        yield "by pair of writers: in each other's way, of all overlaps"
-    for pair in found.pairs:
-        yield f"  {pair.in_the_way:8} of {pair.overlaps:<6}  {pair.later} during {pair.earlier}"
-    if found.partitions:
-        yield "by partition: how often commits met there, or were lost"
-    for partition, times in found.partitions:
-        yield f"  {times:8}  {partition or '(unpartitioned)'}"
-    yield ""
-    yield "the gate would change"
-    yield from (f"  {each}" for each in found.changes)
-
-
-def _figure_lines(found: Assessment, rests: Rests) -> Iterator[str]:
-    """The figures that rest on the same."""
-    for name, text in (_COUNTS | _SECONDS).items():
-        figure = found.figures.get(name)
-        if figure is None or figure.rests_on is not rests:
-            continue
-        size = found.figures.get("lost_bytes") if name == "lost_files" else None
-        if figure.value is None:
-            yield f"         ?  {text.removeprefix('or more, ')}"
-        elif size is not None and size.value is not None:
-            yield f"  {figure.value:8}  {text}, {size.value / 1e6:,.1f} MB"
-        else:
-            shown = duration(figure.value) if name in _SECONDS else str(figure.value)
-            yield f"  {shown:>8}  {text}"
 
 
 def picture(histories: Sequence[TableHistory]) -> str:

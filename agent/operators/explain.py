@@ -12,14 +12,12 @@ import difflib
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from enum import Enum
 from typing import Any, Literal
 
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
-from pydantic import BaseModel
 
 from lakewarden import events
 from lakewarden.agent.errors import AgentError
@@ -27,7 +25,7 @@ from lakewarden.agent.log import Log
 from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.time_text import utc_time
-from lakewarden.handlers.explain.timeline import Because, Explanation, RecordRef, Step, TransactionRef
+from lakewarden.handlers.explain.timeline import Explanation, RecordRef, TransactionRef
 from lakewarden.handlers.explain.transaction import Explainer
 
 MAX_CANDIDATES = 1_000
@@ -108,15 +106,15 @@ class AmbiguousError(AgentError):
         self.candidates = candidates
 
 
-async def explain(settings: Settings, prefix: str, table: str | None = None) -> Explanation:
-    """Explain the one transaction whose id begins with `prefix`. Raises `NotInLogError` or `AmbiguousError`."""
+async def explain(settings: Settings, transaction: str, table: str | None = None) -> Explanation:
+    """Explain the one transaction whose id begins so. Raises `NotInLogError` or `AmbiguousError`."""
     async with Log(settings) as log:
-        search = await search_log(log, prefix)
+        search = await search_log(log, transaction)
         found = search.candidates(table)
         if not found:
             raise NotInLogError(not_found(settings, search, table))
         if len(found) > 1:
-            raise AmbiguousError(prefix, found)
+            raise AmbiguousError(transaction, found)
         return await _explanation(log, found[0], settings.max_losses)
 
 
@@ -218,25 +216,3 @@ async def _records(log: Log, partition: TopicPartition) -> AsyncGenerator[Consum
 
 def _reference(topic: Literal["writers", "decisions", "audit"], record: ConsumerRecord) -> RecordRef:
     return RecordRef(topic, record.offset, record.timestamp)
-
-
-def explanation_fields(value: object) -> Any:
-    """An explanation, or a part of it, as JSON: `docs/explain.md` describes the names."""
-    if isinstance(value, tuple):
-        return [explanation_fields(each) for each in value]
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Enum):
-        return value.value
-    if not is_dataclass(value):
-        return value
-    named = {each.name: explanation_fields(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Step):
-        return {**named.pop("event"), **named}
-    if isinstance(value, Because):
-        return {
-            name: each
-            for name, each in named.items()
-            if each is not None and each is not False and each != []
-        }
-    return named

@@ -5,7 +5,7 @@ them counts it, with an equal share of the seconds. Who loses to several writers
 count once, for the first of them. Times are those of Kafka's records.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,13 @@ from lakewarden.agent.log import Log
 from lakewarden.agent.operators.timelines import read_timelines
 from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.agent.time_text import counted, last
 from lakewarden.events import CONFLICT_EVENT
-from lakewarden.handlers.explain.life import lane, writer_name
+from lakewarden.handlers.explain.life import lane
 
 HOUR_MS = 3_600_000
 MAX_ENTRIES = 20_000
 """Tables, partitions and pairs of writers that are counted per hour. What exceeds them is counted as `OTHERS`."""
 OTHERS = "(others)"
-MAX_PRINTED = 20
 MAX_LINES = 200
 """Lines of each list of a report."""
 
@@ -128,25 +126,3 @@ async def losses(settings: KafkaSettings, hours: int, table: str | None) -> dict
                     found.add(record)
         await read_timelines(log, since_ms, found.add_bypassed)
     return found.report(table)
-
-
-def loss_lines(report: dict[str, Any]) -> Iterator[str]:
-    """A report as text."""
-    if not report["conflicts"]:
-        yield f"no conflict in {last(report['hours'], 'hour')}"
-        return
-    conflicts = counted(report["conflicts"], "conflict")
-    yield f"{conflicts} in {last(report['hours'], 'hour')}, {report['seconds']:.1f} s of compute wasted"
-    for title, name in (("table", "tables"), ("partition", "partitions"), ("pair of writers", "pairs")):
-        yield ""
-        yield f"by {title}"
-        found = report[name]
-        for each in found[:MAX_PRINTED]:
-            what = each["table"]
-            if name == "partitions":
-                what = f"{each['partition'] or '(unpartitioned)'} of {what}"
-            elif name == "pairs":
-                what = f"{writer_name(each['loser'])} lost to {writer_name(each['winner'])}, {what}"
-            yield f"  {each['seconds']:10.1f} s  {each['conflicts']:6}  {what}"
-        if (left_out := len(found) - MAX_PRINTED) > 0:
-            yield f"  … {left_out} more: --output json has up to {MAX_LINES}"

@@ -50,7 +50,7 @@ QUESTIONS = (
 )
 
 
-async def ask(settings: KafkaSettings, question: Question, table: str | None) -> list[Any]:
+async def ask(question: Question, settings: KafkaSettings, table: str | None) -> list[Any]:
     """The rows, from what `read_timelines` reads."""
     async with Log(settings) as log:
         return question.answer(await read_timelines(log), table)

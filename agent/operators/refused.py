@@ -1,7 +1,6 @@
 """`lakewarden refused`: the events that agents refused, from the dead letters, each with the reason."""
 
 import base64
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aiokafka import TopicPartition
@@ -79,20 +78,3 @@ async def last_spans(log: Log) -> dict[TopicPartition, int]:
     """Where the last `MAX_REFUSED` records of each partition of `dead-letters` begin."""
     ends = await log.ends(await log.partitions(log.topics.dead_letters))
     return {each: max(0, end - MAX_REFUSED) for each, end in ends.items()}
-
-
-def refused_lines(found: list[RefusedEvent]) -> Iterator[str]:
-    """The refused events as text."""
-    if not found:
-        yield "no refused event"
-    for each in found:
-        names = ", ".join(
-            f"{name} {value}"
-            for name, value in (
-                ("writer", each.writer),
-                ("transaction", each.transaction),
-                ("table", each.table),
-            )
-            if value
-        )
-        yield f"{each.at}  {each.topic}:{each.partition}:{each.offset}  {each.reason}{f' ({names})' if names else ''}"

@@ -74,6 +74,14 @@ class AbortOutcome:
     detail: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What the ledger had of a writer, and what it has now. The field names are JSON."""
+
+    before: LedgerLine | None
+    after: LedgerLine
+
+
 async def abort(
     settings: KafkaSettings,
     prefix: str,
@@ -140,7 +148,7 @@ def _withdrawn(replay: LogReplay, transaction: str) -> bool:
 
 async def correct(
     settings: KafkaSettings, table: str | None, writer: str, batch_id: int | None, requester: Requester
-) -> tuple[LedgerLine | None, LedgerLine]:
+) -> Correction:
     """State the writer's last committed batch. Return what the ledger had, and what it has now.
 
     If that is a smaller one, the writer gets a new edition: the batches after it are written again, also if the table has them.
@@ -152,7 +160,7 @@ async def correct(
     lowered = before is not None and before.batch_id is not None and stated < before.batch_id
     edition = fresh_id()[:EDITION_CHARACTERS] if lowered else None
     async with aclosing(correct_all(settings, [(uri, writer, batch_id, edition)], requester)) as recorded:
-        return before, await anext(recorded)
+        return Correction(before, await anext(recorded))
 
 
 async def correct_all(
@@ -330,7 +338,7 @@ def read_backup(path: Path, table: str | None) -> list[BackupLine]:
 
 async def restore(
     settings: KafkaSettings, lines: Sequence[BackupLine], requester: Requester, *, lower: bool = False
-) -> AsyncGenerator[tuple[LedgerLine | None, LedgerLine]]:
+) -> AsyncGenerator[Correction]:
     """Yield for each writer what the ledger had, and what it has now. Close the generator (`aclosing`).
 
     `lower`: also where the ledger has a later batch than the backup. Without it, that is an error before anything is restored.
@@ -355,7 +363,7 @@ async def restore(
     try:
         async with aclosing(correct_all(settings, everything, requester)) as recorded:
             async for after in recorded:
-                yield known.get((after.table, after.writer)), after
+                yield Correction(known.get((after.table, after.writer)), after)
                 number += 1
     except AgentError as error:
         raise AgentError(

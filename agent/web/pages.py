@@ -4,20 +4,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from lakewarden.agent.name_text import visible
 from lakewarden.agent.operators.questions import QUESTIONS
+from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import LockHolder
-from lakewarden.agent.operators.status_text import ago, command, short_id
+from lakewarden.agent.operators.text import environment
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.time_text import last, timestamp
+from lakewarden.agent.time_text import timestamp
 from lakewarden.agent.web.views import View, address
-from lakewarden.handlers.explain.condition import age
 from lakewarden.handlers.explain.life import shown_name
-from lakewarden.handlers.explain.waits import WAIT_TEXTS
-from lakewarden.handlers.writers_log import short_table
 
 MENU = (
     ("/", "Tables"),
@@ -39,25 +33,13 @@ class Pages:
 
     def __init__(self, settings: Settings) -> None:
         self.base_path = settings.web_base_path
-        self._environment = Environment(
-            loader=PackageLoader("lakewarden.agent.web"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            finalize=_shown,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self._environment = environment("lakewarden.agent.web", trim_blocks=True, lstrip_blocks=True)
         self._environment.filters.update(
             clock=clock,
             seconds_clock=seconds_clock,
-            age=age,
             counted=_counted,
-            last=last,
-            ago=ago,
             iso=lambda seconds: timestamp(seconds * 1000),
             writer_name=shown_name,
-            short_table=short_table,
-            short_id=short_id,
             lock_holder=lambda fields: LockHolder(**fields),
         )
         self._environment.globals.update(
@@ -65,7 +47,6 @@ class Pages:
             command=partial(command, settings),
             menu=MENU,
             at=at,
-            wait_texts=WAIT_TEXTS,
             servers=settings.bootstrap_servers,
         )
 
@@ -81,10 +62,6 @@ class Pages:
     def error(self, status: int, message: str) -> str:
         title = "Not found" if status == 404 else "Error"
         return self.render(View("error", title, "", {"message": message}, live=False))
-
-
-def _shown(value: Any) -> Any:
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def at(drawing: dict[str, Any], seconds: float) -> str:

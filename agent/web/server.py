@@ -1,7 +1,6 @@
 """The HTTP server. It answers GET and HEAD only: nothing can be changed through it (docs/decisions/0039-the-page.md)."""
 
 import hashlib
-import json
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -15,6 +14,7 @@ from aiokafka.errors import KafkaError
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
+from lakewarden.agent.operators.as_json import as_json
 from lakewarden.agent.operators.explain import NotInLogError
 from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.settings import Settings
@@ -208,7 +208,7 @@ class Server:
             "command": view.command,
             **view.data,
         }
-        return web.json_response(body)
+        return web.json_response(body, dumps=as_json)
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -264,7 +264,7 @@ class Server:
 
 def _version(data: dict[str, Any], problem: str | None) -> str:
     """Identifies the content of a view, without what changes by the passing of time: the page's script counts ages itself."""
-    return hashlib.blake2b(json.dumps([_ageless(data), problem]).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(as_json([_ageless(data), problem]).encode(), digest_size=8).hexdigest()
 
 
 def _ageless(value: Any) -> Any:

@@ -1,18 +1,18 @@
 """What each view shows, as values that are printed as JSON and rendered as HTML. They come from the functions of the commands."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlencode
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
-from lakewarden.agent.operators.explain import AmbiguousError, explain, explanation_fields
-from lakewarden.agent.operators.explain_text import final_outcome, phase_text, story
+from lakewarden.agent.operators.explain import AmbiguousError, explain
 from lakewarden.agent.operators.questions import Question, cells
+from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import TableView, TransactionView, rank, with_condition
-from lakewarden.agent.operators.status_text import command
+from lakewarden.agent.operators.text import Visible, sentence, story
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last
 from lakewarden.agent.web.follower import HOURS, Follower, History
@@ -292,14 +292,14 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
             ],
         }
         return _view(sources, "transaction", "One transaction", data, *words, live=False)
-    outcome, related = final_outcome(found), list(_related(found.transaction.id, found))
+    outcome, related = sentence("final_outcome", found), list(_related(found.transaction.id, found))
     data = {
-        **explanation_fields(found),
+        **{each.name: getattr(found, each.name) for each in fields(found)},
         "summary": outcome,
         "story": [
-            {"record": where, "time": time, "what": what, "details": details}
-            for where, time, text in story(found)
-            for what, _, details in [text.partition(": ")]
+            {"record": each.place, "time": each.time, "what": Visible(what), "details": Visible(details)}
+            for each in story(found)
+            for what, _, details in [each.text.partition(": ")]
         ],
         "related": related[-ROWS:],
         "more_related": max(0, len(related) - ROWS),
@@ -319,7 +319,7 @@ def _related(this: str, found: Any) -> Iterator[dict[str, Any]]:
                 yield {
                     "transaction": each.transaction.id,
                     "writer": each.transaction.writer,
-                    "outcome": phase_text(each.outcome),
+                    "outcome": sentence("phase_text", each.outcome),
                     "why": kind,
                 }
 

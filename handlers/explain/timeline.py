@@ -1,8 +1,8 @@
 """The explanation of one transaction, as data: the records of the log that concern it, each with what led to it and what it met.
 
 - `transaction.py` builds it from the log, with the evidence of `evidence.py`.
-- `agent/operators/explain.py` prints it as JSON: an event's JSON, and the fields of these classes; see `docs/explain.md`.
-- `agent/operators/explain_text.py` prints it as text.
+- `agent/operators/as_json.py` prints it as JSON: an event's JSON, and the fields of these classes; see `docs/explain.md`.
+- `agent/operators/templates/` has its sentences.
 
 Times in milliseconds are Kafka's, since the epoch. They are informative: offsets define the order.
 """

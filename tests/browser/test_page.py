@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
-from lakewarden.agent.operators.status_text import short_id
+from lakewarden.agent.operators.shell_command import short_id
 from lakewarden.agent.web.server import running_page
 from lakewarden.events import Abort
 from tests.browser.browsing import fits_a_phone, opened

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from lakewarden.agent import kafka as kafka_module, log as log_module
 from lakewarden.agent.cli.app import app
-from lakewarden.agent.name_text import visible, visible_cell
+from lakewarden.agent.name_text import visible, visible_blanks
 from lakewarden.agent.operators.status import status
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
 from tests.kafka_fixture import KafkaServer, counted_reads
@@ -242,7 +242,7 @@ async def test_every_command_prints_every_name_on_one_line_and_takes_it_back(
         f"status --table {visible(table)}",
         f"ledger show {visible(table)}",
     ):
-        assert all(visible_cell(name) in printed[command] for name in HOSTILE), command
+        assert all(visible_blanks(visible(name)) in printed[command] for name in HOSTILE), command
         lines = 1 + 2 * len(HOSTILE) if "ledger" in command else 5 + len(HOSTILE)
         assert len(printed[command].splitlines()) == lines, command
     assert len(printed["conflicts"].splitlines()) == len(HOSTILE)

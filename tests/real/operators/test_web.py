@@ -11,7 +11,8 @@ import aiohttp
 import anyio
 import pytest
 
-from lakewarden.agent.operators.explain import explain, explanation_fields
+from lakewarden.agent.operators.as_json import as_json
+from lakewarden.agent.operators.explain import explain
 from lakewarden.agent.operators.losses import losses
 from lakewarden.agent.operators.refused import refused
 from lakewarden.agent.operators.status import status
@@ -85,7 +86,7 @@ async def test_the_page_shows_what_the_commands_print_live_and_after_the_agent_w
             assert _without_lease(seen) == _without_lease(json.loads(json.dumps(asdict(printed))))
 
             story = json.loads(await browser.get(f"/transaction.json?id={victim.transaction[:30]}"))
-            expected = explanation_fields(await explain(page_settings, victim.transaction))
+            expected = json.loads(as_json(await explain(page_settings, victim.transaction)))
             assert {name: story[name] for name in expected} == expected
             html = await browser.get(f"/transaction?id={victim.transaction}")
             assert HOSTILE not in html

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, functions as f
 
 from lakewarden.agent.clock import wall_ms
-from lakewarden.agent.operators.assess import assessment_lines
+from lakewarden.agent.operators import text as view_text
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import assess
@@ -103,7 +103,7 @@ def test_the_estimate_is_near_what_the_writers_lost_or_the_table_is_said_not_to_
     found = assess(history)
 
     vain, useful = (record.seconds(committed=committed) for committed in (False, True))
-    text = "\n".join(assessment_lines(found))
+    text = "\n".join(view_text.lines("assess", [found]))
     took = [round(each.seconds or 0.0, 1) for each in history.commits]
     until = [round((each.until or later) - each.began, 1) for each in history.lost]
     print(form, vain, useful, took, until, text, sep="\n")

@@ -25,15 +25,18 @@ from hypothesis import example, given, settings, strategies as st
 from typer.main import get_command
 
 from lakewarden.agent.cli import app, dev, entry
-from lakewarden.agent.cli.output import print_line, print_table, print_tree
+from lakewarden.agent.cli.output import print_line, print_view
 from lakewarden.agent.cli.requests import _batch_id, _requester
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.name_text import typed, visible, visible_cell
+from lakewarden.agent.name_text import typed, visible, visible_blanks
+from lakewarden.agent.operators.ledger import LedgerLine
 from lakewarden.agent.operators.requests import read_backup
+from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import timestamp
 from lakewarden.agent.variables import ENV_PREFIX
 from lakewarden.events import LedgerCorrected
+from lakewarden.handlers.explain.condition import Condition
 from tests.printed import as_shown
 from tests.unit.events.building import made
 
@@ -229,24 +232,39 @@ def test_a_visible_name_can_be_given_back(name: str) -> None:
     """It has no character that a terminal obeys, and no two names look the same."""
     assert visible(name).isprintable()
     assert typed(visible(name)) == name
-    assert typed(visible_cell(name)) == name
-    assert not re.search("^ | $|  ", visible_cell(name))
+    assert typed(visible_blanks(visible(name))) == name
+    assert not re.search("^ | $|  ", visible_blanks(visible(name)))
     assert name == visible(name) or not name.isprintable() or "\\" in name
 
 
 @given(st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=4))
 @example([("\ud800", "\x1b[2J")])
 def test_what_is_printed_has_the_lines_that_it_should_have(rows: list[tuple[str, str]]) -> None:
+    """In a line, a cell or a branch of a tree. All templates are made of these."""
+    lock = LockHolder(
+        held=True,
+        lock="",
+        agent=rows[0][0],
+        owner="",
+        valid_until=rows[0][1],
+        last_step="lock-renewed",
+        detail=None,
+    )
+    waits = [TransactionView(name, other, 0, "active", "", None, 1, 1) for name, other in rows]
+    view = TableView(
+        "\r- \n$ & ", lock, tuple(waits), condition=Condition("ok", rows[0][0], cause=rows[0][1], remedy="")
+    )
+    ledger = [LedgerLine(name, other, None, None, None, None, None, 0) for name, other in rows]
     out = io.StringIO()
     with redirect_stdout(out):
         print_line(rows[0][0])
-        print_table([("name", "other"), *rows])
-        print_tree(rows[0][1], [rows[0][0], [("name", "other"), *rows], rows[0][1]])
+        print_view("ledger", ledger, names=())
+        print_view("status", [view], verbose=True, table=None, command=None)
 
     lines = out.getvalue().split("\n")
-    assert len(lines) == 1 + (1 + len(rows)) + (1 + 1 + 1 + len(rows) + 1) + 1
+    assert len(lines) == 1 + (1 + len(rows)) + (1 + 5 + 1 + len(rows)) + 1
     assert all(line.isprintable() for line in lines)
-    table = [re.split(" {2,}", line) for line in lines[2 : 2 + len(rows)]]
+    table = [re.split(" {2,}", line)[:2] for line in lines[2 : 2 + len(rows)]]
     assert [tuple(map(typed, cells)) for cells in table] == rows
 
 

@@ -178,7 +178,8 @@ async def restored_with(
     lines = read_backup(backup(tmp_path, json.dumps(LINES)), None)
     settings = KafkaSettings.model_validate({"bootstrap_servers": "localhost:1"})
     found = [
-        after.writer async for _, after in restore(settings, lines, Requester("me", "test", 1.0), lower=lower)
+        each.after.writer
+        async for each in restore(settings, lines, Requester("me", "test", 1.0), lower=lower)
     ]
     assert read == ["the whole ledger"], "once, however many writers are restored"
     return found

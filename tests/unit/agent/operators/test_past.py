@@ -7,8 +7,9 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.operators import losses as losses_module, timelines
-from lakewarden.agent.operators.losses import HOUR_MS, OTHERS, Losses, loss_lines
+from lakewarden.agent.operators.losses import HOUR_MS, OTHERS, Losses
 from lakewarden.agent.operators.refused import refused_event
+from lakewarden.agent.operators.text import lines
 from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.events import Abort, CommitIntent, PartitionTaken, TransactionAbandoned, encode
 from tests.unit.agent.serving.owner_in_memory import consumed
@@ -90,7 +91,7 @@ def test_what_is_lost_to_a_commit_without_a_label_counts_without_a_watcher() -> 
         {"table": table, "winner": winner, "loser": "crm", "conflicts": 1, "seconds": 4.0}
         for winner in ("a commit that the table doesn't name", "a writer without the gate")
     ]
-    assert next(iter(loss_lines(report))) == "2 conflicts in the last hour, 8.0 s of compute wasted"
+    assert lines("losses", report)[0] == "2 conflicts in the last hour, 8.0 s of compute wasted"
     assert [
         (each["transaction"], each["outcome"], each["bypassed_by"])
         for each in timelines.find("crm", None, None)

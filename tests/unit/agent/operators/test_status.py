@@ -7,22 +7,20 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
 from prometheus_client import generate_latest
 
-from lakewarden.agent.cli import requests
-from lakewarden.agent.cli.app import _conflict_line
-from lakewarden.agent.cli.output import print_line, print_tree
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import SuspendedError
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
-from lakewarden.agent.operators.agents import AgentsView, PartitionView, agent_lines
-from lakewarden.agent.operators.explain_text import explanation_lines
+from lakewarden.agent.operators.agents import AgentsView, PartitionView
 from lakewarden.agent.operators.ledger import LedgerLine
-from lakewarden.agent.operators.losses import Losses, loss_lines
-from lakewarden.agent.operators.refused import RefusedEvent, refused_lines
+from lakewarden.agent.operators.losses import Losses
+from lakewarden.agent.operators.refused import RefusedEvent
+from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import (
     BlockerView,
     LockHolder,
@@ -31,7 +29,7 @@ from lakewarden.agent.operators.status import (
     lock_holder,
     with_condition,
 )
-from lakewarden.agent.operators.status_text import command, lock_text, status_summary, status_tree
+from lakewarden.agent.operators.text import lines
 from lakewarden.agent.serving.http_endpoint import readiness_text
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
@@ -167,8 +165,12 @@ def ago(seconds: float) -> str:
     return timestamp((time.time() - seconds) * 1000)
 
 
+def status_lines(views: list[TableView], settings: Settings, *, verbose: bool = False) -> list[str]:
+    return lines("status", views, verbose=verbose, table=None, command=partial(command, settings))
+
+
 def test_status_begins_with_what_is_wrong_and_shows_short_ids(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A publish hangs: its writer is named, its victim has no command, and `--verbose` has the rest."""
     shop, crm = "5018ac750d54478e9f0c3d1b2a6e7f80", "77aa0001c3f24e0b8d6a1f5e9b7c2d40"
@@ -183,33 +185,30 @@ def test_status_begins_with_what_is_wrong_and_shows_short_ids(
     )
 
     for line, shown in (("lakewarden status", False), ("lakewarden status --verbose", True)):
-        print_line(status_summary([table]))
-        print_tree(*status_tree(table, KAFKA, verbose=shown))
-        as_shown("docs/runbooks.md", line, capsys.readouterr().out)
+        as_shown("docs/runbooks.md", line, "\n".join(status_lines([table], KAFKA, verbose=shown)))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    print_tree(*status_tree(table, KAFKA, verbose=False))
-    folded = (
-        f"    lakewarden abort {shop} --table s3://lake/orders \\\n"
-        "      --reason 'its publish hangs' --bootstrap-servers kafka:9092\n"
-    )
-    assert folded in capsys.readouterr().out, "on a terminal, the lines of a command can be copied"
-    line, branches = status_tree(table, NIGHT, verbose=False)
+    folded = [
+        f"    lakewarden abort {shop} --table s3://lake/orders \\",
+        "      --reason 'its publish hangs' --bootstrap-servers kafka:9092",
+    ]
+    assert status_lines([table], KAFKA)[4:6] == folded, "on a terminal, the lines of a command can be copied"
+    monkeypatch.undo()
 
-    assert status_summary([table]) == "1 table, 1 with a problem"
-    assert line == "s3://lake/orders: publish hangs for 5 min"
-    assert branches[:3] == [
-        "cause: shop has held the grant for 5 min; 1 waits for it",
-        "remedy: look at shop's job; or end its grant",
+    assert [each.removeprefix("    ") for each in status_lines([table], NIGHT)[:5]] == [
+        "1 table, 1 with a problem",
+        "s3://lake/orders: publish hangs for 5 min",
+        "├── cause: shop has held the grant for 5 min; 1 waits for it",
+        "├── remedy: look at shop's job; or end its grant",
         command(NIGHT, "abort", shop, "--table", "s3://lake/orders", "--reason", "its publish hangs"),
     ]
-    assert branches[-1] == [
-        ("writer", "batch", "phase", "for", "waits for", "transaction"),
-        ("shop", "10", "granted", "5 min", "", "5018ac75"),
-        ("crm", "3", "queued", "4 min", "shop", "77aa0001"),
+    assert [each[4:].split() for each in status_lines([table], NIGHT)[-3:]] == [
+        ["writer", "batch", "phase", "for", "waits", "for", "transaction"],
+        ["shop", "10", "granted", "5", "min", "5018ac75"],
+        ["crm", "3", "queued", "4", "min", "shop", "77aa0001"],
     ]
-    verbose = status_tree(table, NIGHT, verbose=True)[1][-1]
-    assert (verbose[1][0], verbose[1][5], verbose[1][7]) == (f"shop:{query}", shop, "1")
+    whole = status_lines([table], NIGHT, verbose=True)[-2].split()
+    assert (whole[0], whole[5], whole[7]) == (f"shop:{query}", shop, "1")
 
 
 @pytest.mark.parametrize("agents, word", [(True, "lock held by another owner"), (False, "no agent")])
@@ -219,7 +218,9 @@ def test_the_condition_follows_from_the_lock_and_the_group(agents: bool, word: s
 
     assert view.condition is not None
     assert view.condition.text == f"{word} for 60 s"
-    assert lock_text(HELD) == f"held by stranger, not by agent agent-0; the lease ends at {HELD.valid_until}"
+    assert f"lock: held by stranger, not by agent agent-0; the lease ends at {HELD.valid_until}" in "\n".join(
+        status_lines([view], KAFKA)
+    )
 
 
 RUNBOOKS, COMMANDS = "docs/runbooks.md", "docs/commands.md"
@@ -230,15 +231,15 @@ NOT_READY = {
 }
 
 
-def test_the_pages_show_what_the_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pages_show_what_the_commands_print() -> None:
     def shown(page: str, line: str, printed: Iterable[str]) -> None:
         as_shown(page, line, "\n".join(printed))
 
     shop, stock, orders = "shop-3f0cb31b", "stock-7d1c90e2", "s3://lake/orders"
     w = world().intent(shop, writer="shop", batch_id=7).touch(shop, m("day=1/f-3")).lock().request(shop)
     w.intent(stock, m("day=1/*"), writer="stock", batch_id=3, admission="queued")
-    shown(RUNBOOKS, "lakewarden explain stock-7d1c90e2", explanation_lines(explanation_of(w, stock)))
-    shown(RUNBOOKS, "lakewarden explain shop-3f0cb31b", explanation_lines(explanation_of(w.tick(21), shop)))
+    shown(RUNBOOKS, "lakewarden explain stock-7d1c90e2", lines("explain", explanation_of(w, stock)))
+    shown(RUNBOOKS, "lakewarden explain shop-3f0cb31b", lines("explain", explanation_of(w.tick(21), shop)))
 
     owned = tuple(
         PartitionView(number, "agent-a", running=True, term="t", taken="", unread=0, replay=0)
@@ -246,8 +247,8 @@ def test_the_pages_show_what_the_commands_print(capsys: pytest.CaptureFixture[st
     )
     gone = replace(owned[0], running=False, term="5d11f6a0", taken="2026-11-26T02:41:07.318+00:00")
     running = AgentsView("lakewarden-agents", (Member("agent-a", "0.1.0"),), owned)
-    shown(COMMANDS, "lakewarden agents", agent_lines(running))
-    shown(RUNBOOKS, "lakewarden agents", agent_lines(replace(running, members=(), partitions=(gone,))))
+    shown(COMMANDS, "lakewarden agents", lines("agents", running))
+    shown(RUNBOOKS, "lakewarden agents", lines("agents", replace(running, members=(), partitions=(gone,))))
 
     rubbish = decode(EVENT, b"rubbish")
     assert isinstance(rubbish, Undecodable)
@@ -255,13 +256,13 @@ def test_the_pages_show_what_the_commands_print(capsys: pytest.CaptureFixture[st
     event = RefusedEvent(
         "2026-11-26T02:41:07.318Z", rubbish.reason, *where, None, None, None, None, "rubbish"
     )
-    shown(RUNBOOKS, "lakewarden refused", refused_lines([event]))
+    shown(RUNBOOKS, "lakewarden refused", lines("refused", [event]))
 
     conflict = a_conflict(an_overlap("day=1", "shop", file_group="f-3"), writer="crm", table=orders)
-    shown(RUNBOOKS, "lakewarden conflicts", [_conflict_line(conflict, verbose=False)])
+    shown(RUNBOOKS, "lakewarden conflicts", lines("conflicts", [conflict]))
     losses = Losses(hours=6)
     losses.add(consumed(encode(conflict), at_ms=moment().wall_ms))
-    shown(COMMANDS, "lakewarden losses", loss_lines(losses.report()))
+    shown(COMMANDS, "lakewarden losses", lines("losses", losses.report()))
 
     for heading, facts in NOT_READY.items():
         text = readiness_text(conditions(facts, LIMITS))
@@ -282,9 +283,7 @@ def test_the_pages_show_what_the_commands_print(capsys: pytest.CaptureFixture[st
         ("A table is stopped", orders, stopped.why(orders)),
     ):
         view = with_condition(TableView(table, None, (), refused=why), time.time(), agents=True, ends=None)
-        print_line(status_summary([view]))
-        print_tree(*status_tree(view, KAFKA, verbose=False))
-        shown(f"{RUNBOOKS}#{heading}", "lakewarden status", capsys.readouterr().out.splitlines())
+        shown(f"{RUNBOOKS}#{heading}", "lakewarden status", status_lines([view], KAFKA))
 
-    requests._print_lines([LedgerLine(orders, "job:1", 7, "ledger-corrected-4711", None, ago(9), 12, 0)])
-    shown(COMMANDS, "lakewarden ledger show s3://lake/orders", capsys.readouterr().out.splitlines())
+    entry = LedgerLine(orders, "job:1", 7, "ledger-corrected-4711", None, ago(9), 12, 0)
+    shown(COMMANDS, "lakewarden ledger show s3://lake/orders", lines("ledger", [entry], names=()))

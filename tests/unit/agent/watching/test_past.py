@@ -19,7 +19,9 @@ from hypothesis import given, strategies as st
 from obstore.store import MemoryStore
 from pyarrow import parquet
 
-from lakewarden.agent.operators.assess import assessment_fields, assessment_lines, picture
+from lakewarden.agent.operators import text as view_text
+from lakewarden.agent.operators.as_json import as_json
+from lakewarden.agent.operators.assess import picture
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import delta as delta_module, leftovers, past as module, reading
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
@@ -380,7 +382,9 @@ def iceberg_with(table: Path, **fields: Any) -> TableHistory:
 
 
 def test_a_table_whose_commits_are_on_no_branch_is_not_called_empty(tmp_path: Path) -> None:
-    text = "\n".join(assessment_lines(assess(iceberg_with(tmp_path, **{"current-snapshot-id": None}))))
+    text = "\n".join(
+        view_text.lines("assess", [assess(iceberg_with(tmp_path, **{"current-snapshot-id": None}))])
+    )
     assert "3 snapshots" in text
     assert "nothing to assess" not in text
 
@@ -625,8 +629,8 @@ def test_a_name_acts_on_no_page_and_no_terminal(tmp_path: Path) -> None:
     drawn = picture([found])
     assert "<script>" not in drawn
     assert "\x1b" not in drawn
-    assert json.dumps(assessment_fields(assess(found))).isascii()
-    assert any("\x1b" in each for each in assessment_lines(assess(found)))  # `print_line` escapes it
+    assert as_json(assess(found)).isascii()
+    assert "\\u001b[2J<script>" in "\n".join(view_text.lines("assess", [assess(found)]))
 
 
 ANY = st.recursive(
@@ -655,7 +659,7 @@ def test_a_commit_with_any_values_is_assessed_or_unreadable(
             found = past_commit(7, actions, PartitionLayout(()))
             commits = [] if found is None else [found[0]]
             read_history = TableHistory("file:///t", "delta", commits, leftovers=())
-            assert [*assessment_lines(assess(read_history)), picture([read_history])]
+            assert [*view_text.lines("assess", [assess(read_history)]), picture([read_history])]
 
 
 class Sorted(Buckets):

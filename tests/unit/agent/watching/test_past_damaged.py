@@ -12,7 +12,8 @@ import anyio
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from lakewarden.agent.operators.assess import assessment_lines, picture
+from lakewarden.agent.operators import text as view_text
+from lakewarden.agent.operators.assess import picture
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import Assessment, Rests, assess
 from tests.tuned import tuned
@@ -199,7 +200,7 @@ def assessed(files: Files) -> Assessment:
         write(files, Path(folder))
         history = anyio.run(lambda: past(Path(folder).as_uri(), tuned(), days=30, now=LATER))
     found = assess(history)
-    assert [*assessment_lines(found), picture([history])]
+    assert [*view_text.lines("assess", [found]), picture([history])]
     return found
 
 
@@ -221,7 +222,7 @@ def check(found: Assessment, truth: dict[str, float], *, without: frozenset[str]
                 assert figure.value is not None
     if found.changes and found.changes[0].startswith("nothing:"):
         assert not truth["in_the_way"]
-    said = "\n".join(assessment_lines(found))
+    said = "\n".join(view_text.lines("assess", [found]))
     assert ("nothing to assess" in said) <= (truth["commits"] == 0), said
 
 

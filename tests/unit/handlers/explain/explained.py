@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.operators.explain_text import explanation_lines
+from lakewarden.agent.operators.as_json import as_json
+from lakewarden.agent.operators.text import lines
 from lakewarden.events import AuditEventUnion, ConflictDetected, DecisionRecord
 from lakewarden.handlers.explain.timeline import Blocker, Explanation, RecordRef, Step, TransactionRef
 from lakewarden.handlers.explain.transaction import Explainer
@@ -53,6 +55,11 @@ def one(explanation: Explanation, kind: str) -> Step:
     return found
 
 
+def json_of(value: object) -> Any:
+    """A view as a program reads it."""
+    return json.loads(as_json(value))
+
+
 def types(explanation: Explanation) -> list[str]:
     """The types of the records, of which those without effect have a sign."""
     return [("-" if each.because.without_effect else "") + each.event.type for each in explanation.steps]
@@ -65,7 +72,7 @@ class Explained:
         self.explanation = explanation
         self.effects = explanation.steps
         self.types = " ".join(types(explanation))
-        self.text = "\n".join(explanation_lines(explanation, verbose=True))
+        self.text = "\n".join(lines("explain", explanation, verbose=True))
         self.attempts = " ".join(
             f"{each.transaction.id}:{each.outcome.phase and each.outcome.phase.value}"
             for each in explanation.attempts

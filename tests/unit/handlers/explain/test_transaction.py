@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lakewarden.agent.operators.explain import explanation_fields
-from lakewarden.agent.operators.explain_text import explanation_lines
+from lakewarden.agent.operators.text import lines
 from lakewarden.events import (
     AuditEventUnion,
     ConflictDetected,
@@ -25,6 +24,7 @@ from tests.unit.handlers.explain.explained import (
     Explained,
     explain,
     explanation_of,
+    json_of,
     one,
     published,
     types,
@@ -161,7 +161,7 @@ def test_a_decision_of_an_agent_that_had_lost_the_partition_is_void() -> None:
     assert void.taken_at is not None
     assert (void.taken_by, void.taken_at.offset) == ("agent-2", 1)
     text = "DOES NOT COUNT: commit-granted by agent agent-1, after agent agent-2 had taken over the partition"
-    assert text in "\n".join(explanation_lines(explanation, verbose=True))
+    assert text in "\n".join(lines("explain", explanation, verbose=True))
     assert explanation.outcome.phase is Phase.WAITING
 
 
@@ -198,7 +198,7 @@ def test_lock_steps_are_placed_by_their_time() -> None:
         "commit-intent admitted commit-requested lock-refused lock-acquired commit-granted abort lock-lost commit-completed"
     )
     assert one(explanation, "lock-refused").times == 2
-    assert "which owner foreign holds until" in "\n".join(explanation_lines(explanation, verbose=True))
+    assert "which owner foreign holds until" in "\n".join(lines("explain", explanation, verbose=True))
 
 
 def test_what_is_not_needed_at_night_is_behind_verbose() -> None:
@@ -207,7 +207,7 @@ def test_what_is_not_needed_at_night_is_behind_verbose() -> None:
     w = world().intent(older, writer=f"shop{query}").touch(older, m("p/f")).beat(older)
     w.intent(younger, writer=f"crm{query}").touch(younger, m("p/f"))
     explanation = explanation_of(w, younger)
-    short, whole = ("\n".join(explanation_lines(explanation, verbose=each)) for each in (False, True))
+    short, whole = ("\n".join(lines("explain", explanation, verbose=each)) for each in (False, True))
 
     for each in ("writers:", "decisions:", query, older, "priority", "heartbeat"):
         assert each in whole
@@ -237,7 +237,7 @@ def test_the_outcome_names_the_commit_without_the_gate_to_which_a_batch_was_lost
     w = world().intent("A")
     w.read(w.event(TransactionAbandoned, "A", **fields))
 
-    assert f"outcome      {outcome}" in explanation_lines(explanation_of(w, "A"))
+    assert f"outcome      {outcome}" in lines("explain", explanation_of(w, "A"))
 
 
 def test_decisions_of_an_earlier_release_are_explained_with_less() -> None:
@@ -267,7 +267,7 @@ def test_of_many_steps_the_first_and_the_last_are_printed() -> None:
         w.intent(f"B{number}").touch(f"B{number}", m("p/*"))
     w.abandon("A")
     explanation = explanation_of(w, "A")
-    short, whole = (list(explanation_lines(explanation, verbose=each)) for each in (False, True))
+    short, whole = (list(lines("explain", explanation, verbose=each)) for each in (False, True))
 
     assert len(explanation.steps) > 100
     assert len(short) < 90 < len(whole)
@@ -281,15 +281,15 @@ def test_of_many_attempts_the_first_and_the_last_are_printed_and_all_are_in_the_
         w.intent(f"B{number}", writer="crm", batch_id=3).abandon(f"B{number}")
     explanation = explanation_of(w, "B70")
     short, whole = (
-        [line.split()[0] for line in explanation_lines(explanation, verbose=each) if line.startswith("  B")]
+        [line.split()[0] for line in lines("explain", explanation, verbose=each) if line.startswith("  B")]
         for each in (False, True)
     )
 
     everything = [f"B{number}:" for number in range(150)]
     assert [each.rstrip(":") for each in whole] == [each.rstrip(":") for each in everything]
     assert short == [*everything[:2], *everything[-8:]]
-    assert "  … 140 more attempts: --verbose prints them" in explanation_lines(explanation)
-    assert len(explanation_fields(explanation)["attempts"]) == 150
+    assert "  … 140 more attempts: --verbose prints them" in lines("explain", explanation)
+    assert len(json_of(explanation)["attempts"]) == 150
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -305,7 +305,7 @@ def test_in_random_histories_every_explanation_ends_in_the_phase_of_the_table(se
 
         assert explanation.outcome.phase is w.phase(transaction), transaction
         assert types(explanation)[0] == "commit-intent"
-        assert len(list(explanation_lines(explanation, verbose=True))) > len(explanation.steps)
+        assert len(list(lines("explain", explanation, verbose=True))) > len(explanation.steps)
         decided = [each for each in explanation.steps if each.record.topic == "decisions"]
         own = [each for each in decided if each.event.transaction == transaction]
         verdicts = [each for each in w.log if not isinstance(each, tuple) and each.transaction == transaction]
@@ -322,7 +322,7 @@ def test_the_json_of_a_step_is_that_of_its_event_and_because() -> None:
     """Programs that read the log read an explanation, too; what a step doesn't say is not in its JSON."""
     w = world().intent("A").lock().request("A")
 
-    [*_, granted] = explanation_fields(explanation := explanation_of(w, "A"))["steps"]
+    [*_, granted] = json_of(explanation := explanation_of(w, "A"))["steps"]
 
     assert granted == {
         **explanation.steps[-1].event.model_dump(mode="json"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.agent.operators.explain import explanation_fields
-from lakewarden.agent.operators.explain_text import explanation_lines
-from tests.unit.handlers.explain.explained import explain, explanation_of
+from lakewarden.agent.operators.text import lines
+from tests.unit.handlers.explain.explained import explain, explanation_of, json_of
 from tests.unit.handlers.table.stories import Story, stories
 from tests.unit.handlers.table.world import m, world
 
@@ -61,7 +60,7 @@ def test_the_reason_of_the_admission_is_in_the_text_and_in_the_json() -> None:
     w = world().intent("A", m("p/f"), admission="queued", admission_reason="its scope\nis known").intent("B")
     chosen, unexplained = explanation_of(w, "A"), explanation_of(w, "B")
 
-    assert "intent: queued (its scope is known), scope" in "\n".join(explanation_lines(chosen))
-    assert "intent: optimistic; open before it" in "\n".join(explanation_lines(unexplained))
-    reasons = [explanation_fields(each)["steps"][0]["admission_reason"] for each in (chosen, unexplained)]
+    assert "intent: queued (its scope is known), scope" in "\n".join(lines("explain", chosen))
+    assert "intent: optimistic; open before it" in "\n".join(lines("explain", unexplained))
+    reasons = [json_of(each)["steps"][0]["admission_reason"] for each in (chosen, unexplained)]
     assert reasons == ["its scope\nis known", None]
