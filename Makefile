@@ -34,8 +34,11 @@ SPARK35_STAMP := $(call venv_of,3.5)/.set-up
 # `make test` runs the embedded Kafka, the newest.
 OLDER_KAFKAS := 3.9.2 4.0.1
 
-# The other supported Pythons that this machine has, or PYTHONS="/path/to/python3.12 …".
-PYTHONS ?= $(shell for each in python3.12 python3.13; do $$each -c '' 2>/dev/null && command -v $$each; done)
+# The Pythons of these versions that this machine has, on PATH or of pyenv; PYTHONS="/path/to/python3.12 …" names them instead.
+PYTHONS ?=
+pythons = $(or $(PYTHONS),$(shell for each in $(1); do \
+	for python in python$$each $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$each.*/bin/python$$each; do \
+		$$python -c '' 2>/dev/null && command -v $$python && break; done; done; true))
 
 # uv doesn't read pip's configuration; what it says of certificates holds for uv too.
 export UV_SYSTEM_CERTS ?= true
@@ -90,11 +93,11 @@ test-releases: jdk $(call venv_of,$(RELEASE))/.set-up
 test-platforms:
 	@set -e; for release in 3.5 4.0 4.1.1; do $(MAKE) --no-print-directory test-releases RELEASE=$$release WHAT=platforms; done
 
-# The unit tests, the simulations and the tests of the writers' side on each of PYTHONS, with the locked versions.
+# The unit tests, the simulations and the tests of the writers' side on the other Pythons, with the locked versions.
 test-pythons: jdk $(STAMP)
-	@test -n "$(strip $(PYTHONS))" || echo "no Python 3.12 or 3.13 found: name them, make test-pythons PYTHONS=/path/to/python3.12"
+	@test -n "$(strip $(call pythons,3.12 3.13))" || echo "no Python 3.12 or 3.13 found: name them, make test-pythons PYTHONS=/path/to/python3.12"
 	@$(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --output-file build/requirements-pythons.txt
-	@set -e; for python in $(PYTHONS); do \
+	@set -e; for python in $(call pythons,3.12 3.13); do \
 		venv=build/venv-$$($$python -c 'import sys; print("python%d.%d" % sys.version_info[:2])'); \
 		echo "== $$venv"; \
 		if ! test -e $$venv/.set-up; then \
@@ -167,9 +170,9 @@ bench: jdk $(STAMP) $(if $(findstring hudi,$(PEERS)),$(SPARK35_STAMP))
 	$(BIN)/python -m tests.bench $(if $(PEERS),--peers $(subst $(comma), ,$(PEERS))) $(ARGS)
 
 # Wheel, sdist, bill of materials, licences and checksums of the newest commit, in dist/, after each extra was installed alone and
-# tried, on this Python and on each of PYTHONS. Some ten minutes; ARGS=--no-install builds and checks only.
+# tried, on this Python and on the others of this machine. Some ten minutes each; ARGS=--no-install builds and checks only.
 release: jdk $(STAMP)
-	$(BIN)/python -m tests.release $(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
+	$(BIN)/python -m tests.release $(foreach python,$(call pythons,3.11 3.12 3.13 3.14),--python $(python)) $(ARGS)
 
 # The pages of docs/ as a site with search, in build/site. It loads nothing from other hosts. A broken link or anchor fails.
 docs: build/venv-docs/.set-up

@@ -40,7 +40,7 @@ from lakewarden.events import (
     WriterHeartbeat,
     partition_name,
 )
-from tests.corpus import FOLDER, add, recorded
+from tests.corpus import CURRENT, add, recorded
 from tests.kafka_fixture import read_to_end
 from tests.real import writers
 from tests.real.writers import World, markers, world
@@ -382,7 +382,7 @@ def keep(records: list[ConsumerRecord]) -> None:
             event = json.loads(record.value) if record.topic == getattr(TOPICS, topic) else {}
             if event.get("type") == kind and fits(event):
                 add(name, record)
-                print(f"recorded {FOLDER.name}/{name}.json")
+                print(f"recorded {CURRENT.name}/{name}.json")
                 break
         else:
             raise AssertionError(f"no record for {name}")

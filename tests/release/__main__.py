@@ -5,6 +5,8 @@ The rules:
 - The files are made of a commit, never of the working tree: what isn't committed isn't released.
 - Two builds have the same bytes, and the sdist builds the same wheel.
 - `dist/` is replaced only if everything passed. What was not tried is printed at the end.
+- README's links work on a package index: they lead to the files of the tag, in the repository that `pyproject.toml` names
+  (`[project.urls]`, `Source`). Without it, a link becomes its text and the path.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -34,8 +38,9 @@ ALONE: Final = ("", "agent", "spark", "paimon", "hudi", "metrics", "otel", "goog
 UNTRIED: Final = (
     "image and chart (make test-containers)",
     "upload, tag and site (CONTRIBUTING.md, Release)",
-    "README's relative links, which lead nowhere on a package index",
 )
+LINK: Final = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<path>(?![a-z]+:|#)[^)\s]+)\)")
+"""A link or a picture of Markdown whose target is a file of the repository."""
 
 
 class ReleaseError(Exception):
@@ -51,14 +56,15 @@ def main() -> int:
     parser.add_argument("--no-install", action="store_true", help="build and check only")
     options = parser.parse_args()
     untried = list(UNTRIED)
+    if repository(ROOT) is None:
+        untried.append("README's links on a package index: pyproject.toml has no [project.urls] Source")
     with tempfile.TemporaryDirectory(prefix="lakewarden-release-") as scratch:
         try:
             dist = build(Path(scratch))
             if options.no_install:
                 untried.append("installing, because of --no-install")
             else:
-                for number, python in enumerate([sys.executable, *options.python]):
-                    untried += install(python, dist, Path(scratch) / f"python-{number}")
+                untried += install_on([sys.executable, *options.python], dist, Path(scratch))
         except ReleaseError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
@@ -103,12 +109,39 @@ def build_once(archive: Path, target: Path, seconds: str) -> Path:
     if not (source / "pyproject.toml").exists():
         # An sdist has one folder at its top; an archive of git has none.
         source = next(source.iterdir())
+    readme = source / "README.md"
+    tag = f"v{project(source)['version']}"
+    readme.write_text(for_an_index(readme.read_text(), repository(source), tag))
     run(
         *(sys.executable, "-m", "build", "--no-isolation", "--outdir", target, source),
         env={**os.environ, "SOURCE_DATE_EPOCH": seconds},
     )
     pack_again(next(target.glob("*.tar.gz")), int(seconds))
     return target
+
+
+def project(source: Path) -> dict[str, Any]:
+    """What `pyproject.toml` says of the project."""
+    found: dict[str, Any] = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def repository(source: Path) -> str | None:
+    """The address of the repository, if the project names it."""
+    address: str | None = project(source).get("urls", {}).get("Source")
+    return address
+
+
+def for_an_index(readme: str, address: str | None, tag: str) -> str:
+    """README without links to files beside it, which lead nowhere on a package index."""
+
+    def replaced(link: re.Match[str]) -> str:
+        if address is None:
+            return f"{link['text']} (`{link['path']}`)"
+        way = "raw" if link[0].startswith("!") else "blob"
+        return link[0].replace(f"({link['path']})", f"({address}/{way}/{tag}/{link['path']})")
+
+    return LINK.sub(replaced, readme)
 
 
 def pack_again(sdist: Path, seconds: int) -> None:
@@ -161,9 +194,26 @@ def licence_of(name: str) -> str:
     return str(says.get("license", "not known")).partition("\n")[0]
 
 
-def install(python: str, dist: Path, work: Path) -> list[str]:
+def install_on(pythons: list[str], dist: Path, work: Path) -> list[str]:
+    """Install and try on one Python of each version; return what wasn't tried."""
+    supported = [each.rpartition(" :: ")[2] for each in project(ROOT)["classifiers"]]
+    found = {
+        run(each, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip(): each
+        for each in pythons[::-1]
+    }
+    untried = [
+        f"Python {each}: this machine has none; name one with PYTHONS"
+        for each in supported
+        if each not in found
+    ]
+    for version, python in sorted(found.items()):
+        untried += install(python, version, dist, work / f"python-{version}")
+    return untried
+
+
+def install(python: str, said: str, dist: Path, work: Path) -> list[str]:
     """Install each extra alone for this Python, and try it beside an agent of the extra `dev`; return what wasn't tried."""
-    said = run(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+    work.mkdir()
     wheel = next(dist.glob("*.whl"))
     with agent(environment(python, wheel, "dev", work), work) as address:
         for extra in ("dev", *ALONE):

@@ -76,10 +76,10 @@ def of_command(command: Any, words: str) -> Iterator[str]:
         yield f"command {words}"
 
 
-def undocumented(recorded: str, current: set[str], changelog: str) -> list[str]:
-    """The recorded names that are gone, and that no line of the changelog has in backticks."""
-    gone = sorted(set(recorded.splitlines()) - current)
-    return [line for line in gone if f"`{line.split()[-1]}`" not in changelog]
+def undocumented(version: str, recorded: str, current: set[str], changelog: str) -> list[str]:
+    """The recorded names that are gone, and that no later version of the changelog has in backticks, whole as in the record."""
+    later = changelog.partition(f"\n## {version}")[0]
+    return [line for line in sorted(set(recorded.splitlines()) - current) if f"`{line}`" not in later]
 
 
 if __name__ == "__main__":

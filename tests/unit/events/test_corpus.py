@@ -32,7 +32,7 @@ from lakewarden.events import (
     decode,
     encode,
 )
-from tests.corpus import FOLDER, READERS, RECORDS, Recorded, recorded
+from tests.corpus import FOLDERS, READERS, V1, Recorded, recorded, recorded_in
 from tests.unit.events.building import TYPES, any_event
 
 ROOT = Path(__file__).parents[3]
@@ -93,11 +93,32 @@ def test_every_abort_reason_is_recorded() -> None:
     assert reasons | AGREED == set(get_args(events.AbortReason))
 
 
-def test_the_list_names_every_file() -> None:
-    """A file without an entry would not be checked."""
-    files = {path.name for path in FOLDER.glob("*.json")} - {RECORDS.name}
+every_folder = pytest.mark.parametrize(
+    "folder", [path for path in V1.iterdir() if path.is_dir()], ids=lambda folder: folder.name
+)
 
-    assert files == {each.file.name for each in recorded()}
+
+@every_folder
+def test_the_list_of_a_version_names_every_file(folder: Path) -> None:
+    """A file without an entry would not be checked."""
+    assert {path.name for path in folder.iterdir()} == {
+        "records.json",
+        *(each.file.name for each in recorded_in(folder)),
+    }
+
+
+@every_folder
+def test_the_list_of_a_version_is_never_changed(folder: Path) -> None:
+    """Neither is a released folder extended: a new record belongs to the version with which it comes."""
+    pinned = json.loads(FOLDERS.read_text(encoding="utf-8"))
+
+    assert hashlib.sha256((folder / "records.json").read_bytes()).hexdigest() == pinned[folder.name]
+
+
+def test_no_folder_of_a_version_vanishes() -> None:
+    assert {path.name for path in V1.iterdir() if path.is_dir()} == set(
+        json.loads(FOLDERS.read_text(encoding="utf-8"))
+    )
 
 
 @every_record
