@@ -4,20 +4,16 @@ It begins with the replay of `status`, and goes on with the same functions, in r
 partition together with all decisions that were published before it asked for their end. This module does no I/O.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 
-from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events as wire
 from lakewarden.agent.clock import moment
 from lakewarden.agent.operators import status
 from lakewarden.agent.operators.log_replay import LogReplay
-from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.memory import largest_excess, used_bytes
-from lakewarden.handlers.table.replay import Position, PublishedDecisions
 from lakewarden.handlers.table.state import TableState
 
 MAX_IDLE = 1_000
@@ -31,11 +27,8 @@ _LATE_NAMES = 1_000
 class LiveStatus:
     """The tables of one installation. `replay` is one without the decisions that are ahead of its events."""
 
-    def __init__(self, replay: LogReplay, writers_topic: str) -> None:
+    def __init__(self, replay: LogReplay) -> None:
         self._replay = replay
-        self._partitions = {
-            number: _Partition(start.decisions.term) for number, start in replay.starts.items()
-        }
         self._locks: dict[str, wire.AuditEventUnion] = {}
         self._views: dict[str, status.TableView] = {}
         self._idle: dict[str, None] = {}
@@ -43,41 +36,20 @@ class LiveStatus:
         self._clean_up_at = _LATE_NAMES
         self.without_waits: set[str] = set()
         """Tables whose footprints were dropped at the memory budget: it is unknown who waits for whom."""
-        self.taken_over = False
-        """Whether an agent has taken a partition over since the replay."""
-        for number, start in replay.starts.items():
-            partition = self._partitions[number]
-            end = replay.next_offsets.get(TopicPartition(writers_topic, number))
-            partition.read = -1 if end is None else end - 1
-            records = replay.decisions.pop(number, [])
-            published = PublishedDecisions(start.decisions, decisions_in(records))
-            published.pop_due(partition.read)
-            partition.pending.extend(published.pop_due(None))
-            partition.note(records)
+        for each in replay.partitions.values():
+            each.taken_over = False
         self._drop_ended(list(replay.tables))
 
+    @property
+    def taken_over(self) -> bool:
+        """Whether an agent has taken a partition over since the replay."""
+        return any(each.taken_over for each in self._replay.partitions.values())
+
     def add(self, number: int, events: Sequence[ConsumerRecord], decisions: Sequence[ConsumerRecord]) -> None:
-        partition = self._partitions[number]
-        refused = dict(partition.refused)
-        decided, taken_over = partition.note(decisions)
-        self.taken_over = self.taken_over or taken_over
-        partition.pending.extend(decided)
-        touched = set(refused) ^ set(partition.refused)
-        for decision in partition.due():
-            self._apply(decision, touched)
-        for record in events:
-            partition.read = record.offset
-            if (table := self._replay.apply_event(number, record)) is not None:
-                touched.add(table)
-            for decision in partition.due():
-                self._apply(decision, touched)
+        touched = self._replay.add(number, events, decisions)
         self._drop_ended(touched)
         for uri in touched:
             self._views.pop(uri, None)
-
-    def _apply(self, decision: wire.DecisionEventUnion, touched: set[str]) -> None:
-        self._replay.apply(decision)
-        touched.add(decision.table)
 
     def add_lock_step(self, step: wire.AuditEventUnion) -> None:
         self._locks[step.table] = step
@@ -91,19 +63,16 @@ class LiveStatus:
         for uri in [each for each, step in self._locks.items() if step.at.timestamp() * 1000 < oldest]:
             del self._locks[uri]
             self._views.pop(uri, None)
-        refused = {
-            uri: why for partition in self._partitions.values() for uri, why in partition.refused.items()
-        }
+        refused = self._replay.refused
         open_tables = {uri for uri, state in self._replay.tables.items() if state.open()}
-        troubles = list(status.partition_views(self._replay.starts, self._replay.refused, {}).values())
+        troubles = list(status.partition_views(self._replay.starts, self._replay.newer, {}).values())
         return troubles + [
             self._view(uri, refused.get(uri), now_ms)
             for uri in sorted(open_tables | set(self._locks) | set(refused))
         ]
 
     def view(self, table: str) -> status.TableView:
-        refused = (found for each in self._partitions.values() if (found := each.refused.get(table)))
-        return self._view(table, next(refused, None), moment().wall_ms)
+        return self._view(table, self._replay.refused.get(table), moment().wall_ms)
 
     def _view(self, uri: str, refused: str | None, now_ms: int) -> status.TableView:
         known, lock = self._views.get(uri), self._locks.get(uri)
@@ -132,9 +101,9 @@ class LiveStatus:
         while len(self._idle) > MAX_IDLE:
             oldest = next(iter(self._idle))
             del self._idle[oldest], replay.tables[oldest]
-        if len(replay.seen) > self._clean_up_at:
+        if len(replay.lives) > self._clean_up_at:
             kept = {each.id for state in replay.tables.values() for each in state.open()}
-            replay.seen = {name: each for name, each in replay.seen.items() if name in kept}
+            replay.lives = {name: each for name, each in replay.lives.items() if name in kept}
             replay.partition = {uri: each for uri, each in replay.partition.items() if uri in replay.tables}
             self._clean_up_at = 2 * len(kept) + _LATE_NAMES
 
@@ -149,35 +118,3 @@ class LiveStatus:
             used += used_bytes(states[uri])
             self.without_waits.add(uri)
             self._views.pop(uri, None)
-
-
-class _Partition:
-    """What is known of one Kafka partition."""
-
-    def __init__(self, term: str | None) -> None:
-        self.term = term
-        self.read = -1
-        """Offset of the last event that was applied."""
-        self.pending: deque[wire.DecisionEventUnion] = deque()
-        """Decisions that follow from later events."""
-        self.refused: dict[str, str] = {}
-
-    def note(self, records: Sequence[ConsumerRecord]) -> tuple[list[wire.DecisionEventUnion], bool]:
-        """Note the next decisions. Return those that count, and whether an agent took the partition over."""
-        published = PublishedDecisions(Position(0, self.term), ())
-        taken_over = False
-        for record in records:
-            decision = wire.decode(wire.DECISION_RECORD, record.value)
-            if not isinstance(decision, wire.Undecodable):
-                status.note_refusal(self.refused, decision)
-                taken_over = taken_over or isinstance(decision, wire.PartitionTaken)
-                published.add(record.offset, decision)
-        self.term = published.term
-        return published.all(), taken_over
-
-    def due(self) -> list[wire.DecisionEventUnion]:
-        """The decisions that follow from the events that were applied, and mark them as applied."""
-        found: list[wire.DecisionEventUnion] = []
-        while self.pending and self.pending[0].cause_offset <= self.read:
-            found.append(self.pending.popleft())
-        return found

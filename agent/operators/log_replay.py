@@ -1,8 +1,13 @@
-"""Replays the log for operators' commands, with the code of a starting agent. It asks no agent, so it works while none runs."""
+"""Replays the log for operators' commands and the page, with the code of a starting agent. It asks no agent.
 
-from collections.abc import Iterable
+A command replays the log once, to its end. The page goes on in rounds: it passes new events of a partition together with all
+decisions that were published before it asked for their end. Like an agent, the replay ignores events of tables that belong to
+another partition, and applies a decision after the event that led to it. This module does no I/O but in `replay_log`.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
@@ -14,137 +19,170 @@ from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
 from lakewarden.events.access import partition_of
+from lakewarden.handlers.explain.life import Life
 from lakewarden.handlers.table.machine import replay_decision, replay_event
-from lakewarden.handlers.table.replay import PublishedDecisions
+from lakewarden.handlers.table.replay import Position, PublishedDecisions
 from lakewarden.handlers.table.state import TableSettings, TableState
-from lakewarden.handlers.table.transactions import Phase
+
+MAX_REFUSED = 1_000
+"""Tables of a partition whose last refusal is kept."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """What the log says of a transaction besides its state."""
+class Partition:
+    """One Kafka partition of `writers` and `decisions`."""
 
-    opened: datetime | None = None
-    """By its writer's clock, as the next one."""
-    requested: datetime | None = None
-    """When it first requested its grant."""
-    granted: datetime | None = None
-    """By the agent's clock."""
-    runs_at: str | None = None
-    """Where its writer runs, as its intent says."""
-    revoked: str | None = None
-    """Why its grant was withdrawn. Its lease still runs."""
+    term: str | None
+    read: int
+    """Offset of the last event that was applied."""
+    pending: deque[wire.DecisionEventUnion] = field(default_factory=deque)
+    """Decisions that follow from later events."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Tables whose last transaction the present owner has refused, each with the reason."""
+    newer: str | None = None
+    """Why an agent of this version refuses the partition."""
+    taken_over: bool = False
+    """Whether an agent has taken it over, as the log says."""
+
+    def note(self, records: Iterable[ConsumerRecord]) -> None:
+        """Note the next records of `decisions`. Those of an agent that was replaced don't count."""
+        published = PublishedDecisions(Position(0, self.term), ())
+        for offset, decision in decisions_in(records, on_newer=self._refuse):
+            note_refusal(self.refused, decision)
+            self.taken_over |= isinstance(decision, wire.PartitionTaken)
+            published.add(offset, decision)
+        self.term = published.term
+        self.pending.extend(published.all())
+
+    def _refuse(self, why: str) -> None:
+        self.newer = self.newer or why
+
+    def due(self, offset: int) -> Iterator[wire.DecisionEventUnion]:
+        """The decisions that follow from events up to this one."""
+        while self.pending and self.pending[0].cause_offset <= offset:
+            yield self.pending.popleft()
 
 
-@dataclass(slots=True)
 class LogReplay:
     """The state of every table that the log has events of, since the last checkpoint."""
 
-    starts: dict[int, Start]
-    """Where the replay of each Kafka partition started, and what its log lacks."""
-    tables: dict[str, TableState] = field(default_factory=dict)
-    seen: dict[str, Seen] = field(default_factory=dict)
-    """By transaction."""
-    partition: dict[str, int] = field(default_factory=dict)
-    """The Kafka partition of each table."""
-    next_offsets: dict[TopicPartition, int | None] = field(default_factory=dict)
-    """Where the replay ended in `writers` and `decisions`. None: at the beginning of an empty partition."""
-    decisions: dict[int, list[ConsumerRecord]] = field(default_factory=dict)
-    """The records of `decisions`, by Kafka partition."""
-    refused: dict[int, str] = field(default_factory=dict)
-    """The Kafka partitions that an agent of this version refuses, each with the reason."""
+    def __init__(self, starts: dict[int, Start]) -> None:
+        self.starts = starts
+        """Where the replay of each Kafka partition started, and what its log lacks."""
+        self.partitions = {
+            number: Partition(start.decisions.term, (start.offset or 0) - 1)
+            for number, start in starts.items()
+        }
+        self.tables: dict[str, TableState] = {}
+        self.lives: dict[str, Life] = {}
+        """By transaction, with the times of its events: by its writer's clock, and by the agent's."""
+        self.partition: dict[str, int] = {}
+        """The Kafka partition of each table."""
+        self.next_offsets: dict[TopicPartition, int | None] = {}
+        """Where the reading of `writers` and `decisions` ended. None: at the beginning of an empty partition."""
 
-    def replay(
-        self,
-        number: int,
-        events: Iterable[ConsumerRecord],
-        decisions: PublishedDecisions,
-        *,
-        ahead: bool = True,
-    ) -> None:
-        """Replay a partition: its events, and each decision after the event that led to it.
+    @property
+    def newer(self) -> dict[int, str]:
+        """The Kafka partitions that an agent of this version refuses, each with the reason."""
+        return {number: each.newer for number, each in self.partitions.items() if each.newer is not None}
 
-        Like the agent, it ignores events of tables that belong to another partition. `ahead`: also apply the decisions that
-        follow from events after these.
+    @property
+    def refused(self) -> dict[str, str]:
+        """The tables whose last transaction was refused, each with the reason."""
+        return {uri: why for each in self.partitions.values() for uri, why in each.refused.items()}
+
+    def add(
+        self, number: int, events: Sequence[ConsumerRecord], decisions: Sequence[ConsumerRecord]
+    ) -> set[str]:
+        """Apply the next records of a partition. Return the tables that they concern.
+
+        A decision waits for its event, which a later round may have.
         """
+        partition = self.partitions[number]
+        refused = set(partition.refused)
+        partition.note(decisions)
+        touched = refused ^ set(partition.refused)
+        touched |= self._apply(partition.due(partition.read))
         for record in events:
-            self.apply_event(number, record)
-            for decision in decisions.pop_due(record.offset):
-                self.apply(decision)
-        for decision in decisions.pop_due(None) if ahead else ():
-            self.apply(decision)
+            partition.read = record.offset
+            touched |= self._event(number, record)
+            touched |= self._apply(partition.due(record.offset))
+        return touched
 
-    def apply_event(self, number: int, record: ConsumerRecord) -> str | None:
-        """Apply a record of `writers`. Return the table of its event, or None if it is none."""
+    def apply_ahead(self) -> None:
+        """Apply the decisions whose events the log doesn't have."""
+        for partition in self.partitions.values():
+            self._apply(partition.pending)
+            partition.pending.clear()
+
+    def _event(self, number: int, record: ConsumerRecord) -> set[str]:
         event = wire.decode(wire.WRITER_EVENT, record.value, key=record.key or b"")
         if isinstance(event, wire.Undecodable):
-            return None
+            return set()
         if event.table not in self.partition:
             self.partition[event.table] = partition_of(event.table, len(self.starts))
         if self.partition[event.table] != number:
-            return None
+            return set()
         if isinstance(event, wire.CommitIntent | wire.CommitRequested):
-            seen = self.seen.setdefault(event.transaction, Seen())
-            seen.opened = seen.opened or event.at
-            if isinstance(event, wire.CommitIntent):
-                seen.runs_at = seen.runs_at or runs_at(event)
-            else:
-                seen.requested = seen.requested or event.at
+            life = self.lives.setdefault(event.transaction, Life(event.transaction, event.writer))
+            life.note(event, event.at.timestamp())
         state = self.tables.setdefault(event.table, TableState(event.table, TableSettings()))
         replay_event(state, event, record.offset, monotonic())
-        return event.table
+        return {event.table}
 
-    def apply(self, decision: wire.DecisionEventUnion) -> None:
-        state = self.tables.get(decision.table)
-        if state is None:
-            return
-        kept = state.transactions.get(decision.transaction)
-        if isinstance(decision, wire.Abort) and kept is not None and kept.phase is Phase.GRANTED:
-            seen = self.seen.setdefault(decision.transaction, Seen())
-            seen.revoked = seen.revoked or ": ".join(filter(None, (decision.reason, decision.detail)))
-        if isinstance(decision, wire.CommitGranted):
-            seen = self.seen.setdefault(decision.transaction, Seen())
-            seen.granted = seen.granted or decision.at
-        replay_decision(state, decision, monotonic())
+    def _apply(self, decisions: Iterable[wire.DecisionEventUnion]) -> set[str]:
+        touched = set()
+        for decision in decisions:
+            touched.add(decision.table)
+            if decision.transaction in self.lives:
+                self.lives[decision.transaction].note(decision, decision.at.timestamp())
+            if decision.table in self.tables:
+                replay_decision(self.tables[decision.table], decision, monotonic())
+        return touched
 
 
-def runs_at(intent: wire.CommitIntent) -> str | None:
-    """Where a writer runs, as text. None: its intent doesn't say it."""
-    process = None if intent.pid is None else f"process {intent.pid}"
-    application = None if intent.application_id is None else f"Spark application {intent.application_id}"
-    parts = (intent.host and f"host {intent.host}", process, application, intent.application_ui)
-    return ", ".join(filter(None, parts)) or None
+def note_refusal(refused: dict[str, str], decision: wire.DecisionRecord) -> None:
+    """Note the next record of `decisions` of a partition: a new owner starts each stopped table again."""
+    match decision:
+        case wire.PartitionTaken():
+            refused.clear()
+        case wire.Abort(reason="not-allowed", retriable=False):
+            refused.pop(decision.table, None)
+            refused[decision.table] = decision.detail or decision.reason
+            if len(refused) > MAX_REFUSED:
+                del refused[next(iter(refused))]
+        case wire.Abort() | wire.LocksHandedOver():
+            pass
+        case _:
+            refused.pop(decision.table, None)
 
 
 async def replay_log(log: Log, *readers: Readers, ahead: bool = True) -> LogReplay:
-    """Replay `writers` and `decisions` from the last checkpoint to their ends. `ahead`: as in `LogReplay.replay`.
+    """Replay `writers` and `decisions` from the last checkpoint to their ends.
 
-    `readers` get what else they want, in the same reading of the log.
+    `readers` get what else they want, in the same reading of the log. `ahead`: also apply the decisions whose events are missing.
     """
     topics = log.topics
     partitions = [each.partition for each in await log.partitions(topics.writers)]
     # An error names the topic if it is missing or hidden.
     counts = {topics.decisions: len(await log.partitions(topics.decisions))}
     require_equal_counts({topics.writers: len(partitions), **counts})
-    starts = await find_starts(log, partitions)
-    spans: dict[TopicPartition, int | None] = {}
-    for number, start in starts.items():
-        spans[TopicPartition(topics.writers, number)] = start.offset
-        spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
-    records: dict[TopicPartition, list[ConsumerRecord]] = {each: [] for each in spans}
-    await log.read_once({each: (start, records[each].append) for each, start in spans.items()}, *readers)
-    found = LogReplay(starts)
-    for partition, offset in spans.items():
-        read = records[partition]
-        found.next_offsets[partition] = read[-1].offset + 1 if read else offset
+    found = LogReplay(await find_starts(log, partitions))
+    records: dict[TopicPartition, list[ConsumerRecord]] = {}
+    for number, start in found.starts.items():
+        for topic, offset in ((topics.writers, start.offset), (topics.decisions, start.decisions.offset)):
+            found.next_offsets[TopicPartition(topic, number)] = offset
+            records[TopicPartition(topic, number)] = []
+    spans = {each: (offset, records[each].append) for each, offset in found.next_offsets.items()}
+    await log.read_once(spans, *readers)
+    for each, read in records.items():
+        if read:
+            found.next_offsets[each] = read[-1].offset + 1
     for number in partitions:
-        decisions = records[TopicPartition(topics.decisions, number)]
-        found.decisions[number] = decisions
-        newer: list[str] = []
-        published = PublishedDecisions(
-            starts[number].decisions, decisions_in(decisions, on_newer=newer.append)
+        events, decisions = (
+            records[TopicPartition(each, number)] for each in (topics.writers, topics.decisions)
         )
-        if newer:
-            found.refused[number] = newer[0]
-        found.replay(number, records[TopicPartition(topics.writers, number)], published, ahead=ahead)
+        found.add(number, events, decisions)
+    if ahead:
+        found.apply_ahead()
     return found

@@ -31,13 +31,12 @@ from lakewarden.agent.log import Log
 from lakewarden.agent.operators.explain import not_found, search_log
 from lakewarden.agent.operators.ledger import LedgerLine, ledger, line_of
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
-from lakewarden.agent.serving.log_records import decoded_all, decoded_decisions
+from lakewarden.agent.serving.log_records import decoded_all
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import first_of
 from lakewarden.events.access import stop_client
 from lakewarden.events.base import Integer, Name
 from lakewarden.handlers.explain.outcomes import phase_of
-from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
 
@@ -113,18 +112,11 @@ async def abort(
         topics = settings.topics
         writers, decisions = (TopicPartition(each, number) for each in (topics.writers, topics.decisions))
         spans = {each: replay.next_offsets[each] for each in (writers, decisions)}
-        term = decoded_decisions(Position(0, None), replay.decisions[number]).term
         withdrawn = _withdrawn(replay, transaction.id)
         with anyio.move_on_after(requester.timeout_seconds):
             async with aclosing(log.follow(spans)) as batches:
                 async for batch in batches:
-                    published = decoded_decisions(Position(0, term), batch.get(decisions, ()))
-                    term = published.term
-                    # Decisions first: a completion counts only after the grant that it names.
-                    for decision in published.all():
-                        replay.apply(decision)
-                    for record in batch.get(writers, ()):
-                        replay.apply_event(number, record)
+                    replay.add(number, batch.get(writers, ()), batch.get(decisions, ()))
                     ended = _outcome(state, transaction.id)
                     if ended is not None:
                         return AbortOutcome(
@@ -143,7 +135,7 @@ async def abort(
 
 
 def _withdrawn(replay: LogReplay, transaction: str) -> bool:
-    return transaction in replay.seen and replay.seen[transaction].revoked is not None
+    return transaction in replay.lives and replay.lives[transaction].revoked is not None
 
 
 async def correct(

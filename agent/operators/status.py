@@ -22,7 +22,7 @@ from lakewarden import events
 from lakewarden.agent.clock import moment, utc_now
 from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.operators.cluster_facts import members_of
-from lakewarden.agent.operators.log_replay import LogReplay, Seen, replay_log
+from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.operators.timelines import Timelines, readers_of
 from lakewarden.agent.serving.log_records import decoded, decoded_all
 from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
@@ -30,7 +30,7 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import timestamp, utc_time
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.explain.condition import Condition, Denied, Facts, Open, condition
-from lakewarden.handlers.explain.life import Ends
+from lakewarden.handlers.explain.life import Ends, Life
 from lakewarden.handlers.explain.waits import Wait, waits
 from lakewarden.handlers.setup import Member
 from lakewarden.handlers.table.log_gaps import Gap
@@ -40,8 +40,6 @@ from lakewarden.handlers.table.transactions import Phase, Transaction
 AUDIT_WINDOW = timedelta(minutes=15)
 """How far back to look for the last step of a lock. A held lock is renewed far more often; an older one is free."""
 _LEDGER_LOST = "an agent that has run since it lost these entries records them again, otherwise restore them from a backup"
-MAX_REFUSED = 1_000
-"""Tables of a partition whose last refusal is kept."""
 MAX_BLOCKERS = 20
 """Transactions that the view of a waiting one names."""
 
@@ -152,16 +150,14 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
         ledgers = await find_ledger_gaps(log, replay.starts)
         members = await group_members(log, settings.group)
     ends = timelines.ends
-    refusals: dict[str, str] = {}
-    for decisions in replay.decisions.values():
-        refusals |= refused_tables(decisions)
+    refusals = replay.refused
     if table is None:
         of_table, opened = None, {uri for uri, state in replay.tables.items() if state.open()}
         uris = opened | locks.keys() | refusals.keys() | ends.keys()
     else:
         of_table, uris = partition_of(table, len(replay.starts)), {table}
     gaps = {number: each.gap for number, each in ledgers.items() if each.gap is not None}
-    troubles = partition_views(replay.starts, replay.refused, gaps)
+    troubles = partition_views(replay.starts, replay.newer, gaps)
     agents, now = None if members is None else bool(members), moment().wall_ms / 1000
     found = [
         with_condition(
@@ -205,7 +201,7 @@ def with_condition(
     return replace(
         view,
         condition=condition(facts),
-        last_commit=None if last is None else timestamp(last * 1000),
+        last_commit=_time(last),
         pace_seconds=None if pace is None else round(pace, 1),
     )
 
@@ -266,30 +262,6 @@ def _gaps(start: Start, ledger: Gap | None) -> tuple[str, ...]:
     )
 
 
-def refused_tables(decisions: Iterable[ConsumerRecord]) -> dict[str, str]:
-    """The tables of a partition whose last transaction its present owner has refused, each with the reason."""
-    found: dict[str, str] = {}
-    for decision in decoded_all(events.DECISION_RECORD, decisions):
-        note_refusal(found, decision)
-    return found
-
-
-def note_refusal(refused: dict[str, str], decision: events.DecisionRecord) -> None:
-    """Note the next record of `decisions` of a partition: a new owner starts each stopped table again."""
-    match decision:
-        case events.PartitionTaken():
-            refused.clear()
-        case events.Abort(reason="not-allowed", retriable=False):
-            refused.pop(decision.table, None)
-            refused[decision.table] = decision.detail or decision.reason
-            if len(refused) > MAX_REFUSED:
-                del refused[next(iter(refused))]
-        case events.Abort() | events.LocksHandedOver():
-            pass
-        case _:
-            refused.pop(decision.table, None)
-
-
 async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[events.ConflictDetected]:
     """The published conflicts, oldest first. With `follow` it also yields new ones, and never ends."""
     async with Log(settings, follows=follow) as log:
@@ -306,24 +278,30 @@ async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[e
 
 
 def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> TransactionView:
-    seen = replay.seen.get(transaction.id, Seen())
+    life = replay.lives.get(transaction.id) or Life(transaction.id, transaction.writer)
     found = tuple(islice(waits(state, transaction), MAX_BLOCKERS))
-    since = {Phase.QUEUED: seen.opened, Phase.WAITING: seen.requested}.get(transaction.phase)
+    requested, granted = life.times.get("requested"), life.times.get("granted")
+    opened = life.times.get("intent", requested)
+    since = {Phase.QUEUED: opened, Phase.WAITING: requested}.get(transaction.phase)
     return TransactionView(
         transaction.id,
         transaction.writer,
         transaction.batch_id,
         transaction.phase.value,
-        seen.opened.isoformat(timespec="milliseconds") if seen.opened else "before the log's beginning",
+        _time(opened) or "before the log's beginning",
         _waiting_on(state, transaction, found),
         len(transaction.footprint),
         transaction.markers,
-        seen.granted.isoformat(timespec="milliseconds") if seen.granted else None,
-        seen.revoked,
-        since.isoformat(timespec="milliseconds") if since else None,
+        _time(granted),
+        life.revoked,
+        _time(since),
         tuple(_blocker(each) for each in found),
-        seen.runs_at,
+        life.runs_at,
     )
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else timestamp(seconds * 1000)
 
 
 def _waiting_on(state: TableState, transaction: Transaction, found: Iterable[Wait]) -> str | None:

@@ -86,7 +86,7 @@ def templates() -> Environment:
 def lines(name: str, found: Any, *, verbose: bool = False, **more: Any) -> list[str]:
     """A view as text, by the template of this name, which has it as `found`."""
     text = templates().get_template(f"{name}.txt").render(found=found, verbose=verbose, width=width(), **more)
-    return unescape(text).split("\n")
+    return unescape(text).splitlines()
 
 
 def width() -> int:

@@ -122,7 +122,7 @@ class Follower(_Reader):
             replay = await replay_log(log, ahead=False)
             await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
             positions = dict(replay.next_offsets)
-            status = LiveStatus(replay, log.topics.writers)
+            status = LiveStatus(replay)
             audit = await log.partitions(log.topics.audit)
             since_ms = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
             recent = await log.ends(audit) | await log.offsets_at(audit, since_ms)
@@ -165,7 +165,6 @@ class Follower(_Reader):
                 self._current()
                 await anyio.sleep(PAUSE_SECONDS)
             if status.taken_over:
-                status.taken_over = False
                 fresh_at = min(fresh_at, monotonic() + AFTER_TAKE_OVER_SECONDS)
 
     async def _ask_members(self, log: Log) -> None:

@@ -74,8 +74,12 @@ class Life:
     """Whether its job ends when it has written what there is, as its intent says."""
     times: dict[LifeStep, float | None] = field(default_factory=dict)
     """None: it took the step, and it isn't known when."""
+    runs_at: str | None = None
+    """Where its writer runs, as its intent says."""
     reason: str | None = None
     """The reason of its abort."""
+    detail: str | None = None
+    """Of its abort, too."""
     winners: tuple[str, ...] = ()
     """The writers that its abort names."""
     cause: str | None = None
@@ -89,7 +93,7 @@ class Life:
         """Note an event, or a decision that counts. Return whether it is a new step."""
         match record:
             case events.CommitIntent(batch_id=batch_id, ends_itself=ends):
-                return self.take("intent", at, batch_id=batch_id, ends_itself=ends)
+                return self.take("intent", at, batch_id=batch_id, ends_itself=ends, runs_at=runs_at(record))
             case events.Admitted():
                 return self.take("admitted", at)
             case events.CommitRequested():
@@ -105,9 +109,9 @@ class Life:
             case events.Abort(reason="outcome-unknown", conflicts=()):
                 # With conflicts, the lease of another one expired.
                 return self.take("lapse", at)
-            case events.Abort(reason=reason, conflicts=conflicts):
+            case events.Abort(reason=reason, detail=detail, conflicts=conflicts):
                 winners = tuple(dict.fromkeys(each.other_writer for each in conflicts))
-                return self.take("abort", at, reason=reason, winners=winners)
+                return self.take("abort", at, reason=reason, detail=detail, winners=winners)
             case _:
                 return False
 
@@ -159,6 +163,13 @@ class Life:
     def ended(self) -> float | None:
         """None while it runs. Its last step may be that its Spark jobs have stopped."""
         return None if self.end is End.RUNNING else self.last
+
+    @property
+    def revoked(self) -> str | None:
+        """Why its grant was withdrawn. Its lease still runs, unless it has ended."""
+        if "granted" not in self.times or "abort" not in self.times:
+            return None
+        return ": ".join(filter(None, (self.reason, self.detail)))
 
     @property
     def aborted_at(self) -> float | None:
@@ -300,6 +311,17 @@ class Ends:
         if len(self.runs) < 3:
             return None
         return median(later.first - earlier.first for earlier, later in pairwise(self.runs))
+
+
+def runs_at(intent: events.CommitIntent) -> str | None:
+    """Where a writer runs, as text. None: its intent doesn't say it."""
+    parts = {
+        "host {}": intent.host,
+        "process {}": intent.pid,
+        "Spark application {}": intent.application_id,
+        "{}": intent.application_ui,
+    }
+    return ", ".join(text.format(each) for text, each in parts.items() if each) or None
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

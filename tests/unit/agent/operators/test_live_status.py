@@ -5,7 +5,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 from hypothesis import given, settings, strategies as st
 
@@ -13,7 +12,6 @@ from lakewarden.agent.operators import live_status
 from lakewarden.agent.operators.live_status import LiveStatus
 from lakewarden.agent.operators.log_replay import LogReplay
 from lakewarden.agent.operators.status import TableView, table_view
-from lakewarden.agent.serving.log_records import decoded_decisions
 from lakewarden.agent.serving.takeover import Start
 from lakewarden.handlers.table.replay import Position
 from tests.unit.agent.serving.owner_in_memory import TOPICS, Table
@@ -61,16 +59,15 @@ def starts() -> dict[int, Start]:
 def begun(events: Sequence[ConsumerRecord], decisions: Sequence[ConsumerRecord]) -> LiveStatus:
     """The live status after a replay of these records."""
     replay = LogReplay(starts())
-    replay.replay(0, events, decoded_decisions(Position(0, None), decisions), ahead=False)
-    replay.decisions[0] = list(decisions)
-    replay.next_offsets[TopicPartition("writers", 0)] = len(events) if events else None
-    return LiveStatus(replay, "writers")
+    replay.add(0, events, decisions)
+    return LiveStatus(replay)
 
 
 def replayed(table: Table) -> TableView:
     """What `status --table` shows."""
     replay = LogReplay(starts())
-    replay.replay(0, table.events, decoded_decisions(Position(0, None), table.log.of(TOPICS.decisions)))
+    replay.add(0, table.events, table.log.of(TOPICS.decisions))
+    replay.apply_ahead()
     return table_view(URI, replay, None, None)
 
 

@@ -25,7 +25,6 @@ from lakewarden.events import (
 )
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.table.machine import LockConfirmed
-from lakewarden.handlers.table.replay import PublishedDecisions
 from lakewarden.handlers.table.state import LockView
 from tests.unit.agent.serving.owner_in_memory import (
     BEGINNING,
@@ -214,10 +213,10 @@ def test_an_operators_replay_ignores_the_record() -> None:
     number = (PLACE + 1) % PARTITIONS
     found = LogReplay(starts)
 
-    found.replay(number, [_intent(number)], PublishedDecisions(BEGINNING, ()))
+    found.add(number, [_intent(number)], [])
     assert found.tables == {}
 
-    found.replay(PLACE, [_intent(PLACE)], PublishedDecisions(BEGINNING, ()))
+    found.add(PLACE, [_intent(PLACE)], [])
     assert [each.id for each in found.tables[TABLE].open()] == ["T"]
 
 

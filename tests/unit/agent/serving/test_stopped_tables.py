@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.operators.status import refused_tables
+from lakewarden.agent.operators.log_replay import Partition
 from lakewarden.agent.serving.partition import replay, tables
 from lakewarden.agent.serving.partition.own_records import OwnRecords
 from lakewarden.agent.serving.partition.stopped_tables import STOPPED
@@ -37,6 +37,13 @@ def counted(table: Table, sample: str, label: str) -> Counter[str]:
             if each.name == sample:
                 found[each.labels[label]] += int(each.value)
     return found
+
+
+def refused_tables(table: Table) -> dict[str, str]:
+    """What `status` shows as refused."""
+    partition = Partition(None, -1)
+    partition.note(table.log.of(TOPICS.decisions))
+    return partition.refused
 
 
 def decisions(table: Table) -> list[tuple[str, str, str]]:
@@ -84,7 +91,7 @@ def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
     assert stopped["unpublished"] == ["CommitGranted A"]
     assert stopped["recent"][-1].endswith("LockConfirmed")
     assert list(table.owner.tables.stopped.reasons) == [TABLE]
-    assert refused_tables(table.log.of(TOPICS.decisions)) == {
+    assert refused_tables(table) == {
         TABLE: f"{STOPPED}planted; restart the agent to rebuild it from the log; table={TABLE}"
     }
     table.send("commit-intent", 1, table=OTHER, transaction="Y")
@@ -126,12 +133,12 @@ def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts
     assert table.owner.checkpoint() == before, "the checkpoint doesn't move"
     assert table.log.ledger_entries() == []
 
-    assert "planted" in refused_tables(table.log.of(TOPICS.decisions))[TABLE]
+    assert "planted" in refused_tables(table)[TABLE]
 
     table.start()
 
     assert table.owner.tables.stopped.reasons == {}
-    assert refused_tables(table.log.of(TOPICS.decisions)) == {}
+    assert refused_tables(table) == {}
     assert len(table.log.ledger_entries()) == 1
     table.send("commit-intent", 2, writer="w-A", batch_id=7)
     assert decisions(table)[-1][:2] == ("already-committed", "C")
