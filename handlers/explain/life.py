@@ -86,6 +86,8 @@ class Life:
     """The cause of its abandonment."""
     lost_commit: str | None = None
     """The commit to which its writer lost it, as the table says it."""
+    version: str | None = None
+    """That of its commit."""
     made_by: str | None = None
     """Who made it, as far as the table says it of an observed commit."""
 
@@ -100,10 +102,10 @@ class Life:
                 return self.take("requested", at)
             case events.CommitGranted():
                 return self.take("granted", at)
-            case events.AlreadyCommitted():
-                return self.take("already-committed", at)
-            case events.CommitCompleted():
-                return self.take("completed", at, made_by=made_by(record))
+            case events.AlreadyCommitted(version=version):
+                return self.take("already-committed", at, version=version)
+            case events.CommitCompleted(version=version):
+                return self.take("completed", at, version=version, made_by=made_by(record))
             case events.TransactionAbandoned(cause=cause, lost_to=commit):
                 return self.take("abandoned", at, cause=cause, lost_commit=commit)
             case events.Abort(reason="outcome-unknown", conflicts=()):

@@ -1,7 +1,7 @@
-"""The transactions of one table: under which name the log has them, and how each has ended so far.
+"""The transactions of one table: under which name the log has them, and their lives (`life.py`).
 
-- A transaction has its name (writer, batch, offset) from its intent, and its outcome from the events and decisions that count.
-  A completion is final: a commit is a fact, also after an abort.
+- A transaction has its name (writer, batch, offset) from its intent. Its life gets the events and decisions that count.
+- While it is open, its phase is that of the replayed state; afterwards its outcome follows from its life.
 - The table's state forgets transactions, and an explanation names them long after. So `MAX_REMEMBERED` are kept, the latest ones,
   beside those that the explanation names and those that the state has.
 """
@@ -10,27 +10,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lakewarden import events
-from lakewarden.handlers.explain.life import UNNAMED_COMMIT, made_by
+from lakewarden.handlers.explain.life import UNNAMED_COMMIT, End, Life
 from lakewarden.handlers.explain.timeline import Outcome, RecordRef, RelatedTransaction, TransactionRef
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase
 
 MAX_REMEMBERED = 20_000
-"""Transactions whose name and outcome are kept, beside those that the explanation names."""
-
-UNKNOWN_OUTCOME = Outcome(None)
+"""Transactions whose name and life are kept, beside those that the explanation names."""
+_ENDS = {
+    End.COMMITTED: (Phase.COMMITTED, None),
+    End.SKIPPED: (Phase.COMMITTED, "already-committed"),
+    End.UNKNOWN: (Phase.UNKNOWN, "outcome-unknown"),
+}
+"""The phase and the reason of an outcome. Other ends are aborts."""
 
 
 @dataclass(slots=True)
 class _Remembered:
-    """A transaction of the table; `named`: the explanation names it."""
+    """A transaction of the table."""
 
-    transaction: TransactionRef
-    outcome: Outcome
+    ref: TransactionRef
+    life: Life
+    record: RecordRef | None = None
+    """The record that ended it."""
     named: bool = False
-
-    def related(self) -> RelatedTransaction:
-        return RelatedTransaction(self.transaction, self.outcome)
+    """Whether the explanation names it."""
 
 
 def phase_of(state: TableState, transaction: str) -> Phase | None:
@@ -48,46 +52,25 @@ class Outcomes:
         self._state = state
         self._remembered: dict[str, _Remembered] = {}
 
-    def note_event(self, record: RecordRef, event: events.WriterEventUnion) -> None:
-        if isinstance(event, events.CommitIntent) and event.transaction not in self._remembered:
-            opened = TransactionRef(event.transaction, event.writer, event.batch_id, record.offset)
-            self._remembered[event.transaction] = _Remembered(opened, Outcome(Phase.QUEUED))
-            if event.transaction == self._id:
-                self.explained = opened
+    def note(self, record: RecordRef, event: events.WriterEventUnion | events.DecisionEventUnion) -> None:
+        """Note an event or a decision that counts."""
+        name = event.transaction
+        if isinstance(event, events.CommitIntent) and name not in self._remembered:
+            self._keep(TransactionRef(name, event.writer, event.batch_id, record.offset))
             self._forget()
-        known = self._remembered.get(event.transaction)
-        if known is None and event.transaction == self._id and isinstance(event, events.CommitCompleted):
-            known = self._remembered[self._id] = _Remembered(self.explained, UNKNOWN_OUTCOME)
-        if known is None or known.outcome.phase is Phase.COMMITTED:
+        if name == self._id and isinstance(event, events.CommitCompleted | events.Abort):
+            self._keep(self.explained)  # its intent is no longer in the log
+        known = self._remembered.get(name)
+        if known is None or not known.life.note(event, record.recorded_ms / 1000):
             return
-        if isinstance(event, events.CommitCompleted):
-            known.outcome = Outcome(Phase.COMMITTED, None, event.version, record, made_by(event))
-        elif isinstance(event, events.TransactionAbandoned) and known.outcome.record is None:
-            lost_to = event.lost_to or (UNNAMED_COMMIT if event.cause == "base-changed" else None)
-            known.outcome = Outcome(Phase.ABORTED, "abandoned", record=record, lost_to=lost_to)
-        elif (kept := self._state.transactions.get(event.transaction)) is not None and kept.phase in OPEN:
-            known.outcome = Outcome(kept.phase)
+        ended = known.record is None and phase_of(self._state, name) not in OPEN
+        if ended or isinstance(event, events.CommitCompleted):
+            known.record = record
 
-    def note_decision(
-        self, record: RecordRef, decision: events.DecisionEventUnion, phase_before: Phase | None
-    ) -> None:
-        """Note a decision that counts. `phase_before`: of its transaction, before the decision was applied."""
-        known = self._remembered.get(decision.transaction)
-        if known is None and decision.transaction == self._id and isinstance(decision, events.Abort):
-            aborted = Outcome(Phase.ABORTED, decision.reason, record=record)
-            self._remembered[self._id] = _Remembered(self.explained, aborted)
-            return
-        if known is None or phase_before not in OPEN:
-            return
-        phase = phase_of(self._state, decision.transaction) or Phase.ABORTED
-        match decision:
-            case events.Abort(reason=reason):
-                # A revoked grant stays granted until its writer reports the outcome, or its lease expires.
-                known.outcome = Outcome(phase, reason, record=None if phase is Phase.GRANTED else record)
-            case events.AlreadyCommitted(version=version):
-                known.outcome = Outcome(Phase.COMMITTED, "already-committed", version, record)
-            case _:
-                known.outcome = Outcome(phase)
+    def _keep(self, ref: TransactionRef) -> _Remembered:
+        if ref.id == self._id:
+            self.explained = ref
+        return self._remembered.setdefault(ref.id, _Remembered(ref, Life(ref.id, ref.writer)))
 
     def _forget(self) -> None:
         if len(self._remembered) <= MAX_REMEMBERED:
@@ -99,34 +82,45 @@ class Outcomes:
 
     def refer_to(self, transaction: str, writer: str) -> TransactionRef:
         """The reference to a transaction that the explanation names."""
-        known = self._remembered.setdefault(
-            transaction, _Remembered(TransactionRef(transaction, writer), UNKNOWN_OUTCOME)
-        )
+        known = self._remembered.get(transaction) or self._keep(TransactionRef(transaction, writer))
         known.named = True
-        return known.transaction
+        return known.ref
 
-    def blocker(self, transaction: str) -> RelatedTransaction:
-        known = self._remembered[transaction]
-        return RelatedTransaction(known.transaction, known.outcome)
+    def outcome(self, transaction: str) -> Outcome:
+        """How a transaction has ended, or its phase."""
+        known, phase = self._remembered.get(transaction), phase_of(self._state, transaction)
+        if known is None:
+            return Outcome(None)
+        life, record = known.life, known.record
+        if record is None:
+            return Outcome(phase, life.reason)  # the reason of a withdrawn grant
+        ended, reason = _ENDS.get(life.end, (Phase.ABORTED, life.reason))
+        lost_to = None
+        if ended is Phase.ABORTED and "abandoned" in life.times:
+            reason, lost_to = "abandoned", life.lost_commit
+            if life.cause == "base-changed":
+                lost_to = lost_to or UNNAMED_COMMIT
+        return Outcome(ended, reason, life.version, record, life.made_by, lost_to)
 
-    @property
-    def explained_outcome(self) -> Outcome:
-        return self._remembered[self._id].outcome if self._id in self._remembered else UNKNOWN_OUTCOME
+    def related(self, transaction: str) -> RelatedTransaction:
+        """A transaction that the explanation names, and its outcome."""
+        return RelatedTransaction(self._remembered[transaction].ref, self.outcome(transaction))
 
     def named(self) -> Iterator[RelatedTransaction]:
+        """The other transactions that the explanation names."""
         for name, each in self._remembered.items():
             if each.named and name != self._id:
-                yield each.related()
+                yield self.related(name)
 
     def attempts(self) -> Iterator[RelatedTransaction]:
         """The attempts of the explained transaction's batch; without a batch id, itself and its writer's next transaction."""
         this = self.explained
         if this.sequence is None:
             return
-        same = [each for each in self._remembered.values() if each.transaction.writer == this.writer]
+        same = [each.ref for each in self._remembered.values() if each.ref.writer == this.writer]
         if this.batch_id is None:
-            later = [each for each in same if (each.transaction.sequence or 0) > this.sequence]
-            same = [each for each in same if each.transaction == this] + later[:1]
+            later = [each for each in same if (each.sequence or 0) > this.sequence]
+            same = [each for each in same if each == this] + later[:1]
         else:
-            same = [each for each in same if each.transaction.batch_id == this.batch_id]
-        yield from (each.related() for each in same)
+            same = [each for each in same if each.batch_id == this.batch_id]
+        yield from (self.related(each.id) for each in same)

@@ -112,7 +112,7 @@ class Explainer:
         ignored = phase_before is not None and why_ignored(self._state, event) is not None
         apply_event(self._state, event, record.offset, record.recorded_ms / 1000)
         if not ignored:
-            self._outcomes.note_event(record, event)
+            self._outcomes.note(record, event)
         if own and ignored:
             self._append(
                 timeline.Step.of(
@@ -130,7 +130,7 @@ class Explainer:
     ) -> timeline.Explanation:
         """The explanation, after all events were added. `locks`, `reports`: from `audit` and `conflicts`, for this table."""
         self._apply_due(None, None)
-        outcomes, outcome = self._outcomes, self._outcomes.explained_outcome
+        outcomes, outcome = self._outcomes, self._outcomes.outcome(self._id)
         others = tuple(outcomes.named())
         steps = with_reports(self._steps, [each for each in reports if each.victim == self._id])
         kept = self._state.transactions.get(self._id)
@@ -156,9 +156,10 @@ class Explainer:
             if isinstance(decision, events.Admitted):
                 admission = timeline.EventRef(decision.type, decision.transaction, decision.writer, record)
                 self._touches.add(admission, decision.reserved)
-            phase_before = phase_of(self._state, decision.transaction)
+            before = phase_of(self._state, decision.transaction)
             replay_decision(self._state, decision, record.recorded_ms / 1000)
-            self._outcomes.note_decision(record, decision, phase_before)
+            if before in OPEN or before is None:
+                self._outcomes.note(record, decision)
         self._add_wait()
         while self._void and (up_to is None or self._void[0][0] <= up_to):
             self._append(self._void.popleft()[1])
@@ -247,7 +248,7 @@ class Explainer:
             return None
         kept = self._state.transactions.get(decision.freed_by)
         self._outcomes.refer_to(decision.freed_by, "" if kept is None else kept.writer)
-        return self._outcomes.blocker(decision.freed_by)
+        return self._outcomes.related(decision.freed_by)
 
     def _add_take_overs(self, is_due: Callable[[timeline.RecordRef], bool]) -> None:
         while self._take_overs and is_due(self._take_overs[0][0]):
