@@ -10,8 +10,9 @@ The rooms, each of which imports only those below it:
 
 - `jobs/`: programs: conflicts to Parquet.
 - `commit_gate.py`: `CommitGate`, the public gate.
-- `streaming/`: a transaction for each micro-batch, and cancelling its Spark jobs.
+- `streaming/`: a transaction for each micro-batch.
 - `sinks/`: the contract for table formats, `DeltaSink`, `HudiSink`, `IcebergSink` and `PaimonSink`.
+- `engine/`: the Spark that runs a batch.
 - `gate/`: the writer's side of the protocol. `gate/gate.py` is the place to start reading.
 
 This module imports nothing heavy: pyspark, pypaimon and the Kafka client are imported where they are used.

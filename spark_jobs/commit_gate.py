@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from lakewarden.events import ConflictRule
+from lakewarden.spark_jobs.engine.kinds import require_spark
 from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, TableHistory
 from lakewarden.spark_jobs.streaming.batches import BatchWriter, Scope, target_of
-from lakewarden.spark_jobs.streaming.spark_support import require_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +66,7 @@ class CommitGate(TransactionGate):
         conflict rule, lock and scope itself (`sinks/contract.py`); an argument that is given takes precedence. A plain
         function needs `table`. `streaming/admission.py` says what the admission "auto" becomes.
 
-        Raises `InvalidArgument`, and `UnsupportedSpark` where Spark is missing or not supported (`streaming/spark_support.py`).
+        Raises `InvalidArgument`, and `UnsupportedSpark` where Spark is missing or not supported (`engine/kinds.py`).
         """
         require_spark("foreach_batch")
         target = target_of(

@@ -19,9 +19,9 @@ from types import FrameType
 
 from lakewarden.events import canonical_table
 from lakewarden.spark_jobs.commit_gate import CommitGate
+from lakewarden.spark_jobs.engine.java import gateway_of, java_exception, java_text
 from lakewarden.spark_jobs.jobs.options import add_kafka, add_master, log_warnings_to_stderr, setting
 from lakewarden.spark_jobs.jobs.spark_session import reason, spark_session
-from lakewarden.spark_jobs.sinks.java import gateway_of, java_exception, java_text
 from lakewarden.spark_jobs.sinks.paimon.compaction import PaimonCompactor, Stopped
 from lakewarden.spark_jobs.sinks.paimon.java_table import packages
 

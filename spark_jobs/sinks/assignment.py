@@ -1,7 +1,6 @@
 """Store assignment: which column of a table a batch's column goes into, and how its values are converted.
 
-The rules are Spark's own, those of `writeTo(…).append()`: this module calls the resolver that Spark's analyzer calls for a write
-by name (`TableOutputResolver`), under the batch's session.
+The rules are Spark's own, those of `writeTo(…).append()`: the engine has Spark convert the columns (`stored_as`).
 
 - Columns, and the fields of structs in them, in arrays and in maps, go by name, under `spark.sql.caseSensitive`.
 - `spark.sql.storeAssignmentPolicy` says which types fit. What doesn't fit is refused here, before any row is read.
@@ -16,18 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lakewarden.spark_jobs.sinks.java import MAX_TEXT, java_causes, java_text, java_type
+from lakewarden.spark_jobs.engine.engine import causes
+from lakewarden.spark_jobs.engine.java import MAX_TEXT
+from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.sinks.partitions import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
-
-_CATALYST = "org.apache.spark.sql.catalyst"
-
-RESOLVER = f"{_CATALYST}.analysis.TableOutputResolver"
 
 DEFAULT = "CURRENT_DEFAULT"
 """Key in a column's metadata: the SQL of the value that a write without the column stores."""
@@ -86,7 +83,7 @@ def assigned(
     expected += [field for field in rows.schema.fields if field.name not in known]
     if len(expected) == len(given) and all(map(_fits, rows.schema.fields, expected)):
         return rows
-    return _resolved(rows, expected, table)
+    return engine_of(batch).stored_as(rows, expected, table)
 
 
 def spelled_as(
@@ -141,10 +138,10 @@ def naming_values(batch: DataFrame, columns: StructType, table: str) -> Iterator
             if not text.startswith(NOT_STORED):
                 text = f"{_misfit(batch, columns, table) or NOT_STORED}; {text}"
             raise ValueError(f"{text}; table={table}") from error
-        causes = list(java_causes(error))
-        if not any(map(_is_analysis, causes)):
+        found = list(causes(error))
+        if not any(cause.is_analysis for cause in found):
             raise
-        texts = (" ".join(str(java.getMessage()).split())[:MAX_TEXT] for java in causes)
+        texts = (" ".join(cause.text.split())[:MAX_TEXT] for cause in found)
         raise ValueError(f"the batch doesn't fit the table: {', by '.join(texts)}; table={table}") from error
 
 
@@ -178,48 +175,10 @@ def _same_type(given: DataType, expected: DataType) -> bool:
             return given == expected
 
 
-def _resolved(batch: DataFrame, expected: list[StructField], table: str) -> DataFrame:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
-
-    spark = batch.sparkSession
-    session = spark._jsparkSession  # noqa: SLF001 - PySpark has no other way to the analyzer
-    conf = session.sessionState().conf()
-    if str(conf.storeAssignmentPolicy()).lower() == "legacy":
-        raise ValueError(
-            "spark.sql.storeAssignmentPolicy=legacy stores NULL for values that don't fit: set it to ANSI or STRICT; "
-            f"table={table}"
-        )
-    schema = session.parseDataType(StructType(expected).json())
-    schema = java_type(spark, f"{_CATALYST}.util.CharVarcharUtils").replaceCharVarcharWithStringInSchema(
-        schema
-    )
-    attributes = java_type(spark, f"{_CATALYST}.types.DataTypeUtils").toAttributes(schema)
-    jdf: Any = batch._jdf  # noqa: SLF001
-    try:
-        resolver = java_type(spark, RESOLVER)
-        # No defaults for columns that the batch lacks: False, and from Spark 4.2 on a value of an enumeration.
-        fill_in = getattr(resolver, "resolveOutputColumns$default$6")()
-        plan = resolver.resolveOutputColumns(
-            f"`{table}`",
-            attributes,
-            jdf.queryExecution().analyzed(),
-            True,  # noqa: FBT003 - by name; Java has no keyword arguments
-            conf,
-            fill_in,
-        )
-        dataset = jdf.getClass().getName()
-        return DataFrame(java_type(spark, dataset).ofRows(session, plan), spark)
-    except Exception as error:
-        if not any(_is_analysis(java) for java in java_causes(error)):
-            raise
-        raise ValueError(f"the batch doesn't fit the table: {java_text(error)}; table={table}") from None
-
-
 def _of_a_value(error: Exception) -> str | None:
     """Return Spark's text if it failed for a value that doesn't fit."""
-    for java in java_causes(error):
-        text = " ".join(str(java.getMessage()).split())
+    for cause in causes(error):
+        text = " ".join(cause.text.split())
         start = min((at for name in _VALUE_ERRORS if (at := text.find(name)) >= 0), default=-1)
         if start >= 0:
             return re.split(r" If the schema is inferred| at (?:org|java|scala)\.", text[start:])[0].replace(
@@ -298,8 +257,3 @@ def _first(rows: DataFrame, fails: Callable[[DataFrame], bool]) -> str:
             return str(text[0])[:MAX_TEXT] if text is not None else "NULL"
         half = rows.where(f.col(_ROW) <= (lowest + greatest) // 2)
         rows = half if fails(half) else rows.where(f.col(_ROW) > (lowest + greatest) // 2)
-
-
-def _is_analysis(java: Any) -> bool:
-    # There is an ExtendedAnalysisException, too.
-    return str(java.getClass().getName()).endswith("AnalysisException")

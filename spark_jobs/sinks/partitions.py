@@ -33,8 +33,9 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from lakewarden.handlers.partition_spelling import moment
+from lakewarden.spark_jobs.engine.engine import causes
+from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.errors import GateError, RowsLost
-from lakewarden.spark_jobs.sinks.java import java_causes
 from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 
 if TYPE_CHECKING:
@@ -195,22 +196,6 @@ def is_computed_once(rows: DataFrame) -> bool:
     return rows in _COMPUTED_ONCE
 
 
-def is_persisted(rows: DataFrame) -> bool:
-    """Return whether Spark keeps the rows when a job has computed them."""
-    return bool(rows._jdf.storageLevel().isValid())  # noqa: SLF001 - that of PySpark asks for each of its fields
-
-
-@contextmanager
-def as_view(rows: DataFrame, name: str) -> Iterator[str]:
-    """Give the rows a name in the session's SQL for the block."""
-    rows.createOrReplaceTempView(name)
-    try:
-        yield quoted(name)
-    finally:
-        # `spark.catalog.dropTempView` also unpersists the rows: the batch's, if these are the same ones.
-        rows.sparkSession._jsparkSession.sessionState().catalog().dropTempView(name)  # noqa: SLF001
-
-
 @contextmanager
 def computed_once(rows: DataFrame, facts: str, txn: Transaction | None = None) -> Iterator[DataFrame]:
     """Yield the rows: all jobs of the block see the same ones, or fail.
@@ -221,27 +206,24 @@ def computed_once(rows: DataFrame, facts: str, txn: Transaction | None = None) -
         with _naming_lost(rows, facts):
             yield rows
         return
-    # The condition makes the plan another one than any that is persisted already. Spark's optimizer removes it.
-    own = rows.where(f"'{uuid4().hex}' IS NOT NULL")
-    own.persist()
+    engine = engine_of(rows)
+    own, rdd = engine.kept(rows)
+    _COMPUTED_ONCE[own] = rdd
+    _RDDS.add(rdd)
     try:
-        computed = _persisted_rdd(own)
-        computed.localCheckpoint()
-        _COMPUTED_ONCE[own] = computed.id()
-        _RDDS.add(computed.id())
         if txn is not None:
             txn.before_commit(lambda: require_computed_once(own, facts))
         with _naming_lost(own, facts):
             yield own
     finally:
         _RDDS.discard(_COMPUTED_ONCE.pop(own, -1))
-        own.unpersist()
+        engine.let_go(own)
 
 
 def require_computed_once(rows: DataFrame, facts: str) -> None:
     """Raise `RowsLost` if rows of a `computed_once` that has not ended are persisted no more, or again."""
     expected = _COMPUTED_ONCE.get(rows)
-    if expected is not None and not (is_persisted(rows) and _persisted_rdd(rows).id() == expected):
+    if expected is not None and not engine_of(rows).are_kept(rows, expected):
         raise _lost("they are no longer persisted (clearCache)", facts)
 
 
@@ -249,7 +231,7 @@ def as_lost(error: Exception, facts: str, rows: DataFrame | None = None) -> Rows
     """Return `RowsLost` for an error of a job that found rows of `computed_once` missing, or others instead of `rows`."""
     if isinstance(error, GateError):
         return None
-    texts = " ".join(str(java.getMessage()) for java in java_causes(error))
+    texts = " ".join(cause.text for cause in causes(error))
     if not _RDDS.isdisjoint(map(int, re.findall(r"Checkpoint block rdd_(\d+)_", texts))):
         return _lost("an executor that had some has ended", facts)
     try:
@@ -280,12 +262,6 @@ def _naming_lost(rows: DataFrame, facts: str) -> Iterator[None]:
         raise lost from error
 
 
-def _persisted_rdd(rows: DataFrame) -> Any:
-    """Return the RDD of Java that has the persisted rows. The plan is a new one: that of `rows` may be older."""
-    plan = rows._jdf.alias("rows").queryExecution().withCachedData()  # noqa: SLF001 - PySpark doesn't show it
-    return plan.collectLeaves().head().cacheBuilder().cachedColumnBuffers()
-
-
 def content_of(
     rows: DataFrame,
     fields: Sequence[Field],
@@ -305,8 +281,9 @@ def content_of(
     """
     if not fields and not keys:
         return BatchContent(((),) if rows.selectExpr("1").head(1) else ())
-    hint = "/*+ COALESCE(1) */ " if persisted and _fits_one_task(rows) else ""
-    with as_view(rows, f"lakewarden_{uuid4().hex}") as view:
+    engine = engine_of(rows)
+    hint = "/*+ COALESCE(1) */ " if persisted and engine.fit_one_task(rows, ONE_TASK_ROWS) else ""
+    with engine.as_view(rows, f"lakewarden_{uuid4().hex}") as view:
         found = rows.sparkSession.sql(_content_query(view, hint, fields, keys, stored))
         rows_found = found.collect()
     if len(rows_found) > MAX_PARTITIONS:
@@ -323,23 +300,10 @@ def _alike(value: Any, field: Field) -> tuple[Any, ...]:
     return _ZEROS if value == "0.0" and field.value_type in _FLOATS else (value,)
 
 
-def counted(rows: DataFrame) -> int:
-    """Count the rows by as many tasks as they have partitions. From then on, those of `computed_once` stay as they are."""
-    return int(_java_rdd(rows.select()).count())  # `rows.count()` shuffles
-
-
 def settle(rows: DataFrame) -> None:
     """Compute rows of `computed_once` before something is looked for in them."""
     if is_computed_once(rows):
-        counted(rows)
-
-
-def _java_rdd(rows: DataFrame) -> Any:
-    return rows._jdf.queryExecution().toRdd()  # noqa: SLF001 - the RDD of PySpark converts each row
-
-
-def _fits_one_task(rows: DataFrame) -> bool:
-    return counted(rows) <= ONE_TASK_ROWS or _java_rdd(rows).getNumPartitions() == 1
+        engine_of(rows).settle(rows)
 
 
 def _content_query(

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakewarden.events import ConflictRule, Marker
+from lakewarden.spark_jobs.engine.java import java_text
 from lakewarden.spark_jobs.gate.errors import conflict_found
 from lakewarden.spark_jobs.gate.outcome import CommitLookup
 from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.assignment import naming_values
 from lakewarden.spark_jobs.sinks.contract import Plan, Sink, as_columns
-from lakewarden.spark_jobs.sinks.java import java_text
 from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     Field,

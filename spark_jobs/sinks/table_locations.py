@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+_PART = re.compile(r"`(?:[^`]|``)+`|[^`.]+")
+"""One part of a name in a catalog."""
 
 _LOCATION = "Location"
 """The row of DESCRIBE TABLE EXTENDED that has it, for Spark's own tables as for those of other catalogs."""
@@ -19,13 +18,18 @@ def is_location(table: str) -> bool:
     return _IS_LOCATION.match(table) is not None
 
 
-def _quoted(spark: SparkSession, name: str) -> str:
+def quoted_name(name: str) -> str:
     """Return a table's name for a statement.
 
     It is no parameter (`IDENTIFIER(:name)`): on Spark 4.1, the parsers of Delta, and of Iceberg before 1.12, lose parameters.
+    Raises `ValueError` for a name that Spark would read otherwise than as parts with dots between them.
     """
-    parts = spark._jsparkSession.sessionState().sqlParser().parseMultipartIdentifier(name)
-    return ".".join(f"`{str(parts.apply(at)).replace('`', '``')}`" for at in range(parts.length()))
+    parts = _PART.findall(name)
+    if ".".join(parts) != name:
+        raise ValueError(
+            f"no name of a table in a catalog: {name!r}; quote a part with other characters by `…`"
+        )
+    return ".".join(part if part.startswith("`") else f"`{part.strip()}`" for part in parts)
 
 
 def location_of(name: str) -> str:
@@ -37,8 +41,7 @@ def location_of(name: str) -> str:
     from pyspark.sql import SparkSession
 
     try:
-        spark = SparkSession.active()
-        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {_quoted(spark, name)}").collect()
+        rows = SparkSession.active().sql(f"DESCRIBE TABLE EXTENDED {quoted_name(name)}").collect()
     except PySparkException as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(

@@ -7,7 +7,7 @@
   under another query id, or its query id under another job: its batches may be those of that writer. Two names of one query in
   one driver are two writes of its body. `new_writer` accepts it.
 - *Abort.* All Spark jobs of the body carry a tag of the attempt. An abort cancels them at once, those of other threads
-  included, and keeps cancelling until the body has ended (`cancelling.py`).
+  included, and keeps cancelling until the body has ended (`Engine.operations`).
 - *Admission.* With "auto" the batch's first transaction is queued or optimistic by the rule in `admission.py`, from the
   scope of the batch and from what this driver's writers experienced on the table.
 - *Retry.* After an error with `retriable`, the batch gets a new transaction with `queued` admission. Its scope is everything
@@ -41,6 +41,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import namesakes, without_query
+from lakewarden.spark_jobs.engine.engine import Engine, Query
+from lakewarden.spark_jobs.engine.java import java_text
+from lakewarden.spark_jobs.engine.kinds import engine_of, require_spark
 from lakewarden.spark_jobs.gate import errors, refusals
 from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.gate.grant import PublishOutcome
@@ -50,21 +53,11 @@ from lakewarden.spark_jobs.gate.outcome import CommitLookup
 from lakewarden.spark_jobs.gate.scope import ALONE, BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Plan, Sink, Write
-from lakewarden.spark_jobs.sinks.java import java_text
 from lakewarden.spark_jobs.sinks.partitions import as_lost, computed_once, require_computed_once
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
-from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
-from lakewarden.spark_jobs.streaming.spark_support import (
-    Query,
-    context_of,
-    query_of,
-    require_spark,
-    what_stopped,
-)
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 FOOTPRINT_TIMEOUT_SECONDS = 10.0
@@ -159,7 +152,7 @@ class _Batch:
     rows: DataFrame
     number: int
     writer: str
-    context: SparkContext
+    engine: Engine
     query: Query | None = None
     follows: bool = False
     """Whether it is the batch after the one that this function has just committed."""
@@ -186,7 +179,7 @@ class _Batch:
         return None if self.query is None else self.query.run
 
     def what_stopped(self) -> str | None:
-        return what_stopped(self.rows, self.query)
+        return self.engine.what_stopped(self.rows, self.query)
 
     def forget_rows(self) -> None:
         """Let the rows be computed again, and planned."""
@@ -242,9 +235,11 @@ class BatchWriter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
-        micro_batch = _Batch(batch, batch_id, self._writer, context_of(batch))
+        engine = engine_of(batch)
+        engine.require_batch(batch)
+        micro_batch = _Batch(batch, batch_id, self._writer, engine)
         try:
-            self._query = micro_batch.query = query_of(batch, self._query)
+            self._query = micro_batch.query = engine.query_of(batch, self._query)
             micro_batch.writer = wire_name(self._writer, micro_batch.query)
             written, self._last_written = self._last_written, None
             micro_batch.follows = written == (micro_batch.writer, batch_id - 1)
@@ -324,7 +319,7 @@ class BatchWriter:
             batch.opened[:] = [txn]
             batch.sequence = txn.sequence if batch.sequence is None else batch.sequence
             self._require_own_batches(batch, txn)
-            jobs = TaggedJobs(batch.context, f"lakewarden-{txn.id}")
+            jobs = batch.engine.operations(batch.rows, f"lakewarden-{txn.id}")
             try:
                 with jobs:
                     txn.on_abort(lambda _: jobs.cancel_until_ended())

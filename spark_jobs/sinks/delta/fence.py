@@ -32,8 +32,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.engine.java import defined_class, is_instance, java_class, java_text, java_type
 from lakewarden.spark_jobs.sinks.delta.log import DELTA_LOG
-from lakewarden.spark_jobs.sinks.java import defined_class, is_instance, java_class, java_text, java_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

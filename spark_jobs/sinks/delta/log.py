@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import transaction_of_delta
 from lakewarden.handlers.maker import Winner, of_delta, winner_of
+from lakewarden.spark_jobs.engine.java import elements, java_type
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.outcome import EXPIRED
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT
-from lakewarden.spark_jobs.sinks.java import elements, java_type
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition, PartitionColumn
 

@@ -41,6 +41,17 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import Winner
+from lakewarden.spark_jobs.engine.java import (
+    accept_callbacks,
+    elements,
+    gateway_of,
+    is_instance,
+    java_causes,
+    java_class,
+    java_text,
+    java_type,
+    threads_are_pinned,
+)
 from lakewarden.spark_jobs.gate.errors import (
     BaseChanged,
     GateError,
@@ -53,17 +64,6 @@ from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.scope import ALONE
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog
-from lakewarden.spark_jobs.sinks.java import (
-    accept_callbacks,
-    elements,
-    gateway_of,
-    is_instance,
-    java_causes,
-    java_class,
-    java_text,
-    java_type,
-    threads_are_pinned,
-)
 from lakewarden.spark_jobs.sinks.releases import DELTA
 
 if TYPE_CHECKING:

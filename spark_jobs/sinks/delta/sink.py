@@ -18,6 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
+from lakewarden.spark_jobs.engine.java import elements, java_type
+from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.outcome import find_batch
 from lakewarden.spark_jobs.gate.scope import BatchScope
@@ -32,9 +34,8 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
     require_release,
     transaction_label,
 )
-from lakewarden.spark_jobs.sinks.java import elements, java_type
 from lakewarden.spark_jobs.sinks.partition_paths import in_sql
-from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, computed_once, quoted
+from lakewarden.spark_jobs.sinks.partitions import Partition, computed_once, quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
@@ -259,7 +260,7 @@ class DeltaSink(SparkSink[Metadata]):
         merged = rows
         if prepared.content.keys_repeat or converted:
             merged = upsert.one_row_per_key(rows, fields, self.table, stored, converted)
-        with as_view(merged, f"lakewarden_{txn.id}") as source:
+        with engine_of(merged).as_view(merged, f"lakewarden_{txn.id}") as source:
             known = metadata.columns.names
             statement = upsert.statement(
                 self._by_path,

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.spark_jobs.sinks import java
+from lakewarden.spark_jobs.engine import java
 from lakewarden.spark_jobs.sinks.releases import HUDI
 
 if TYPE_CHECKING:

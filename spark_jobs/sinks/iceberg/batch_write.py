@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
-from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG, table_cache
-from lakewarden.spark_jobs.sinks.iceberg.staging import COMMIT_FAILED, VALIDATION, StagedTable
-from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable
-from lakewarden.spark_jobs.sinks.java import (
+from lakewarden.spark_jobs.engine.java import (
     accept_callbacks,
     gateway_of,
     is_instance,
@@ -21,7 +17,12 @@ from lakewarden.spark_jobs.sinks.java import (
     java_map,
     java_type,
 )
-from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, quoted
+from lakewarden.spark_jobs.engine.kinds import engine_of
+from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
+from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG, table_cache
+from lakewarden.spark_jobs.sinks.iceberg.staging import COMMIT_FAILED, VALIDATION, StagedTable
+from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable
+from lakewarden.spark_jobs.sinks.partitions import Partition, quoted
 from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, unused
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class BatchWrite:
         rows = self.rows.select(
             "*", *(self.table.default(field).alias(added[field.name]) for field in missing)
         )
-        with as_view(_without_tables(rows), f"lakewarden_{self.properties[TRANSACTION]}") as source:
+        with engine_of(rows).as_view(
+            _without_tables(rows), f"lakewarden_{self.properties[TRANSACTION]}"
+        ) as source:
             statement = self.upsert.statement(
                 target,
                 source,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.engine import java
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
-from lakewarden.spark_jobs.sinks import java
 from lakewarden.spark_jobs.sinks.releases import ICEBERG
 
 if TYPE_CHECKING:

@@ -36,6 +36,16 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import Winner, of_iceberg, winner_of
+from lakewarden.spark_jobs.engine.java import (
+    accept_callbacks,
+    elements,
+    gateway_of,
+    is_instance,
+    java_exception,
+    java_map,
+    java_text,
+    java_type,
+)
 from lakewarden.spark_jobs.gate.errors import (
     BaseChanged,
     GateError,
@@ -53,16 +63,6 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     another_is_in_its_place,
     find_transaction,
     lists_newest_only,
-)
-from lakewarden.spark_jobs.sinks.java import (
-    accept_callbacks,
-    elements,
-    gateway_of,
-    is_instance,
-    java_exception,
-    java_map,
-    java_text,
-    java_type,
 )
 
 if TYPE_CHECKING:

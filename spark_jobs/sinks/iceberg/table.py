@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.spark_jobs.gate.outcome import EXPIRED, find_batch
-from lakewarden.spark_jobs.sinks.assignment import DEFAULT
-from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
-from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
-from lakewarden.spark_jobs.sinks.java import (
+from lakewarden.spark_jobs.engine.java import (
     elements,
     is_instance,
     java_causes,
@@ -30,6 +26,10 @@ from lakewarden.spark_jobs.sinks.java import (
     java_text,
     java_type,
 )
+from lakewarden.spark_jobs.gate.outcome import EXPIRED, find_batch
+from lakewarden.spark_jobs.sinks.assignment import DEFAULT
+from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
+from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition
 

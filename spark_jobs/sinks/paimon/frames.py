@@ -11,6 +11,7 @@ from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.sinks.assignment import assigned, folding
 from lakewarden.spark_jobs.sinks.paimon import stage
 from lakewarden.spark_jobs.sinks.paimon.base import Base
@@ -325,7 +326,7 @@ def _map_splits(
     spark: SparkSession, splits: Sequence[Any], function: Callable[[list[bytes]], Any], schema: StructType
 ) -> DataFrame:
     """Return what executors make of the splits. `function` gets them pickled, and returns one of their numbers."""
-    tasks = min(len(splits), spark.sparkContext.defaultParallelism)
+    tasks = min(len(splits), engine_of(spark).parallelism(spark))
     pickled = [pickle.dumps(split) for split in splits]
     return spark.range(0, len(splits), 1, tasks).mapInArrow(function(pickled), schema)
 

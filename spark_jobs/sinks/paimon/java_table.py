@@ -26,8 +26,8 @@ from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.paimon.compaction import may_compact, refusal, worth_merging
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.handlers.paimon.s3_options import java_options
+from lakewarden.spark_jobs.engine.java import accept_callbacks, java_causes, java_text
 from lakewarden.spark_jobs.gate.errors import BaseChanged
-from lakewarden.spark_jobs.sinks.java import accept_callbacks, java_causes, java_text
 from lakewarden.spark_jobs.sinks.paimon.base import UNNUMBERED
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     FILES_CONFLICT,

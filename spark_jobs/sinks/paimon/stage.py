@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lakewarden.events import Marker
+from lakewarden.spark_jobs.engine.java import MAX_TEXT
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from lakewarden.spark_jobs.sinks.assignment import NOT_STORED
-from lakewarden.spark_jobs.sinks.java import MAX_TEXT
 from lakewarden.spark_jobs.sinks.paimon.primary_key import (
     GROUP,
     group_writer,

@@ -35,12 +35,12 @@ from lakewarden.spark_jobs import (
     PaimonSink,
     Sink,
 )
+from lakewarden.spark_jobs.engine.java import java_type
 from lakewarden.spark_jobs.sinks.delta.log import DELTA_LOG
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import BATCH, WRITER, ancestors, load
-from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.paimon.commit import CommitRefused, FencedCommit
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema

@@ -6,11 +6,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs import RowsLost
+from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.sinks import partitions
 from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     PartitionColumn,
-    as_view,
     computed_once,
     content_of,
     require_computed_once,
@@ -87,7 +87,7 @@ def test_rows_that_are_persisted_stay_so_when_a_view_of_them_is_dropped(spark: S
     rows = spark.createDataFrame([(1, 7, "a", "x")], ROWS).persist()
     cached = spark._jsparkSession.sharedState().cacheManager().lookupCachedData
 
-    with as_view(rows, "persisted"):
+    with engine_of(rows).as_view(rows, "persisted"):
         assert spark.table("persisted").count() == 1
 
     assert not spark.catalog.tableExists("persisted")

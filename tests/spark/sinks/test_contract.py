@@ -30,8 +30,8 @@ from lakewarden.events import (
     WriterEventUnion,
 )
 from lakewarden.spark_jobs import CommitAborted, GateError, OutcomeUnknown, Transaction
+from lakewarden.spark_jobs.engine import cancelling
 from lakewarden.spark_jobs.gate.outcome import BatchOutcome
-from lakewarden.spark_jobs.streaming import cancelling
 from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import (
     PATIENCE_SECONDS,

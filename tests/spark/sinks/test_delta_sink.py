@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, DeltaSink, GateError, UnsupportedSpark
+from lakewarden.spark_jobs.engine.java import java_type
 from lakewarden.spark_jobs.sinks.delta import observer
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
-from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.releases import DELTA
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything

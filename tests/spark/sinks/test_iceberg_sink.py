@@ -21,12 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitIntent, DecisionEventUnion, TransactionAbandoned, WriterEventUnion
 from lakewarden.spark_jobs import IcebergSink, OutcomeUnknown, UnsupportedSpark
+from lakewarden.spark_jobs.engine.java import java_type
 from lakewarden.spark_jobs.gate.scope import ALONE
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations, StagedTable
 from lakewarden.spark_jobs.sinks.iceberg.table import LastCommit, ancestors, load
-from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.releases import ICEBERG, release_of
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.servers.iceberg_catalogs import running_nessie

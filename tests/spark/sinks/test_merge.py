@@ -10,15 +10,15 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession, functions
 
+from lakewarden.spark_jobs.engine.java import elements
 from lakewarden.spark_jobs.sinks.assignment import spelled_as
 from lakewarden.spark_jobs.sinks.delta.sink import _ansi_cast
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
-from lakewarden.spark_jobs.sinks.java import elements
 from lakewarden.spark_jobs.sinks.paimon.frames import _collected
 from lakewarden.spark_jobs.sinks.partition_paths import collected, in_sql
 from lakewarden.spark_jobs.sinks.partitions import PartitionColumn, content_of, quoted
-from lakewarden.spark_jobs.sinks.table_locations import _quoted
+from lakewarden.spark_jobs.sinks.table_locations import quoted_name
 from lakewarden.spark_jobs.sinks.upsert import Upsert, latest, merge, require_order
 from tests.spark.formats import session_settings
 
@@ -223,7 +223,7 @@ def test_every_text_of_sql_names_the_columns_that_it_should(
         ):
             assert named_in(spark, text, statement=False) == {(part,)}, text
         parts = ".".join(map(quoted, names))
-        assert _quoted(spark, parts) == parts
+        assert quoted_name(parts) == parts
 
         rows = spark.range(1).selectExpr(
             f"'k' AS {quoted(key)}",

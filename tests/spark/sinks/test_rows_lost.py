@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import GateEvent
-from lakewarden.spark_jobs.sinks.java import java_type
+from lakewarden.spark_jobs.engine.java import java_type
 from tests.spark.conftest import MakeTable
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG
 from tests.spark.rows.memory_gate import MemoryGate

@@ -27,11 +27,14 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.writers_log import MAX_NAMESAKES
 from lakewarden.spark_jobs import CommitAborted, Sink
+from lakewarden.spark_jobs.engine import cancelling
+from lakewarden.spark_jobs.engine.classic import QUERY_ID_PROPERTY, Classic
+from lakewarden.spark_jobs.engine.engine import Query
+from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from lakewarden.spark_jobs.streaming import batches, cancelling
+from lakewarden.spark_jobs.streaming import batches
 from lakewarden.spark_jobs.streaming.batches import wire_name
-from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY, Query, query_of
 from tests.spark.fake_agent import At, FakeAgent, aborted, already_committed, grant_everything
 from tests.spark.harness import Harness
 from tests.unit.events.building import made
@@ -254,7 +257,7 @@ def test_a_second_write_of_a_query_in_one_driver_is_no_copy_of_its_checkpoint(
     monkeypatch.setattr(batches, "wire_name", lambda writer, _: f"{writer}:{A}")
     runs = ["run 1"]
     active = SimpleNamespace(isActive=lambda: True)
-    monkeypatch.setattr(batches, "query_of", lambda *_: Query(A, active, runs[-1], ends_itself=None))
+    monkeypatch.setattr(Classic, "query_of", lambda *_: Query(A, active, runs[-1], ends_itself=None))
     known: list[str] = []
 
     def naming(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
@@ -749,7 +752,7 @@ def test_the_writers_name_has_the_query_id_in_every_thread_or_the_call_is_refuse
 
     def name_of(rows: DataFrame) -> str:
         try:
-            return wire_name("w", query_of(rows))
+            return wire_name("w", engine_of(rows).query_of(rows))
         except GateError as error:
             return REFUSED if "inheritable_thread_target" in str(error) else str(error)
 

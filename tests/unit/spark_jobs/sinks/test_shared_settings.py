@@ -23,12 +23,13 @@ PINNED = "the thread is this batch's: PySpark pins its threads, else whole state
 BY_ID = "the name has the transaction's id, or another UUID"
 
 SAFE = {
-    "streaming/cancelling.py": {"addJobTag(": BY_ID, "removeJobTag(": BY_ID},
-    "streaming/spark_support.py": {
-        "getLocalProperty(": "it is compared with the batch's session and the running queries"
+    "engine/cancelling.py": {"addJobTag(": BY_ID, "removeJobTag(": BY_ID},
+    "engine/classic.py": {
+        "getLocalProperty(": "it is compared with the batch's session and the running queries",
+        "dropTempView(": BY_ID,
     },
+    "engine/engine.py": {"createOrReplaceTempView(": BY_ID},
     "sinks/assignment.py": {"conf.get(": READ},
-    "sinks/partitions.py": {"createOrReplaceTempView(": BY_ID, "dropTempView(": BY_ID},
     "sinks/hudi/sink.py": {"cloneSession(": OWN, "conf.set(": OWN},
     "sinks/iceberg/sink.py": {"conf.get(": READ},
     "sinks/iceberg/table.py": {"conf.get(": READ},

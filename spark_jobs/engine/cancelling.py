@@ -82,7 +82,7 @@ class TaggedJobs:
     def running(self) -> int:
         """Return the number of tagged jobs, or of their stages, that have not ended or have a task that has not."""
         # PySpark's tracker has no tags; the JVM's has.
-        tracker: Any = self._context._jsc.sc().statusTracker()  # noqa: SLF001
+        tracker: Any = self._context._jsc.sc().statusTracker()
         jobs = set(tracker.getJobIdsForTag(self.tag)) - self._gone
         self._gone.update(job for job in jobs if not _runs(tracker, job))
         return len(jobs - self._gone) or self._task_sets()
@@ -91,7 +91,7 @@ class TaggedJobs:
         """Return how many of the scheduler's task sets are tagged. 0 where a platform's scheduler doesn't show them."""
         found = 0
         with suppress(Exception):
-            waiting = [self._context._jsc.sc().taskScheduler().rootPool()]  # noqa: SLF001
+            waiting = [self._context._jsc.sc().taskScheduler().rootPool()]
             while waiting:
                 for each in waiting.pop().schedulableQueue().toArray():
                     if each.schedulableQueue() is not None:  # a pool of the fair scheduler

@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from lakewarden.spark_jobs import CommitGate, UnsupportedSpark, table_uri
-from lakewarden.spark_jobs.streaming.spark_support import CONNECT
+from lakewarden.spark_jobs.engine.kinds import CONNECT
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_package_that_pyspark_needs_is_reported_as_what_is_missing() -> None:
 import sys
 
 sys.modules["py4j"] = None
-from lakewarden.spark_jobs.streaming.spark_support import require_spark
+from lakewarden.spark_jobs.engine.kinds import require_spark
 
 require_spark("this test")
 """

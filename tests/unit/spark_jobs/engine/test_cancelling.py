@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lakewarden.spark_jobs.streaming import cancelling
-from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
+from lakewarden.spark_jobs.engine import cancelling
+from lakewarden.spark_jobs.engine.cancelling import TaggedJobs
 
 TAG = "lakewarden-t"
 
