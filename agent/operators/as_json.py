@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 from enum import Enum
 from functools import partial
 from json import dumps
@@ -11,7 +12,20 @@ from pydantic import BaseModel
 
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.assessment import Assessment
+from lakewarden.handlers.explain.bars import Bar
+from lakewarden.handlers.explain.life import Life
 from lakewarden.handlers.explain.timeline import Because, Step
+
+_OF_LIFE = (
+    *("transaction", "writer", "table", "batch_id", "started", "ended", "lost_to", "bypassed_by"),
+    *("aborted_at", "made_by"),
+)
+"""What the JSON has of a life, beside its outcome."""
+
+
+def named(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, by their names."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _fields(value: Any, without: tuple[str, ...] = ()) -> Any:
@@ -19,20 +33,28 @@ def _fields(value: Any, without: tuple[str, ...] = ()) -> Any:
         return value.model_dump(mode="json")
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds")
+    if isinstance(value, Life):
+        return {"outcome": value.end, **{name: getattr(value, name) for name in _OF_LIFE}}
     if not is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is no view")
-    named = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in without}
+    found = {name: each for name, each in named(value).items() if name not in without}
     if isinstance(value, Step):  # the JSON of its event, and what is known beside it
-        return {**_fields(named.pop("event")), **named}
+        return {**_fields(found.pop("event")), **found}
+    if isinstance(value, Bar):
+        return {**_fields(found.pop("life")), **found}
     if isinstance(value, Because):  # what doesn't apply is left out
-        return {name: each for name, each in named.items() if each not in (None, False, ())}
+        return {
+            name: each for name, each in found.items() if not (each is None or each is False or each == ())
+        }
     if isinstance(value, Assessment):
-        named |= {
-            name: None if named[name] is None else timestamp(named[name] * 1000)
+        found |= {
+            name: None if found[name] is None else timestamp(found[name] * 1000)
             for name in ("since", "until")
         }
-        named["partitions"] = [{"partition": name, "times": times} for name, times in value.partitions]
-    return named
+        found["partitions"] = [{"partition": name, "times": times} for name, times in value.partitions]
+    return found
 
 
 as_json: Callable[[Any], str] = partial(dumps, default=_fields)

@@ -3,13 +3,13 @@
 The command reads the tables and nothing else: no Kafka, no agent. The rules are in `handlers/assessment.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from lakewarden.agent.attempts.trace import COMPUTING, WAITING, document, key
 from lakewarden.agent.name_text import visible
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.assessment import TableHistory, assess, overlaps_of
+from lakewarden.handlers.explain.bars import COMPUTING, WAITING
 from lakewarden.handlers.explain.life import End
 
 _COMMITTED = COMPUTING[End.COMMITTED]
@@ -18,6 +18,7 @@ _LOST = COMPUTING[End.CONFLICT][0], "wasted: rolled back, or files without a com
 _WIDTH, _LEFT, _TOP, _ROW = 1500.0, 260.0, 62.0, 26.0
 _MAX_ROWS = 30
 _MAX_BARS = 20_000
+_STYLE = "text{font:13px DejaVu Sans,Verdana,sans-serif;fill:#1f2933}.pale{fill:#7b8794}.white{fill:#fff;text-anchor:middle}"
 
 
 def picture(histories: Sequence[TableHistory]) -> str:
@@ -29,7 +30,7 @@ def picture(histories: Sequence[TableHistory]) -> str:
         parts += drawn
     title = "What the tables' own histories say: who wrote when, and who was in whose way"
     colours = {label: colour for colour, label in (_COMMITTED, _CONTENDED, _LOST)}
-    return document(_WIDTH, y + 50, title, [*parts, *key(colours, y + 18)])
+    return _document(_WIDTH, y + 50, title, [*parts, *_key(colours, y + 18)])
 
 
 def _rows(history: TableHistory, y: float) -> tuple[list[str], float]:
@@ -69,3 +70,23 @@ def _rows(history: TableHistory, y: float) -> tuple[list[str], float]:
     ends = f"{timestamp(begin * 1000)} to {timestamp(commits[-1].ended * 1000)}"
     parts.append(f'<text x="{_LEFT}" y="{lost + 22}" class="pale">{ends}</text>')
     return parts, lost + 2 * _ROW
+
+
+def _document(width: float, height: float, what: str, parts: Sequence[str]) -> str:
+    """An SVG with its title and these parts."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
+        f'<title>{escape(what)}</title><style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="14" y="32" style="font-size:19px;font-weight:bold">{escape(what)}</text>\n'
+        + "\n".join(parts)
+        + "</svg>\n"
+    )
+
+
+def _key(shown: Mapping[str, str], y: float) -> Iterator[str]:
+    """What the colours mean, by label."""
+    x = 14.0
+    for label, colour in shown.items():
+        yield f'<rect x="{x}" y="{y}" width="14" height="11" fill="{colour}"/>'
+        yield f'<text x="{x + 21}" y="{y + 10}">{escape(label)}</text>'
+        x = round(x + 50 + 7.3 * len(label), 1)

@@ -8,7 +8,7 @@ count once, for the first of them. Times are those of Kafka's records.
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from aiokafka.structs import ConsumerRecord
 
@@ -27,8 +27,46 @@ OTHERS = "(others)"
 MAX_LINES = 200
 """Lines of each list of a report."""
 
+_Row = TypeVar("_Row")
+
 Key = tuple[str, str, str]
 """Table, then partition and nothing, or the writers that won and lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossRow:
+    """What conflicts have cost a table. The field names are JSON, as those of the next ones."""
+
+    table: str
+    conflicts: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLoss(LossRow):
+    """The same of a partition."""
+
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class PairLoss(LossRow):
+    """The same of two writers."""
+
+    winner: str
+    loser: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossReport:
+    """What conflicts have cost in the last hours, each list with the largest first."""
+
+    hours: int
+    conflicts: int
+    seconds: float
+    tables: list[LossRow]
+    partitions: list[PartitionLoss]
+    pairs: list[PairLoss]
 
 
 @dataclass(slots=True)
@@ -71,22 +109,22 @@ class Losses:
         """Add a transaction that its writer abandoned: under the grant, it found a commit that no conflict showed."""
         self._count(self._pairs, at_ms // HOUR_MS, (table, winner, writer), seconds)
 
-    def report(self, table: str | None = None) -> dict[str, Any]:
-        """The JSON of `lakewarden losses`. `table`: of this table only."""
+    def report(self, table: str | None = None) -> LossReport:
+        """What was counted. `table`: of this table only."""
         since = moment().wall_ms // HOUR_MS - self.hours
         pairs = _sums(self._pairs, since, table)
         partitions = _sums(self._partitions, since, table)
-        tables: dict[str, _Loss] = {}
+        tables: dict[Key, _Loss] = {}
         for (uri, _, _), loss in pairs.items():
-            tables.setdefault(uri, _Loss()).add(loss.conflicts, loss.seconds)
-        return {
-            "hours": self.hours,
-            "conflicts": sum(each.conflicts for each in tables.values()),
-            "seconds": round(sum(each.seconds for each in tables.values()), 3),
-            "tables": _lines(tables, lambda key: {"table": key}),
-            "partitions": _lines(partitions, lambda key: {"table": key[0], "partition": key[1]}),
-            "pairs": _lines(pairs, lambda key: {"table": key[0], "winner": key[1], "loser": key[2]}),
-        }
+            tables.setdefault((uri, "", ""), _Loss()).add(loss.conflicts, loss.seconds)
+        return LossReport(
+            self.hours,
+            sum(each.conflicts for each in tables.values()),
+            round(sum(each.seconds for each in tables.values()), 3),
+            _rows(tables, lambda key, count, seconds: LossRow(key[0], count, seconds)),
+            _rows(partitions, lambda key, count, seconds: PartitionLoss(key[0], count, seconds, key[1])),
+            _rows(pairs, lambda key, count, seconds: PairLoss(key[0], count, seconds, *key[1:])),
+        )
 
     def _count(self, counted: dict[int, dict[Key, _Loss]], hour: int, key: Key, seconds: float) -> None:
         found = counted.setdefault(hour, {})
@@ -106,15 +144,12 @@ def _sums(counted: dict[int, dict[Key, _Loss]], since: int, table: str | None) -
     return found
 
 
-def _lines(losses: dict[Any, _Loss], named: Callable[[Any], dict[str, str]]) -> list[dict[str, Any]]:
+def _rows(losses: dict[Key, _Loss], row: Callable[[Key, int, float], _Row]) -> list[_Row]:
     ordered = sorted(losses.items(), key=lambda each: (-each[1].seconds, each[0]))
-    return [
-        {**named(key), "conflicts": loss.conflicts, "seconds": round(loss.seconds, 3)}
-        for key, loss in ordered[:MAX_LINES]
-    ]
+    return [row(key, loss.conflicts, round(loss.seconds, 3)) for key, loss in ordered[:MAX_LINES]]
 
 
-async def losses(settings: KafkaSettings, hours: int, table: str | None) -> dict[str, Any]:
+async def losses(settings: KafkaSettings, hours: int, table: str | None) -> LossReport:
     """The report of the last `hours`, the current one included. Of what no conflict shows, it has what `read_timelines` reads."""
     found = Losses(hours)
     since_ms = (moment().wall_ms // HOUR_MS - hours + 1) * HOUR_MS

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden import events
-from lakewarden.agent.attempts.trace import drawing, fields_of
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.serving.log_records import decoded
@@ -78,7 +77,7 @@ class Timelines:
     ) -> bool:
         at = record.timestamp / 1000
         known = self.tables.get(event.table, {}).get(event.transaction)
-        life = known or Life(event.transaction, event.writer)
+        life = known or Life(event.transaction, event.writer, event.table)
         if not life.note(event, at):
             return False
         lives = self.tables.setdefault(event.table, {})
@@ -117,20 +116,16 @@ class Timelines:
             self.ends.pop(uri, None)
             self._size -= len(lives)
 
-    def drawing(self, table: str, begin: float, end: float) -> dict[str, Any]:
-        """What is drawn of a table between two times (epoch seconds)."""
-        return drawing(self.tables.get(table, {}).values(), begin, end)
-
-    def find(self, writer: str, batch_id: int | None, table: str | None) -> list[dict[str, Any]]:
+    def find(self, writer: str, batch_id: int | None, table: str | None) -> list[Life]:
         """The last transactions of the writers whose names contain `writer`, the latest first."""
         found = [
-            {"table": uri, "writer": each.writer, **fields_of(each)}
+            each
             for uri, lives in self.tables.items()
             if table is None or uri == table
             for each in lives.values()
             if (writer in each.writer or writer == lane(each.writer)) and batch_id in (None, each.batch_id)
         ]
-        return sorted(found, key=lambda each: -float(each["started"]))
+        return sorted(found, key=lambda each: -each.started)
 
 
 async def read_timelines(

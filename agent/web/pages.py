@@ -6,11 +6,11 @@ from typing import Any
 
 from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.operators.shell_command import command
-from lakewarden.agent.operators.status import LockHolder
 from lakewarden.agent.operators.text import environment
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import timestamp
 from lakewarden.agent.web.views import View, address
+from lakewarden.handlers.explain.bars import Drawing
 from lakewarden.handlers.explain.life import shown_name
 
 MENU = (
@@ -40,7 +40,6 @@ class Pages:
             counted=_counted,
             iso=lambda seconds: timestamp(seconds * 1000),
             writer_name=shown_name,
-            lock_holder=lambda fields: LockHolder(**fields),
         )
         self._environment.globals.update(
             link=self.link,
@@ -61,13 +60,13 @@ class Pages:
 
     def error(self, status: int, message: str) -> str:
         title = "Not found" if status == 404 else "Error"
-        return self.render(View("error", title, "", {"message": message}, live=False))
+        return self.render(View("error", title, "", {}, live=False, problem=message))
 
 
-def at(drawing: dict[str, Any], seconds: float) -> str:
+def at(drawing: Drawing, seconds: float) -> str:
     """The place of a time in a drawing, which is 1,000 units wide."""
-    whole = drawing["end"] - drawing["begin"]
-    return f"{min(1000.0, max(0.0, (seconds - drawing['begin']) / whole * 1000)):.2f}"
+    whole = drawing.end - drawing.begin
+    return f"{min(1000.0, max(0.0, (seconds - drawing.begin) / whole * 1000)):.2f}"
 
 
 def seconds_clock(seconds: float) -> str:

@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.operators.as_json import as_json
+from lakewarden.agent.operators.as_json import as_json, json_without
 from lakewarden.agent.operators.explain import NotInLogError
 from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.settings import Settings
@@ -46,7 +46,7 @@ NOT_LIVE = ("/transaction", "/agents")
 """Each time, they are read from Kafka."""
 _ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
-_AGES = ("seconds", "cause", "begin", "end")
+_ageless = json_without("seconds", "cause", "begin", "end")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Build = Callable[[web.Request], Awaitable[View]]
@@ -204,7 +204,7 @@ class Server:
         at = self._follower.current_at
         body = {
             "as_of": None if at is None else at.isoformat(timespec="milliseconds"),
-            "problem": self._sources.problem,
+            "problem": view.problem or self._sources.problem,
             "command": view.command,
             **view.data,
         }
@@ -262,15 +262,9 @@ class Server:
             await anyio.sleep(max(0.0, began + STREAM_SECONDS - monotonic()))
 
 
-def _version(data: dict[str, Any], problem: str | None) -> str:
+def _version(data: Any, problem: str | None) -> str:
     """Identifies the content of a view, without what changes by the passing of time: the page's script counts ages itself."""
-    return hashlib.blake2b(as_json([_ageless(data), problem]).encode(), digest_size=8).hexdigest()
-
-
-def _ageless(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _ageless(each) for name, each in value.items() if name not in _AGES}
-    return [_ageless(each) for each in value] if isinstance(value, list | tuple) else value
+    return hashlib.blake2b(_ageless([data, problem]).encode(), digest_size=8).hexdigest()
 
 
 @asynccontextmanager

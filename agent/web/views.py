@@ -1,26 +1,32 @@
 """What each view shows, as values that are printed as JSON and rendered as HTML. They come from the functions of the commands."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import agents as read_agents
+from lakewarden.agent.operators.as_json import named
 from lakewarden.agent.operators.explain import AmbiguousError, explain
+from lakewarden.agent.operators.losses import LossRow
 from lakewarden.agent.operators.questions import Question, cells
 from lakewarden.agent.operators.shell_command import command
-from lakewarden.agent.operators.status import TableView, TransactionView, rank, with_condition
+from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView, rank, with_condition
 from lakewarden.agent.operators.text import Visible, sentence, story
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import last
 from lakewarden.agent.web.follower import HOURS, Follower, History
 from lakewarden.events import canonical_table
-from lakewarden.handlers.explain.condition import FINE, head_of
-from lakewarden.handlers.explain.life import LOST, writer_name
+from lakewarden.handlers.explain.bars import drawing
+from lakewarden.handlers.explain.condition import FINE, Condition, head_of
+from lakewarden.handlers.explain.life import LOST, End, writer_name
+from lakewarden.handlers.explain.timeline import Explanation
 from lakewarden.handlers.writers_log import short_table
 
+_Row = TypeVar("_Row")
 ROWS = 200
 """Rows of one page of a view. The JSON has the same rows."""
 MAX_PAGE = 1_000
@@ -43,22 +49,14 @@ class View:
     title: str
     command: str
     """The command that prints the same."""
-    data: dict[str, Any]
-    live: bool = True
-    """Whether it changes while it is shown."""
+    data: Mapping[str, object]
+    """Typed values, by their names in the JSON and in the template."""
     links: dict[str, str] = field(default_factory=dict)
     """Path and query of the next and the previous page."""
-
-
-SORTS: dict[str, Callable[[TableView, dict[str, dict[str, Any]]], Any]] = {
-    "table": lambda each, _: each.table,
-    "open": lambda each, _: -len(each.transactions),
-    "waiting": lambda each, _: -_waiting(each),
-    "commit": lambda each, _: each.last_commit or "",
-    "pace": lambda each, _: each.pace_seconds or 0.0,
-    "conflicts": lambda each, lost: -lost.get(each.table, {"conflicts": 0})["conflicts"],
-}
-"""Orders of the tables, by the name of a column. Without one: the worst first."""
+    live: bool = True
+    """Whether it changes while it is shown."""
+    problem: str | None = None
+    """Why it can't answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,90 +72,127 @@ class Sources:
         return self.follower.problem or self.history.problem
 
 
-def health(sources: Sources) -> dict[str, int | None]:
+@dataclass(frozen=True, slots=True)
+class Health:
     """What holds of the whole installation: the tiles of every page."""
+
+    agents: int | None
+    kafka: bool
+    tables: int
+    bad: int
+    waiting: int
+
+
+def health(sources: Sources) -> Health:
+    """What the tiles show."""
     members, known = sources.follower.members, _known(sources)
-    return {
-        "agents": None if members is None else len(members),
-        "kafka": sources.follower.problem is None,
-        "tables": len(known),
-        "bad": sum(each.condition is None or each.condition.name not in FINE for each in known),
-        "waiting": sum(_waiting(each) for each in known),
-    }
+    return Health(
+        None if members is None else len(members),
+        sources.follower.problem is None,
+        len(known),
+        sum(each.condition is None or each.condition.name not in FINE for each in known),
+        sum(_waiting(each) for each in known),
+    )
 
 
 # -- tables, locks, waits ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow(TableView):
+    """A table in the list, with what conflicts have cost it."""
+
+    waiting: int
+    conflicts: int
+    seconds: float
+
+
+SORTS: dict[str, Callable[[TableRow], Any]] = {
+    "table": lambda each: each.table,
+    "open": lambda each: -len(each.transactions),
+    "waiting": lambda each: -each.waiting,
+    "commit": lambda each: each.last_commit or "",
+    "pace": lambda each: each.pace_seconds or 0.0,
+    "conflicts": lambda each: -each.conflicts,
+}
+"""Orders of the tables, by the name of a column. Without one: the worst first."""
+
+
 def tables(sources: Sources, query: Mapping[str, str]) -> View:
     """The tables with open transactions or a lock; those in which a transaction waits come first."""
-    status, views = sources.follower.status, _known(sources)
-    none = {"conflicts": 0, "seconds": 0.0}
-    report = sources.history.losses.report()["tables"]
-    lost = {each["table"]: {name: each[name] for name in none} for each in report}
-    shown = sorted(views, key=lambda each: (rank(each), -_waiting(each), -len(each.transactions), each.table))
+    status = sources.follower.status
+    lost = {each.table: each for each in sources.history.losses.report().tables}
+    shown = []
+    for each in _known(sources):
+        loss = lost.get(each.table, LossRow(each.table, 0, 0.0))
+        shown.append(
+            TableRow(**named(each), waiting=_waiting(each), conflicts=loss.conflicts, seconds=loss.seconds)
+        )
+    shown.sort(key=lambda each: (rank(each), -each.waiting, -len(each.transactions), each.table))
     sort = query.get("sort", "")
     if sort in SORTS:
-        shown.sort(key=lambda each: SORTS[sort](each, lost))
+        shown.sort(key=SORTS[sort])
     rows, page = _page("/", shown, query, sort=sort)
     data = {
-        "tables": [
-            {**asdict(each), "waiting": _waiting(each), **lost.get(each.table, none)} for each in rows
-        ],
+        "tables": rows,
         "sort": sort,
         "hours": HOURS,
-        "contended": sum(1 for each in views if _waiting(each)),
-        "locked": sum(1 for each in views if each.lock is not None and each.lock.held),
-        "open": sum(len(each.transactions) for each in views),
+        "contended": sum(each.waiting > 0 for each in shown),
+        "locked": sum(each.lock is not None and each.lock.held for each in shown),
+        "open": sum(len(each.transactions) for each in shown),
         "without_waits": sorted(() if status is None else status.without_waits),
     }
     return _view(sources, "tables", "Tables", data, "status", page=page)
 
 
+@dataclass(frozen=True, slots=True)
+class LockRow:
+    """The lock of a table, and the grants under it."""
+
+    table: str
+    lock: LockHolder | None
+    grants: list[TransactionView]
+
+
 def locks(sources: Sources, query: Mapping[str, str]) -> View:
     """Who holds which lock and which grant, until when."""
-    held = [each for each in _known(sources) if each.lock is not None or _granted(each)]
-    held.sort(key=lambda each: (not (each.lock is not None and each.lock.held), each.table))
-    rows, page = _page("/locks", held, query)
-    data = {
-        "locks": [
-            {
-                "table": each.table,
-                "lock": None if each.lock is None else asdict(each.lock),
-                "grants": [asdict(one) for one in _granted(each)],
-            }
-            for each in rows
-        ]
-    }
-    return _view(sources, "locks", "Locks and grants", data, "status", page=page)
+    found = []
+    for each in _known(sources):
+        granted = [one for one in each.transactions if one.granted is not None]
+        if each.lock is not None or granted:
+            found.append(LockRow(each.table, each.lock, granted))
+    found.sort(key=lambda each: (not (each.lock is not None and each.lock.held), each.table))
+    rows, page = _page("/locks", found, query)
+    return _view(sources, "locks", "Locks and grants", {"locks": rows}, "status", page=page)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A transaction that others wait for, and those others."""
+
+    table: str
+    head: TransactionView | None
+    """None: they wait for the table's lock, or for an agent."""
+    behind: str
+    condition: Condition | None
+    waiting: list[TransactionView]
 
 
 def waits(sources: Sources, query: Mapping[str, str]) -> View:
     """Who holds up whom: a row for each transaction that others wait for, the one with the longest wait first."""
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    groups: dict[tuple[str, str], Held] = {}
     for view in _known(sources):
         by_id = {each.transaction: each for each in view.transactions}
         behind = {name: [one.transaction for one in each.blockers] for name, each in by_id.items()}
-        for each in view.transactions:
+        for each in sorted(view.transactions, key=lambda each: each.waiting_since or ""):
             if each.waiting_on is None:
                 continue
             first = head_of(each.transaction, behind)
             head = None if first == each.transaction else by_id[first]
-            group = groups.setdefault(
-                (view.table, "" if head is None else first),
-                {
-                    "table": view.table,
-                    "head": None if head is None else asdict(head),
-                    "behind": each.waiting_on,
-                    "condition": None if view.condition is None else asdict(view.condition),
-                    "waiting": [],
-                },
-            )
-            group["waiting"].append(asdict(each))
-    found = list(groups.values())
-    for group in found:
-        group["waiting"].sort(key=lambda each: each["waiting_since"] or "")
-    found.sort(key=lambda each: (each["waiting"][0]["waiting_since"] or "", each["table"]))
+            key = view.table, first if head else ""
+            group = groups.setdefault(key, Held(view.table, head, each.waiting_on, view.condition, []))
+            group.waiting.append(each)
+    found = sorted(groups.values(), key=lambda each: (each.waiting[0].waiting_since or "", each.table))
     rows, page = _page("/waits", found, query)
     return _view(sources, "waits", "Who holds up whom", {"waits": rows}, "status", page=page)
 
@@ -169,34 +204,33 @@ def writer(sources: Sources, query: Mapping[str, str]) -> View:
         raise BadRequestError("batch is not a number; leave it out for all batches")
     found = sources.history.timelines.find(name, int(batch) if batch else None, _table_of(query))
     rows, page = _page("/writer", found, {**query, "q": ""}, name=name, batch=batch)
-    committed = [each for each in found if each["outcome"] == "committed"]
+    committed = [each for each in found if each.end is End.COMMITTED]
     data = {
         "name": name,
         "batch": batch,
         "transactions": rows,
         "committed": len(committed),
-        "lost": sum(each["outcome"] in LOST for each in found),
-        "last": committed[0] if committed else None,
+        "lost": sum(each.end in LOST for each in found),
+        "last": next(iter(committed), None),
         "hours": HOURS,
     }
-    title = writer_name(name) if name else "Writers"
-    return _view(sources, "writer", title, data, "ledger", "show", *([name] if name else []), page=page)
+    title = writer_name(name) or "Writers"
+    return _view(sources, "writer", title, data, "ledger", "show", *filter(None, [name]), page=page)
 
 
 def table(sources: Sources, query: Mapping[str, str]) -> View:
     """One table: now, and over the last minutes."""
     uri = _table_of(query, required=True) or ""
     minutes = _number(query, "minutes", DEFAULT_MINUTES, HOURS * 60)
-    status = sources.follower.status
+    status, past = sources.follower.status, sources.history
     end = moment().wall_ms / 1000
-    view = _judged(sources, TableView(uri, None, ()) if status is None else status.view(uri), end)
     data = {
-        "table": asdict(view),
+        "table": _judged(sources, TableView(uri, None, ()) if status is None else status.view(uri), end),
         "without_waits": status is not None and uri in status.without_waits,
         "minutes": minutes,
-        "timeline": sources.history.timelines.drawing(uri, end - minutes * 60, end),
-        "losses": sources.history.losses.report(uri),
-        "history_complete": sources.history.complete,
+        "timeline": drawing(past.timelines.tables.get(uri, {}).values(), end - minutes * 60, end),
+        "losses": past.losses.report(uri),
+        "history_complete": past.complete,
     }
     return _view(sources, "table", short_table(uri), data, "status", "--table", uri)
 
@@ -208,7 +242,7 @@ def losses(sources: Sources, query: Mapping[str, str]) -> View:
     """What conflicts have cost in the last hours."""
     uri, past = _table_of(query), sources.history
     words = ["losses", "--hours", str(HOURS), *(["--table", uri] if uri else [])]
-    data = {**past.losses.report(uri), "table": uri, "history_complete": past.complete}
+    data = named(past.losses.report(uri)) | {"table": uri, "history_complete": past.complete}
     return _view(sources, "losses", f"Lost to conflicts in {last(HOURS, 'hour')}", data, *words)
 
 
@@ -229,7 +263,7 @@ def question(asked: Question, sources: Sources, query: Mapping[str, str]) -> Vie
 
 def refused(sources: Sources, query: Mapping[str, str]) -> View:
     """The events that agents refused, the latest first."""
-    found = [{**asdict(each), "table": each.table or ""} for each in reversed(sources.history.refused)]
+    found = [replace(each, table=each.table or "") for each in reversed(sources.history.refused)]
     rows, page = _page("/refused", found, query)
     return _view(sources, "refused", "Refused events", {"refused": rows}, "refused", page=page)
 
@@ -237,8 +271,9 @@ def refused(sources: Sources, query: Mapping[str, str]) -> View:
 async def agents(sources: Sources, query: Mapping[str, str]) -> View:
     """The agents, and which of them has which partition."""
     del query
-    found = await read_agents(sources.settings)
-    return _view(sources, "agents", "Agents", asdict(found), "agents", live=False)
+    return _view(
+        sources, "agents", "Agents", named(await read_agents(sources.settings)), "agents", live=False
+    )
 
 
 # -- parts of them -----------------------------------------------------------------------------------------------------
@@ -267,90 +302,100 @@ def _waiting(view: TableView) -> int:
     return sum(1 for each in view.transactions if each.waiting_on is not None)
 
 
-def _granted(view: TableView) -> list[TransactionView]:
-    return [each for each in view.transactions if each.granted is not None]
-
-
 # -- one transaction ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoryStep:
+    """A step of a transaction's history, in sentences."""
+
+    record: str
+    time: str
+    what: str
+    details: str
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """Another transaction of the history, or another attempt of the batch."""
+
+    transaction: str
+    writer: str
+    outcome: str
+    why: str
 
 
 async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
     """One transaction's story, as `explain` prints it. Without an id: a form that asks for one."""
     prefix, uri = query.get("id", ""), _table_of(query)
+    words = ["explain", prefix or "TRANSACTION", *(["--table", uri] if uri else [])]
+    show = partial(_view, sources, "transaction", live=False)
     if not prefix:
-        empty: dict[str, Any] = {"candidates": []}
-        return _view(sources, "transaction", "One transaction", empty, "explain", "TRANSACTION", live=False)
-    words = ["explain", prefix, *(["--table", uri] if uri else [])]
+        return show("One transaction", {"candidates": []}, *words)
     try:
         found = await explain(sources.settings, prefix, uri)
     except AmbiguousError as several:
-        data: dict[str, Any] = {
-            "problem": str(several),
-            "candidates": [
-                asdict(each) | {"at": each.at.isoformat(timespec="milliseconds")}
-                for each in several.candidates[-ROWS:]
-            ],
-        }
-        return _view(sources, "transaction", "One transaction", data, *words, live=False)
-    outcome, related = sentence("final_outcome", found), list(_related(found.transaction.id, found))
-    data = {
-        **{each.name: getattr(found, each.name) for each in fields(found)},
+        found_more = {"candidates": several.candidates[-ROWS:]}
+        return show("One transaction", found_more, *words, problem=str(several))
+    steps = []
+    for each in story(found):
+        what, _, details = each.text.partition(": ")
+        steps.append(StoryStep(each.place, each.time, Visible(what), Visible(details)))
+    outcome, related = sentence("final_outcome", found), list(_related(found))
+    data = named(found) | {
         "summary": outcome,
-        "story": [
-            {"record": each.place, "time": each.time, "what": Visible(what), "details": Visible(details)}
-            for each in story(found)
-            for what, _, details in [each.text.partition(": ")]
-        ],
+        "story": steps,
         "related": related[-ROWS:],
         "more_related": max(0, len(related) - ROWS),
     }
-    who, batch = writer_name(found.transaction.writer), found.transaction.batch_id
-    title = " · ".join([who, *([] if batch is None else [f"batch {batch}"]), outcome])
-    return _view(sources, "transaction", title, data, *words, live=False)
+    title = [writer_name(found.transaction.writer), outcome]
+    if found.transaction.batch_id is not None:
+        title.insert(1, f"batch {found.transaction.batch_id}")
+    return show(" · ".join(title), data, *words)
 
 
-def _related(this: str, found: Any) -> Iterator[dict[str, Any]]:
+def _related(found: Explanation) -> Iterator[Related]:
     """The other transactions that the story names, and the other attempts of its batch, each once."""
-    seen = {this}
-    for kind, group in (("named above", found.others), ("another attempt", found.attempts)):
+    seen = {found.transaction.id}
+    for why, group in (("named above", found.others), ("another attempt", found.attempts)):
         for each in group:
-            if each.transaction.id not in seen:
-                seen.add(each.transaction.id)
-                yield {
-                    "transaction": each.transaction.id,
-                    "writer": each.transaction.writer,
-                    "outcome": sentence("phase_text", each.outcome),
-                    "why": kind,
-                }
+            name = each.transaction.id
+            if name not in seen:
+                seen.add(name)
+                yield Related(name, each.transaction.writer, sentence("phase_text", each.outcome), why)
 
 
 # -- pages and parameters ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
-    data: dict[str, Any]
+class _Page(NamedTuple):
+    """What a view has beside the rows of the page that is asked for."""
+
+    data: Mapping[str, object]
     links: dict[str, str]
+
+
+_WHOLE = _Page({}, {})
 
 
 def _view(
     sources: Sources,
     name: str,
     title: str,
-    data: dict[str, Any],
+    data: Mapping[str, object],
     *words: str,
-    page: _Page | None = None,
-    live: bool = True,
+    page: _Page = _WHOLE,
+    **around: Any,
 ) -> View:
-    """A view, with what its page adds. `words`: the command that prints the same."""
-    shown = page or _Page({}, {})
-    return View(name, title, command(sources.settings, *words), data | shown.data, live, shown.links)
+    """A view. `words`: the command that prints the same. `around`: other fields of it."""
+    return View(name, title, command(sources.settings, *words), {**data, **page.data}, page.links, **around)
 
 
-def _page(path: str, found: list[Any], query: Mapping[str, str], **more: str) -> tuple[list[Any], _Page]:
+def _page(path: str, found: list[_Row], query: Mapping[str, str], **more: str) -> tuple[list[_Row], _Page]:
+    """The rows of the page that is asked for, and what its view has beside them."""
     text = query.get("q", "")[:MAX_FILTER]
     if text:
-        found = [each for each in found if text in (each["table"] if isinstance(each, dict) else each.table)]
+        found = [each for each in found if text in each.table]  # type: ignore[attr-defined]
     number = _number(query, "page", 1, MAX_PAGE)
     first = (number - 1) * ROWS
     links = {}
@@ -358,8 +403,7 @@ def _page(path: str, found: list[Any], query: Mapping[str, str], **more: str) ->
         links["previous"] = address(path, q=text, page=str(number - 1), **more)
     if first + ROWS < len(found):
         links["next"] = address(path, q=text, page=str(number + 1), **more)
-    data = {"count": len(found), "first": first + 1, "q": text}
-    return found[first : first + ROWS], _Page(data, links)
+    return found[first : first + ROWS], _Page({"count": len(found), "first": first + 1, "q": text}, links)
 
 
 def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:

@@ -69,6 +69,7 @@ class Life:
 
     transaction: str
     writer: str
+    table: str = ""
     batch_id: int | None = None
     ends_itself: bool | None = None
     """Whether its job ends when it has written what there is, as its intent says."""

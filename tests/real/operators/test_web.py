@@ -100,7 +100,7 @@ async def test_the_page_shows_what_the_commands_print_live_and_after_the_agent_w
             ]
             assert HOSTILE not in await browser.get("/refused")
             found = await browser.json_until("/losses.json", lambda found: found["conflicts"] == 1)
-            expected = await losses(page_settings, HOURS, None)
+            expected = json.loads(as_json(await losses(page_settings, HOURS, None)))
             assert {name: found[name] for name in expected} == expected
             [loss] = found["pairs"]
             assert (loss["winner"], loss["loser"]) == ("winner", HOSTILE)

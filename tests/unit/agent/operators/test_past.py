@@ -7,11 +7,12 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.operators import losses as losses_module, timelines
-from lakewarden.agent.operators.losses import HOUR_MS, OTHERS, Losses
+from lakewarden.agent.operators.losses import HOUR_MS, OTHERS, Losses, PairLoss
 from lakewarden.agent.operators.refused import refused_event
 from lakewarden.agent.operators.text import lines
 from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.events import Abort, CommitIntent, PartitionTaken, TransactionAbandoned, encode
+from lakewarden.handlers.explain.life import End
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import a_conflict, an_overlap, made
 
@@ -42,13 +43,13 @@ def test_the_seconds_of_a_transaction_that_loses_to_two_writers_count_once() -> 
         losses.add(record)
 
     report = losses.report("s3://lake/a")
-    assert (report["conflicts"], report["seconds"]) == (3, 14.0)
-    assert [(each["winner"], each["conflicts"], each["seconds"]) for each in report["pairs"]] == [
+    assert (report.conflicts, report.seconds) == (3, 14.0)
+    assert [(each.winner, each.conflicts, each.seconds) for each in report.pairs] == [
         ("first", 1, 10.0),
         ("second", 1, 4.0),
         ("second", 1, 0.0),
     ]
-    assert [(each["partition"], each["conflicts"], each["seconds"]) for each in report["partitions"]] == [
+    assert [(each.partition, each.conflicts, each.seconds) for each in report.partitions] == [
         ("p", 3, 9.0),
         ("q", 1, 5.0),
     ]
@@ -61,7 +62,7 @@ def test_the_commits_of_writers_without_the_gate_are_one_winner_per_format() -> 
     for number, winner in enumerate(("delta:49", "delta:50", "hudi:20261122135446024", "crm")):
         losses.add(lost("s3://lake/a", f"T{number}", winner, 1.0, "p"))
 
-    winners = {each["winner"] for each in losses.report()["pairs"]}
+    winners = {each.winner for each in losses.report().pairs}
     assert winners == {"delta, without the gate", "hudi, without the gate", "crm"}
 
 
@@ -87,15 +88,12 @@ def test_what_is_lost_to_a_commit_without_a_label_counts_without_a_watcher() -> 
             timelines.add_event(consumed(encode(event), at_ms=at))  # delivered again
 
     report = losses.report()
-    assert report["pairs"] == [
-        {"table": table, "winner": winner, "loser": "crm", "conflicts": 1, "seconds": 4.0}
+    assert report.pairs == [
+        PairLoss(table, 1, 4.0, winner, "crm")
         for winner in ("a commit that the table doesn't name", "a writer without the gate")
     ]
     assert lines("losses", report)[0] == "2 conflicts in the last hour, 8.0 s of compute wasted"
-    assert [
-        (each["transaction"], each["outcome"], each["bypassed_by"])
-        for each in timelines.find("crm", None, None)
-    ] == [
+    assert [(each.transaction, each.end, each.bypassed_by) for each in timelines.find("crm", None, None)] == [
         ("A", "aborted", None),
         ("B", "lost to a writer without the gate", "version 49: UPDATE, Delta-Lake/4.0.0"),
         ("C", "empty", None),
@@ -118,7 +116,7 @@ def test_a_lapsed_transaction_has_an_unknown_outcome_until_its_writer_reports() 
             event = made(TransactionAbandoned, reason="not in the table", **each)
             timelines.add_event(consumed(encode(event), at_ms=now + 2))
 
-    found = {each["transaction"]: each["outcome"] for each in timelines.find("crm", None, None)}
+    found = {each.transaction: each.end for each in timelines.find("crm", None, None)}
     assert found == {"lapsed": "outcome unknown", "abandoned": "aborted", "another": "aborted"}
 
 
@@ -147,8 +145,7 @@ def test_a_table_keeps_its_last_transactions(monkeypatch: pytest.MonkeyPatch) ->
     for number in range(10):
         kept.add_event(intent("s3://lake/t", number))
 
-    [row] = kept.drawing("s3://lake/t", NOW_MS / 1000 - 60, NOW_MS / 1000 + 60)["writers"]
-    assert [each["transaction"] for each in row["attempts"]] == ["T7", "T8", "T9"]
+    assert list(kept.tables["s3://lake/t"]) == ["T7", "T8", "T9"]
 
 
 def test_of_all_tables_the_one_without_an_event_for_longest_is_forgotten(
@@ -184,8 +181,7 @@ def test_a_decision_of_a_replaced_agent_is_not_drawn() -> None:
 
     kept.add_decision(consumed(encode(abort), at_ms=NOW_MS + 1))
 
-    [row] = kept.drawing("s3://lake/t", NOW_MS / 1000 - 60, NOW_MS / 1000 + 60)["writers"]
-    assert [each["outcome"] for each in row["attempts"]] == ["running"]
+    assert kept.tables["s3://lake/t"]["T1"].end is End.RUNNING
 
 
 def test_losses_of_hours_that_are_not_kept_are_dropped() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from datetime import datetime
 
 import pytest
 
 from lakewarden.agent.operators.agents import AgentsView, PartitionView
+from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.operators.status import LockHolder, TableView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
@@ -21,14 +23,7 @@ REFUSED = LockHolder(
 )
 UNKNOWN = PartitionView(0)
 GONE = PartitionView(1, "gone-agent", running=False, term="t", taken=AT, unread=1, replay=2)
-CANDIDATE = {
-    "transaction": "one-of-two",
-    "table": "s3://lake/t",
-    "writer": "w",
-    "batch_id": None,
-    "partition": 0,
-    "at": AT,
-}
+CANDIDATE = Candidate("one-of-two", "s3://lake/t", "w", None, 0, datetime.fromisoformat(AT))
 
 
 def rendered(view: View) -> str:
@@ -40,7 +35,7 @@ def rendered(view: View) -> str:
     [
         (View("transaction", "t", "c", {"candidates": []}, live=False), "Explain"),
         (
-            View("transaction", "t", "c", {"problem": "several", "candidates": [CANDIDATE]}, live=False),
+            View("transaction", "t", "c", {"candidates": [CANDIDATE]}, live=False, problem="several"),
             "one-of-two",
         ),
         (

@@ -17,7 +17,6 @@ from aiohttp import ClientResponse, ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 
-from lakewarden.agent.attempts.trace import COMPUTING
 from lakewarden.agent.errors import KafkaUnreachableError
 from lakewarden.agent.operators import explain as explain_module
 from lakewarden.agent.operators.explain import Search
@@ -30,6 +29,7 @@ from lakewarden.agent.web.follower import Changes, Follower, History
 from lakewarden.agent.web.server import Server
 from lakewarden.agent.web.views import Sources
 from lakewarden.events import Abort, CommitCompleted, CommitIntent, DeadLetter, encode
+from lakewarden.handlers.explain.bars import COMPUTING, drawing
 from lakewarden.handlers.explain.life import End
 from lakewarden.handlers.setup import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
@@ -402,11 +402,12 @@ async def test_the_owner_of_a_lock_that_the_agent_waits_for_is_named() -> None:
 @pytest.mark.parametrize("minutes", [1, 5, 15, 60, 360])
 def test_commits_without_the_gate_are_one_row_and_the_axis_has_ticks(minutes: int) -> None:
     end = time.time()
-    drawing = history("delta:49").timelines.drawing("s3://lake/t", end - minutes * 60, end)
+    lives = history("delta:49").timelines.tables["s3://lake/t"].values()
+    drawn = drawing(lives, end - minutes * 60, end)
 
-    assert [each["writer"] for each in drawing["writers"]] == ["delta, without the gate"]
-    assert 4 <= len(drawing["ticks"]) <= 12
-    assert all(end - minutes * 60 <= each <= end for each in drawing["ticks"])
+    assert [each.writer for each in drawn.writers] == ["delta, without the gate"]
+    assert 4 <= len(drawn.ticks) <= 12
+    assert all(end - minutes * 60 <= each <= end for each in drawn.ticks)
 
 
 @pytest.mark.parametrize("reads_commit_first", [True, False])
@@ -424,14 +425,8 @@ def test_who_made_a_commit_without_the_gate_is_shown_in_its_row_and_to_those_who
         add(consumed(encode(event), at_ms=now))
 
     (losing,) = found.ends[table].losing.values()
-    bars = [
-        each
-        for row in found.drawing(table, now / 1000 - 60, now / 1000 + 1)["writers"]
-        for each in row["attempts"]
-    ]
-
     assert losing.to == "delta, without the gate (Delta-Lake/4.0.0, job nightly)"
-    assert {each["transaction"]: each["made_by"] for each in bars} == {
+    assert {name: each.made_by for name, each in found.tables[table].items()} == {
         "delta:49": "Delta-Lake/4.0.0, job nightly",
         "B": None,
     }

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import pytest
 
-from lakewarden.agent.attempts.trace import COMMITTING, COMPUTING, WAITING, segments
 from lakewarden.events import (
     Abort,
     Admitted,
@@ -19,6 +18,7 @@ from lakewarden.events import (
     ConflictEntry,
     TransactionAbandoned,
 )
+from lakewarden.handlers.explain.bars import COMMITTING, COMPUTING, WAITING, segments
 from lakewarden.handlers.explain.life import End, Life, LifeStep
 from tests.unit.events.building import made
 

@@ -322,8 +322,9 @@ def test_the_json_of_a_step_is_that_of_its_event_and_because() -> None:
     """Programs that read the log read an explanation, too; what a step doesn't say is not in its JSON."""
     w = world().intent("A").lock().request("A")
 
-    [*_, granted] = json_of(explanation := explanation_of(w, "A"))["steps"]
+    [intent, *_, granted] = json_of(explanation := explanation_of(w, "A"))["steps"]
 
+    assert intent["because"] == {"open_before": 0}, "zero is an answer"
     assert granted == {
         **explanation.steps[-1].event.model_dump(mode="json"),
         "record": {"topic": "decisions", "offset": 1, "recorded_ms": 1_500},
