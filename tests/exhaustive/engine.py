@@ -213,13 +213,19 @@ def starved(graph: list[Node], who: str, serves: str) -> list[str]:
 
     A cycle is fair to `who` if it takes steps in it, or can take none in one of its states.
     """
-    without = [[step for step in node.steps if step[0] != f"{who} {serves}"] for node in graph]
+    known = len(graph)
+    """States that were not explored are in no cycle."""
+    without = [
+        [(name, target) for name, target in node.steps if name != f"{who} {serves}" and target < known]
+        for node in graph
+    ]
     for component in _components([[target for _, target in steps] for steps in without]):
         inside = set(component)
         names = {name for at in component for name, target in without[at] if target in inside}
         others = any(name.endswith(serves) for name in names)
         moves = any(name.startswith(f"{who} ") for name in names)
-        waits = any(not any(name.startswith(f"{who} ") for name, _ in graph[at].steps) for at in component)
+        waiting = (graph[at] for at in component if who in graph[at].wants)
+        waits = any(not any(name.startswith(f"{who} ") for name, _ in node.steps) for node in waiting)
         if others and (moves or waits):
             return sorted(names)
     return []

@@ -42,7 +42,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from io import BytesIO
 from typing import Any, TypeAlias, cast
 
@@ -89,6 +89,8 @@ LOCK_SECONDS = 4.5
 RENEWED_BELOW = 2.0
 """Seconds that a lock lease has left when it may be renewed."""
 HEARTBEAT = 1.2
+EVER = 1_000_000
+"""Batches."""
 PASSES = "a second passes"
 MARGIN = 0.1
 """By which a writer's lease ends early."""
@@ -220,10 +222,13 @@ class Table:
     late: bool = False
     fenced: bool = True
     """An agent that takes over replaces its predecessor's lock without a quiet time."""
-    ever: bool = False
-    """The jobs have batches for ever, and the form forgets what is done."""
     alike: tuple[tuple[int, ...], ...] = ()
     """Orders of equal jobs: worlds that differ only by them are one state."""
+
+    @cached_property
+    def ever(self) -> bool:
+        """A job has batches for ever, so the form forgets what is done."""
+        return any(each.batches == EVER for each in self.jobs)
 
     def begin(self) -> World:
         return World(
@@ -309,7 +314,7 @@ class Table:
         if "duplicate" in faults and writer.last is not None:
             yield "is delivered again", partial(Turn.deliver_again, number=number)
         if progress is None and not writer.observed:
-            if self.ever or (writer.batch < job.batches and writer.attempt < job.attempts):
+            if job.batches == EVER or (writer.batch < job.batches and (self.ever or writer.attempt < job.attempts)):
                 yield "opens", partial(Turn.open, number=number)
             if "repeated batch" in faults and writer.batch and not writer.attempt:
                 yield "runs its last batch again", partial(Turn.run_again, number=number)

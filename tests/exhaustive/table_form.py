@@ -19,6 +19,7 @@ from lakewarden.handlers.table.transactions import LANDED, Touch, Transaction
 from lakewarden.spark_jobs.gate.progress import GateProgress
 from tests.exhaustive.engine import Form, field_names
 
+EVER = 1_000_000
 if TYPE_CHECKING:
     from tests.exhaustive.table import Owner, Table, World, Writer
 
@@ -76,7 +77,7 @@ class _Former:
     def form(self) -> Form:
         world = self._world
         owners = [self._owner(each) for each in world.owners]
-        writers = [self._writer(world.writers[number]) for number in self._order]
+        writers = [self._writer(number, world.writers[number]) for number in self._order]
         commits = [self._since(world.writers[number]) for number in self._order]
         in_table = [world.in_table(number) for number in self._order]
         lock = None
@@ -184,11 +185,11 @@ class _Former:
 
     # -- a writer
 
-    def _writer(self, writer: Writer) -> Form:
+    def _writer(self, number: int, writer: Writer) -> Form:
         model = self._model
         attempt = min(writer.attempt, 1) if model.ever else writer.attempt
         shown: list[Form] = [attempt, writer.touched, writer.landed, writer.observed, writer.dead]
-        shown.append(0 if model.ever else writer.batch)
+        shown.append(0 if model.jobs[number].batches == EVER else writer.batch)
         shown.append(None if writer.last is None else type(writer.last).__name__)
         if model.late:
             shown += [writer.decisions_read, writer.term]
