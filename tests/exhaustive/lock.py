@@ -24,6 +24,7 @@ What may never happen:
 | confirmed is real | a lease is confirmed under a version that the store never had |
 | odd objects stay | an agent overwrites what is no lock record |
 | no self-block | a lone agent finds another owner in the lock |
+| no idle holder | an agent keeps a lock that it has released |
 | no crash | the automaton raises |
 | bounded wait | from some state, one doesn't get the lock in time while the others do nothing (`overdue`) |
 """
@@ -59,6 +60,7 @@ from lakewarden.handlers.lease.types import (
     Cost,
     FormerOwner,
     Get,
+    Held,
     Idle,
     Input,
     Lease,
@@ -481,6 +483,9 @@ class Lock:
         relying = self.relying(world)
         if len(relying) > 1:
             raise BrokenError(f"one holder: {' and '.join(relying)} rely on the lock")
+        for number, process in enumerate(world.processes):
+            if isinstance(process.state, Held) and not process.wanted:
+                raise BrokenError(f"no idle holder: {number} keeps a lock that it doesn't need")
 
     def wants(self, world: World) -> dict[str, bool]:
         wanting = (number for number, each in enumerate(world.processes) if each.wanted)

@@ -15,275 +15,216 @@ from tests.exhaustive.engine import After, Exploration, Model, explore, overdue,
 from tests.exhaustive.lock import Contender, Lock
 from tests.exhaustive.table import Job, Table
 
-Run = Literal["unit", "all", "explore"]
-
 
 @dataclass(frozen=True)
 class Scope:
     """One small world, and what is asked of it."""
 
     model: Model[Any]
-    run: Run
+    run: Literal["unit", "all", "explore"]
     live: tuple[str, ...] = ()
     """Who must be served for ever (`engine.py`, Liveness)."""
     timely: tuple[tuple[str, str, int], ...] = ()
     """Who must be served, while who does nothing, in how many seconds from each state."""
 
     def explore(self, *, most: int | None = None, seconds: float | None = None) -> Exploration[Any]:
-        """What an exploration finds. The first violation of bounded wait becomes its story, if the graph is complete."""
+        """What an exploration finds. The first violation of bounded wait becomes its story."""
         found = explore(self.model, most=most, seconds=seconds, graph=bool(self.live or self.timely))
-        if not found.complete:
+        if found.story is not None:
             return found
         for who in self.live:
             if steps := starved(found.graph, who, table.SERVES):
                 found.story = [*steps, f"bounded wait: {who} starves in this cycle"]
-        for who, idle, limit in self.timely:
+        for who, idle, limit in self.timely if found.complete else ():
             state = overdue(found.graph, who, idle, lock.PASSES, limit)
             if state is not None:
-                story = story_of(found.parents, *found.parents[state])
-                found.story = [
-                    *story,
-                    f"bounded wait: {who} needs more than {limit} s while {idle} does nothing",
-                ]
+                steps = story_of(found.parents, *found.parents[state])
+                broken = f"bounded wait: {who} needs more than {limit} s while {idle} does nothing"
+                found.story = [*steps, broken]
         return found
 
 
-BOTH = (Contender(), Contender(wall=1.1))
-"""Two agents whose clocks differ by nearly the drift of 1.2 s."""
+def _scope(
+    run: Literal["unit", "all", "explore"],
+    model: Any,
+    *kinds: str,
+    count: int = 1,
+    after: tuple[str, ...] = (),
+    live: str = "",
+    timely: tuple[tuple[str, str, int], ...] = (),
+    **changes: Any,
+) -> Scope:
+    """The model with these changes and so many faults of these kinds, after these steps."""
+    if kinds:
+        changes |= {"faults": count, "kinds": frozenset(kinds)}
+    changed = replace(model, **changes)
+    return Scope(After(changed, after) if after else changed, run, tuple(live), timely)
+
+
+def _table(*jobs: Job, **settings: Any) -> Table:
+    return Table(jobs, replace(table.SCALED, **settings))
+
+
+# -- the lock
+
 SHORT = replace(lock.SCALED, validity=3.0, poll_seconds=1.0)
-ONE_LOSS = replace(table.SCALED, max_losses=1)
-ELSEWHERE = ("q/f",)
+FIRST, AHEAD = Contender(), Contender(wall=1.1)
+LONE = Lock((FIRST,), SHORT)
+BOTH = Lock((FIRST, AHEAD), SHORT)
+"""Two agents whose clocks differ by nearly the drift of 1.2 s."""
+ADOPTS = Lock((FIRST, Contender(adopts=True)), SHORT)
+OWNERS = Lock((Contender(term="a-"), Contender(term="b-", fences=("a-",)), FIRST), SHORT)
+ADOPTED = Lock((FIRST, Contender(term="b-", adopts=True), Contender(term="c-", fences=("b-",))), SHORT)
+ANSWERS = ("lost", "false 412", "503")
+ANY = (*ANSWERS, "403", "kill", "odd")
 
+# -- the table
 
-def _faults(*kinds: str, count: int = 1) -> dict[str, Any]:
-    return {"faults": count, "kinds": frozenset(kinds)}
-
-
-def _orders(count: int) -> tuple[tuple[int, ...], ...]:
-    """All orders of so many equal jobs."""
-    return tuple(permutations(range(count)))
-
-
-def _table(*jobs: Job, **more: Any) -> Table:
-    return Table(jobs, **more)
-
-
-TIMED = _table(Job(attempts=1), Job(attempts=1), seconds=True)
+ONCE, ELSEWHERE = Job(attempts=1), Job(("q/f",), attempts=1)
+QUEUED, ORDERED = Job(admission="queued"), Job(rule="ordered")
+EVER = Job(batches=table.EVER)
+AT_ONCE = replace(EVER, retries="optimistic")
+BEHIND = replace(EVER, admission="queued", priority=-1)
+APPENDS = replace(EVER, touches=("p/f:append",), rule="deleted-file")
+COMPACTION = Job(("p/f:delete", "p/g:append"), "deleted-file", priority=-100)
+TWO, THREE = _table(Job(), Job()), _table(Job(), Job(), Job())
+DIES = _table(Job(attempts=3), Job())
+TIMED = replace(_table(ONCE, ONCE), seconds=True)
+TIMED_APART = replace(_table(ONCE, ELSEWHERE), seconds=True)
+LATE, LATE_APART = replace(_table(ONCE, ONCE), late=True), replace(_table(ONCE, ELSEWHERE), late=True)
+TAKEN = replace(_table(Job()), late=True)
+ALIKE, FIRST_ALIKE = ((1, 0),), ((1, 0, 2),)
 ONE_REQUESTS = ("0 opens", "0 touches", "1 opens", "0 requests its grant")
+ONE_GRANTED = (*ONE_REQUESTS, "A has its lock confirmed")
+IN_CROWD = ("0 opens", "0 touches", "2 opens", "1 opens", "1 touches", *ONE_GRANTED[-2:])
 
 
 def _requests_late(writer: int) -> tuple[str, ...]:
     """The steps to the request of a writer, each event and decision read at once."""
     admitted = (f"{writer} opens", "A reads an event", "A publishes a decision", f"{writer} reads decisions")
-    return (
-        *admitted,
-        f"{writer} touches",
-        "A reads an event",
-        f"{writer} requests its grant",
-        "A reads an event",
-    )
+    touched = (f"{writer} touches", "A reads an event")
+    return (*admitted, *touched, f"{writer} requests its grant", "A reads an event")
 
 
 BOTH_REQUESTED = (*_requests_late(0), *_requests_late(1))
 
 SCOPES: dict[str, Scope] = {
     # -- the lock
-    "lock: 1 agent, 2 faults": Scope(
-        Lock((Contender(),), SHORT, **_faults("lost", "false 412", "503", count=2)), "all"
+    "lock: 1 agent, 2 faults": _scope("all", LONE, *ANSWERS, count=2),
+    "lock: 1 agent, 1 fault": _scope("unit", LONE, *ANSWERS),
+    "lock: 1 agent, 2 refusals": _scope("unit", LONE, "403", "odd", count=2),
+    "lock: 2 agents": _scope("all", BOTH),
+    "lock: 2 agents, longer leases": _scope("explore", BOTH, settings=lock.SCALED),
+    "lock: 2 agents, clocks and rates apart": _scope(
+        "all", Lock((Contender(rate=0.9375), AHEAD), replace(SHORT, validity=2.85))
     ),
-    "lock: 1 agent, 1 fault": Scope(
-        Lock((Contender(),), SHORT, **_faults("lost", "false 412", "503")), "unit"
+    "lock: an agent after a dead holder, a hint": _scope(
+        "unit", LONE, "hint", held=True, timely=(("0", "-", 6),)
     ),
-    "lock: 1 agent, 2 refusals": Scope(Lock((Contender(),), SHORT, **_faults("403", "odd", count=2)), "unit"),
-    "lock: 2 agents": Scope(Lock(BOTH, SHORT), "all"),
-    "lock: 2 agents, longer leases": Scope(Lock(BOTH), "explore"),
-    "lock: 2 agents, clocks and rates apart": Scope(
-        Lock((Contender(rate=0.9375), Contender(wall=1.1)), replace(SHORT, validity=2.85)), "all"
+    "lock: 2 agents, a hint": _scope("explore", BOTH, "hint"),
+    "lock: 2 agents, clocks 50 s apart, strict": _scope(
+        "explore", Lock((FIRST, Contender(wall=50.0)), replace(SHORT, strict=True))
     ),
-    "lock: an agent after a dead holder, a hint": Scope(
-        Lock((Contender(),), SHORT, held=True, **_faults("hint")), "unit", timely=(("0", "-", 6),)
+    "lock: an agent beside Hudi's provider": _scope(
+        "all", Lock((FIRST, Contender(wall=0.5, hudi=True)), SHORT)
     ),
-    "lock: 2 agents, a hint": Scope(Lock(BOTH, SHORT, **_faults("hint")), "explore"),
-    "lock: 2 agents, clocks 50 s apart, strict": Scope(
-        Lock((Contender(), Contender(wall=50.0)), replace(SHORT, strict=True)), "explore"
-    ),
-    "lock: an agent beside Hudi's provider": Scope(
-        Lock((Contender(), Contender(wall=0.5, hudi=True)), SHORT), "all"
-    ),
-    "lock: the second agent adopts": Scope(Lock((Contender(), Contender(adopts=True)), SHORT), "explore"),
-    "lock: 3 agents, one fences another": Scope(
-        Lock((Contender(term="a-"), Contender(term="b-", fences=("a-",)), Contender()), SHORT), "explore"
-    ),
-    "lock: adopted, and its owner fenced": Scope(
-        Lock((Contender(), Contender(term="b-", adopts=True), Contender(term="c-", fences=("b-",))), SHORT),
-        "explore",
-    ),
-    "lock: 2 agents, 1 fault": Scope(
-        Lock(BOTH, SHORT, **_faults("lost", "false 412", "503", "403", "kill", "odd")), "explore"
-    ),
-    "lock: 2 agents, 2 faults": Scope(
-        Lock(BOTH, SHORT, **_faults("lost", "false 412", "503", "403", "kill", "odd", count=2)), "explore"
-    ),
+    "lock: the second agent adopts": _scope("explore", ADOPTS),
+    "lock: 3 agents, one fences another": _scope("explore", OWNERS),
+    "lock: adopted, and its owner fenced": _scope("explore", ADOPTED),
+    "lock: 2 agents, 1 fault": _scope("explore", BOTH, *ANY),
+    "lock: 2 agents, 2 faults": _scope("explore", BOTH, *ANY, count=2),
     # -- the table
-    "table: 2 writers, 1 file group": Scope(_table(Job(), Job(), alike=((1, 0),)), "unit"),
-    "table: 2 writers, killed anywhere": Scope(_table(Job(), Job(), **_faults("kill")), "unit"),
-    "table: 2 writers, 2 kills": Scope(_table(Job(), Job(), **_faults("kill", count=2)), "all"),
-    "table: a writer dies": Scope(_table(Job(attempts=3), Job(), **_faults("dead writer")), "all"),
-    "table: a writer dies, killed anywhere": Scope(
-        _table(Job(attempts=3), Job(), **_faults("dead writer", "kill", count=2)), "all"
+    "table: 2 writers, 1 file group": _scope("unit", TWO, alike=ALIKE),
+    "table: 2 writers, killed anywhere": _scope("unit", TWO, "kill"),
+    "table: 2 writers, 2 kills": _scope("all", TWO, "kill", count=2),
+    "table: a writer dies": _scope("all", DIES, "dead writer"),
+    "table: a writer dies, killed anywhere": _scope("all", DIES, "dead writer", "kill", count=2),
+    "table: a writer dies, retried at once": _scope(
+        "all", _table(Job(attempts=3, retries="optimistic"), Job()), "dead writer"
     ),
-    "table: operators, duplicates, failures, a lost lock": Scope(
-        _table(Job(), Job(), **_faults("operator", "duplicate", "abandon", "lost lock")), "all"
+    "table: operators, duplicates, failures, a lost lock": _scope(
+        "all", TWO, "operator", "duplicate", "abandon", "lost lock"
     ),
-    "table: 3 writers": Scope(_table(Job(), Job(), Job()), "all"),
-    "table: 3 writers, two queued": Scope(
-        _table(Job(admission="queued"), Job(admission="queued"), Job(), alike=((1, 0, 2),)), "all"
-    ),
-    "table: 3 priorities": Scope(_table(Job(priority=1), Job(), Job(priority=-1)), "all"),
-    "table: ordered, two priorities": Scope(
-        _table(Job(rule="ordered"), Job(rule="ordered", priority=1)), "unit"
-    ),
-    "table: 3 ordered": Scope(_table(*[Job(rule="ordered")] * 3, alike=_orders(3)), "explore"),
-    "table: appends beside a compaction": Scope(
-        _table(
-            Job(("p/f:append",), "deleted-file"),
-            Job(("p/f:delete", "p/g:append"), "deleted-file", priority=-100),
-            Job(("p/f:merge",), "deleted-file"),
-        ),
+    "table: 3 writers": _scope("all", THREE),
+    "table: 3 writers, two queued": _scope("all", _table(QUEUED, QUEUED, Job()), alike=FIRST_ALIKE),
+    "table: 3 priorities": _scope("all", _table(Job(priority=1), Job(), Job(priority=-1))),
+    "table: ordered, two priorities": _scope("unit", _table(ORDERED, replace(ORDERED, priority=1))),
+    "table: 3 ordered": _scope("explore", _table(*[ORDERED] * 3), alike=tuple(permutations(range(3)))),
+    "table: appends beside a compaction": _scope(
         "explore",
+        _table(Job(("p/f:append",), "deleted-file"), COMPACTION, Job(("p/f:merge",), "deleted-file")),
     ),
-    "table: a whole partition, the whole table": Scope(_table(Job(("p/*",)), Job(), Job(("*/*",))), "all"),
-    "table: an observed writer": Scope(_table(Job(), Job(observed=True), **_faults("kill")), "unit"),
-    "table: first committer wins": Scope(
-        _table(Job(), Job(), Job(), settings=replace(table.SCALED, policy="first-committer")),
+    "table: a whole partition, the whole table": _scope("all", _table(Job(("p/*",)), Job(), Job(("*/*",)))),
+    "table: an observed writer": _scope("unit", _table(Job(), Job(observed=True)), "kill"),
+    "table: first committer wins": _scope("all", _table(*THREE.jobs, policy="first-committer")),
+    "table: late detection": _scope("unit", _table(Job(), Job(), early_detection=False)),
+    "table: the lock per commit": _scope("all", _table(Job(), Job(("q/f",)), hold="per-commit"), "lost lock"),
+    "table: one open at most": _scope("unit", _table(Job(), Job(("q/f",)), max_open=1), "kill"),
+    "table: 2 writers for ever": _scope("unit", _table(EVER, EVER, max_losses=1), live="01"),
+    "table: 2 writers for ever, one queued behind": _scope(
+        "unit", _table(EVER, BEHIND, max_losses=1), live="01"
+    ),
+    "table: 2 writers for ever, two priorities": _scope(
+        "all", _table(replace(EVER, priority=1), EVER, max_losses=1), live="01"
+    ),
+    "table: 2 writers for ever, retried at once": _scope(
+        "all", _table(replace(AT_ONCE, priority=1), AT_ONCE, max_losses=1), live="01"
+    ),
+    "table: a low priority behind a crowd": _scope(
         "all",
+        _table(APPENDS, APPENDS, Job(("p/*:delete",), admission="queued", priority=-1), max_losses=1),
+        alike=FIRST_ALIKE,
+        after=IN_CROWD,
+        live="2",
     ),
-    "table: late detection": Scope(
-        _table(Job(), Job(), settings=replace(table.SCALED, early_detection=False)), "unit"
+    "table: ordered for ever, one queued behind": _scope(
+        "explore",
+        _table(replace(EVER, rule="ordered"), replace(BEHIND, rule="ordered"), max_losses=1),
+        live="01",
     ),
-    "table: the lock per commit": Scope(
-        _table(
-            Job(), Job(ELSEWHERE), settings=replace(table.SCALED, hold="per-commit"), **_faults("lost lock")
-        ),
+    "table: 3 writers for ever, one queued behind": _scope(
+        "explore", _table(EVER, EVER, BEHIND, max_losses=1), alike=FIRST_ALIKE, live="2"
+    ),
+    "table: with time": _scope("explore", TIMED, alike=ALIKE),
+    "table: with time, 2 writers apart": _scope("explore", TIMED_APART),
+    "table: with time, one granted": _scope("unit", TIMED, after=ONE_GRANTED),
+    "table: with time and heartbeats, one granted": _scope("explore", TIMED, beats=True, after=ONE_GRANTED),
+    "table: with time and a kill, one granted": _scope("all", TIMED, "kill", after=ONE_GRANTED),
+    "table: with time, 2 writers apart, both requested": _scope(
+        "all", TIMED_APART, after=(*ONE_REQUESTS, "1 touches", "1 requests its grant")
+    ),
+    "table: with time and heartbeats": _scope("explore", TIMED, beats=True, alike=ALIKE),
+    "table: with time and a kill": _scope("explore", TIMED, "kill"),
+    "table: a batch is run again": _scope("unit", _table(Job(recorded=False), ONCE), "repeated batch"),
+    "table: a priority above the limit": _scope("unit", _table(Job(priority=10), Job())),
+    "table: late delivery and a lost lock": _scope("explore", LATE, "lost lock", alike=ALIKE),
+    "table: late delivery and a lost lock, both requested": _scope(
+        "explore", LATE_APART, "lost lock", after=BOTH_REQUESTED
+    ),
+    "table: late delivery, with time": _scope(
+        "explore", replace(_table(ONCE), late=True), seconds=True, beats=True
+    ),
+    "table: a silent writer": _scope(
         "all",
-    ),
-    "table: 2 writers for ever": Scope(
-        _table(Job(), Job(), ever=True, settings=ONE_LOSS), "unit", live=("0", "1")
-    ),
-    "table: 2 writers for ever, one queued behind": Scope(
-        _table(Job(), Job(admission="queued", priority=-1), ever=True, settings=ONE_LOSS),
-        "unit",
-        live=("0", "1"),
-    ),
-    "table: 2 writers for ever, two priorities": Scope(
-        _table(Job(priority=1), Job(), ever=True, settings=ONE_LOSS), "all", live=("0", "1")
-    ),
-    "table: ordered for ever, one queued behind": Scope(
-        _table(
-            Job(rule="ordered"),
-            Job(rule="ordered", admission="queued", priority=-1),
-            ever=True,
-            settings=ONE_LOSS,
-        ),
-        "explore",
-        live=("0", "1"),
-    ),
-    "table: 3 writers for ever, one queued behind": Scope(
-        _table(
-            Job(),
-            Job(),
-            Job(admission="queued", priority=-1),
-            ever=True,
-            settings=ONE_LOSS,
-            alike=((1, 0, 2),),
-        ),
-        "explore",
-        live=("2",),
-    ),
-    "table: with time": Scope(
-        _table(Job(attempts=1), Job(attempts=1), seconds=True, alike=((1, 0),)), "explore"
-    ),
-    "table: with time, 2 writers apart": Scope(
-        _table(Job(attempts=1), Job(ELSEWHERE, attempts=1), seconds=True), "explore"
-    ),
-    "table: with time, one granted": Scope(After(TIMED, (*ONE_REQUESTS, "A has its lock confirmed")), "unit"),
-    "table: with time and heartbeats, one granted": Scope(
-        After(replace(TIMED, beats=True), (*ONE_REQUESTS, "A has its lock confirmed")), "explore"
-    ),
-    "table: with time and a kill, one granted": Scope(
-        After(
-            replace(TIMED, **_faults("kill")),
-            (*ONE_REQUESTS, "A has its lock confirmed"),
-        ),
-        "all",
-    ),
-    "table: with time, 2 writers apart, both requested": Scope(
-        After(
-            _table(Job(attempts=1), Job(ELSEWHERE, attempts=1), seconds=True),
-            (*ONE_REQUESTS, "1 touches", "1 requests its grant"),
-        ),
-        "all",
-    ),
-    "table: with time and heartbeats": Scope(
-        _table(Job(attempts=1), Job(attempts=1), seconds=True, beats=True, alike=((1, 0),)), "explore"
-    ),
-    "table: with time and a kill": Scope(
-        _table(Job(attempts=1), Job(attempts=1), seconds=True, **_faults("kill")), "explore"
-    ),
-    "table: a batch is run again": Scope(
-        _table(Job(recorded=False), Job(attempts=1), **_faults("repeated batch")), "unit"
-    ),
-    "table: a priority above the limit": Scope(_table(Job(priority=10), Job()), "unit"),
-    "table: late delivery and a lost lock": Scope(
-        _table(Job(attempts=1), Job(attempts=1), late=True, alike=((1, 0),), **_faults("lost lock")),
-        "explore",
-    ),
-    "table: late delivery and a lost lock, both requested": Scope(
-        After(
-            _table(Job(attempts=1), Job(ELSEWHERE, attempts=1), late=True, **_faults("lost lock")),
-            BOTH_REQUESTED,
-        ),
-        "explore",
-    ),
-    "table: late delivery, with time": Scope(
-        _table(Job(attempts=1), late=True, seconds=True, beats=True), "explore"
-    ),
-    "table: a silent writer": Scope(
-        _table(Job(attempts=1), Job(attempts=1, admission="queued"), seconds=True),
-        "explore",
+        _table(ONCE, replace(QUEUED, attempts=1)),
+        seconds=True,
+        beats=True,
+        after=ONE_REQUESTS[:3],
         timely=(("1", "0", 9),),
     ),
-    "table: heartbeats and a lost lock, with time": Scope(
-        _table(Job(attempts=1), Job(attempts=1), seconds=True, beats=True, **_faults("lost lock")), "explore"
-    ),
+    "table: heartbeats and a lost lock, with time": _scope("explore", TIMED, "lost lock", beats=True),
     # -- take-over
-    "take-over: 1 writer, a partition that stays": Scope(
-        _table(Job(), late=True, **_faults("take-over", "stays", count=2)), "explore"
+    "take-over: 1 writer, a partition that stays": _scope("explore", TAKEN, "take-over", "stays", count=2),
+    "take-over: 2 writers, taken over twice": _scope("explore", LATE, "take-over", count=2),
+    "take-over: 2 writers apart": _scope("explore", LATE_APART, "take-over"),
+    "take-over: 2 writers apart, both requested": _scope(
+        "explore", LATE_APART, "take-over", after=BOTH_REQUESTED
     ),
-    "take-over: 2 writers, taken over twice": Scope(
-        _table(Job(attempts=1), Job(attempts=1), late=True, **_faults("take-over", count=2)), "explore"
+    "take-over: 2 writers, 1 file group": _scope("explore", LATE, "take-over"),
+    "take-over: 1 writer": _scope("unit", TAKEN, "take-over"),
+    "take-over: 1 writer, taken over twice": _scope("explore", TAKEN, "take-over", count=2),
+    "take-over: 1 writer, unfenced, with time": _scope(
+        "explore", replace(_table(ONCE), late=True), "take-over", fenced=False, seconds=True
     ),
-    "take-over: 2 writers apart": Scope(
-        _table(Job(attempts=1), Job(ELSEWHERE, attempts=1), late=True, **_faults("take-over")), "explore"
-    ),
-    "take-over: 2 writers apart, both requested": Scope(
-        After(
-            _table(Job(attempts=1), Job(ELSEWHERE, attempts=1), late=True, **_faults("take-over")),
-            BOTH_REQUESTED,
-        ),
-        "explore",
-    ),
-    "take-over: 2 writers, 1 file group": Scope(
-        _table(Job(attempts=1), Job(attempts=1), late=True, **_faults("take-over")), "explore"
-    ),
-    "take-over: 1 writer": Scope(_table(Job(), late=True, **_faults("take-over")), "unit"),
-    "take-over: 1 writer, taken over twice": Scope(
-        _table(Job(), late=True, **_faults("take-over", count=2)), "explore"
-    ),
-    "take-over: 1 writer, unfenced, with time": Scope(
-        _table(Job(attempts=1), late=True, fenced=False, seconds=True, **_faults("take-over")), "explore"
-    ),
-    "take-over: 1 writer dies": Scope(
-        _table(Job(attempts=2), late=True, **_faults("take-over", "dead writer", count=2)), "explore"
-    ),
+    "take-over: 1 writer dies": _scope("explore", TAKEN, "take-over", "dead writer", count=2),
 }

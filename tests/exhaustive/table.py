@@ -78,10 +78,10 @@ from lakewarden.handlers.table.ledger import Ledger
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.replay import CheckpointPositions, Position, PublishedDecisions
 from lakewarden.handlers.table.state import LockView, TableSettings, TableState
-from lakewarden.handlers.table.transactions import STOPPABLE, Phase
+from lakewarden.handlers.table.transactions import STOPPABLE, Phase, Transaction
 from lakewarden.spark_jobs.gate.progress import GatePhase, GateProgress, GrantLease
 from tests.exhaustive.engine import BrokenError, Form, Steps
-from tests.exhaustive.table_form import form_of
+from tests.exhaustive.table_form import EVER, form_of
 from tests.unit.handlers.table.world import AT, TABLE, facts, m, place_of, places_meet
 
 SCALED = TableSettings(grant_lease=3.3, heartbeat_misses=2, max_losses=2, max_priority=9)
@@ -89,8 +89,6 @@ LOCK_SECONDS = 4.5
 RENEWED_BELOW = 2.0
 """Seconds that a lock lease has left when it may be renewed."""
 HEARTBEAT = 1.2
-EVER = 1_000_000
-"""Batches."""
 PASSES = "a second passes"
 MARGIN = 0.1
 """By which a writer's lease ends early."""
@@ -164,12 +162,22 @@ class Writer:
         self.progress, self.touched, self.landed, self.observed, self.dead = None, False, False, False, False
 
 
+class Watched(TableState):
+    """Counts how often a waiting transaction is looked at and stays blocked. No part of the form."""
+
+    looks = 0
+
+    def wait_for(self, waiter: Transaction, other: str) -> None:
+        self.looks += 1
+        super().wait_for(waiter, other)
+
+
 @dataclass(slots=True)
 class Owner:
     """One agent's ownership of the table's partition."""
 
     term: str
-    state: TableState
+    state: Watched
     read: int = 0
     """Events that it has read."""
     since: float = 0.0
@@ -232,7 +240,7 @@ class Table:
 
     def begin(self) -> World:
         return World(
-            [Owner("A", TableState(TABLE, self.settings, "A"))], [Writer() for _ in self.jobs], self.faults
+            [Owner("A", Watched(TABLE, self.settings, "A"))], [Writer() for _ in self.jobs], self.faults
         )
 
     def steps(self, world: World) -> Steps[World]:
@@ -314,7 +322,9 @@ class Table:
         if "duplicate" in faults and writer.last is not None:
             yield "is delivered again", partial(Turn.deliver_again, number=number)
         if progress is None and not writer.observed:
-            if job.batches == EVER or (writer.batch < job.batches and (self.ever or writer.attempt < job.attempts)):
+            if job.batches == EVER or (
+                writer.batch < job.batches and (self.ever or writer.attempt < job.attempts)
+            ):
                 yield "opens", partial(Turn.open, number=number)
             if "repeated batch" in faults and writer.batch and not writer.attempt:
                 yield "runs its last batch again", partial(Turn.run_again, number=number)
@@ -348,7 +358,7 @@ class Table:
             yield "begins to publish", partial(Turn.begin_publish, number=number)
         elif progress.phase is GatePhase.PUBLISHING:
             yield "lands", partial(Turn.land, number=number)
-        if self.beats and last_sent(progress) < world.now and progress.phase is not GatePhase.OPENING:
+        if self.beats and last_sent(progress) < world.now:
             yield "sends a heartbeat", partial(Turn.beat, number=number)
 
     # -- what may never happen
@@ -361,6 +371,14 @@ class Table:
                 raise BrokenError(f"limits: {running.id} is granted with priority {running.priority}")
             if owner.state.lock_requested and not owner.state.open():
                 raise BrokenError("limits: the agent keeps the lock of a table without transactions")
+            if owner.state.count_open() > self.settings.max_open:
+                raise BrokenError(f"limits: {owner.state.count_open()} transactions are open")
+            computing = [each.writer for each in owner.state.admitted()]
+            if len(computing) > len(set(computing)):
+                raise BrokenError(f"limits: two transactions of one writer compute, of {computing}")
+            lock, grant = owner.state.lock, running and running.grant
+            if lock and grant and not grant.revoked and grant.lock_owner != lock.owner:
+                raise BrokenError(f"restart changes nothing: the log doesn't name {lock.owner}")
         self._judge_grants(world)
         if not self.late:
             self._judge_replays(world)
@@ -411,7 +429,12 @@ class Table:
                 )
 
     def wants(self, world: World) -> dict[str, bool]:
-        return {str(at): each.landed for at, each in enumerate(world.writers) if each.progress is not None}
+        found = {}
+        for number, writer in enumerate(world.writers):
+            progress = writer.progress
+            if progress is not None and progress.abort is None and progress.late_abort is None:
+                found[str(number)] = writer.landed
+        return found
 
     def form(self, world: World) -> Form:
         """The least one of the forms in the orders of jobs that are alike."""
@@ -436,9 +459,9 @@ def may_publish(progress: GateProgress, now: float) -> bool:
 BEGINNING = (0, Position(0, None))
 
 
-def replayed(settings: TableSettings, world: World, start: int, position: Position) -> TableState:
+def replayed(settings: TableSettings, world: World, start: int, position: Position) -> Watched:
     """The state of an agent that has replayed the log from here on. If that isn't the beginning, it has read the ledger."""
-    state = TableState(TABLE, settings, "A")
+    state = Watched(TABLE, settings, "A")
     if start and TABLE in world.ledger.tables:
         machine.restore(state, world.ledger.tables[TABLE])
     replay_log(state, world, start, position)
@@ -687,7 +710,7 @@ class Turn:
         world.faults -= 1
         taken = [each.term for each in world.decisions if isinstance(each, PartitionTaken)]
         term = "ABCDE"[len(dict.fromkeys(["A", *taken]))]
-        world.owners.append(Owner(term, TableState(TABLE, self._model.settings, term), live=False))
+        world.owners.append(Owner(term, Watched(TABLE, self._model.settings, term), live=False))
         self._take(term)
 
     def _take(self, term: str) -> None:
@@ -719,11 +742,19 @@ class Turn:
 
     def _step(self, number: int, given: machine.Input) -> None:
         owner = self._world.owners[number]
+        looks = owner.state.looks
         effects = machine.step(owner.state, given)
+        decisions = [each for each in effects if isinstance(each, DecisionEvent)]
+        if (
+            not decisions
+            and owner.state.looks > looks
+            and isinstance(given, machine.Tick | machine.LockConfirmed)
+        ):
+            raise BrokenError("looks at what has changed: nothing has, and one that waits is looked at")
         self._judge_victims(owner.state, effects)
+        self._judge_grant(owner.state, effects)
         if isinstance(given, machine.Tick):
             self._judge_silence(owner, effects)
-        decisions = [each for each in effects if isinstance(each, DecisionEvent)]
         self.decided = len(decisions)
         if self._kept is None:
             self._publish(owner, effects)
@@ -733,6 +764,22 @@ class Turn:
         self._publish(owner, [*decisions[: self._kept]])
         owner.state, owner.since = replayed(self._model.settings, world, *BEGINNING), world.now
         self._publish(owner, machine.step(owner.state, machine.Replayed(world.now, owner.read - 1)))
+
+    def _judge_grant(self, state: TableState, effects: list[Effect]) -> None:
+        """One is granted in its turn, for half of a lease at least, and not in a quiet time."""
+        running, least = state.running(), 0.5 * state.settings.grant_lease
+        granted = [each for each in effects if isinstance(each, CommitGranted)]
+        if not granted or running is None:
+            return
+        if granted[-1].lease_seconds < least:
+            raise BrokenError(f"limits: {running.id} is granted for less than {least:.2f} s")
+        if state.lock is not None and state.lock.quiet_until > self._world.now:
+            raise BrokenError(f"one grant: {running.id} is granted in the quiet time")
+        for other in state.in_phase[Phase.WAITING].values():
+            if other.requested < running.requested and other.conflict_rule != "ordered":
+                raise BrokenError(
+                    f"limits: {running.id} is granted before {other.id}, which requested earlier"
+                )
 
     def _judge_silence(self, owner: Owner, effects: list[Effect]) -> None:
         if owner.read == len(self._world.events):
@@ -771,11 +818,13 @@ class Turn:
         """Of two that conflict, one is aborted, and never one whose grant runs."""
         lost: dict[str, set[str]] = {}
         for each in effects:
-            if isinstance(each, Abort) and each.reason == "conflict":
+            if not isinstance(each, Abort):
+                continue
+            known = state.transactions.get(each.transaction)
+            if each.reason in ("conflict", "writer-lost") and known is not None and known.grant is not None:
+                raise BrokenError(f"one victim: {each.transaction} is aborted while its grant runs")
+            if each.reason == "conflict":
                 lost[each.transaction] = {entry.other_transaction for entry in each.conflicts}
-                known = state.transactions.get(each.transaction)
-                if known is not None and known.grant is not None:
-                    raise BrokenError(f"one victim: {each.transaction} is aborted while its grant runs")
                 if all(self._is_weaker(state, other, each.transaction) for other in lost[each.transaction]):
                     raise BrokenError(f"right victim: {each.transaction} loses to a weaker one")
         for victim, winners in lost.items():
@@ -786,9 +835,14 @@ class Turn:
     def _is_weaker(self, state: TableState, winner: str, victim: str) -> bool:
         """Whether neither a right to win, nor its priority, nor its age is a reason why this transaction wins."""
         known = state.transactions.get(winner)
-        if known is None or state.is_protected(known) or known.phase not in (*STOPPABLE, Phase.QUEUED):
+        if known is None or known.phase not in (*STOPPABLE, Phase.QUEUED):
             return False
-        return self._rank(winner) < self._rank(victim)
+        mine, theirs = self._rank(winner), self._rank(victim)
+        if state.is_protected(known):
+            # The victim has lost once more meanwhile.
+            was_protected = state.losses[state.closed[victim].writer] > state.settings.max_losses
+            return was_protected and mine[1] < theirs[1]
+        return mine < theirs
 
     def _rank(self, transaction: str) -> tuple[int, int]:
         intents = (at for at, each in enumerate(self._world.events) if each.transaction == transaction)

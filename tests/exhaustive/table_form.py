@@ -19,10 +19,11 @@ from lakewarden.handlers.table.transactions import LANDED, Touch, Transaction
 from lakewarden.spark_jobs.gate.progress import GateProgress
 from tests.exhaustive.engine import Form, field_names
 
-EVER = 1_000_000
 if TYPE_CHECKING:
     from tests.exhaustive.table import Owner, Table, World, Writer
 
+EVER = 1_000_000
+"""Batches of a writer that never ends."""
 PAST, FAR = -4, 6
 """Ticks."""
 MOMENTS = ("began", "ended", "requested", "aged")
