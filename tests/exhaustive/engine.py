@@ -16,9 +16,10 @@ engine knows nothing of locks or tables.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -27,6 +28,10 @@ Form: TypeAlias = Any
 """Nested tuples and lists of int, str, bool and None."""
 Steps: TypeAlias = Iterable[tuple[str, Callable[[], W]]]
 """Each next step: its name, the same for equal worlds, and what makes the world after it. The world before it stays as it is."""
+
+
+Act: TypeAlias = tuple[str, str, Callable[[W], W]]
+"""A kind of fault, or nothing; the name of a step; and what makes the world after it."""
 
 
 class BrokenError(Exception):
@@ -104,6 +109,53 @@ class Node:
     wants: dict[str, bool]
     steps: list[tuple[str, int]] = field(default_factory=list)
     """Each step, and the number of the state after it."""
+
+
+class Former:
+    """Writes a world as its form. A model's own says what counts of its names and times."""
+
+    left_out: frozenset[str] = frozenset()
+    """Fields that don't count."""
+
+    def value(self, value: Any) -> Form:
+        """A part of a world. What its kind says nothing special of is its fields."""
+        match value:
+            case None | bool() | int():
+                return value
+            case str():
+                return self.name(value)
+            case float():
+                return self.time(value)
+            case Enum():
+                return value.name
+            case set() | frozenset():
+                return sorted((self.value(each) for each in value), key=repr)
+            case list() | tuple():
+                return [self.value(each) for each in value]
+            case Mapping():
+                items = [(self.value(key), self.value(each)) for key, each in value.items()]
+                return sorted(items, key=repr)
+            case _:
+                kept = [each for each in field_names(type(value)) if each not in self.left_out]
+                return [type(value).__name__, *(self.field(each, getattr(value, each)) for each in kept)]
+
+    def field(self, name: str, value: Any) -> Form:  # noqa: ARG002 - for those of a model
+        return self.value(value)
+
+    def name(self, name: str) -> Form:
+        return name
+
+    def time(self, at: float) -> Form:
+        raise NotImplementedError
+
+
+def affordable(acts: Iterable[Act[W]], world: W, kinds: frozenset[str]) -> Steps[W]:
+    """The steps that the world can take: a fault of these kinds costs one of its `faults`."""
+    for kind, name, act in acts:
+        if not kind:
+            yield name, partial(act, world)
+        elif world.faults and kind in kinds:
+            yield name, partial(act, replace(world, faults=world.faults - 1))
 
 
 @cache

@@ -32,56 +32,14 @@ What may never happen:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, Literal
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeAlias
 
-from lakewarden.handlers.lease import machine as lease
-from lakewarden.handlers.lease.conditional import (
-    Absent,
-    Condition,
-    Found,
-    IfAbsent,
-    IfMatch,
-    Lost,
-    ReadOutcome,
-    Refused,
-    Throttled,
-    Unknown,
-    Won,
-    WriteOutcome,
-)
+from lakewarden.handlers.lease import conditional as store, machine, types as lease
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
-from lakewarden.handlers.lease.types import (
-    Acquire,
-    AcquisitionHint,
-    Confirmed,
-    Cost,
-    FormerOwner,
-    Get,
-    Held,
-    Idle,
-    Input,
-    Lease,
-    LeaseEnded,
-    LeaseSettings,
-    LockDenied,
-    Moment,
-    Put,
-    ReadDone,
-    Reading,
-    Refusal,
-    Release,
-    ReleaseHint,
-    SeenVersion,
-    State,
-    Timer,
-    Waiting,
-    WriteDone,
-    Writing,
-)
-from tests.exhaustive.engine import BrokenError, Form, Steps, field_names
+from tests.exhaustive.engine import Act, BrokenError, Form, Former, Steps, affordable
 
 EPOCH_MS = 1_800_000_000_000
 FAR = 20
@@ -91,7 +49,7 @@ MANY = 10
 """Other contenders of a hint's queue."""
 ODD = b"{}"
 """An object that is no lock record."""
-SCALED = LeaseSettings(
+SCALED = lease.LeaseSettings(
     validity=4.0,
     renew_interval=1.0,
     drift=1.2,
@@ -125,8 +83,8 @@ class Contender:
 class Request:
     """A request that is not answered. `outcome`: it has acted."""
 
-    effect: Get | Put
-    outcome: ReadOutcome | WriteOutcome | None = None
+    effect: lease.Get | lease.Put
+    outcome: store.ReadOutcome | store.WriteOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +108,7 @@ class Hudi:
 class Process:
     """One contender."""
 
-    state: State | Hudi = field(default_factory=Idle)
+    state: lease.State | Hudi = field(default_factory=lease.Idle)
     request: Request | None = None
     wanted: bool = False
     owners: int = 0
@@ -169,9 +127,12 @@ class World:
     body: bytes | None = None
     version: int = 0
     now: int = 0
-    strays: tuple[tuple[int, Put], ...] = ()
+    strays: tuple[tuple[int, lease.Put], ...] = ()
     """Writes of these contenders whose answer was lost before they acted."""
     faults: int = 0
+
+
+Acts: TypeAlias = Iterator[Act[World]]
 
 
 @dataclass(frozen=True)
@@ -179,7 +140,7 @@ class Lock:
     """The model. `faults`: so many of these kinds."""
 
     contenders: tuple[Contender, ...]
-    settings: LeaseSettings = SCALED
+    settings: lease.LeaseSettings = SCALED
     faults: int = 0
     kinds: frozenset[str] = frozenset({"lost", "false 412", "503", "kill"})
     held: bool = False
@@ -188,7 +149,7 @@ class Lock:
     """Hudi's tolerance beyond the end of another owner's lease: half the drift."""
 
     def begin(self) -> World:
-        processes = tuple(Process(Hudi() if each.hudi else Idle()) for each in self.contenders)
+        processes = tuple(Process(Hudi() if each.hudi else lease.Idle()) for each in self.contenders)
         if not self.held:
             return World(processes, faults=self.faults)
         dead = LockRecord(expired=False, valid_until=EPOCH_MS + self._validity_ms, owner="dead")
@@ -197,134 +158,109 @@ class Lock:
     # -- steps
 
     def steps(self, world: World) -> Steps[World]:
+        return affordable(self._acts(world), world, self.kinds)
+
+    def _acts(self, world: World) -> Acts:
         for number, process in enumerate(world.processes):
-            yield from self._of_request(world, number, process)
+            if process.request is not None:
+                yield from self._of_request(number, process.request)
             if isinstance(process.state, Hudi):
-                yield from self._of_hudi(world, number, process, process.state)
+                yield from self._of_hudi(world, number, process.state)
             else:
                 yield from self._of_agent(world, number, process, process.state)
-        for place, (number, put) in enumerate(world.strays):
-            rest = world.strays[:place] + world.strays[place + 1 :]
-            yield (
-                f"{place}: a lost write of {number} acts",
-                _later(self._act, replace(world, strays=rest), number, put),
-            )
-        if world.faults and "odd" in self.kinds and world.body != ODD:
-            odd = replace(world, body=ODD, version=world.version + 1, faults=world.faults - 1)
-            yield "another program overwrites the object", lambda: odd
-        yield PASSES, lambda: replace(world, now=world.now + 1)
+        for place, (number, _) in enumerate(world.strays):
+            yield "", f"{place}: a lost write of {number} acts", partial(self._act_lost, place)
+        if world.body != ODD:
+            yield "odd", "another program overwrites the object", self._overwrite
+        yield "", PASSES, lambda world: replace(world, now=world.now + 1)
 
-    def _of_request(self, world: World, number: int, process: Process) -> Steps[World]:
-        request = process.request
-        if request is None:
-            return
-        kind = type(request.effect).__name__.lower()
+    def _of_request(self, number: int, request: Request) -> Acts:
+        answer, put = partial(self._answer, number), isinstance(request.effect, lease.Put)
+        what = f"the {type(request.effect).__name__.lower()} of {number}"
         if request.outcome is not None:
-            yield (
-                f"{number} gets its answer to the {kind}",
-                _later(self._answer, world, number, request.outcome),
-            )
-        elif isinstance(request.effect, Put):
-            yield f"the put of {number} acts", _later(self._act_and_keep, world, number, request.effect)
-        if not world.faults:
-            return
-        faulty = replace(world, faults=world.faults - 1)
-        if "lost" in self.kinds:
-            if request.outcome is None and isinstance(request.effect, Put):
-                lost = replace(faulty, strays=(*faulty.strays, (number, request.effect)))
-            else:
-                lost = faulty
-            yield (
-                f"the answer to the {kind} of {number} is lost",
-                _later(self._answer, lost, number, Unknown("lost")),
-            )
-        if "false 412" in self.kinds and isinstance(request.outcome, Won):
-            yield f"{number} gets 412 for its own write", _later(self._answer, faulty, number, Lost("412"))
-        if request.outcome is None or isinstance(request.effect, Get):
-            if "503" in self.kinds:
-                yield (
-                    f"the {kind} of {number} gets 503",
-                    _later(self._answer, faulty, number, Throttled("503")),
-                )
-            if "403" in self.kinds:
-                yield f"the {kind} of {number} gets 403", _later(self._answer, faulty, number, Refused("403"))
+            yield "", f"{what} is answered", partial(answer, request.outcome)
+        elif put:
+            yield "", f"{what} acts", partial(self._act_and_keep, number, request.effect)
+        yield "lost", f"the answer to {what} is lost", partial(self._lose_answer, number, request)
+        if isinstance(request.outcome, store.Won):
+            yield "false 412", f"{what} has acted and gets 412", partial(answer, store.Lost("412"))
+        if request.outcome is None or not put:
+            yield "503", f"{what} gets 503", partial(answer, store.Throttled("503"))
+            yield "403", f"{what} gets 403", partial(answer, store.Refused("403"))
 
-    def _of_agent(self, world: World, number: int, process: Process, state: State) -> Steps[World]:
-        at = self._moment(world, number)
+    def _of_agent(self, world: World, number: int, process: Process, state: lease.State) -> Acts:
+        at, step = self._moment(world, number), partial(self._step, number)
         if process.wanted:
-            yield f"{number} doesn't need the lock any more", _later(self._want, world, number, wanted=False)
+            yield "", f"{number} doesn't need the lock any more", partial(self._release, number)
         else:
-            yield f"{number} needs the lock", _later(self._want, world, number, wanted=True)
-            if world.faults and "hint" in self.kinds:
-                queued = replace(world, faults=world.faults - 1)
-                yield (
-                    f"{number} needs the lock, as {MANY} others seem to",
-                    _later(self._want, queued, number, wanted=True, ahead=MANY),
-                )
-        if world.faults and "hint" in self.kinds and isinstance(state, Reading | Waiting):
-            hinted = replace(world, faults=world.faults - 1)
-            lasting = at.wall_ms + 1000 * FAR
-            for what, hint in (
-                ("is released", ReleaseHint(at, 0)),
-                ("is released, and others are first", ReleaseHint(at, MANY)),
-                ("is acquired for long", AcquisitionHint(at, lasting)),
-            ):
-                yield f"{number} gets the hint that the lock {what}", _later(self._step, hinted, number, hint)
-        due = lease.deadline(state, self._settings(number))
+            yield "", f"{number} needs the lock", partial(self._acquire, number, 0)
+            yield "hint", f"{number} needs the lock, as many seem to", partial(self._acquire, number, MANY)
+        if isinstance(state, lease.Reading | lease.Waiting):
+            hint = f"{number} gets the hint that the lock is"
+            yield "hint", f"{hint} released", partial(step, lease.ReleaseHint(at, 0))
+            yield "hint", f"{hint} released, and others are first", partial(step, lease.ReleaseHint(at, MANY))
+            lasting = lease.AcquisitionHint(at, at.wall_ms + 1000 * FAR)
+            yield "hint", f"{hint} acquired for long", partial(step, lasting)
+        due = machine.deadline(state, self._settings(number))
         if due is not None and due <= at.now:
-            yield f"the timer of {number} runs", _later(self._step, world, number, Timer(at))
-        if world.faults and "kill" in self.kinds and not isinstance(state, Idle):
-            yield f"{number} is killed", _later(self._kill, world, number)
+            yield "", f"the timer of {number} runs", partial(step, lease.Timer(at))
+        if not isinstance(state, lease.Idle):
+            yield "kill", f"{number} is killed", partial(self._kill, number)
 
-    def _settings(self, number: int) -> LeaseSettings:
+    def _overwrite(self, world: World) -> World:
+        return replace(world, body=ODD, version=world.version + 1)
+
+    def _act_lost(self, place: int, world: World) -> World:
+        number, put = world.strays[place]
+        rest = world.strays[:place] + world.strays[place + 1 :]
+        return self._act(number, put, replace(world, strays=rest))
+
+    def _lose_answer(self, number: int, request: Request, world: World) -> World:
+        return self._answer(number, store.Unknown("lost"), _with_stray(world, number, request))
+
+    def _settings(self, number: int) -> lease.LeaseSettings:
         contender = self.contenders[number]
         return replace(self.settings, owner_prefix=contender.term, fenced=contender.fences)
 
-    def _moment(self, world: World, number: int) -> Moment:
+    def _moment(self, world: World, number: int) -> lease.Moment:
         contender, process = self.contenders[number], world.processes[number]
         wall = EPOCH_MS + round((world.now + contender.wall) * 1000)
         # As a random one, it begins with no term.
         owner = f"{'?' * len(contender.term)}{number}-{process.owners}"
-        return Moment(world.now * contender.rate, wall, owner, jitter=0.0)
+        return lease.Moment(world.now * contender.rate, wall, owner, jitter=0.0)
 
-    def _want(self, world: World, number: int, *, wanted: bool, ahead: int = 0) -> World:
-        at, contender = self._moment(world, number), self.contenders[number]
-        world = _with(world, number, wanted=wanted)
-        if not wanted:
-            return self._step(world, number, Release(at))
+    def _release(self, number: int, world: World) -> World:
+        at = self._moment(world, number)
+        return self._step(number, lease.Release(at), _with(world, number, wanted=False))
+
+    def _acquire(self, number: int, ahead: int, world: World) -> World:
         holder = None if world.body is None else parse(world.body)
-        adopt = holder.owner if contender.adopts and isinstance(holder, LockRecord) else None
-        return self._step(world, number, Acquire(at, adopt, ahead))
+        adopts = self.contenders[number].adopts and isinstance(holder, LockRecord)
+        wanted = lease.Acquire(self._moment(world, number), holder.owner if adopts else None, ahead)
+        return self._step(number, wanted, _with(world, number, wanted=True))
 
-    def _kill(self, world: World, number: int) -> World:
+    def _kill(self, number: int, world: World) -> World:
         process = world.processes[number]
-        strays = world.strays
-        if (
-            process.request is not None
-            and process.request.outcome is None
-            and isinstance(process.request.effect, Put)
-        ):
-            strays = (*strays, (number, process.request.effect))
         ends = max(process.relies_until, self._relied_on(world, number))
         killed = Process(owners=process.owners, relies_until=ends)
-        return _with(replace(world, strays=strays, faults=world.faults - 1), number, process=killed)
+        return _with(_with_stray(world, number, process.request), number, process=killed)
 
-    def _step(self, world: World, number: int, given: Input) -> World:
+    def _step(self, number: int, given: lease.Input, world: World) -> World:
         process = world.processes[number]
         assert not isinstance(process.state, Hudi)
-        state, effects = lease.step(process.state, given, self._settings(number))
+        state, effects = machine.step(process.state, given, self._settings(number))
         world = _with(world, number, state=state, owners=process.owners + 1)
         for effect in effects:
             match effect:
-                case Get():
+                case lease.Get():
                     # It acts at once. One that acts later finds what one that is sent later finds.
                     world = _with(world, number, request=Request(effect, _read(world)))
-                case Put():
+                case lease.Put():
                     world = _with(world, number, request=Request(effect))
-                case Confirmed(lease=confirmed):
+                case lease.Confirmed(lease=confirmed):
                     if not confirmed.version.isdigit() or int(confirmed.version) > world.version:
                         raise BrokenError(f"confirmed is real: {number} relies on a version that never was")
-                case LeaseEnded(holder=str(holder)) | LockDenied(holder=str(holder)) if (
+                case lease.LeaseEnded(holder=str(holder)) | lease.LockDenied(holder=str(holder)) if (
                     len(world.processes) == 1 and not self.held
                 ):
                     raise BrokenError(f"no self-block: its own {holder} is another owner to {number}")
@@ -334,41 +270,29 @@ class Lock:
 
     # -- Hudi's provider
 
-    def _of_hudi(self, world: World, number: int, process: Process, hudi: Hudi) -> Steps[World]:
-        wall = self._moment(world, number).wall_ms
+    def _of_hudi(self, world: World, number: int, hudi: Hudi) -> Acts:
         if hudi.doing == "idle":
-            yield (
-                f"{number} tries to lock",
-                lambda: _with(
-                    world,
-                    number,
-                    state=Hudi("reading"),
-                    request=Request(Get(), _read(world)),
-                    owners=process.owners + 1,
-                ),
-            )
-        if hudi.doing == "holding":
-            assert hudi.local is not None
-            record = LockRecord(
-                expired=False, valid_until=wall + self._validity_ms, owner=hudi.local.record.owner
-            )
-            if hudi.local.record.valid_until - wall <= 0.75 * self._validity_ms:
-                yield (
-                    f"{number} renews",
-                    _later(self._hudi_put, world, number, "renewing", record, hudi.local),
-                )
-            released = replace(hudi.local.record, expired=True)
-            yield (
-                f"{number} releases",
-                _later(self._hudi_put, world, number, "releasing", released, hudi.local),
-            )
+            yield "", f"{number} tries to lock", partial(self._hudi_read, number)
+        if hudi.doing != "holding" or hudi.local is None:
+            return
+        record, wall = hudi.local.record, self._moment(world, number).wall_ms
+        if record.valid_until - wall <= 0.75 * self._validity_ms:
+            renewed = replace(record, valid_until=wall + self._validity_ms)
+            yield "", f"{number} renews", partial(self._hudi_put, number, "renewing", renewed, hudi.local)
+        released = replace(record, expired=True)
+        yield "", f"{number} releases", partial(self._hudi_put, number, "releasing", released, hudi.local)
+
+    def _hudi_read(self, number: int, world: World) -> World:
+        owners = world.processes[number].owners + 1
+        sent = Request(lease.Get(), _read(world))
+        return _with(world, number, state=Hudi("reading"), request=sent, owners=owners)
 
     @property
     def _validity_ms(self) -> int:
         return round(self.settings.validity * 1000)
 
-    def _hudi_put(self, world: World, number: int, doing: Any, record: LockRecord, local: Local) -> World:
-        put = Put(render(record), IfMatch(local.version))
+    def _hudi_put(self, number: int, doing: Any, record: LockRecord, local: Local, world: World) -> World:
+        put = lease.Put(render(record), store.IfMatch(local.version))
         return _with(world, number, state=Hudi(doing, local), request=Request(put))
 
     def _hudi_answer(self, world: World, number: int, hudi: Hudi, outcome: Any) -> World:
@@ -377,22 +301,24 @@ class Lock:
         wall = self._moment(world, number).wall_ms
         put = process.request.effect
         match hudi.doing, outcome:
-            case "reading", Absent() | Found():
-                known = parse(outcome.body) if isinstance(outcome, Found) else None
+            case "reading", store.Absent() | store.Found():
+                known = parse(outcome.body) if isinstance(outcome, store.Found) else None
                 buffer = round(self.hudi_buffer * 1000)
                 if isinstance(known, Malformed) or (known is not None and known.held_at(wall, buffer)):
                     return _with(world, number, state=Hudi(), request=None)
                 owner = f"{number}-{process.owners}"
                 record = LockRecord(expired=False, valid_until=wall + self._validity_ms, owner=owner)
-                condition: Condition = IfMatch(outcome.version) if isinstance(outcome, Found) else IfAbsent()
-                sent = Request(Put(render(record), condition))
+                condition: store.Condition = (
+                    store.IfMatch(outcome.version) if isinstance(outcome, store.Found) else store.IfAbsent()
+                )
+                sent = Request(lease.Put(render(record), condition))
                 return _with(world, number, state=Hudi("acquiring"), request=sent)
-            case (("acquiring" | "renewing"), Won(version=version)):
-                assert isinstance(put, Put)
+            case (("acquiring" | "renewing"), store.Won(version=version)):
+                assert isinstance(put, lease.Put)
                 written = parse(put.body)
                 assert isinstance(written, LockRecord)
                 return _with(world, number, state=Hudi("holding", Local(written, version)), request=None)
-            case "renewing", Unknown() | Throttled():
+            case "renewing", store.Unknown() | store.Throttled():
                 return _with(world, number, state=Hudi("holding", hudi.local), request=None)
             case _:
                 # It lost, released, or doesn't know whether it released. Then the object lapses.
@@ -400,16 +326,16 @@ class Lock:
 
     # -- the store
 
-    def _act_and_keep(self, world: World, number: int, put: Put) -> World:
-        after = self._act(world, number, put)
+    def _act_and_keep(self, number: int, put: lease.Put, world: World) -> World:
+        after = self._act(number, put, world)
         won = after.version > world.version
-        outcome: WriteOutcome = Won(str(after.version)) if won else Lost("412")
+        outcome: store.WriteOutcome = store.Won(str(after.version)) if won else store.Lost("412")
         return _with(after, number, request=Request(put, outcome))
 
-    def _act(self, world: World, number: int, put: Put) -> World:
+    def _act(self, number: int, put: lease.Put, world: World) -> World:
         """The store carries out a write, if its condition holds."""
         condition = put.condition
-        version = condition.version if isinstance(condition, IfMatch) else None
+        version = condition.version if isinstance(condition, store.IfMatch) else None
         current = None if world.body is None else str(world.version)
         if version != current:
             return world
@@ -441,17 +367,17 @@ class Lock:
     def _owner_of(process: Process) -> str | None:
         if isinstance(process.state, Hudi):
             return None if process.state.local is None else process.state.local.record.owner
-        found = lease.lease_of(process.state)
+        found = machine.lease_of(process.state)
         return None if found is None else found.record.owner
 
-    def _answer(self, world: World, number: int, outcome: Any) -> World:
+    def _answer(self, number: int, outcome: Any, world: World) -> World:
         process, at = world.processes[number], self._moment(world, number)
         assert process.request is not None
         if isinstance(process.state, Hudi):
             return self._hudi_answer(world, number, process.state, outcome)
-        read = isinstance(process.request.effect, Get)
-        world = _with(world, number, request=None)
-        return self._step(world, number, ReadDone(at, outcome) if read else WriteDone(at, outcome))
+        read = isinstance(process.request.effect, lease.Get)
+        done = lease.ReadDone(at, outcome) if read else lease.WriteDone(at, outcome)
+        return self._step(number, done, _with(world, number, request=None))
 
     # -- what may never happen
 
@@ -463,7 +389,7 @@ class Lock:
             if local is None or process.state.doing == "releasing":
                 return -1.0
             return (local.record.valid_until - EPOCH_MS) / 1000 - contender.wall
-        found = lease.lease_of(process.state)
+        found = machine.lease_of(process.state)
         return -1.0 if found is None else found.expires_at / contender.rate
 
     def relying(self, world: World) -> list[str]:
@@ -473,7 +399,7 @@ class Lock:
             until = max(process.relies_until, self._relied_on(world, number))
             if process.fenced or until <= world.now:
                 continue
-            held = None if isinstance(process.state, Hudi) else lease.lease_of(process.state)
+            held = None if isinstance(process.state, Hudi) else machine.lease_of(process.state)
             quiet = held is not None and world.now * self.contenders[number].rate < held.quiet_until
             if not quiet or process.relies_until > world.now:
                 found.append(str(number))
@@ -484,7 +410,7 @@ class Lock:
         if len(relying) > 1:
             raise BrokenError(f"one holder: {' and '.join(relying)} rely on the lock")
         for number, process in enumerate(world.processes):
-            if isinstance(process.state, Held) and not process.wanted:
+            if isinstance(process.state, lease.Held) and not process.wanted:
                 raise BrokenError(f"no idle holder: {number} keeps a lock that it doesn't need")
 
     def wants(self, world: World) -> dict[str, bool]:
@@ -498,96 +424,79 @@ class Lock:
         return _Former(self, world).form()
 
 
-class _Former:
+class _Former(Former):
     """Writes one world as its form."""
+
+    left_out = frozenset({"cost", "at"})
 
     def __init__(self, model: Lock, world: World) -> None:
         self._model, self._world = model, world
         self._owners: dict[str, str] = {}
         self._versions: dict[str, int] = {str(world.version): 0}
-        self._rate = 1.0
-        self._settings = model.settings
+        self._rate, self._settings = 1.0, model.settings
+        # Each hint delays a read that is overdue, by at most the `poll_seconds` of 1 after it was due.
+        hints = world.faults if "hint" in model.kinds else 0
+        self._overdue = -(hints + 1) if hints else 0
 
     def form(self) -> Form:
         world = self._world
-        parts: list[Form] = [world.faults, self._value(world.body)]
+        parts: list[Form] = [world.faults, self.value(world.body)]
         for number, process in enumerate(world.processes):
             self._rate = self._model.contenders[number].rate
             self._settings = self._model._settings(number)
             relies = self._ticks(process.relies_until * self._rate)
-            request = self._value(process.request)
-            parts.append((self._value(process.state), request, process.wanted, relies, process.fenced))
-        parts.extend((number, self._value(put)) for number, put in world.strays)
-        return tuple(parts)
+            state, request = self.value(process.state), self.value(process.request)
+            parts.append((state, request, process.wanted, relies, process.fenced))
+        parts.extend((number, self.value(put)) for number, put in world.strays)
+        return parts
 
-    def _ticks(self, at: float, least: int = 0) -> int:
+    def time(self, at: float) -> Form:
+        return self._ticks(at, self._overdue)
+
+    def _ticks(self, at: float, least: float = 0) -> int:
         """Ticks until this time of a monotonic clock is reached: it is compared at ticks only."""
         left = at / self._rate - self._world.now
-        return FAR if left > FAR else max(least, math.ceil(left - 1e-6))
+        return FAR if left > FAR else max(math.floor(least), math.ceil(left - 1e-6))
 
-    def _value(self, value: Any) -> Form:
-        """A part of a world. What its kind says nothing special of is its fields."""
+    def value(self, value: Any) -> Form:
+        settings = self._settings
         match value:
-            case None | bool() | str():
-                return value
             case int():
                 return min(value, 3)
-            case float():
-                # Each hint delays a read that is overdue, by at most the `poll_seconds` of 1 after it was due.
-                hints = self._world.faults if "hint" in self._model.kinds else 0
-                return self._ticks(value, -(hints + 1) if hints else 0)
             case bytes():
-                return "odd" if value == ODD else self._value(_parsed(value))
-            case tuple():
-                return tuple(self._value(each) for each in value)
-            case Cost() | Moment():
-                return None
-            case Unknown() | Lost() | Throttled() | Refused():
+                return "odd" if value == ODD else self.value(_parsed(value))
+            case store.Unknown() | store.Lost() | store.Throttled() | store.Refused():
                 return type(value).__name__
-            case LockRecord() | IfMatch() | Won() | Found() | Local():
-                return self._of_object(value)
-            case Lease() | SeenVersion() | Refusal() | FormerOwner() | Writing():
-                return self._of_state(value)
-            case _:
-                shown = [(name, getattr(value, name)) for name in field_names(value.__class__)]
-                kept = [
-                    self._owner(it) if name in ("own_id", "adopt") else self._value(it) for name, it in shown
-                ]
-                return (type(value).__name__, *kept)
-
-    def _of_object(self, value: LockRecord | IfMatch | Won | Found | Local) -> Form:
-        match value:
             case LockRecord(expired=True, owner=owner):
                 return ("released", self._owner(owner))
             case LockRecord(valid_until=valid_until, owner=owner):
                 return (self._wall(valid_until), self._owner(owner))
-            case IfMatch(version=version) | Won(version=version):
-                return (type(value).__name__, self._version(version))
-            case Found(body=body, version=version):
-                return ("found", self._value(body), self._version(version))
-            case Local(record=record, version=version):
-                return (self._value(record), self._version(version))
-
-    def _of_state(self, value: Lease | SeenVersion | Refusal | FormerOwner | Writing) -> Form:
-        settings = self._settings
-        match value:
-            case Writing(work=work, condition=condition, sent_at=sent_at):
-                useless = settings.validity - settings.drift - settings.margin
-                sent = self._ticks(sent_at, -math.ceil(useless / self._rate))
-                return ("writing", self._value(work), self._value(value.record), self._value(condition), sent)
-            case Lease(record=record, version=version):
-                ends = self._ticks(value.expires_at), self._ticks(value.expires_at - settings.margin)
-                renew, former = self._ticks(value.renew_at), self._value(value.former)
-                return (self._value(record), self._version(version), ends, renew, former)
-            case SeenVersion(version=version, since=since):
-                # Only a strict agent looks at it.
-                oldest = -math.ceil((settings.validity + settings.drift) / self._rate) - 1
-                return (self._version(version), self._ticks(since, oldest)) if settings.strict else None
-            case Refusal(since=since, requests=requests):
-                oldest = -math.ceil(settings.refusal_seconds / self._rate)
+            case lease.Lease(expires_at=expires_at):
+                return (super().value(value), self._ticks(expires_at - settings.margin))
+            case lease.SeenVersion() if not settings.strict:
+                return None
+            case lease.Refusal(since=since, requests=requests):
+                oldest = -settings.refusal_seconds / self._rate
                 return (self._ticks(since, oldest), min(requests, settings.min_refusals))
-            case FormerOwner(owner=owner, until=until, fenced=fenced):
-                return (self._owner(owner), self._ticks(until), fenced)
+            case _:
+                return super().value(value)
+
+    def field(self, name: str, value: Any) -> Form:
+        settings = self._settings
+        match name:
+            case "own_id" | "adopt" | "owner":
+                return self._owner(value)
+            case "version":
+                return self._versions.setdefault(value, len(self._versions))
+            case "expires_at" | "renew_at" | "quiet_until":
+                return self._ticks(value)
+            case "sent_at":
+                useless = settings.validity - settings.drift - settings.margin
+                return self._ticks(value, -useless / self._rate)
+            case "since":
+                return self._ticks(value, -(settings.validity + settings.drift) / self._rate - 1)
+            case _:
+                return self.value(value)
 
     def _wall(self, valid_until: int) -> int:
         """To 50 ms, so that the millisecond by which repeated writes differ doesn't count. What has lapsed for all has lapsed."""
@@ -599,20 +508,16 @@ class _Former:
     def _owner(self, owner: str | None) -> str | None:
         if owner is None:
             return None
-        term = next(
-            (each.term for each in self._model.contenders if each.term and owner.startswith(each.term)), ""
-        )
+        terms = (each.term for each in self._model.contenders if each.term)
+        term = next((each for each in terms if owner.startswith(each)), "")
         return self._owners.setdefault(owner, f"{term}{len(self._owners)}")
-
-    def _version(self, version: str) -> int:
-        return self._versions.setdefault(version, len(self._versions))
 
 
 _parsed = lru_cache(10_000)(parse)
 
 
-def _read(world: World) -> ReadOutcome:
-    return Absent() if world.body is None else Found(world.body, str(world.version))
+def _read(world: World) -> store.ReadOutcome:
+    return store.Absent() if world.body is None else store.Found(world.body, str(world.version))
 
 
 def _with(world: World, number: int, process: Process | None = None, **changes: Any) -> World:
@@ -622,5 +527,8 @@ def _with(world: World, number: int, process: Process | None = None, **changes: 
     return replace(world, processes=tuple(processes))
 
 
-def _later(step: Callable[..., World], *arguments: Any, **named: Any) -> Callable[[], World]:
-    return lambda: step(*arguments, **named)
+def _with_stray(world: World, number: int, request: Request | None) -> World:
+    """The world in which a write that has not acted may act later, although its contender gets no answer."""
+    if request is None or request.outcome is not None or not isinstance(request.effect, lease.Put):
+        return world
+    return replace(world, strays=(*world.strays, (number, request.effect)))
