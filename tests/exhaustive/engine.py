@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from hashlib import blake2b
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 W = TypeVar("W")
 Form: TypeAlias = Any
@@ -30,8 +30,8 @@ Steps: TypeAlias = Iterable[tuple[str, Callable[[], W]]]
 """Each next step: its name, the same for equal worlds, and what makes the world after it. The world before it stays as it is."""
 
 
-Act: TypeAlias = tuple[str, str, Callable[[W], W]]
-"""A kind of fault, or nothing; the name of a step; and what makes the world after it."""
+Act: TypeAlias = tuple[str, str, Any]
+"""A kind of fault, or nothing; the name of a step; and what it does."""
 
 
 class BrokenError(Exception):
@@ -89,17 +89,21 @@ class Exploration(Generic[W]):
     """Of each state: the state before it, and the step from there."""
 
     @property
+    def end(self) -> Literal["complete", "cut", "broken"]:
+        """Complete: every state was explored, and nothing was broken."""
+        if self.story is not None:
+            return "broken"
+        return "cut" if self.waiting else "complete"
+
+    @property
     def complete(self) -> bool:
-        """Whether every state was explored and nothing was broken."""
-        return not self.waiting and self.story is None
+        return self.end == "complete"
 
     def __str__(self) -> str:
-        end = "complete"
-        if self.story is not None:
-            end = f"broken after {len(self.story) - 1} steps"
-        elif self.waiting:
-            end = f"cut, {self.waiting:,} states waiting"
-        return f"{self.states:,} states, depth {self.depth}, {self.seconds:.1f} s of CPU: {end}"
+        more = f" after {len(self.story) - 1} steps" if self.story is not None else ""
+        if self.end == "cut":
+            more = f", {self.waiting:,} states waiting"
+        return f"{self.states:,} states, depth {self.depth}, {self.seconds:.1f} s of CPU: {self.end}{more}"
 
 
 @dataclass(slots=True)
@@ -136,10 +140,10 @@ class Former:
                 items = [(self.value(key), self.value(each)) for key, each in value.items()]
                 return sorted(items, key=repr)
             case _:
-                kept = [each for each in field_names(type(value)) if each not in self.left_out]
+                kept = [each for each in field_names(value.__class__) if each not in self.left_out]
                 return [type(value).__name__, *(self.field(each, getattr(value, each)) for each in kept)]
 
-    def field(self, name: str, value: Any) -> Form:  # noqa: ARG002 - for those of a model
+    def field(self, name: str, value: Any) -> Form:
         return self.value(value)
 
     def name(self, name: str) -> Form:
@@ -149,13 +153,13 @@ class Former:
         raise NotImplementedError
 
 
-def affordable(acts: Iterable[Act[W]], world: W, kinds: frozenset[str]) -> Steps[W]:
-    """The steps that the world can take: a fault of these kinds costs one of its `faults`."""
+def affordable(acts: Iterable[Act], world: Any, kinds: frozenset[str]) -> Iterator[tuple[str, Any, Any]]:
+    """The names and deeds of what can happen, each with the world that has paid: a fault of these kinds costs one of `faults`."""
     for kind, name, act in acts:
         if not kind:
-            yield name, partial(act, world)
+            yield name, act, world
         elif world.faults and kind in kinds:
-            yield name, partial(act, replace(world, faults=world.faults - 1))
+            yield name, act, replace(world, faults=world.faults - 1)
 
 
 @cache
@@ -171,8 +175,8 @@ def key_of(form: Form) -> bytes:
 def explore(
     model: Model[W], *, most: int | None = None, seconds: float | None = None, graph: bool = False
 ) -> Exploration[W]:
-    """Explore at most so many states, or for so many seconds of CPU. With neither limit: all."""
-    began = time.process_time()
+    """Explore at most so many states, or for so many seconds. With neither limit: all."""
+    began, until = time.process_time(), time.monotonic() + (seconds or 0.0)
     first = model.begin()
     numbers = {key_of(model.form(first)): 0}
     found: Exploration[W] = Exploration(parents=[(-1, "the beginning")])
@@ -183,9 +187,7 @@ def explore(
         while level:
             following: list[tuple[int, W]] = []
             for place, (number, world) in enumerate(level):
-                late = (
-                    seconds is not None and found.states % 64 == 0 and time.process_time() - began >= seconds
-                )
+                late = seconds is not None and found.states % 64 == 0 and time.monotonic() >= until
                 if late or found.states == most:
                     found.waiting = len(level) - place + len(following)
                     return found

@@ -132,7 +132,7 @@ class World:
     faults: int = 0
 
 
-Acts: TypeAlias = Iterator[Act[World]]
+Acts: TypeAlias = Iterator[Act]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,8 @@ class Lock:
     # -- steps
 
     def steps(self, world: World) -> Steps[World]:
-        return affordable(self._acts(world), world, self.kinds)
+        for name, act, paid in affordable(self._acts(world), world, self.kinds):
+            yield name, partial(act, paid)
 
     def _acts(self, world: World) -> Acts:
         for number, process in enumerate(world.processes):
@@ -175,16 +176,16 @@ class Lock:
         yield "", PASSES, lambda world: replace(world, now=world.now + 1)
 
     def _of_request(self, number: int, request: Request) -> Acts:
-        answer, put = partial(self._answer, number), isinstance(request.effect, lease.Put)
+        answer = partial(self._answer, number)
         what = f"the {type(request.effect).__name__.lower()} of {number}"
         if request.outcome is not None:
             yield "", f"{what} is answered", partial(answer, request.outcome)
-        elif put:
+        elif isinstance(request.effect, lease.Put):
             yield "", f"{what} acts", partial(self._act_and_keep, number, request.effect)
         yield "lost", f"the answer to {what} is lost", partial(self._lose_answer, number, request)
         if isinstance(request.outcome, store.Won):
             yield "false 412", f"{what} has acted and gets 412", partial(answer, store.Lost("412"))
-        if request.outcome is None or not put:
+        if request.outcome is None or isinstance(request.effect, lease.Get):
             yield "503", f"{what} gets 503", partial(answer, store.Throttled("503"))
             yield "403", f"{what} gets 403", partial(answer, store.Refused("403"))
 
@@ -235,8 +236,10 @@ class Lock:
 
     def _acquire(self, number: int, ahead: int, world: World) -> World:
         holder = None if world.body is None else parse(world.body)
-        adopts = self.contenders[number].adopts and isinstance(holder, LockRecord)
-        wanted = lease.Acquire(self._moment(world, number), holder.owner if adopts else None, ahead)
+        adopted = None
+        if self.contenders[number].adopts and isinstance(holder, LockRecord):
+            adopted = holder.owner
+        wanted = lease.Acquire(self._moment(world, number), adopted, ahead)
         return self._step(number, wanted, _with(world, number, wanted=True))
 
     def _kill(self, number: int, world: World) -> World:

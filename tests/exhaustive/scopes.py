@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, Literal
 
-from tests.exhaustive import lock, table
+from tests.exhaustive import lock, table, table_form
 from tests.exhaustive.engine import After, Exploration, Model, explore, overdue, starved, story_of
 from tests.exhaustive.lock import Contender, Lock
 from tests.exhaustive.table import Job, Table
@@ -82,7 +82,7 @@ ANY = (*ANSWERS, "403", "kill", "odd")
 
 ONCE, ELSEWHERE = Job(attempts=1), Job(("q/f",), attempts=1)
 QUEUED, ORDERED = Job(admission="queued"), Job(rule="ordered")
-EVER = Job(batches=table.EVER)
+EVER = Job(batches=table_form.EVER)
 AT_ONCE = replace(EVER, retries="optimistic")
 BEHIND = replace(EVER, admission="queued", priority=-1)
 APPENDS = replace(EVER, touches=("p/f:append",), rule="deleted-file")

@@ -24,16 +24,19 @@ What may never happen, with the promise of docs/guarantees.md:
 | promise | broken if |
 | --- | --- |
 | one grant | two writers may publish at one moment, by their own clocks, or one for longer than the agent believes |
-| one grant | two grants have one id, or a commit lands without the lock |
+| one grant | two grants have one id, one is decided in a quiet time, or a commit lands without the lock |
 | no overlap | a commit lands without one that it conflicts with in its base, or an `ordered` one out of order |
 | one victim | a conflict aborts both of two, or a transaction whose grant runs |
 | right victim | the victim of a conflict has the larger priority, or the earlier intent at equal priorities |
-| limits | a transaction is granted with a priority above the limit; or a table without transactions keeps the lock |
+| limits | a grant has a priority above the limit, comes before an earlier request, or is shorter than half of a lease |
+| limits | more are open than may be; two of one writer compute; a table without transactions keeps the lock |
 | lag is no silence | a writer is lost, or a grant lapses, while the agent has not read the whole log |
 | once | a batch lands twice |
 | restart changes nothing | a replay, from the beginning or from the checkpoint, gives other facts, or decides something |
+| restart changes nothing | the log doesn't name the owner of the lock that covers the running grant |
 | bounded wait | others commit for ever, and one never does (`starved`); one waits, and nothing can happen any more |
 | bounded wait | while another writer is silent, one isn't served in time (`overdue`) |
+| linear checks | a check or an answer of the lock that decides nothing looks at a queued transaction |
 | no crash | the core raises, or `check_invariants` does |
 """
 
@@ -47,29 +50,7 @@ from io import BytesIO
 from typing import Any, TypeAlias, cast
 
 from lakewarden import events
-from lakewarden.events import (
-    Abort,
-    AbortRequested,
-    Admission,
-    Admitted,
-    BatchCommitted,
-    CommitCompleted,
-    CommitGranted,
-    CommitIntent,
-    CommitRequested,
-    ConflictRule,
-    ConflictsLost,
-    DecisionEvent,
-    DecisionEventUnion,
-    DecisionRecord,
-    Marker,
-    MarkerCreated,
-    Operation,
-    PartitionTaken,
-    TransactionAbandoned,
-    WriterEventUnion,
-    WriterHeartbeat,
-)
+from lakewarden.events import DecisionRecord, WriterEventUnion
 from lakewarden.handlers.table import machine
 from lakewarden.handlers.table.conflicts import operations_conflict
 from lakewarden.handlers.table.effects import Effect, ReleaseLock
@@ -80,7 +61,7 @@ from lakewarden.handlers.table.replay import CheckpointPositions, Position, Publ
 from lakewarden.handlers.table.state import LockView, TableSettings, TableState
 from lakewarden.handlers.table.transactions import STOPPABLE, Phase, Transaction
 from lakewarden.spark_jobs.gate.progress import GatePhase, GateProgress, GrantLease
-from tests.exhaustive.engine import BrokenError, Form, Steps
+from tests.exhaustive.engine import Act, BrokenError, Form, Steps, affordable
 from tests.exhaustive.table_form import EVER, form_of
 from tests.unit.handlers.table.world import AT, TABLE, facts, m, place_of, places_meet
 
@@ -104,21 +85,23 @@ class Job:
 
     touches: tuple[str, ...] = ("p/f",)
     """Places, with `:operation` if it isn't a merge."""
-    rule: ConflictRule = "file-group"
-    admission: Admission = "optimistic"
+    rule: events.ConflictRule = "file-group"
+    admission: events.Admission = "optimistic"
     priority: int = 0
     batches: int = 1
     attempts: int = 2
     """Transactions for each batch."""
-    retries: Admission = "queued"
+    retries: events.Admission = "queued"
     observed: bool = False
     recorded: bool = True
     """The table records which batches it has."""
 
     @property
-    def markers(self) -> tuple[Marker, ...]:
+    def markers(self) -> tuple[events.Marker, ...]:
         parts = [each.partition(":") for each in self.touches]
-        return tuple(m(place, cast("Operation", operation or "merge")) for place, _, operation in parts)
+        return tuple(
+            m(place, cast("events.Operation", operation or "merge")) for place, _, operation in parts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +146,12 @@ class Writer:
 
 
 class Watched(TableState):
-    """Counts how often a waiting transaction is looked at and stays blocked. No part of the form."""
+    """Counts how often a queued transaction is looked at and stays blocked. No part of the form."""
 
     looks = 0
 
     def wait_for(self, waiter: Transaction, other: str) -> None:
-        self.looks += 1
+        self.looks += waiter.phase is Phase.QUEUED
         super().wait_for(waiter, other)
 
 
@@ -182,7 +165,7 @@ class Owner:
     """Events that it has read."""
     since: float = 0.0
     """Since when it has read the whole log."""
-    unpublished: list[DecisionEventUnion] = field(default_factory=list)
+    unpublished: list[events.DecisionEventUnion] = field(default_factory=list)
     live: bool = True
     """It has replayed the log."""
     behind: bool = False
@@ -212,8 +195,7 @@ class World:
         return any(each.writer == number and each.batch == batch for each in self.commits)
 
 
-Act: TypeAlias = Callable[["Turn"], None]
-Acts: TypeAlias = Iterator[tuple[str, Act]]
+Acts: TypeAlias = Iterator[Act]
 
 
 @dataclass(frozen=True)
@@ -244,12 +226,13 @@ class Table:
         )
 
     def steps(self, world: World) -> Steps[World]:
-        packed = _packed(world)
-        acts = list(self._acts(world))
+        packs: dict[int, bytes] = {}
+        possible = list(affordable(self._acts(world), world, self.kinds))
         mortal = "dead writer" in self.kinds
-        if not acts and not mortal and any(each.progress is not None for each in world.writers):
+        if not possible and not mortal and any(each.progress is not None for each in world.writers):
             raise BrokenError("bounded wait: a writer waits, and nothing can happen any more")
-        for name, act in acts:
+        for name, act, paid in possible:
+            packed = packs.get(paid.faults) or packs.setdefault(paid.faults, _packed(paid))
             yield name, partial(self._after, packed, act, None)
             if world.faults and "kill" in self.kinds:
                 turn = Turn(self, pickle.loads(packed), None)  # noqa: S301 - packed above
@@ -258,7 +241,7 @@ class Table:
                     step = f"{name}; the agent is killed after {kept} decisions"
                     yield step, partial(self._after, packed, act, kept)
 
-    def _after(self, packed: bytes, act: Act, kept: int | None) -> World:
+    def _after(self, packed: bytes, act: Callable[[Turn], None], kept: int | None) -> World:
         world: World = pickle.loads(packed)  # noqa: S301 - what `steps` has packed
         act(Turn(self, world, kept))
         return world
@@ -267,42 +250,35 @@ class Table:
 
     def _acts(self, world: World) -> Acts:
         for number, writer in enumerate(world.writers):
-            for name, act in self._of_writer(world, number, writer):
-                yield f"{number} {name}", act
-            if self.late and writer.decisions_read < len(world.decisions):
-                yield f"{number} reads decisions", partial(Turn.read_decisions, number=number)
+            for kind, name, act in self._of_writer(world, number, writer):
+                yield kind, f"{number} {name}", partial(act, number=number)
         for number, owner in enumerate(world.owners):
-            for name, act in self._of_owner(world, number, owner):
-                yield f"{owner.term} {name}", act
+            for kind, name, act in self._of_owner(world, number, owner):
+                yield kind, f"{owner.term} {name}", partial(act, number=number)
         if self.seconds:
-            yield PASSES, Turn.wait
-        if world.faults and "take-over" in self.kinds and len(world.owners) < 3:
-            yield "another agent takes the partition over", Turn.take_over
+            yield "", PASSES, Turn.wait
+        if len(world.owners) < 3:
+            yield "take-over", "another agent takes the partition over", Turn.take_over
 
     def _of_owner(self, world: World, number: int, owner: Owner) -> Acts:
         if not owner.live:
-            yield "replays the log", partial(Turn.replay, number=number)
+            yield "", "replays the log", Turn.replay
             return
+        state, holds = owner.state, self._holds(world, owner)
         if self.late and owner.read < len(world.events):
-            yield "reads an event", partial(Turn.read, number=number)
+            yield "", "reads an event", Turn.read
         if owner.unpublished:
-            yield "publishes a decision", partial(Turn.publish, number=number)
-        state = owner.state
-        wanted = state.lock_requested and (
-            state.lock is None or state.lock.expires_at <= world.now + RENEWED_BELOW
-        )
-        if wanted and self._may_hold(world, number):
-            yield "has its lock confirmed", partial(Turn.confirm_lock, number=number)
-        if world.faults and "stays" in self.kinds:
-            yield "is assigned its partition again", partial(Turn.resume, number=number)
+            yield "", "publishes a decision", Turn.publish
+        renewable = state.lock is None or state.lock.expires_at <= world.now + RENEWED_BELOW
+        if state.lock_requested and renewable and self._may_hold(world, number):
+            yield "", "has its lock confirmed", Turn.confirm_lock
+        yield "stays", "is assigned its partition again", Turn.resume
         if owner.behind:
-            yield "begins again", partial(Turn.begin_again, number=number)
-        if state.lock is not None and (
-            (world.faults and "lost lock" in self.kinds) or not self._holds(world, owner)
-        ):
-            yield "loses the lock", partial(Turn.lose_lock, number=number)
-        if self.seconds and owner.state.open():
-            yield "checks", partial(Turn.check, number=number)
+            yield "", "begins again", Turn.begin_again
+        if state.lock is not None:
+            yield "lost lock" if holds else "", "loses the lock", Turn.lose_lock
+        if self.seconds and state.open():
+            yield "", "checks", Turn.check
 
     @staticmethod
     def _holds(world: World, owner: Owner) -> bool:
@@ -315,51 +291,53 @@ class Table:
         return world.lock[0] <= world.owners[number].term
 
     def _of_writer(self, world: World, number: int, writer: Writer) -> Acts:
-        job, progress, faults = self.jobs[number], writer.progress, self.kinds if world.faults else ()
+        if self.late and writer.decisions_read < len(world.decisions):
+            yield "", "reads decisions", Turn.read_decisions
+        progress = writer.progress
         if writer.dead:
-            yield "starts again", partial(Turn.start_again, number=number)
+            yield "", "starts again", Turn.retry
             return
-        if "duplicate" in faults and writer.last is not None:
-            yield "is delivered again", partial(Turn.deliver_again, number=number)
+        if writer.last is not None:
+            yield "duplicate", "is delivered again", Turn.deliver_again
         if progress is None and not writer.observed:
-            if job.batches == EVER or (
-                writer.batch < job.batches and (self.ever or writer.attempt < job.attempts)
-            ):
-                yield "opens", partial(Turn.open, number=number)
-            if "repeated batch" in faults and writer.batch and not writer.attempt:
-                yield "runs its last batch again", partial(Turn.run_again, number=number)
+            yield from self._of_idle(number, writer)
             return
-        if "dead writer" in faults:
-            yield "dies", partial(Turn.die, number=number)
+        yield "dead writer", "dies", Turn.die
         if progress is None:
             if not writer.touched:
-                yield "touches", partial(Turn.touch, number=number)
-            yield "is seen to commit", partial(Turn.commit_observed, number=number)
+                yield "", "touches", Turn.touch
+            yield "", "is seen to commit", Turn.commit_observed
         elif writer.landed:
-            yield "reports its commit", partial(Turn.complete, number=number)
+            yield "", SERVES, Turn.complete
         elif progress.abort is not None or progress.late_abort is not None or progress.committed is not None:
-            yield "ends", partial(Turn.end, number=number)
+            yield "", "ends", Turn.end
         else:
             yield from self._of_open(world, number, writer, progress)
-            if "abandon" in faults:
-                yield "fails", partial(Turn.fail, number=number)
-            if "operator" in faults:
-                yield "is to end, says an operator", partial(Turn.request_abort, number=number)
+
+    def _of_idle(self, number: int, writer: Writer) -> Acts:
+        job = self.jobs[number]
+        may_try = self.ever or writer.attempt < job.attempts
+        if job.batches == EVER or (writer.batch < job.batches and may_try):
+            yield "", "opens", Turn.open
+        if writer.batch and not writer.attempt:
+            yield "repeated batch", "runs its last batch again", Turn.run_again
 
     def _of_open(self, world: World, number: int, writer: Writer, progress: GateProgress) -> Acts:
         if progress.phase is GatePhase.COMPUTING:
             if world.in_table(number) and self.jobs[number].recorded:
-                yield "finds its batch in the table", partial(Turn.skip, number=number)
+                yield "", "finds its batch in the table", Turn.skip
             elif writer.touched:
-                yield "requests its grant", partial(Turn.request, number=number)
+                yield "", "requests its grant", Turn.request
             else:
-                yield "touches", partial(Turn.touch, number=number)
+                yield "", "touches", Turn.touch
         elif progress.phase is GatePhase.REQUESTED and progress.lease is not None:
-            yield "begins to publish", partial(Turn.begin_publish, number=number)
+            yield "", "begins to publish", Turn.begin_publish
         elif progress.phase is GatePhase.PUBLISHING:
-            yield "lands", partial(Turn.land, number=number)
+            yield "", "lands", Turn.land
         if self.beats and last_sent(progress) < world.now:
-            yield "sends a heartbeat", partial(Turn.beat, number=number)
+            yield "", "sends a heartbeat", Turn.beat
+        yield "abandon", "fails", Turn.give_up
+        yield "operator", "is to end, says an operator", Turn.request_abort
 
     # -- what may never happen
 
@@ -421,7 +399,7 @@ class Table:
             state.lock, state.lock_requested = owner.state.lock, owner.state.lock_requested
             state.lock_used = owner.state.lock_used
             effects = machine.step(state, machine.Replayed(world.now, len(world.events) - 1))
-            decided = [each for each in effects if isinstance(each, DecisionEvent)]
+            decided = [each for each in effects if isinstance(each, events.DecisionEvent)]
             if decided:
                 what = f"{decided[0].type} of {decided[0].transaction}"
                 raise BrokenError(
@@ -507,30 +485,30 @@ class Turn:
         }
         if not job.observed:
             fields |= {"batch_id": writer.batch, "admission": admission, "priority": job.priority}
-        self._send(number, CommitIntent, scope=job.markers if admission == "queued" else (), **fields)
+        self._send(number, events.CommitIntent, scope=job.markers if admission == "queued" else (), **fields)
 
     def touch(self, number: int) -> None:
         self._world.writers[number].touched = True
-        self._send(number, MarkerCreated, markers=self._model.jobs[number].markers)
+        self._send(number, events.MarkerCreated, markers=self._model.jobs[number].markers)
 
     def request(self, number: int) -> None:
         progress = self._progress(number)
         progress.request()
-        self._send(number, CommitRequested, seq=progress.send_times.next_seq(self._world.now))
+        self._send(number, events.CommitRequested, seq=progress.send_times.next_seq(self._world.now))
 
     def beat(self, number: int) -> None:
         seq = self._progress(number).send_times.next_seq(self._world.now)
-        self._send(number, WriterHeartbeat, seq=seq)
+        self._send(number, events.WriterHeartbeat, seq=seq)
 
     def begin_publish(self, number: int) -> None:
         if not isinstance(self._progress(number).begin_publish(self._world.now), GrantLease):
-            self._give_up(number)
+            self.give_up(number)
 
     def land(self, number: int) -> None:
         """The last step of a publish, right after the gate's last check."""
         world, writer = self._world, self._world.writers[number]
         if not isinstance(self._progress(number).check_lease(world.now), GrantLease):
-            self._give_up(number)
+            self.give_up(number)
             return
         if not may_publish(self._progress(number), world.now):
             raise BrokenError(f"one grant: {number} lands after its lease")
@@ -567,19 +545,19 @@ class Turn:
         progress, batch = self._progress(number), self._world.writers[number].batch
         assert progress.lease is not None
         progress.end()
-        self._send(number, CommitCompleted, grant=progress.lease.grant, batch_id=batch)
+        self._send(number, events.CommitCompleted, grant=progress.lease.grant, batch_id=batch)
         self._next_batch(number)
 
     def commit_observed(self, number: int) -> None:
         granted = [place for place, each in enumerate(self._world.writers) if _has_grant(each)]
         self._commit(number, *granted)
-        self._send(number, CommitCompleted, markers=self._model.jobs[number].markers)
+        self._send(number, events.CommitCompleted, markers=self._model.jobs[number].markers)
         self._next_batch(number)
 
     def skip(self, number: int) -> None:
         """The batch is in the table."""
         self._progress(number).end()
-        self._send(number, TransactionAbandoned, reason="in the table")
+        self._send(number, events.TransactionAbandoned, reason="in the table")
         self._next_batch(number)
 
     def end(self, number: int) -> None:
@@ -588,52 +566,41 @@ class Turn:
         if progress.committed is not None:
             self._next_batch(number)
         elif progress.lease is not None:
-            self._give_up(number)
+            self.give_up(number)
         else:
             progress.end()
-            self._retry(number)
+            self.retry(number)
 
-    def fail(self, number: int) -> None:
-        self._world.faults -= 1
-        self._give_up(number)
-
-    def _give_up(self, number: int) -> None:
+    def give_up(self, number: int) -> None:
         self._progress(number).end()
-        self._send(number, TransactionAbandoned, reason="failed")
-        self._retry(number)
+        self._send(number, events.TransactionAbandoned, reason="failed")
+        self.retry(number)
 
     def _next_batch(self, number: int) -> None:
         writer = self._world.writers[number]
         writer.leave()
         writer.batch, writer.attempt = writer.batch + 1, 0
 
-    def _retry(self, number: int) -> None:
+    def retry(self, number: int) -> None:
         writer = self._world.writers[number]
         writer.leave()
         writer.attempt += 1
 
     def die(self, number: int) -> None:
-        self._world.faults -= 1
         self._world.writers[number].dead = True
 
-    def start_again(self, number: int) -> None:
-        self._retry(number)
-
     def run_again(self, number: int) -> None:
-        self._world.faults -= 1
         writer = self._world.writers[number]
         writer.batch, writer.attempt = writer.batch - 1, self._model.jobs[number].attempts
         self.open(number)
 
     def deliver_again(self, number: int) -> None:
-        self._world.faults -= 1
         last = self._world.writers[number].last
         assert last is not None
         self._append(last)
 
     def request_abort(self, number: int) -> None:
-        self._world.faults -= 1
-        self._send(number, AbortRequested, operator="ops", reason="it hangs")
+        self._send(number, events.AbortRequested, operator="ops", reason="it hangs")
 
     def _progress(self, number: int) -> GateProgress:
         progress = self._world.writers[number].progress
@@ -657,17 +624,17 @@ class Turn:
         world, writer = self._world, self._world.writers[number]
         for record in world.decisions[writer.decisions_read :]:
             writer.decisions_read += 1
-            if isinstance(record, PartitionTaken):
+            if isinstance(record, events.PartitionTaken):
                 writer.term = record.term
-            elif isinstance(record, DecisionEvent) and events.counts(record, writer.term):
+            elif isinstance(record, events.DecisionEvent) and events.counts(record, writer.term):
                 self._obey(writer, record)
 
-    def _obey(self, writer: Writer, decision: DecisionEventUnion) -> None:
+    def _obey(self, writer: Writer, decision: events.DecisionEventUnion) -> None:
         if writer.progress is None or writer.dead or decision.transaction != writer.transaction:
             return
         admitted = writer.progress.admitted
         writer.progress.apply(decision, writer.decisions_read)
-        if isinstance(decision, Admitted) and admitted is None:
+        if isinstance(decision, events.Admitted) and admitted is None:
             writer.base, writer.order = len(self._world.commits), self._world.admissions
             self._world.admissions += 1
 
@@ -677,7 +644,7 @@ class Turn:
         world, owner = self._world, self._world.owners[number]
         event, offset = world.events[owner.read], owner.read
         owner.read += 1
-        if isinstance(event, CommitIntent):
+        if isinstance(event, events.CommitIntent):
             owner.positions.on_intent(offset, Position(len(world.decisions), owner.term))
         self._step(number, machine.EventRead(event, offset, world.now, world.now))
 
@@ -694,8 +661,6 @@ class Turn:
 
     def lose_lock(self, number: int) -> None:
         world, owner = self._world, self._world.owners[number]
-        if self._model._holds(world, owner):
-            world.faults -= 1
         self._step(number, machine.LockFailed(world.now, owner.read - 1, "lost", "not confirmed in time"))
 
     def check(self, number: int) -> None:
@@ -707,21 +672,19 @@ class Turn:
     def take_over(self) -> None:
         """Another agent publishes its term, and reads the decisions later. From then on the former one's don't count."""
         world = self._world
-        world.faults -= 1
-        taken = [each.term for each in world.decisions if isinstance(each, PartitionTaken)]
+        taken = [each.term for each in world.decisions if isinstance(each, events.PartitionTaken)]
         term = "ABCDE"[len(dict.fromkeys(["A", *taken]))]
         world.owners.append(Owner(term, Watched(TABLE, self._model.settings, term), live=False))
         self._take(term)
 
     def _take(self, term: str) -> None:
-        taken = PartitionTaken.model_construct(**events.UNSTAMPED, table=TABLE, agent=term, term=term)
+        taken = events.PartitionTaken.model_construct(**events.UNSTAMPED, table=TABLE, agent=term, term=term)
         self._append_decision(taken)
 
     def resume(self, number: int) -> None:
         """A paused agent publishes its term again, and goes on if it finds no other's since (`handlers/group/ownership.py`)."""
         world, owner = self._world, self._world.owners[number]
-        world.faults -= 1
-        takers = [each.term for each in world.decisions if isinstance(each, PartitionTaken)]
+        takers = [each.term for each in world.decisions if isinstance(each, events.PartitionTaken)]
         self._take(owner.term)
         if takers and takers[-1] != owner.term:
             world.owners.remove(owner)
@@ -731,7 +694,6 @@ class Turn:
     def begin_again(self, number: int) -> None:
         """An agent that finds another's term after its own begins as one that takes the partition over."""
         self._world.owners.pop(number)
-        self._world.faults += 1
         self.take_over()
 
     def replay(self, number: int) -> None:
@@ -744,13 +706,13 @@ class Turn:
         owner = self._world.owners[number]
         looks = owner.state.looks
         effects = machine.step(owner.state, given)
-        decisions = [each for each in effects if isinstance(each, DecisionEvent)]
+        decisions = [each for each in effects if isinstance(each, events.DecisionEvent)]
         if (
             not decisions
             and owner.state.looks > looks
             and isinstance(given, machine.Tick | machine.LockConfirmed)
         ):
-            raise BrokenError("looks at what has changed: nothing has, and one that waits is looked at")
+            raise BrokenError("linear checks: nothing has changed, and a queued transaction is looked at")
         self._judge_victims(owner.state, effects)
         self._judge_grant(owner.state, effects)
         if isinstance(given, machine.Tick):
@@ -768,7 +730,7 @@ class Turn:
     def _judge_grant(self, state: TableState, effects: list[Effect]) -> None:
         """One is granted in its turn, for half of a lease at least, and not in a quiet time."""
         running, least = state.running(), 0.5 * state.settings.grant_lease
-        granted = [each for each in effects if isinstance(each, CommitGranted)]
+        granted = [each for each in effects if isinstance(each, events.CommitGranted)]
         if not granted or running is None:
             return
         if granted[-1].lease_seconds < least:
@@ -785,15 +747,15 @@ class Turn:
         if owner.read == len(self._world.events):
             return
         for each in effects:
-            if isinstance(each, Abort) and each.reason == "writer-lost":
+            if isinstance(each, events.Abort) and each.reason == "writer-lost":
                 raise BrokenError(f"lag is no silence: {each.transaction} is lost, and the agent lags")
 
     def _publish(self, owner: Owner, effects: list[Effect]) -> None:
         world = self._world
         for effect in effects:
-            if isinstance(effect, DecisionEvent):
+            if isinstance(effect, events.DecisionEvent):
                 owner.unpublished.append(effect.model_copy(update={"term": owner.term}))
-            elif isinstance(effect, BatchCommitted | ConflictsLost):
+            elif isinstance(effect, events.BatchCommitted | events.ConflictsLost):
                 world.ledger.add(effect)
             elif isinstance(effect, ReleaseLock) and self._model._holds(world, owner):
                 world.lock = None
@@ -805,8 +767,8 @@ class Turn:
 
     def _append_decision(self, record: DecisionRecord) -> None:
         world = self._world
-        if isinstance(record, CommitGranted):
-            same = [each for each in world.decisions if isinstance(each, CommitGranted)]
+        if isinstance(record, events.CommitGranted):
+            same = [each for each in world.decisions if isinstance(each, events.CommitGranted)]
             if record.grant in (each.grant for each in same):
                 raise BrokenError(f"one grant: two have the id {record.grant}")
         world.decisions.append(record)
@@ -818,7 +780,7 @@ class Turn:
         """Of two that conflict, one is aborted, and never one whose grant runs."""
         lost: dict[str, set[str]] = {}
         for each in effects:
-            if not isinstance(each, Abort):
+            if not isinstance(each, events.Abort):
                 continue
             known = state.transactions.get(each.transaction)
             if each.reason in ("conflict", "writer-lost") and known is not None and known.grant is not None:

@@ -10,14 +10,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from enum import Enum
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import DecisionEvent, Marker
 from lakewarden.handlers.table.transactions import LANDED, Touch, Transaction
 from lakewarden.spark_jobs.gate.progress import GateProgress
-from tests.exhaustive.engine import Form, field_names
+from tests.exhaustive.engine import Form, Former
 
 if TYPE_CHECKING:
     from tests.exhaustive.table import Owner, Table, World, Writer
@@ -64,7 +63,9 @@ def form_of(model: Table, world: World, order: tuple[int, ...]) -> Form:
     return _Former(model, world, order).form()
 
 
-class _Former:
+class _Former(Former):
+    left_out = DERIVED
+
     def __init__(self, model: Table, world: World, order: tuple[int, ...]) -> None:
         self._model, self._world, self._order = model, world, order
         self._place = {f"w{number}": place for place, number in enumerate(order)}
@@ -98,7 +99,7 @@ class _Former:
 
     def _events(self) -> Form:
         return [
-            (type(each).__name__, self._name(each.transaction), getattr(each, "seq", None))
+            (type(each).__name__, self.name(each.transaction), getattr(each, "seq", None))
             for each in self._world.events
         ]
 
@@ -110,7 +111,7 @@ class _Former:
             return record.term
         return (
             type(record).__name__,
-            self._name(record.transaction),
+            self.name(record.transaction),
             record.term,
             record.cause_offset,
             getattr(record, "grant", ""),
@@ -128,7 +129,7 @@ class _Former:
             each.sequence for each in owner.state.lapsed.values()
         }
         self._offsets = {offset: rank for rank, offset in enumerate(sorted(known))}
-        state = self._value(owner.state), self._pairs(owner)
+        state = self.value(owner.state), self._pairs(owner)
         closed = [self._closed(owner, self._world.writers[number].transaction) for number in self._order]
         waiting = [self._decision(each) for each in owner.unpublished]
         since = self._time(owner.since) if self._model.seconds else 0
@@ -158,7 +159,7 @@ class _Former:
             for partition, groups in footprints.index.items()
             for file_group, touches in groups.items()
         ]
-        return self._value({about: others for about, others in met if about[0] in self._kept}), self._value(
+        return self.value({about: others for about, others in met if about[0] in self._kept}), self.value(
             places
         )
 
@@ -215,12 +216,15 @@ class _Former:
     def _grant(self, grant: str) -> int:
         return self._grants.setdefault(grant, len(self._grants))
 
+    def time(self, at: float) -> Form:
+        return self._time(at)
+
     def _time(self, at: float, least: int = PAST) -> int:
         if not self._model.seconds:
             return 0
         return min(max(least, math.ceil(at - self._world.now - 1e-6)), FAR)
 
-    def _name(self, name: str) -> str:
+    def name(self, name: str) -> str:
         """A transaction or a writer, by its place among those that are alike."""
         writer, _, rest = name.removeprefix("hudi:").partition(".")
         place = self._place.get(writer)
@@ -237,40 +241,22 @@ class _Former:
         """Relative to the writer's present one, where batches come for ever."""
         return batch - self._world.writers[number].batch if self._model.ever else batch
 
-    def _value(self, value: Any) -> Form:
-        match value:
-            case None | bool() | int():
-                return value
-            case Enum():
-                return value.name
-            case str():
-                return self._name(value)
-            case float():
-                return self._time(value)
-            case Marker(partition=partition, file_group=file_group, operation=operation):
-                return (partition, file_group, operation)
-            case set() | frozenset():
-                return sorted((self._value(each) for each in value), key=repr)
-            case list() | tuple():
-                return [self._value(each) for each in value]
-            case Mapping():
-                items = [(self._value(key), self._value(each)) for key, each in value.items()]
-                return sorted(items, key=repr)
-            case _:
-                kept = [each for each in field_names(value.__class__) if each not in DERIVED]
-                return [self._sent(value), *(self._field(name, getattr(value, name)) for name in kept)]
+    def value(self, value: Any) -> Form:
+        if isinstance(value, Marker):
+            return (value.partition, value.file_group, value.operation)
+        if isinstance(value, Transaction):
+            return [self._sent(value), super().value(value)]
+        return super().value(value)
 
-    def _sent(self, value: Any) -> Form:
+    def _sent(self, transaction: Transaction) -> Form:
         """When the last `seq` was sent that the agent has read: the number itself rises for ever."""
-        if not isinstance(value, Transaction):
-            return None
-        writer = next((each for each in self._world.writers if each.transaction == value.id), None)
-        if writer is None or writer.progress is None:
-            return None
-        sent = writer.progress.send_times._sent_at
-        return self._time(sent[value.seq]) if value.seq in sent else None
+        for writer in self._world.writers:
+            if writer.transaction == transaction.id and writer.progress is not None:
+                sent = writer.progress.send_times._sent_at
+                return self._time(sent[transaction.seq]) if transaction.seq in sent else None
+        return None
 
-    def _field(self, name: str, value: Any) -> Form:
+    def field(self, name: str, value: Any) -> Form:
         if name == "moment" or name in MOMENTS:
             return self._moments.get(value, -1)
         if name == "sequence":
@@ -284,10 +270,10 @@ class _Former:
         if name == "ledger":
             batches = [(writer, each.batch_id) for writer, each in value.items()]
             return sorted(
-                (self._name(writer), self._batch(int(writer[1:]), batch)) for writer, batch in batches
+                (self.name(writer), self._batch(int(writer[1:]), batch)) for writer, batch in batches
             )
         if name == "transactions":
-            return [self._value(each) for each in self._kept.values()]
+            return [self.value(each) for each in self._kept.values()]
         if name == "recheck" and value is not None:
             value = {each for each in value if each in self._kept}
         if name == "waiters":
@@ -296,4 +282,4 @@ class _Former:
             value = {writer: min(lost, self._model.settings.max_losses) for writer, lost in value.items()}
         if name == "overtaken":
             return min(value, self._model.settings.max_losses)
-        return self._value(value)
+        return self.value(value)
