@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Self, TypeAlias, TypeVar
 
 import anyio
+import anyio.lowlevel
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
@@ -21,6 +22,8 @@ from lakewarden.events.access import stop_client
 T = TypeVar("T")
 
 POLL_MS = 500
+READ_AT_ONCE = 2_000
+"""Records that are folded before other tasks run, about 50 ms."""
 ANSWER_MS = 50
 """How long a broker may keep a fetch of a partition without records. It answers the requests of a connection one after the
 other, so a question behind such a fetch waits for it."""
@@ -113,6 +116,12 @@ class Log:
         found = await (await self.consumer()).offsets_for_times(dict.fromkeys(partitions, since_ms))
         return {partition: at.offset for partition, at in found.items() if at is not None}
 
+    async def starts_at(
+        self, partitions: Collection[TopicPartition], since_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        """As `offsets_at`, and the end of a partition without such a record."""
+        return {**await self.ends(partitions), **await self.offsets_at(partitions, since_ms)}
+
     async def seek(self, starts: Mapping[TopicPartition, int | None]) -> AIOKafkaConsumer:
         """The consumer at these offsets (None: the beginning) of these partitions."""
         consumer = await self.consumer()
@@ -145,19 +154,25 @@ class Log:
                 found[partition].extend(records)
         return found
 
-    async def read_once(self, *readers: Readers) -> None:
-        """Read each partition once, from where the first of these readers wants it, to its current end."""
+    async def read_once(self, *readers: Readers) -> dict[TopicPartition, int]:
+        """Read each partition once, from where the first of these readers wants it, to its current end. Return where that is."""
         wanted: dict[TopicPartition, list[Reader]] = {}
         for each in readers:
             for partition, one in each.items():
                 wanted.setdefault(partition, []).append(one)
         starts = {each: min(start or 0 for start, _ in found) for each, found in wanted.items()}
-        async with aclosing(self.batches(starts)) as batches:
+        beginnings = await self.beginnings(starts)
+        ends = {each: max(start, beginnings[each]) for each, start in starts.items()}
+        async with aclosing(self.batches(starts, max_records=READ_AT_ONCE)) as batches:
             async for partition, records in batches:
+                for record in records[-1:]:
+                    ends[partition] = record.offset + 1
                 for start, take in wanted[partition]:
                     for record in records:
                         if record.offset >= (start or 0):
                             take(record)
+                await anyio.lowlevel.checkpoint()  # the page answers between two batches
+        return ends
 
     async def batches(
         self,

@@ -27,10 +27,11 @@ _LATE_NAMES = 1_000
 class LiveStatus:
     """The tables of one installation. `replay` is one without the decisions that are ahead of its events."""
 
-    def __init__(self, replay: LogReplay) -> None:
+    def __init__(self, replay: LogReplay, locks: status.Locks) -> None:
         self._replay = replay
-        self._locks: dict[str, wire.AuditEventUnion] = {}
-        self._views: dict[str, status.TableView] = {}
+        self._locks = locks
+        self._views: dict[str, tuple[wire.AuditEventUnion | None, status.TableView]] = {}
+        """Each with the step of the lock that it shows."""
         self._idle: dict[str, None] = {}
         """The tables without an open transaction, in the order of their last events."""
         self._clean_up_at = _LATE_NAMES
@@ -50,10 +51,6 @@ class LiveStatus:
         self._drop_ended(touched)
         for uri in touched:
             self._views.pop(uri, None)
-
-    def add_lock_step(self, step: wire.AuditEventUnion) -> None:
-        self._locks[step.table] = step
-        self._views.pop(step.table, None)
 
     # -- what is shown -----------------------------------------------------------------------------------------------
 
@@ -75,12 +72,13 @@ class LiveStatus:
         return self._view(table, self._replay.refused.get(table), moment().wall_ms)
 
     def _view(self, uri: str, refused: str | None, now_ms: int) -> status.TableView:
-        known, lock = self._views.get(uri), self._locks.get(uri)
-        expired = known is not None and known.lock is not None and known.lock.held
-        if known is None or (expired and lock is not None and lock.valid_until <= now_ms):
+        lock = self._locks.get(uri)
+        shown, known = self._views.get(uri, (None, None))
+        lapsed = known is not None and known.lock is not None and known.lock.held
+        if known is None or shown is not lock or (lapsed and lock is not None and lock.valid_until <= now_ms):
             known = status.table_view(uri, self._replay, lock, refused)
-            if uri in self._locks or uri in self._replay.tables or refused is not None:
-                self._views[uri] = known
+            if lock is not None or uri in self._replay.tables or refused is not None:
+                self._views[uri] = lock, known
         return known
 
     # -- bounds ------------------------------------------------------------------------------------------------------

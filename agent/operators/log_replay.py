@@ -5,7 +5,7 @@ decisions that were published before it asked for their end. Like an agent, the 
 another partition, and applies a decision after the event that led to it. This module does no I/O but in `replay_log`.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden import events as wire
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.kafka import require_equal_counts
-from lakewarden.agent.log import Log, Readers
+from lakewarden.agent.log import Log, Reader, Readers
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
 from lakewarden.events.access import partition_of
@@ -78,8 +78,8 @@ class LogReplay:
         """By transaction, with the times of its events: by its writer's clock, and by the agent's."""
         self.partition: dict[str, int] = {}
         """The Kafka partition of each table."""
-        self.next_offsets: dict[TopicPartition, int | None] = {}
-        """Where the reading of `writers` and `decisions` ended. None: at the beginning of an empty partition."""
+        self.next_offsets: dict[TopicPartition, int] = {}
+        """Where the reading of the log ended."""
 
     @property
     def newer(self) -> dict[int, str]:
@@ -168,16 +168,13 @@ async def replay_log(log: Log, *readers: Readers, ahead: bool = True) -> LogRepl
     counts = {topics.decisions: len(await log.partitions(topics.decisions))}
     require_equal_counts({topics.writers: len(partitions), **counts})
     found = LogReplay(await find_starts(log, partitions))
-    records: dict[TopicPartition, list[ConsumerRecord]] = {}
+    spans: dict[TopicPartition, Reader] = {}
+    records: dict[TopicPartition, list[ConsumerRecord]] = defaultdict(list)
     for number, start in found.starts.items():
         for topic, offset in ((topics.writers, start.offset), (topics.decisions, start.decisions.offset)):
-            found.next_offsets[TopicPartition(topic, number)] = offset
-            records[TopicPartition(topic, number)] = []
-    spans = {each: (offset, records[each].append) for each, offset in found.next_offsets.items()}
-    await log.read_once(spans, *readers)
-    for each, read in records.items():
-        if read:
-            found.next_offsets[each] = read[-1].offset + 1
+            each = TopicPartition(topic, number)
+            spans[each] = offset, records[each].append
+    found.next_offsets = await log.read_once(spans, *readers)
     for number in partitions:
         events, decisions = (
             records[TopicPartition(each, number)] for each in (topics.writers, topics.decisions)

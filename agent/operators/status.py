@@ -142,11 +142,11 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     The worst come first. Before them, the partitions whose log is incomplete, with a given table the one of that table.
     """
     timelines = Timelines()
-    locks: dict[str, events.AuditEventUnion] = {}
+    locks = Locks()
     async with Log(settings) as log:
         past = await readers_of(timelines, log)
         await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
-        replay = await replay_log(log, past, await _readers_of_locks(locks, log))
+        replay = await replay_log(log, past, await readers_of_locks(locks, log))
         ledgers = await find_ledger_gaps(log, replay.starts)
         members = await group_members(log, settings.group)
     ends = timelines.ends
@@ -320,7 +320,11 @@ def _blocker(wait: Wait) -> BlockerView:
     return BlockerView(wait.other.id, wait.other.writer, wait.reason, partition)
 
 
-async def _readers_of_locks(last: dict[str, events.AuditEventUnion], log: Log) -> Readers:
+class Locks(dict[str, events.AuditEventUnion]):
+    """The last step of each table's lock."""
+
+
+async def readers_of_locks(last: Locks, log: Log) -> Readers:
     """How the last step of each table's lock within `AUDIT_WINDOW` is read from the audit topic."""
 
     def note(record: ConsumerRecord) -> None:
@@ -329,7 +333,7 @@ async def _readers_of_locks(last: dict[str, events.AuditEventUnion], log: Log) -
             last[step.table] = step
 
     since = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
-    starts = await log.offsets_at(await log.partitions(log.topics.audit), since)
+    starts = await log.starts_at(await log.partitions(log.topics.audit), since)
     return {each: (start, note) for each, start in starts.items()}
 
 

@@ -19,7 +19,7 @@ from lakewarden.agent.operators.explain import NotInLogError
 from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
-from lakewarden.agent.web.follower import Changes, Follower, History, explained
+from lakewarden.agent.web.follower import Changes, Follower, explained
 from lakewarden.agent.web.pages import Pages
 from lakewarden.agent.web.views import BadRequestError, Sources, View
 
@@ -186,7 +186,7 @@ class Server:
     async def _page(self, request: web.Request) -> web.Response:
         path = self._path(request)
         view = await self._views[path](request)
-        problem, at = self._sources.problem, self._follower.current_at
+        problem, at = self._follower.problem, self._follower.current_at
         query = f"?{request.query_string}" if request.query_string else ""
         text = self._pages.render(
             view,
@@ -204,7 +204,7 @@ class Server:
         at = self._follower.current_at
         body = {
             "as_of": None if at is None else at.isoformat(timespec="milliseconds"),
-            "problem": view.problem or self._sources.problem,
+            "problem": view.problem or self._follower.problem,
             "command": view.command,
             **view.data,
         }
@@ -254,7 +254,7 @@ class Server:
         while True:
             known, began = self._changes.revision, monotonic()
             view = await build(request)
-            version = _version(view.data, self._sources.problem)
+            version = _version(view.data, self._follower.problem)
             await response.write(b": \n\n" if version == sent else f"data: {version}\n\n".encode())
             sent = version
             with anyio.move_on_after(KEEP_ALIVE_SECONDS):
@@ -271,7 +271,7 @@ def _version(data: Any, problem: str | None) -> str:
 async def running_page(settings: Settings) -> AsyncGenerator[str]:
     """Follow the log and serve the page. Yields its address, as soon as it answers."""
     changes = Changes()
-    sources = Sources(settings, Follower(settings, changes), History(settings, changes))
+    sources = Sources(settings, Follower(settings, changes))
     application = Server(sources, changes).application()
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
@@ -289,7 +289,6 @@ async def running_page(settings: Settings) -> AsyncGenerator[str]:
         name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sources.follower.run)
-            tasks.start_soon(sources.history.run)
             yield f"http://{'127.0.0.1' if host is None else name}:{bound[1]}{settings.web_base_path}/"
             tasks.cancel_scope.cancel()
     finally:

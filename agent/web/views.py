@@ -65,11 +65,10 @@ class Sources:
 
     settings: Settings
     follower: Follower
-    history: History
 
     @property
-    def problem(self) -> str | None:
-        return self.follower.problem or self.history.problem
+    def history(self) -> History:
+        return self.follower.history
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,7 @@ def table(sources: Sources, query: Mapping[str, str]) -> View:
         "minutes": minutes,
         "timeline": drawing(past.timelines.tables.get(uri, {}).values(), end - minutes * 60, end),
         "losses": past.losses.report(uri),
-        "history_complete": past.complete,
+        "history_complete": status is not None,
     }
     return _view(sources, "table", short_table(uri), data, "status", "--table", uri)
 
@@ -242,7 +241,10 @@ def losses(sources: Sources, query: Mapping[str, str]) -> View:
     """What conflicts have cost in the last hours."""
     uri, past = _table_of(query), sources.history
     words = ["losses", "--hours", str(HOURS), *(["--table", uri] if uri else [])]
-    data = named(past.losses.report(uri)) | {"table": uri, "history_complete": past.complete}
+    data = named(past.losses.report(uri)) | {
+        "table": uri,
+        "history_complete": sources.follower.status is not None,
+    }
     return _view(sources, "losses", f"Lost to conflicts in {last(HOURS, 'hour')}", data, *words)
 
 
@@ -256,7 +258,7 @@ def question(asked: Question, sources: Sources, query: Mapping[str, str]) -> Vie
         "none": asked.none,
         "columns": columns,
         "rows": [dict(zip(columns, each, strict=True)) for each in shown],
-        "history_complete": sources.history.complete,
+        "history_complete": sources.follower.status is not None,
     }
     return _view(sources, "rows", asked.title, data, asked.name, page=page)
 

@@ -22,8 +22,7 @@ from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.watching.foreground import publishing
-from lakewarden.agent.web.follower import Changes, Follower, History
-from lakewarden.agent.web.views import Sources
+from lakewarden.agent.web.follower import Changes, Follower
 from lakewarden.events import BatchCommitted, CommitGranted, CommitIntent, ConflictDetected, DeadLetter
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
@@ -357,20 +356,17 @@ async def test_the_page_needs_exactly_its_rights(guarded: Guarded, case: Case) -
     """It runs with less, too, and shows what it lacks."""
     settings = guarded.shared.settings(**guarded.settings(case))
     changes = Changes()
-    sources = Sources(settings, Follower(settings, changes), History(settings, changes))
-    followed = (sources.follower, sources.history)
+    follower = Follower(settings, changes)
     async with anyio.create_task_group() as tasks:
-        for each in followed:
-            tasks.start_soon(each.run)
+        tasks.start_soon(follower.run)
         with anyio.fail_after(PATIENCE_SECONDS):
             if case.missing is None:
-                while sources.problem is not None or not sources.history.complete:
+                while follower.problem is not None:
                     await changes.wait(changes.revision)
             else:
-                while not (lines := [each.problem for each in followed if _named(each.problem, case)]):
+                while not _named(follower.problem, case):
                     await changes.wait(changes.revision)
-                for line in lines:
-                    _names_what_is_missing(line, SHARED, case.missing)
+                _names_what_is_missing(follower.problem or "", SHARED, case.missing)
         tasks.cancel_scope.cancel()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from lakewarden.agent.operators import live_status
 from lakewarden.agent.operators.live_status import LiveStatus
 from lakewarden.agent.operators.log_replay import LogReplay
-from lakewarden.agent.operators.status import TableView, table_view
+from lakewarden.agent.operators.status import Locks, TableView, table_view
 from lakewarden.agent.serving.takeover import Start
 from lakewarden.handlers.table.replay import Position
 from tests.unit.agent.serving.owner_in_memory import TOPICS, Table
@@ -60,7 +60,7 @@ def begun(events: Sequence[ConsumerRecord], decisions: Sequence[ConsumerRecord])
     """The live status after a replay of these records."""
     replay = LogReplay(starts())
     replay.add(0, events, decisions)
-    return LiveStatus(replay)
+    return LiveStatus(replay, Locks())
 
 
 def replayed(table: Table) -> TableView:

@@ -68,7 +68,8 @@ def test_every_list_is_rendered_on_each_of_its_pages(query: dict[str, str]) -> N
     follower.status = State(found, frozenset({"s3://lake/t1"}))  # type: ignore[assignment]
     past = history("w")
     past.refused.extend([past.refused[0]] * 499)
-    sources = Sources(settings, follower, past)
+    follower.history = past
+    sources = Sources(settings, follower)
 
     for build in (views.tables, views.locks, views.waits, views.refused):
         assert "</html>" in rendered(build(sources, query))

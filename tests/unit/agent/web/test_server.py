@@ -75,8 +75,7 @@ def table(uri: str = "s3://lake/t", name: str = "w", *, waiting: bool = True) ->
 
 def history(name: str, uri: str = "s3://lake/t") -> History:
     """A transaction that lost a conflict two seconds ago, and a refused event, of a writer with this name."""
-    found = History(Settings(), Changes())
-    found.complete = True
+    found = History()
     now = round(time.time() * 1000)
     common: dict[str, Any] = {
         "table": uri,
@@ -111,9 +110,8 @@ async def served(
     follower = Follower(settings, changes)
     follower.status, follower.problem = State(list(tables)), None  # type: ignore[assignment]
     follower.current_at = datetime(2026, 11, 22, 17, tzinfo=UTC)
-    application = Server(
-        Sources(settings, follower, history or History(settings, changes)), changes
-    ).application()
+    follower.history = history or History()
+    application = Server(Sources(settings, follower), changes).application()
     async with TestClient(TestServer(application)) as client:
         yield client, follower, changes
 
