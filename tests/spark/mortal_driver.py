@@ -146,7 +146,7 @@ def die_while_staging(table_format: str, sink: Any, batch: int, table: Path) -> 
 
             kind.__call__ = write_half
         case _:  # an upsert stages what its merge returned, not the rows of the batch
-            paimon: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.sink")
+            paimon: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.ways")
             stage = paimon.stage_files
 
             def stage_half(rows: DataFrame, staging: Any) -> Any:

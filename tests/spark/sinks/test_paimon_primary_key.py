@@ -14,7 +14,7 @@ from lakewarden.events import DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import CommitGate, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.paimon.table import address
-from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+from tests.spark.conftest import MakeTable, commit_alone, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import At, aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.unit.spark_jobs.sinks.test_paimon_primary_key import FLIGHTS
@@ -106,16 +106,19 @@ def test_a_batch_may_lack_columns_only_if_the_merge_engine_keeps_them(
 
 
 @pytest.mark.wide
-def test_batches_that_are_refused(make_table: MakeTable, keyed: MakeTable, spark: SparkSession) -> None:
+def test_batches_that_are_refused(
+    harness: Harness, make_table: MakeTable, keyed: MakeTable, spark: SparkSession
+) -> None:
+    harness.agent(grant_everything)
     table = keyed()
     with pytest.raises(
         ValueError, match=r"lacks columns \['gate', 'delay', 'kind'\], and merge-engine=dedup"
     ):
-        PaimonSink(table, mode="upsert").write(spark.sql("select 1 day, 1 flight"), 0)
+        PaimonSink(table, mode="upsert").plan(spark.sql("select 1 day, 1 flight"))
     with pytest.raises(ValueError, match="write it with mode='upsert'"):
-        PaimonSink(table).write(spark.sql("select 1 day, 1 flight"), 0)
+        harness.gate().foreach_batch(PaimonSink(table), writer="w")(spark.sql("select 1 day, 1 flight"), 0)
     with pytest.raises(ValueError, match="the table has no primary key: give `keys`"):
-        PaimonSink(make_table("append"), mode="upsert").write(spark.sql("select 1 day"), 0)
+        PaimonSink(make_table("append"), mode="upsert").plan(spark.sql("select 1 day"))
 
 
 @pytest.mark.wide
@@ -124,10 +127,10 @@ def test_an_aborted_upsert_leaves_nothing_and_its_retry_is_newer_than_the_winner
 ) -> None:
     """The winner commits after this batch was staged. The retry reads a newer snapshot, so its rows are newer."""
     table = keyed()
-    winner = PaimonSink(table, mode="upsert")
+    rows = flights(*((1, 1, f"{n}", n, "+I") for n in range(9)), (1, 2, "winner", 1, "+I")).toArrow()
 
     def overtaken(event: WriterEventUnion) -> list[DecisionEventUnion]:
-        winner.write(flights(*((1, 1, f"{n}", n, "+I") for n in range(9)), (1, 2, "winner", 1, "+I")), 0)
+        commit_alone(table, rows.to_pylist())
         return [aborted(event)]
 
     harness.agent(At("commit-requested", overtaken))
@@ -248,10 +251,10 @@ def test_an_index_that_a_writer_without_the_gate_changed_is_read_again(
     harness: Harness, keyed: MakeTable, flights: Frame
 ) -> None:
     table = keyed(**TWO_KEYS_A_BUCKET)
-    foreign = PaimonSink(table, mode="upsert")
+    rows = flights(*((1, number, "foreign", 1, "+I") for number in range(9, 0, -1))).toArrow()
 
     def overtaken(_event: object) -> None:
-        foreign.write(flights(*((1, number, "foreign", 1, "+I") for number in range(9, 0, -1))), 0)
+        commit_alone(table, rows.to_pylist())
 
     agent = harness.agent(At("commit-requested", overtaken))
     write = harness.gate().foreach_batch(PaimonSink(table, mode="upsert"), writer="w", admission="optimistic")

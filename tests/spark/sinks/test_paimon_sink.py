@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import DecisionEventUnion, Marker
 from lakewarden.spark_jobs import BaseChanged, CommitAborted, CommitReplaced, PaimonSink
-from lakewarden.spark_jobs.sinks.paimon import sink as sink_module
+from lakewarden.spark_jobs.sinks.paimon import sink as sink_module, ways
 from lakewarden.spark_jobs.sinks.paimon.base import find_commit
 from lakewarden.spark_jobs.sinks.paimon.commit import sweep
 from lakewarden.spark_jobs.sinks.paimon.frames import stage_files
@@ -91,7 +91,7 @@ def after_staging(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object])
         action()
         return messages
 
-    monkeypatch.setattr(sink_module, "stage_files", staged)
+    monkeypatch.setattr(ways, "stage_files", staged)
 
 
 def foreign_overwrite(table: str, flight: int) -> None:
@@ -411,7 +411,7 @@ def test_a_table_that_changes_under_a_batch(
             found(table)
         return messages
 
-    monkeypatch.setattr(sink_module, "stage_files", changing)
+    monkeypatch.setattr(ways, "stage_files", changing)
 
     writing(harness, table, mode)(departures((1, 1, 1, "a")), 0)
 
@@ -451,7 +451,7 @@ def test_an_unpartitioned_table_and_columns_of_other_types(
 
 
 def test_timestamps_are_rounded_down_to_the_digits_that_the_table_keeps(
-    make_table: MakeTable, spark: SparkSession
+    harness: Harness, agent: FakeAgent, make_table: MakeTable, spark: SparkSession
 ) -> None:
     """Before 1970, too, and in nested fields. An upsert finds its keys by what is stored."""
     moments = pa.struct([pa.field("at", pa.timestamp("ms"))])
@@ -465,11 +465,12 @@ def test_timestamps_are_rounded_down_to_the_digits_that_the_table_keeps(
         ]
     )
     sink = PaimonSink(make_table("moments", partition_keys=(), schema=schema), mode="upsert", keys=["MILLIS"])
-    for digits in ("123456", "123999"):
+    write = harness.gate().foreach_batch(sink, writer="w")
+    for batch_id, digits in enumerate(("123456", "123999")):
         moment = f"timestamp_ntz'1969-12-31 23:59:58.{digits}'"
         columns = f"{moment} millis, {moment} seconds, timestamp'1969-12-31 23:59:58.{digits}Z' local"
         nested = f"array(struct({moment} at), null) nested, map('a', struct({moment} at)) `by name`"
-        sink.write(spark.sql(f"select {columns}, {nested}"), 0)
+        write(spark.sql(f"select {columns}, {nested}"), batch_id)
 
     millis = datetime(1969, 12, 31, 23, 59, 58, 123_000)  # noqa: DTZ001 - without a zone
     assert rows_of(sink.table) == [
@@ -506,22 +507,8 @@ def test_an_empty_batch_commits_nothing(
 
 
 @pytest.mark.wide
-def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
-    table: str, departures: Frame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Plain pypaimon, as in the demo: the overwrite removes a row that it never read, and reports success."""
-    sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    sink.write(departures((1, 1, 1, "a")), 0)
-    after_staging(monkeypatch, lambda: commit_alone(table, [{"month": 1, "day": 1, "flight": 77}]))
-    snapshot = sink.write(departures((1, 1, 2, "b")), 1)
-
-    assert [row["flight"] for row in rows_of(table)] == [1, 2]
-    assert snapshot == 3
-
-
-@pytest.mark.wide
 def test_batches_and_tables_that_it_cannot_write_are_refused(
-    table: str, departures: Frame, spark: SparkSession
+    harness: Harness, table: str, agent: FakeAgent, spark: SparkSession
 ) -> None:
     with pytest.raises(ValueError, match="give `keys` only for upsert"):
         PaimonSink("/lake/t", keys=["flight"])
@@ -530,16 +517,15 @@ def test_batches_and_tables_that_it_cannot_write_are_refused(
     with pytest.raises(ValueError, match=r"metastore='rest': a catalog may keep .*; table=file:///lake/t"):
         PaimonSink("/lake/t", catalog_options={"metastore": "rest", "uri": "http://127.0.0.1"})
     with pytest.raises(ValueError, match=r"the table has no columns \['colour'\]"):
-        PaimonSink(table).write(spark.sql("select 1 month, 1 day, 'red' colour"), 0)
+        writing(harness, table, "append")(spark.sql("select 1 month, 1 day, 'red' colour"), 0)
     with pytest.raises(ValueError, match=r"lacks key or partition columns \['day', 'flight'\]"):
-        PaimonSink(table, mode="upsert", keys=["flight"]).write(spark.sql("select 1 month"), 0)
+        PaimonSink(table, mode="upsert", keys=["flight"]).plan(spark.sql("select 1 month"))
 
 
 @pytest.mark.wide
-def test_the_search_for_a_commit_ends_at_an_expired_snapshot(table: str, departures: Frame) -> None:
-    sink = PaimonSink(table)
+def test_the_search_for_a_commit_ends_at_an_expired_snapshot(table: str) -> None:
     for number in range(3):
-        sink.write(departures((1, 1, number, "a")), number)
+        commit_alone(table, [{"month": 1, "day": 1, "flight": number}])
     opened = address(table).open()
     newest = snapshots_of(table)[-1]
     assert find_commit(opened, newest.commit_user, newest.commit_identifier) == 3
