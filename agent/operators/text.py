@@ -107,6 +107,9 @@ class StoryLine:
     place: str
     time: str
     text: str
+    at_ms: float | None = None
+    type: str = ""
+    """The event's."""
 
 
 def story(found: Explanation, *, verbose: bool = False) -> list[StoryLine]:
@@ -125,7 +128,8 @@ def story(found: Explanation, *, verbose: bool = False) -> list[StoryLine]:
         time = utc(first.recorded_ms)
         if begin is not None and first != begin:
             time = f"{(first.recorded_ms - begin.recorded_ms) / 1000:+.3f} s"
-        rows.append(StoryLine(place, time, sentence("step_text", step, this, verbose, whole=verbose)))
+        text = sentence("step_text", step, this, verbose, whole=verbose)
+        rows.append(StoryLine(place, time, text, first.recorded_ms, step.event.type))
     left_out = len(rows) - MOST_STEPS
     if left_out > 0 and not verbose:
         more = f"… {counted(left_out, 'more step')}: --verbose prints them"

@@ -51,6 +51,8 @@ class Timelines:
         self._size = 0
         self.ends: dict[str, Ends] = defaultdict(Ends)
         """By table."""
+        self.forgotten = 0.0
+        """Up to when (epoch seconds) a table may have had commits that were dropped for want of room."""
 
     def add_event(self, record: ConsumerRecord) -> None:
         event = _decoded(events.WRITER_EVENT, record)
@@ -105,6 +107,7 @@ class Timelines:
             uri, dropped = self.tables.popitem(last=False)
             self.ends.pop(uri, None)
             self._size -= len(dropped)
+            self.forgotten = max([self.forgotten, *(each.last for each in dropped.values())])
 
     def drop_before(self, since: float) -> None:
         """Forget the tables without an event since then (epoch seconds)."""

@@ -11,6 +11,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import timestamp
 from lakewarden.agent.web.views import View, address
 from lakewarden.handlers.explain.bars import Drawing
+from lakewarden.handlers.explain.condition import age
 from lakewarden.handlers.explain.life import shown_name
 
 MENU = (
@@ -37,6 +38,8 @@ class Pages:
         self._environment.filters.update(
             clock=clock,
             seconds_clock=seconds_clock,
+            bars=bars,
+            duration=duration,
             counted=_counted,
             iso=lambda seconds: timestamp(seconds * 1000),
             writer_name=shown_name,
@@ -67,6 +70,23 @@ def at(drawing: Drawing, seconds: float) -> str:
     """The place of a time in a drawing, which is 1,000 units wide."""
     whole = drawing.end - drawing.begin
     return f"{min(1000.0, max(0.0, (seconds - drawing.begin) / whole * 1000)):.2f}"
+
+
+def bars(counts: list[int | None]) -> str:
+    """A path with a bar for each count: 3 units wide, and 14 high for the largest."""
+    most = max((each for each in counts if each), default=1)
+    return "".join(
+        f"M{3 * place + 1.5} 16v-{max(2, round(14 * each / most))}"
+        for place, each in enumerate(counts)
+        if each
+    )
+
+
+def duration(seconds: float) -> str:
+    """The time between two steps: `12 ms`, `3.4 s`, `12 min`."""
+    if abs(seconds) < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else age(seconds)
 
 
 def seconds_clock(seconds: float) -> str:

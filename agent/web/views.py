@@ -32,6 +32,8 @@ ROWS = 200
 MAX_PAGE = 1_000
 DEFAULT_MINUTES = 15
 """Minutes of a table's timeline."""
+PULSE_MINUTES, PULSES = 2, 30
+"""A table's commits of the last hour are shown by so many minutes."""
 MAX_FILTER = 1_024
 """Characters of a filter: the length limit of a table's URI."""
 
@@ -73,23 +75,32 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What holds of the whole installation: the tiles of every page."""
+    """What holds of the whole installation: the head of every page."""
 
     agents: int | None
     kafka: bool
+    complete: bool
+    """Whether the last hours were read."""
     tables: int
     bad: int
+    worst: TableView | None
+    partitions: list[str]
+    """Kafka partitions that agents refuse."""
     waiting: int
 
 
 def health(sources: Sources) -> Health:
-    """What the tiles show."""
+    """What the head of every page shows."""
     members, known = sources.follower.members, _known(sources)
+    judged = [each for each in known if each.condition is not None]
     return Health(
         None if members is None else len(members),
         sources.follower.problem is None,
-        len(known),
-        sum(each.condition is None or each.condition.name not in FINE for each in known),
+        sources.history.complete,
+        len(judged),
+        sum(each.condition is not None and each.condition.name not in FINE for each in judged),
+        min(judged, key=rank, default=None),
+        [each.table for each in known if each.condition is None],
         sum(_waiting(each) for each in known),
     )
 
@@ -132,8 +143,11 @@ def tables(sources: Sources, query: Mapping[str, str]) -> View:
     if sort in SORTS:
         shown.sort(key=SORTS[sort])
     rows, page = _page("/", shown, query, sort=sort)
+    last_part = moment().wall_ms // 60_000 // PULSE_MINUTES
     data = {
         "tables": rows,
+        "pulses": {each.table: _pulse(sources.history, each.table, last_part) for each in rows},
+        "pulse_end": (last_part + 1) * PULSE_MINUTES * 60,
         "sort": sort,
         "hours": HOURS,
         "contended": sum(each.waiting > 0 for each in shown),
@@ -300,6 +314,16 @@ def _judged(sources: Sources, view: TableView, now: float) -> TableView:
     return with_condition(view, now, agents=agents, ends=ends, waits_known=waits_known)
 
 
+def _pulse(history: History, table: str, last: int) -> list[int | None]:
+    """Commits in each of the parts of an hour up to this one, in order. None: not known, as they may be forgotten."""
+    ends = history.timelines.ends.get(table)
+    if ends is None or not history.complete:
+        return []
+    first = [part * PULSE_MINUTES for part in range(last - PULSES + 1, last + 1)]
+    forgotten = history.timelines.forgotten / 60
+    return [None if minute <= forgotten else ends.commits_of(minute, PULSE_MINUTES) for minute in first]
+
+
 def _waiting(view: TableView) -> int:
     return sum(1 for each in view.transactions if each.waiting_on is not None)
 
@@ -313,6 +337,10 @@ class StoryStep:
 
     record: str
     time: str
+    type: str
+    """The event's."""
+    after: float | None
+    """Seconds since the step before."""
     what: str
     details: str
 
@@ -339,14 +367,10 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
     except AmbiguousError as several:
         found_more = {"candidates": several.candidates[-ROWS:]}
         return show("One transaction", found_more, *words, problem=str(several))
-    steps = []
-    for each in story(found):
-        what, _, details = each.text.partition(": ")
-        steps.append(StoryStep(each.place, each.time, Visible(what), Visible(details)))
     outcome, related = sentence("final_outcome", found), list(_related(found))
     data = named(found) | {
         "summary": outcome,
-        "story": steps,
+        "story": list(_steps(found)),
         "related": related[-ROWS:],
         "more_related": max(0, len(related) - ROWS),
     }
@@ -354,6 +378,16 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
     if found.transaction.batch_id is not None:
         title.insert(1, f"batch {found.transaction.batch_id}")
     return show(" · ".join(title), data, *words)
+
+
+def _steps(found: Explanation) -> Iterator[StoryStep]:
+    """The steps, each with the seconds since the one before."""
+    before = None
+    for each in story(found):
+        what, _, details = each.text.partition(": ")
+        after = None if before is None or each.at_ms is None else (each.at_ms - before) / 1000
+        yield StoryStep(each.place, each.time, each.type, after, Visible(what), Visible(details))
+        before = each.at_ms
 
 
 def _related(found: Explanation) -> Iterator[Related]:

@@ -21,6 +21,7 @@ from lakewarden.handlers.maker import Maker
 from lakewarden.handlers.writers_log import without_gate, without_query
 
 MAX_COMMITS: Final = 20
+MAX_MINUTES: Final = 60
 """Commits from which the usual interval is known. Three are enough."""
 RUN_SECONDS: Final = 600.0
 """Commits with a longer pause between them are of two runs."""
@@ -226,6 +227,8 @@ class Ends:
 
     commits: list[float] = field(default_factory=list)
     """The last `MAX_COMMITS`."""
+    by_minute: dict[int, int] = field(default_factory=dict)
+    """How many commits each of the last `MAX_MINUTES` minutes with one has."""
     runs: list[Run] = field(default_factory=list)
     """The last `MAX_RUNS`, in order."""
     losing: OrderedDict[str, Losing] = field(default_factory=OrderedDict)
@@ -260,6 +263,10 @@ class Ends:
     def note_commit(self, writer: str, at: float, ends_itself: bool | None) -> None:  # noqa: FBT001 - as in the life
         self._run(Run(at, at, ends_itself))
         self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
+        minute = int(at // 60)
+        self.by_minute[minute] = self.by_minute.get(minute, 0) + 1
+        if len(self.by_minute) > MAX_MINUTES:
+            del self.by_minute[min(self.by_minute)]
         if (losing := self.losing.get(writer)) is not None and losing.last <= at:
             del self.losing[writer]
 
@@ -286,6 +293,10 @@ class Ends:
     @property
     def last_commit(self) -> float | None:
         return self.commits[-1] if self.commits else None
+
+    def commits_of(self, first: int, minutes: int) -> int:
+        """The commits of so many minutes, from this one (epoch minutes) on."""
+        return sum(self.by_minute.get(minute, 0) for minute in range(first, first + minutes))
 
     @property
     def pace(self) -> float | None:

@@ -36,9 +36,11 @@
     const focused = old.contains(document.activeElement) && document.activeElement !== old;
     const path = focused ? inside(document.activeElement, old) : [];
     const typed = focused && document.activeElement.tagName === "INPUT" ? document.activeElement.value : null;
+    const open = new Set(Array.from(old.querySelectorAll("details[open]"), (each) => each.dataset.key));
     const scrolled = Array.from(old.querySelectorAll(".scroll"), (each) => each.scrollLeft);
     old.replaceWith(document.adoptNode(main));
     main.querySelectorAll(".scroll").forEach((each, index) => { each.scrollLeft = scrolled[index] || 0; });
+    for (const each of main.querySelectorAll("details")) each.open = open.has(each.dataset.key);
     if (focused) {
       const again = at(path, main);
       if (again && again.focus) {
@@ -103,6 +105,13 @@
       button.textContent = "Selected";
     }
     window.setTimeout(() => { button.textContent = label; }, 2000);
+  });
+
+  document.addEventListener("keydown", (event) => {
+    const field = document.querySelector(".filter input");
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || !field || event.target.closest("input")) return;
+    event.preventDefault();
+    field.focus();
   });
 
   ages();

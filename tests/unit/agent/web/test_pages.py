@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 
 import pytest
 
 from lakewarden.agent.operators.agents import AgentsView, PartitionView
 from lakewarden.agent.operators.explain import Candidate
-from lakewarden.agent.operators.status import LockHolder, TableView
+from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
-from lakewarden.agent.web.follower import Changes, Follower
-from lakewarden.agent.web.pages import Pages, seconds_clock
+from lakewarden.agent.web.follower import Changes, Follower, History
+from lakewarden.agent.web.pages import Pages, bars, duration, seconds_clock
 from lakewarden.agent.web.views import Sources, View
 from lakewarden.handlers.setup import Member
 from tests.unit.agent.web.test_server import AT, State, history, table
@@ -77,3 +80,151 @@ def test_every_list_is_rendered_on_each_of_its_pages(query: dict[str, str]) -> N
 
 def test_a_record_with_an_impossible_time_is_drawn_without_it() -> None:
     assert seconds_clock(-1e15) == ""
+
+
+# -- the head and the list of tables -----------------------------------------------------------------------------------
+
+
+def at_work(*found: TableView, members: int = 1, complete: bool = True) -> Sources:
+    """Sources of these tables."""
+    changes, settings = Changes(), Settings()
+    follower, past = Follower(settings, changes), History(settings, changes)
+    follower.status = State(list(found))  # type: ignore[assignment]
+    follower.members = tuple(Member(f"a{number}", "1") for number in range(members))
+    past.complete = complete
+    return Sources(settings, follower, past)
+
+
+def hanging(uri: str, minutes: int = 12) -> TableView:
+    """A table whose grant is held for so long."""
+    since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="milliseconds")
+    granted = TransactionView("A", "crm", 7, "granted", since, None, 1, 2, since, None)
+    return TableView(uri, None, (granted,))
+
+
+@pytest.mark.parametrize(
+    ("found", "members", "complete", "said"),
+    [
+        pytest.param((), 1, True, "No table is in use.", id="none"),
+        pytest.param((TableView("s3://l/a", None, ()),), 1, True, "1 table, ok", id="one"),
+        pytest.param(
+            (TableView("s3://l/a", None, ()),) * 2,
+            1,
+            False,
+            "2 tables, no problem known yet: the log of the last hours is still being read",
+            id="history being read",
+        ),
+        pytest.param(
+            (hanging("s3://l/d/t"),),
+            1,
+            True,
+            "1 table with a problem: d/t, publish hangs for 12 min",
+            id="bad",
+        ),
+        pytest.param(
+            (TableView("s3://l/a", None, ()), hanging("s3://l/d/u", 9), hanging("s3://l/d/t")),
+            1,
+            True,
+            "2 of 3 tables with a problem, the worst: d/t, publish hangs for 12 min",
+            id="the worst",
+        ),
+        pytest.param(
+            (TableView("lakewarden://partition/1", None, (), refused="why"), hanging("s3://l/d/t")),
+            1,
+            True,
+            "1 Kafka partition refused by agents: partition/1 1 table with a problem: d/t, publish hangs",
+            id="a partition",
+        ),
+        pytest.param(
+            (TableView("s3://l/a", None, ()),),
+            0,
+            True,
+            "No agent is in the group: nothing is admitted or granted. 1 table",
+            id="no agent",
+        ),
+    ],
+)
+def test_the_head_says_in_one_sentence_how_things_are(
+    found: tuple[TableView, ...], members: int, complete: bool, said: str
+) -> None:
+    sources = at_work(*found, members=members, complete=complete)
+    html = Pages(Settings()).render(views.tables(sources, {}), health=views.health(sources), as_of=AT)
+
+    headline = re.sub(r"<[^>]*>", "", " ".join(re.findall(r'<p class="headline.*?</p>', html, re.DOTALL)))
+    assert said in " ".join(headline.split())
+
+
+def test_a_table_has_its_commits_of_the_last_hour_as_far_as_they_are_known() -> None:
+    sources = at_work()
+    now, timelines = 1_800_000_090.0, sources.history.timelines
+    last = int(now // 120)
+    for minutes in (61, 59, 30, 29.5, 1, 0.1, 0.1):
+        timelines.ends["s3://l/a"].note_commit("w", now - 60 * minutes, None)
+
+    counts = views._pulse(sources.history, "s3://l/a", last)
+    assert (len(counts), sum(each or 0 for each in counts)) == (30, 6)
+
+    timelines.forgotten = now - 20 * 60
+    counts = views._pulse(sources.history, "s3://l/a", last)
+    assert sum(each or 0 for each in counts) == 3
+    assert counts.index(0) == counts.count(None) == 20, "nothing is claimed of the time that may be forgotten"
+
+    sources.history.complete = False
+    assert views._pulse(sources.history, "s3://l/a", last) == []
+
+
+def test_bars_are_as_high_as_their_share_of_the_largest() -> None:
+    assert bars([None, 0, 1, 7, 14]) == "M7.5 16v-2M10.5 16v-7M13.5 16v-14"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0123, "12 ms"), (-0.5, "-500 ms"), (3.44, "3.4 s"), (750, "12 min")]
+)
+def test_the_time_between_two_steps_has_the_unit_that_people_read(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# -- the style sheet ---------------------------------------------------------------------------------------------------
+
+STYLE = files("lakewarden.agent.web").joinpath("static", "page.css").read_text()
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2."""
+    digits = colour.removeprefix("#")
+    digits = digits if len(digits) == 6 else "".join(2 * each for each in digits)
+    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    dark, bright = sorted((luminance(one), luminance(other)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def colours() -> Iterator[tuple[str, str, str]]:
+    """What is written in which colour on which, in both schemes: any ink on any paper, but a word of a kind on its own paper."""
+    for scheme in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL):
+        named = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]+);", scheme))
+        for ink in ("ink", "pale", "link", "bad", "warn", "good"):
+            papers = {"paper", "panel", f"{ink}-paper"} & named.keys()
+            yield from ((f"{ink} on {paper}", named[ink], named[paper]) for paper in papers)
+    for rule, paper, ink in re.findall(
+        r"^(\.pill[^{]*) \{.*background: (#\w+); color: (#\w+);", STYLE, re.MULTILINE
+    ):
+        yield rule, ink, paper
+
+
+def test_every_text_can_be_read_in_both_schemes() -> None:
+    """WCAG 2, AA: 4.5 to 1."""
+    found = list(colours())
+
+    assert len(found) > 30
+    assert [each for each in found if contrast(*each[1:]) < 4.5] == []
+
+
+def test_the_style_sheet_is_small_and_names_no_other_host() -> None:
+    assert len(STYLE.encode()) < 20_000
+    assert "url(" not in STYLE
+    assert "@import" not in STYLE
