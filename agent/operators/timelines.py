@@ -52,9 +52,14 @@ class Timelines:
         self.ends: dict[str, Ends] = defaultdict(Ends)
         """By table."""
         self.forgotten = 0.0
-        """Up to when (epoch seconds) a table may have had commits that were dropped for want of room."""
+        """Up to when (epoch seconds) a table may have had commits that were not read, or were dropped for want of room."""
+        self.cut: set[int] = set()
+        """Partitions of `writers` of which the beginning is not read, until their first record is."""
 
     def add_event(self, record: ConsumerRecord) -> None:
+        if record.partition in self.cut:
+            self.cut.discard(record.partition)
+            self.forgotten = max(self.forgotten, record.timestamp / 1000)
         event = _decoded(events.WRITER_EVENT, record)
         if event is None:
             return
@@ -147,9 +152,13 @@ async def readers_of(timelines: Timelines, log: Log, since_ms: int | None = None
     starts = await log.starts_at(await log.partitions(topics.writers, topics.decisions), since)
     ends = await log.ends(starts)
     add = {topics.writers: timelines.add_event, topics.decisions: timelines.add_decision}
-    return {
-        each: (max(start or 0, ends[each] - MAX_RECORDS), add[each.topic]) for each, start in starts.items()
-    }
+    found = {}
+    for each, start in starts.items():
+        first = max(start or 0, ends[each] - MAX_RECORDS)
+        found[each] = first, add[each.topic]
+        if each.topic == topics.writers and first > (start or 0):
+            timelines.cut.add(each.partition)
+    return found
 
 
 def _decoded(kind: Any, record: ConsumerRecord) -> Any:

@@ -79,8 +79,6 @@ class Health:
 
     agents: int | None
     kafka: bool
-    complete: bool
-    """Whether the last hours were read."""
     tables: int
     bad: int
     worst: TableView | None
@@ -93,12 +91,12 @@ def health(sources: Sources) -> Health:
     """What the head of every page shows."""
     members, known = sources.follower.members, _known(sources)
     judged = [each for each in known if each.condition is not None]
+    names = [each.condition.name for each in known if each.condition is not None]
     return Health(
         None if members is None else len(members),
         sources.follower.problem is None,
-        sources.history.complete,
         len(judged),
-        sum(each.condition is not None and each.condition.name not in FINE for each in judged),
+        sum(name not in FINE for name in names),
         min(judged, key=rank, default=None),
         [each.table for each in known if each.condition is None],
         sum(_waiting(each) for each in known),
@@ -317,7 +315,7 @@ def _judged(sources: Sources, view: TableView, now: float) -> TableView:
 def _pulse(history: History, table: str, last: int) -> list[int | None]:
     """Commits in each of the parts of an hour up to this one, in order. None: not known, as they may be forgotten."""
     ends = history.timelines.ends.get(table)
-    if ends is None or not history.complete:
+    if ends is None:
         return []
     first = [part * PULSE_MINUTES for part in range(last - PULSES + 1, last + 1)]
     forgotten = history.timelines.forgotten / 60
@@ -382,7 +380,7 @@ async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
 
 def _steps(found: Explanation) -> Iterator[StoryStep]:
     """The steps, each with the seconds since the one before."""
-    before = None
+    before: float | None = None
     for each in story(found):
         what, _, details = each.text.partition(": ")
         after = None if before is None or each.at_ms is None else (each.at_ms - before) / 1000

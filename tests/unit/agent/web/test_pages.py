@@ -15,10 +15,12 @@ from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
-from lakewarden.agent.web.follower import Changes, Follower, History
+from lakewarden.agent.web.follower import Changes, Follower
 from lakewarden.agent.web.pages import Pages, bars, duration, seconds_clock
 from lakewarden.agent.web.views import Sources, View
+from lakewarden.events import CommitCompleted, encode
 from lakewarden.handlers.setup import Member
+from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.agent.web.test_server import AT, State, history, table
 
 REFUSED = LockHolder(
@@ -85,14 +87,13 @@ def test_a_record_with_an_impossible_time_is_drawn_without_it() -> None:
 # -- the head and the list of tables -----------------------------------------------------------------------------------
 
 
-def at_work(*found: TableView, members: int = 1, complete: bool = True) -> Sources:
+def at_work(*found: TableView, members: int = 1) -> Sources:
     """Sources of these tables."""
     changes, settings = Changes(), Settings()
-    follower, past = Follower(settings, changes), History(settings, changes)
+    follower = Follower(settings, changes)
     follower.status = State(list(found))  # type: ignore[assignment]
     follower.members = tuple(Member(f"a{number}", "1") for number in range(members))
-    past.complete = complete
-    return Sources(settings, follower, past)
+    return Sources(settings, follower)
 
 
 def hanging(uri: str, minutes: int = 12) -> TableView:
@@ -103,51 +104,40 @@ def hanging(uri: str, minutes: int = 12) -> TableView:
 
 
 @pytest.mark.parametrize(
-    ("found", "members", "complete", "said"),
+    ("found", "members", "said"),
     [
-        pytest.param((), 1, True, "No table is in use.", id="none"),
-        pytest.param((TableView("s3://l/a", None, ()),), 1, True, "1 table, ok", id="one"),
-        pytest.param(
-            (TableView("s3://l/a", None, ()),) * 2,
-            1,
-            False,
-            "2 tables, no problem known yet: the log of the last hours is still being read",
-            id="history being read",
-        ),
+        pytest.param((), 1, "No table is in use.", id="none"),
+        pytest.param((TableView("s3://l/a", None, ()),), 1, "1 table, ok", id="one"),
         pytest.param(
             (hanging("s3://l/d/t"),),
             1,
-            True,
             "1 table with a problem: d/t, publish hangs for 12 min",
             id="bad",
         ),
         pytest.param(
             (TableView("s3://l/a", None, ()), hanging("s3://l/d/u", 9), hanging("s3://l/d/t")),
             1,
-            True,
             "2 of 3 tables with a problem, the worst: d/t, publish hangs for 12 min",
             id="the worst",
         ),
         pytest.param(
             (TableView("lakewarden://partition/1", None, (), refused="why"), hanging("s3://l/d/t")),
             1,
-            True,
             "1 Kafka partition refused by agents: partition/1 1 table with a problem: d/t, publish hangs",
             id="a partition",
         ),
         pytest.param(
             (TableView("s3://l/a", None, ()),),
             0,
-            True,
             "No agent is in the group: nothing is admitted or granted. 1 table",
             id="no agent",
         ),
     ],
 )
 def test_the_head_says_in_one_sentence_how_things_are(
-    found: tuple[TableView, ...], members: int, complete: bool, said: str
+    found: tuple[TableView, ...], members: int, said: str
 ) -> None:
-    sources = at_work(*found, members=members, complete=complete)
+    sources = at_work(*found, members=members)
     html = Pages(Settings()).render(views.tables(sources, {}), health=views.health(sources), as_of=AT)
 
     headline = re.sub(r"<[^>]*>", "", " ".join(re.findall(r'<p class="headline.*?</p>', html, re.DOTALL)))
@@ -169,8 +159,20 @@ def test_a_table_has_its_commits_of_the_last_hour_as_far_as_they_are_known() -> 
     assert sum(each or 0 for each in counts) == 3
     assert counts.index(0) == counts.count(None) == 20, "nothing is claimed of the time that may be forgotten"
 
-    sources.history.complete = False
-    assert views._pulse(sources.history, "s3://l/a", last) == []
+    assert views._pulse(sources.history, "s3://l/b", last) == []
+
+
+def test_of_a_log_whose_beginning_is_not_read_nothing_is_claimed_before_its_first_record() -> None:
+    past, now = history("w").timelines, 1_800_000_000.0
+    past.cut.add(3)
+    common = {"table": "s3://l/a", "writer": "w", "transaction": "T", "event_id": "e", "at": AT, "grant": "g"}
+    done = encode(CommitCompleted.model_validate(common))
+
+    past.add_event(consumed(done, at_ms=round(now * 1000)))
+    assert past.forgotten == 0.0, "that partition is read from its beginning"
+    for later in (60, 120):
+        past.add_event(consumed(done, partition=3, at_ms=round((now + later) * 1000)))
+    assert past.forgotten == now + 60
 
 
 def test_bars_are_as_high_as_their_share_of_the_largest() -> None:
