@@ -3,10 +3,13 @@
 1. A reader raises `Unreadable`, and no other error, whatever the bytes are. Its text names no error of Python, and has no bytes.
 2. What consists of pieces is read piece by piece (`read_each`): one that can't be read costs itself, and no other.
 3. The values of a file are counted before they are made (`json_of`, `avro_blocks.py`).
-4. A number that can't be true isn't known (`number`): a negative size, a duration of years, a time in 1970.
+4. What JSON allows and Python refuses (an integer of thousands of digits, deep nesting, bytes that are no text) becomes a value
+   that no field has, so that it costs its piece.
+5. A number that can't be true isn't known (`number`): a negative size, a duration of years, a time in 1970.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, TypeVar
@@ -19,6 +22,10 @@ FIRST_MS: Final = 1_000_000_000_000
 """In 2001, before any table format. What is older was not dated."""
 LAST_MS: Final = 100_000_000_000_000
 """In the year 5138. Times in microseconds are later."""
+MAX_DIGITS: Final = 100
+"""An integer of JSON that has more is infinite, or nearly."""
+MAX_DEPTH: Final = 100
+"""What is nested deeper in JSON is no value."""
 MAX_DURATION_MS: Final = 30 * 86_400_000
 MAX_SIZE: Final = 1 << 47
 """Bytes of one file: more than any store keeps in one."""
@@ -105,5 +112,34 @@ def json_of(body: bytes) -> Any:
         raise Unreadable(f"it has more than {MAX_VALUES:,} values")
     try:
         return json.loads(body)
-    except (ValueError, RecursionError, MemoryError) as error:
+    except MemoryError as error:
         raise Unreadable(why_unreadable(error)) from error
+    except (ValueError, RecursionError):
+        try:
+            return json.loads(_shallow(body.decode("utf-8-sig", "surrogateescape")), parse_int=_integer)
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise Unreadable(why_unreadable(error)) from error
+
+
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+
+
+def _shallow(text: str) -> str:
+    """Return a JSON text with NaN in place of what is nested too deeply (rule 4)."""
+    depth, start, kept = 0, 0, list[str]()
+    for token in _TOKEN.finditer(text):
+        if token[0] in "[{":
+            if depth == MAX_DEPTH:
+                kept += text[start : token.start()], "NaN"
+            depth += 1
+        elif token[0] in "]}":
+            depth -= 1
+            if depth == MAX_DEPTH:
+                start = token.end()
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    return "".join([*kept, text[start:]])
+
+
+def _integer(digits: str) -> float:
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)

@@ -28,7 +28,7 @@ from typing import Any
 import fastavro
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
-from lakewarden.handlers.avro_blocks import bounded_schema, uncompressed
+from lakewarden.handlers.avro_blocks import BoundedSchema, Wanted, fields, records_of
 from lakewarden.handlers.hudi.markers import each_once, marker_of_file, touched
 from lakewarden.handlers.hudi.timeline import UnreadableHudi
 from lakewarden.handlers.unreadable import Failed, json_of, known, read_each, reading
@@ -37,6 +37,24 @@ _AVRO = b"Obj\x01"
 _BLOCK = b"#HUDI#"
 _DATA_BLOCK, _SCHEMA = 3, 2
 MAX_WHYS = 3
+_PLACE = fields("partitionPath", "fileId")
+WANTED = fields(
+    "operationType",
+    "extraMetadata",
+    "partitionToReplaceFileIds",
+    "commitsRollback",
+    partitionToWriteStats=fields("fileId", "path", "prevCommit"),
+    clusteringPlan=fields(inputGroups=fields(slices=_PLACE)),
+    operations=_PLACE,
+    partitionMetadata=fields(),
+)
+"""What is read of the metadata of commits and rollbacks, and of plans."""
+_ARCHIVED = fields(
+    "actionState",
+    "commitTime",
+    hoodieCommitMetadata=fields("extraMetadata"),
+    hoodieReplaceCommitMetadata=fields("extraMetadata"),
+)
 _OVERWRITES = frozenset({"INSERT_OVERWRITE", "INSERT_OVERWRITE_TABLE"})
 
 
@@ -67,7 +85,7 @@ def read_metadata(body: bytes) -> InstantMetadata:
             return _plan(record, _operation(record), _clustered(record), "delete")
         if "operations" in record:
             return _plan(record, "COMPACT", record["operations"] or (), "merge")
-    raise UnreadableHudi(f"neither a commit's metadata nor a plan; it has the fields {sorted(record)!r:.200}")
+    raise UnreadableHudi("neither a commit's metadata nor a plan")
 
 
 def _plan(
@@ -131,13 +149,13 @@ def _clustered(record: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from group.get("slices") or []
 
 
-def decode(body: bytes) -> dict[str, Any]:
-    """The record in the bytes, Avro or JSON. Raises `UnreadableHudi`."""
+def decode(body: bytes, wanted: Wanted | None = WANTED) -> dict[str, Any]:
+    """The record in the bytes, Avro with the wanted fields, or JSON. Raises `UnreadableHudi`."""
     if not body:
         raise UnreadableHudi("the file is empty")
     with reading("the file", UnreadableHudi):
         if body.startswith(_AVRO):
-            record: Any = next(iter(fastavro.reader(io.BytesIO(uncompressed(body)))), None)
+            record: Any = next(records_of(body, wanted), None)
         else:
             record = json_of(body)
     if not isinstance(record, dict):
@@ -169,12 +187,14 @@ def _completed(block: bytes) -> Iterator[tuple[str, Mapping[str, str]]]:
         at += 8 + length
     if kind != _DATA_BLOCK:
         return
-    schema = fastavro.parse_schema(bounded_schema(headers[_SCHEMA])[0])
+    schema = BoundedSchema.of(headers[_SCHEMA], _ARCHIVED)
     _, count = struct.unpack_from(">ii", block, at + 8)
     at += 16
     for _ in range(count):
         (length,) = struct.unpack_from(">i", block, at)
-        record: Any = fastavro.schemaless_reader(io.BytesIO(block[at + 4 : at + 4 + length]), schema, None)
+        content = block[at + 4 : at + 4 + length]
+        schema.require_few([(1, content)])
+        record: Any = fastavro.schemaless_reader(io.BytesIO(content), schema.parsed, schema.read)
         at += 4 + length
         commit = record["hoodieCommitMetadata"] or record["hoodieReplaceCommitMetadata"]
         if record["actionState"] == "COMPLETED" and commit is not None:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from lakewarden.events.inflate import inflate_gzip, inflate_zstd
 from lakewarden.handlers.assessment import DataFile, Lack, PastCommit, Unread
 from lakewarden.handlers.avro import read_avro
-from lakewarden.handlers.avro_blocks import MAX_BYTES
+from lakewarden.handlers.avro_blocks import MAX_BYTES, fields
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import of_iceberg
 from lakewarden.handlers.observations import (
@@ -47,6 +47,10 @@ HINT: Final = METADATA_FOLDER + "version-hint.text"
 """The number of the newest metadata file, or of one before it, in a Hadoop catalog."""
 FORMAT_VERSIONS: Final = (1, 2, 3)
 
+_LISTED = fields("manifest_path", "partition_spec_id", "added_snapshot_id")
+_FILE = fields("content", "file_path", "partition", "file_size_in_bytes", "content_size_in_bytes")
+_CHANGED = fields("status", "snapshot_id", data_file=_FILE)
+"""What is read of lists of manifests, and of manifests."""
 _VERSION = re.compile(r"metadata/v(\d+)(\.gz)?\.metadata\.json")
 _OTHER_CATALOG = re.compile(r"metadata/\d+-[0-9a-f-]+(\.gz)?\.metadata\.json")
 _COMPRESSED = {b"\x1f\x8b": inflate_gzip, b"\x28\xb5\x2f\xfd": inflate_zstd}
@@ -64,6 +68,8 @@ _TYPES = {
 _EXISTING, _ADDED, _DELETED = 0, 1, 2
 _NONE = (None, -1)
 """In place of a snapshot's id: there is none."""
+_ODD_PARENT = -2
+"""In place of the id of a parent that is no number: there is one, and none has this id."""
 _DATA_PATHS = ("write.data.path", "write.folder-storage.path", "write.object-storage.path")
 
 
@@ -225,7 +231,7 @@ def manifests_of(body: bytes, snapshot: int) -> list[Manifest]:
     with reading("the list of manifests"):
         return [
             Manifest(str(each["manifest_path"]), int(each["partition_spec_id"]))
-            for each in read_avro(body)
+            for each in read_avro(body, _LISTED)
             if known(each["added_snapshot_id"], int) == snapshot
         ]
 
@@ -300,7 +306,7 @@ def _entries(
         with reading("the manifest"):
             return [
                 (manifest[0], each)
-                for each in read_avro(content_of(manifest[1]))
+                for each in read_avro(content_of(manifest[1]), _CHANGED)
                 if each["status"] != _EXISTING
                 and known(each.get("snapshot_id"), int | None) in {None, snapshot}
             ]
@@ -328,7 +334,7 @@ def _entry(record: Mapping[str, Any], spec: tuple[SpecField, ...] | None) -> _Ma
     if record["status"] not in (_ADDED, _DELETED):
         raise UnreadableCommit("it was neither added nor deleted")
     is_deleted, name = record["status"] == _DELETED, known(file["file_path"], str)
-    refutes = is_deleted or bool(file.get("content"))
+    refutes = is_deleted or bool(known(file.get("content"), int | None))
     size = file.get("content_size_in_bytes")  # of a deletion vector, which shares its file with others
     size = number(file.get("file_size_in_bytes") if size is None else size, MAX_SIZE) or 0
     return _ManifestEntry((path, name.rpartition("/")[2]), refutes, is_deleted, name, size)
@@ -381,7 +387,7 @@ def _snapshot(fields: Mapping[str, Any]) -> IcebergSnapshot:
             number(fields.get("sequence-number"), MAX_SIZE) or 0,
             number(fields.get("timestamp-ms"), LAST_MS, FIRST_MS) or 0,
         ),
-        parent if isinstance(parent, int) else None,
+        None if parent in _NONE else parent if isinstance(parent, int) else _ODD_PARENT,
         summary,
     )
 

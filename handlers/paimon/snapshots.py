@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from lakewarden.handlers import observations
 from lakewarden.handlers.assessment import DataFile, PastCommit, Unread
 from lakewarden.handlers.avro import read_avro
+from lakewarden.handlers.avro_blocks import fields
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
@@ -28,6 +29,10 @@ MANIFEST_FOLDER: Final = "manifest/"
 SNAPSHOT_VERSIONS: Final = (2, 3)
 """Versions of a snapshot's JSON that are known. A snapshot without one is of version 1."""
 
+_LISTED = fields("_FILE_NAME")
+_INDEXED = fields("_INDEX_TYPE", "_PARTITION", "_FILE_NAME", "_DELETIONS_VECTORS_RANGES")
+_CHANGED = fields("_KIND", "_PARTITION", "_BUCKET", _FILE=fields("_FILE_NAME", "_FILE_SIZE"))
+"""What is read of lists of manifests, of index files, and of manifests."""
 _NAME = re.compile(r"snapshot/snapshot-(\d+)")
 _ADDED, _DELETED = 0, 1
 _VECTORS = "DELETION_VECTORS"
@@ -115,22 +120,21 @@ def read_schema(body: bytes) -> TableLayout:
         kinds = {str(each["name"]): each["type"] for each in fields["fields"]}
         columns = [(str(name), str(kinds[name])) for name in fields["partitionKeys"]]
         options = fields.get("options") or {}
-        return TableLayout(
-            PartitionSpelling.of(columns, options), bool(known(fields.get("primaryKeys"), list | None))
-        )
+        keys = [known(each, str) for each in known(fields.get("primaryKeys"), list | None) or ()]
+        return TableLayout(PartitionSpelling.of(columns, options), bool(keys))
 
 
 def manifests_of(body: bytes) -> list[str]:
     """Return the paths of the manifests in a list. Raises `UnreadableCommit`."""
     with observations.reading("the list of manifests"):
-        return [MANIFEST_FOLDER + known(each["_FILE_NAME"], str) for each in read_avro(body)]
+        return [MANIFEST_FOLDER + known(each["_FILE_NAME"], str) for each in read_avro(body, _LISTED)]
 
 
 def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
     """Return the deletion vectors in a list of index files. Raises `UnreadableCommit`."""
     found: dict[observations.Place, Any] = {}
     with observations.reading("the list of index files"):
-        for record in read_avro(body):
+        for record in read_avro(body, _INDEXED):
             if known(record["_INDEX_TYPE"], str) != _VECTORS:
                 continue
             partition = _partition(record, layout)
@@ -228,7 +232,7 @@ def _entries(
 ) -> tuple[list[_ChangedFile], tuple[Unread, ...]]:
     """Return the entries of manifests, and what of them can't be read."""
     manifests, name = list(manifests), str(number)
-    found, unread = read_each(manifests, lambda each: read_avro(observations.content_of(each)))
+    found, unread = read_each(manifests, lambda each: read_avro(observations.content_of(each), _CHANGED))
     records = [each for records in found for each in records]
     entries, failed = read_each(records, lambda each: _entry(each, layout))
     return entries, (

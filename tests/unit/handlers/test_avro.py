@@ -8,14 +8,18 @@ import json
 import subprocess
 import sys
 import zlib
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 import cramjam
+import fastavro
 import pyarrow as pa
 import pytest
+from hypothesis import given, strategies as st
 from pyarrow import orc
 
+from lakewarden.handlers import avro_blocks
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.avro_blocks import MAX_BYTES, MAX_RECORDS, _sized, _varint
 from lakewarden.handlers.hudi.metadata import read_metadata as read_hudi
@@ -101,6 +105,88 @@ def test_values_that_cost_no_bytes_are_counted_before_they_are_made(
         read_avro(a_block("null", count, block, schema))
 
 
+def kinds(named: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, Any]]:
+    """Types, each with the strategy of its values. `$` stands for the number of a name."""
+    plain: list[tuple[Any, Any]] = [
+        ("null", st.none()), ("boolean", st.booleans()), ("long", st.integers(-9, 9)), ("double", st.just(1.5)),
+        ("string", st.text("ab", max_size=2)), ("bytes", st.binary(max_size=2)),
+        ({"type": "fixed", "name": "$", "size": 1}, st.binary(min_size=1, max_size=1)),
+        ({"type": "enum", "name": "$", "symbols": ["A"]}, st.just("A")),
+    ]  # fmt: skip
+    return st.sampled_from(plain) | st.one_of(
+        named.map(lambda of: ({"type": "array", "items": of[0]}, st.lists(of[1], max_size=9))),
+        named.map(
+            lambda of: ({"type": "map", "values": of[0]}, st.dictionaries(st.text("ab"), of[1], max_size=4))
+        ),
+        named.filter(lambda of: of[0] != "null" and not isinstance(of[0], list)).map(
+            lambda of: (["null", of[0]], st.none() | of[1])
+        ),
+        st.lists(named, min_size=1, max_size=3).map(record),
+    )
+
+
+def record(columns: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    written = [{"name": f"f{at}", "type": kind} for at, (kind, _) in enumerate(columns)]
+    values = st.fixed_dictionaries({f"f{at}": of for at, (_, of) in enumerate(columns)})
+    return {"type": "record", "name": "$", "fields": written}, values
+
+
+KINDS: st.SearchStrategy[tuple[Any, Any]] = st.deferred(lambda: kinds(KINDS))
+
+
+def named(schema: Any) -> Any:
+    """The schema with another name for each type, one of which is used again."""
+    parts = json.dumps(schema).split('"$"')
+    return json.loads("".join(f'{part}"n{at}"' for at, part in enumerate(parts[:-1])) + parts[-1])
+
+
+def values_in(found: Any) -> int:
+    """A map's keys count, too."""
+    below = found if isinstance(found, list) else list(found.values()) if isinstance(found, dict) else []
+    keys = sum(not key.startswith("f") for key in found) if isinstance(found, dict) else 0
+    return 1 + keys + sum(map(values_in, below))
+
+
+def only(value: Any, wanted: Any) -> Any:
+    """The value with the wanted fields of its records, which are called f0, f1, f2."""
+    if isinstance(value, list):
+        return [only(each, wanted) for each in value]
+    if isinstance(value, dict):
+        is_record = any(each.startswith("f") for each in value)
+        below = {key: each for key, each in value.items() if not is_record or wanted is None or key in wanted}
+        return {
+            key: only(each, wanted and wanted[key] if is_record else wanted) for key, each in below.items()
+        }
+    return value
+
+
+WANTED = st.none() | st.dictionaries(st.sampled_from(["f0", "f1", "f2"]), st.none() | st.just({"f0": None}))
+
+
+@given(st.lists(KINDS, min_size=1, max_size=3).map(record), WANTED, st.integers(1, 60), st.data())
+def test_only_wanted_values_are_made_and_not_more_than_the_limit(
+    kind: tuple[Any, Any], wanted: Any, most: int, data: st.DataObject
+) -> None:
+    records = data.draw(st.lists(kind[1], min_size=1, max_size=5))
+    schema, body = named(kind[0]), io.BytesIO()
+    fastavro.writer(body, schema, records)
+    whole, found, why = [], None, ""
+    with suppress(UnreadableCommit):  # values without bytes
+        whole = read_avro(body.getvalue())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(avro_blocks, "MAX_VALUES", most)
+        try:
+            found = read_avro(body.getvalue(), wanted)
+        except UnreadableCommit as error:
+            why = str(error)
+    if found is not None:
+        assert found == [only(each, wanted) for each in whole]
+        assert sum(map(values_in, found)) <= most
+    elif whole:
+        assert "more than" in why
+        assert values_in(whole) > most or wanted is not None
+
+
 def test_a_decimal_of_a_megabyte_is_read_as_bytes_and_a_short_one_as_a_number() -> None:
     long = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
     short = {"type": "fixed", "name": "d", "size": 2, "logicalType": "decimal", "precision": 4, "scale": 2}
@@ -114,7 +200,7 @@ def test_a_decimal_of_a_megabyte_is_read_as_bytes_and_a_short_one_as_a_number() 
 JSON = {
     "objects": (b"[" + b"{}," * 5_000_000 + b"{}]", "more than 4,000,000 values"),
     "depth": (b"[" * 100_000, "nested too deeply"),
-    "a number of a megabyte": (b"9" * 1_000_000, "of another type or form"),
+    "a number of a megabyte": (b"9" * 1_000_000, "of another type or form|no record"),
 }
 
 

@@ -35,11 +35,18 @@ ODD: dict[str, Any] = {
     "null": None, "number": 5, "text": "x", "true": True, "list": [1], "object": {"a": 1}, "huge": 10**30,
     "half a character": "\ud800", "long": "x" * 5_000, "outside": "s3://other/../a%01b", "deep": DEEP,
 }  # fmt: skip
+RAW = {
+    "@digits@": b"9" * 5_000, "@pit@": b"[" * 4_000 + b"]" * 4_000, "@no text@": b'"\xff\xfe"', "@nan@": b"NaN",
+    "@infinite@": b"-1e999", "@twice@": b'{"a": 1, "a": {"a": "x"}}',
+}  # fmt: skip
+"""Values of JSON that Python refuses, or makes into something else, by their places in a text."""
+RAW_KINDS: dict[str, type | None] = dict.fromkeys(RAW) | {"@twice@": dict, "@no text@": str}
+ODD |= {each: each for each in RAW}
 INSIDES = re.compile(
     r"Error|Exception|Traceback|\bb'|NoneType|object has no|unhashable|subscriptable|literal|argument|0x|<class|codec"
 )
 GONE: Any = object()
-FEW = ("gone", "null", "number", "text")
+FEW = ("gone", "null", "number", "text", "@digits@", "@pit@")
 
 
 class Kept:
@@ -209,14 +216,17 @@ def mutations(files: Mapping[str, bytes], odd: Collection[str]) -> Iterator[tupl
                 continue
             known.add(shape)
             for name, to in ((each, ODD.get(each, GONE)) for each in odd):
-                is_other = to not in (GONE, None, True) and type(to) is not type(
-                    value_at(content.value, place)
-                )
+                former = type(value_at(content.value, place))
+                is_other = to not in (GONE, None, True) and RAW_KINDS.get(name, type(to)) is not former
                 what = f"{place}: {name}{', another type' * is_other}"
                 try:
-                    yield path, what, content.packed(changed(content.value, place, to))
+                    packed = content.packed(changed(content.value, place, to))
                 except Exception:  # noqa: BLE001, S112 - Avro has no such value
                     continue
+                if name not in RAW:
+                    yield path, what, packed
+                elif not packed.startswith(b"Obj"):
+                    yield path, what, packed.replace(f'"{name}"'.encode(), RAW[name])
 
 
 @pytest.mark.parametrize(
