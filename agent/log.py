@@ -174,6 +174,12 @@ class Log:
                 await anyio.lowlevel.checkpoint()  # the page answers between two batches
         return ends
 
+    async def read_into(
+        self, starts: Mapping[TopicPartition, int | None], take: Callable[[ConsumerRecord], None]
+    ) -> None:
+        """Read these partitions to their current ends. `take` gets each record."""
+        await self.read_once({each: (start, take) for each, start in starts.items()})
+
     async def batches(
         self,
         starts: Mapping[TopicPartition, int | None],

@@ -1,12 +1,13 @@
 """`lakewarden agents`: the agents of the consumer group, and which agent has which Kafka partition, under which term."""
 
-from contextlib import aclosing
 from dataclasses import dataclass, replace
+
+from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.log import Log
 from lakewarden.agent.operators.cluster_facts import members_of
 from lakewarden.agent.serving.checkpoint import Checkpoint
-from lakewarden.agent.serving.log_records import decoded_all
+from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import LEDGER_EVENT, PartitionTaken
 from lakewarden.handlers.setup import Member
@@ -70,10 +71,11 @@ async def _take_overs(log: Log) -> dict[int, PartitionTaken]:
     """The last take-over of each partition. The ledger has it, because compaction keeps the last record of a key."""
     partitions = await log.partitions(log.topics.ledger)
     found: dict[int, PartitionTaken] = {}
-    async with aclosing(log.batches(dict.fromkeys(partitions))) as batches:
-        async for partition, records in batches:
-            taken = (each for each in records if _TAKEN in (each.value or b""))
-            for event in decoded_all(LEDGER_EVENT, taken):
-                if isinstance(event, PartitionTaken):
-                    found[partition.partition] = event
+
+    def note(record: ConsumerRecord) -> None:
+        event = decoded(LEDGER_EVENT, record) if _TAKEN in (record.value or b"") else None
+        if isinstance(event, PartitionTaken):
+            found[record.partition] = event
+
+    await log.read_into(dict.fromkeys(partitions), note)
     return found

@@ -10,8 +10,6 @@ The log is read twice:
 
 import difflib
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -121,14 +119,9 @@ async def explain(settings: Settings, transaction: str, table: str | None = None
 async def search_log(log: Log, prefix: str) -> Search:
     """Search the log for the transactions whose ids begin with `prefix`."""
     search = Search(prefix)
-    partitions = await log.partitions(log.topics.writers)
-    search.partitions = len(partitions)
-    spans: dict[TopicPartition, int | None] = dict.fromkeys(partitions)
-    spans |= dict.fromkeys(await log.partitions(log.topics.decisions))
-    async with aclosing(log.batches(spans)) as batches:
-        async for _, records in batches:
-            for record in records:
-                search.add(record)
+    writers, decisions = [await log.partitions(each) for each in (log.topics.writers, log.topics.decisions)]
+    search.partitions = len(writers)
+    await log.read_into(dict.fromkeys([*writers, *decisions]), search.add)
     return search
 
 
@@ -157,61 +150,42 @@ def not_found(settings: KafkaSettings, search: Search, table: str | None) -> str
 
 
 async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Explanation:
-    topics, key = log.topics, candidate.table.encode()
+    topics, table = log.topics, candidate.table
     decisions: list[tuple[RecordRef, events.DecisionRecord]] = []
-    # `decisions` is read first, to its end. A decision that an agent publishes after that is missing here; a later call has it.
-    async with aclosing(_records(log, TopicPartition(topics.decisions, candidate.partition))) as records:
-        async for record in records:
-            decision = decoded(events.DECISION_RECORD, record)
-            if decision is not None and (
-                decision.table == candidate.table or decision.type == "partition-taken"
-            ):
-                decisions.append((_reference("decisions", record), decision))
-    transaction = TransactionRef(candidate.transaction, candidate.writer, candidate.batch_id)
-    explainer = Explainer(transaction, candidate.table, decisions, max_losses=max_losses)
-    began_ms: int | None = None
-    async with aclosing(_records(log, TopicPartition(topics.writers, candidate.partition))) as records:
-        async for record in records:
-            if record.key != key:
-                continue
-            event = events.decode(events.WRITER_EVENT, record.value, key=record.key)
-            if isinstance(event, events.Undecodable):
-                continue
-            if event.transaction == candidate.transaction and began_ms is None:
-                began_ms = record.timestamp
-            explainer.add(_reference("writers", record), event)
-    if began_ms is None:
-        return explainer.explanation()
-    locks, reports = await _lock_steps_and_conflicts(log, candidate.table, began_ms)
-    return explainer.explanation(locks, reports)
-
-
-async def _lock_steps_and_conflicts(
-    log: Log, table: str, since_ms: int
-) -> tuple[list[tuple[RecordRef, events.AuditEventUnion]], list[events.ConflictDetected]]:
-    """The steps of the table's lock except renewals, and its conflict reports, since then."""
+    began_ms: list[int] = []
     locks: list[tuple[RecordRef, events.AuditEventUnion]] = []
     reports: list[events.ConflictDetected] = []
-    topics = log.topics
-    spans = await log.offsets_at(await log.partitions(topics.audit, topics.conflicts), since_ms)
-    async with aclosing(log.batches(spans)) as batches:
-        async for partition, records in batches:
-            for record in records:
-                if record.key != table.encode() or _RENEWED in (record.value or b""):
-                    continue
-                if partition.topic == topics.conflicts:
-                    if (report := decoded(events.CONFLICT_EVENT, record)) is not None:
-                        reports.append(report)
-                elif (step := decoded(events.AUDIT_EVENT, record)) is not None:
-                    locks.append((_reference("audit", record), step))
-    return locks, reports
 
+    def note_decision(record: ConsumerRecord) -> None:
+        decision = decoded(events.DECISION_RECORD, record)
+        if decision is not None and (decision.table == table or decision.type == "partition-taken"):
+            decisions.append((_reference("decisions", record), decision))
 
-async def _records(log: Log, partition: TopicPartition) -> AsyncGenerator[ConsumerRecord]:
-    async with aclosing(log.batches({partition: None})) as batches:
-        async for _, records in batches:
-            for record in records:
-                yield record
+    def add_event(record: ConsumerRecord) -> None:
+        event = events.decode(events.WRITER_EVENT, record.value, key=record.key or b"")
+        if record.key != table.encode() or isinstance(event, events.Undecodable):
+            return
+        if event.transaction == candidate.transaction:
+            began_ms.append(record.timestamp)
+        explainer.add(_reference("writers", record), event)
+
+    def note_step(record: ConsumerRecord) -> None:
+        renewed = _RENEWED in (record.value or b"")
+        step = None if renewed or record.key != table.encode() else decoded(events.EVENT, record)
+        if isinstance(step, events.ConflictDetected):
+            reports.append(step)
+        elif isinstance(step, events.AuditEventUnion):
+            locks.append((_reference("audit", record), step))
+
+    # `decisions` is read first, to its end. A decision that an agent publishes after that is missing here; a later call has it.
+    await log.read_into({TopicPartition(topics.decisions, candidate.partition): None}, note_decision)
+    transaction = TransactionRef(candidate.transaction, candidate.writer, candidate.batch_id)
+    explainer = Explainer(transaction, table, decisions, max_losses=max_losses)
+    await log.read_into({TopicPartition(topics.writers, candidate.partition): None}, add_event)
+    if began_ms:
+        others = await log.partitions(topics.audit, topics.conflicts)
+        await log.read_into(await log.offsets_at(others, began_ms[0]), note_step)
+    return explainer.explanation(locks, reports)
 
 
 def _reference(topic: Literal["writers", "decisions", "audit"], record: ConsumerRecord) -> RecordRef:

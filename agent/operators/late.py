@@ -4,12 +4,12 @@ A writer that ended in order is not late, unless its next run is, against former
 reports is left out: each of its commits is a writer of its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.agent.time_text import timestamp
-from lakewarden.handlers.explain.life import End, Ends, Life
-from lakewarden.handlers.writers_log import without_gate
+from lakewarden.handlers.explain.life import End
 
 PACES = 3
 LEAST_SECONDS = 60.0
@@ -33,27 +33,15 @@ class LateWriter:
     """Its open transaction. Empty: it has none."""
 
 
-def late_writers(tables: Mapping[str, Mapping[str, Life]], now: float) -> Iterator[LateWriter]:
-    """The late writers, of the lives of each table. `now`: in their clock."""
-    for table, lives in tables.items():
-        by_writer: dict[str, list[Life]] = {}
-        for life in lives.values():
-            if not without_gate(life.writer):
-                by_writer.setdefault(life.writer, []).append(life)
-        for writer, found in by_writer.items():
-            ends = _ends(found)
-            standing = STANDINGS.get(ends.standing(now, PACES, LEAST_SECONDS))
-            if standing is None or ends.last_commit is None or ends.pace is None:
+def late_writers(timelines: Timelines, now: float) -> Iterator[LateWriter]:
+    """The late writers. `now`: in the clock of the lives."""
+    for table, ends in timelines.ends.items():
+        lives = timelines.tables.get(table, {}).values()
+        for writer, own in ends.writers.items():
+            standing = STANDINGS.get(own.standing(now, PACES, LEAST_SECONDS))
+            if standing is None or own.last_commit is None or own.pace is None:
                 continue
-            pause, last = now - ends.last_commit, timestamp(ends.last_commit * 1000)
-            running = next((each.transaction for each in found if each.end is End.RUNNING), "")
-            yield LateWriter(table, writer, standing, round(pause, 1), round(ends.pace, 1), last, running)
-
-
-def _ends(lives: list[Life]) -> Ends:
-    ends = Ends()
-    for life in lives:
-        completed = life.times.get("completed")
-        if completed is not None:
-            ends.note_commit(life.writer, completed, life.ends_itself)
-    return ends
+            pause, last = now - own.last_commit, timestamp(own.last_commit * 1000)
+            open_lives = (each for each in lives if each.writer == writer and each.end is End.RUNNING)
+            running = next((each.transaction for each in open_lives), "")
+            yield LateWriter(table, writer, standing, round(pause, 1), round(own.pace, 1), last, running)

@@ -6,7 +6,6 @@ count once, for the first of them. Times are those of Kafka's records.
 """
 
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +13,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.log import Log
-from lakewarden.agent.operators.timelines import read_timelines
+from lakewarden.agent.operators.timelines import Timelines, readers_of
 from lakewarden.agent.serving.log_records import decoded
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import CONFLICT_EVENT
@@ -154,10 +153,7 @@ async def losses(settings: KafkaSettings, hours: int, table: str | None) -> Loss
     found = Losses(hours)
     since_ms = (moment().wall_ms // HOUR_MS - hours + 1) * HOUR_MS
     async with Log(settings) as log:
-        spans = await log.offsets_at(await log.partitions(log.topics.conflicts), since_ms)
-        async with aclosing(log.batches(spans)) as batches:
-            async for _, records in batches:
-                for record in records:
-                    found.add(record)
-        await read_timelines(log, since_ms, found.add_bypassed)
+        conflicts = await log.offsets_at(await log.partitions(log.topics.conflicts), since_ms)
+        bypassed = await readers_of(Timelines(found.add_bypassed), log, since_ms)
+        await log.read_once({each: (start, found.add) for each, start in conflicts.items()}, bypassed)
     return found.report(table)

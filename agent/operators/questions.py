@@ -1,9 +1,9 @@
-"""Questions about what is past. A question is a dataclass of a row, and a function from the lives of all tables to rows.
+"""Questions about what is past. A question is a dataclass of a row, and a function from what is past to rows.
 
 Its command, its page and its JSON follow from its entry in `QUESTIONS`: a column for each field, those named `…_seconds` as ages.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,7 +13,6 @@ from lakewarden.agent.operators.late import late_writers
 from lakewarden.agent.operators.timelines import Timelines, read_timelines
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.handlers.explain.condition import age
-from lakewarden.handlers.explain.life import Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,12 @@ class Question:
     """What a row is, for the command and the page."""
     none: str
     """The answer without rows."""
-    rows: Callable[[Mapping[str, Mapping[str, Life]], float], Iterable[Any]]
-    """From the lives of each table, and the present time."""
+    rows: Callable[[Timelines, float], Iterable[Any]]
+    """From what is past, and the present time."""
 
     def answer(self, timelines: Timelines, table: str | None = None) -> list[Any]:
         now = moment().wall_ms / 1000
-        return [each for each in self.rows(timelines.tables, now) if table in (None, each.table)]
+        return [each for each in self.rows(timelines, now) if table in (None, each.table)]
 
 
 QUESTIONS = (

@@ -136,12 +136,10 @@ class Timelines:
         return sorted(found, key=lambda each: -each.started)
 
 
-async def read_timelines(
-    log: Log, since_ms: int | None = None, on_bypassed: OnBypassed | None = None
-) -> Timelines:
-    """What the log has since then (`HISTORY`), but not more than the last `MAX_RECORDS` of each partition."""
-    found = Timelines(on_bypassed)
-    await log.read_once(await readers_of(found, log, since_ms))
+async def read_timelines(log: Log) -> Timelines:
+    """What the log has since `HISTORY`, but not more than the last `MAX_RECORDS` of each partition."""
+    found = Timelines()
+    await log.read_once(await readers_of(found, log))
     return found
 
 

@@ -52,6 +52,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Build = Callable[[web.Request], Awaitable[View]]
 
 
+_ANSWERS: dict[type[Exception], tuple[int, dict[str, str]]] = {
+    BadRequestError: (400, {}),
+    NotInLogError: (404, {}),
+}
+"""Status and headers of the answers to errors. After others, the same request may be answered later."""
+
+
 class BusyError(AgentError):
     """Too many requests at once. Try again later."""
 
@@ -119,18 +126,13 @@ class Server:
             )
         try:
             response = await handler(request)
-        except BadRequestError as error:
-            return self._refusal(request, 400, str(error))
-        except BusyError as error:
-            return self._refusal(request, 503, str(error), **{"Retry-After": "10"})
         except web.HTTPNotFound:
             return self._refusal(request, 404, "there is no such view")
         except web.HTTPException as error:
             return self._refusal(request, error.status, error.reason)
-        except NotInLogError as error:
-            return self._refusal(request, 404, str(error))
         except (AgentError, KafkaError, OSError) as error:
-            return self._refusal(request, 503, explained(error, self._settings), **{"Retry-After": "10"})
+            status, headers = _ANSWERS.get(type(error), (503, {"Retry-After": "10"}))
+            return self._refusal(request, status, explained(error, self._settings), **headers)
         if not response.prepared:
             response.headers.update(_HEADERS)
         return response

@@ -233,6 +233,8 @@ class Ends:
     """The last `MAX_RUNS`, in order."""
     losing: OrderedDict[str, Losing] = field(default_factory=OrderedDict)
     """By writer."""
+    writers: OrderedDict[str, "Ends"] = field(default_factory=OrderedDict)
+    """The same of each writer of the gate, the last `MAX_WRITERS` that have committed."""
 
     def note(
         self, record: object, at: float, *, maker: str | None = None, ends_itself: bool | None = None
@@ -243,7 +245,9 @@ class Ends:
         """
         match record:
             case events.CommitCompleted(writer=writer):
-                self.note_commit(writer, at, ends_itself)
+                self.note_commit(record, at, Run(at, at, ends_itself))
+                if not without_gate(writer):
+                    self._of_writer(writer).note_commit(record, at, Run(at, at, ends_itself))
             case events.TransactionAbandoned(cause="base-changed", lost_to=commit):
                 to = UNNAMED_COMMIT if commit is None else f"{UNKNOWN_WINNER} ({commit})"
                 self._loss(record, at, to)
@@ -260,15 +264,22 @@ class Ends:
             if losing.winner == winner:
                 losing.to = to
 
-    def note_commit(self, writer: str, at: float, ends_itself: bool | None) -> None:  # noqa: FBT001 - as in the life
-        self._run(Run(at, at, ends_itself))
+    def note_commit(self, record: events.CommitCompleted, at: float, run: Run) -> None:
+        self._run(run)
         self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
         minute = int(at // 60)
         self.by_minute[minute] = self.by_minute.get(minute, 0) + 1
         if len(self.by_minute) > MAX_MINUTES:
             del self.by_minute[min(self.by_minute)]
-        if (losing := self.losing.get(writer)) is not None and losing.last <= at:
-            del self.losing[writer]
+        if (losing := self.losing.get(record.writer)) is not None and losing.last <= at:
+            del self.losing[record.writer]
+
+    def _of_writer(self, writer: str) -> "Ends":
+        own = self.writers.setdefault(writer, Ends())
+        self.writers.move_to_end(writer)
+        if len(self.writers) > MAX_WRITERS:
+            self.writers.popitem(last=False)
+        return own
 
     def _run(self, new: Run) -> None:
         for run in self.runs:

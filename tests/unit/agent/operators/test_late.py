@@ -51,7 +51,7 @@ RUNS = (25_203.0, 25_202.0, 21_602.0, 18_002.0)
     ],
 )
 def test_a_writer_is_late_against_its_own_pace(timelines: Timelines, standing: str | None) -> None:
-    found = list(late_writers(timelines.tables, NOW))
+    found = list(late_writers(timelines, NOW))
 
     assert [each.standing for each in found] == ([] if standing is None else [standing])
     opened = "open" in timelines.tables[TABLE]
@@ -59,7 +59,7 @@ def test_a_writer_is_late_against_its_own_pace(timelines: Timelines, standing: s
 
 
 def test_each_row_of_a_question_is_a_line_with_a_cell_for_each_column() -> None:
-    rows = list(late_writers(committed(*STEADY, ends=False).tables, NOW))
+    rows = list(late_writers(committed(*STEADY, ends=False), NOW))
 
     columns, line = cells(rows)
 
