@@ -245,6 +245,7 @@ class Ends:
         """
         match record:
             case events.CommitCompleted(writer=writer):
+                self._count(int(at // 60))
                 self.note_commit(record, at, Run(at, at, ends_itself))
                 if not without_gate(writer):
                     self._of_writer(writer).note_commit(record, at, Run(at, at, ends_itself))
@@ -267,12 +268,13 @@ class Ends:
     def note_commit(self, record: events.CommitCompleted, at: float, run: Run) -> None:
         self._run(run)
         self.commits = sorted([*self.commits, at])[-MAX_COMMITS:]
-        minute = int(at // 60)
+        if (losing := self.losing.get(record.writer)) is not None and losing.last <= at:
+            del self.losing[record.writer]
+
+    def _count(self, minute: int) -> None:
         self.by_minute[minute] = self.by_minute.get(minute, 0) + 1
         if len(self.by_minute) > MAX_MINUTES:
             del self.by_minute[min(self.by_minute)]
-        if (losing := self.losing.get(record.writer)) is not None and losing.last <= at:
-            del self.losing[record.writer]
 
     def _of_writer(self, writer: str) -> "Ends":
         own = self.writers.setdefault(writer, Ends())

@@ -22,6 +22,7 @@ from lakewarden.events import CommitCompleted, encode
 from lakewarden.handlers.setup import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.agent.web.test_server import AT, State, history, table
+from tests.unit.events.building import made
 
 REFUSED = LockHolder(
     held=False, lock="l", agent="a", owner="o", valid_until=AT, last_step="lock-refused", detail="why"
@@ -149,7 +150,8 @@ def test_a_table_has_its_commits_of_the_last_hour_as_far_as_they_are_known() -> 
     now, timelines = 1_800_000_090.0, sources.history.timelines
     last = int(now // 120)
     for minutes in (61, 59, 30, 29.5, 1, 0.1, 0.1):
-        timelines.ends["s3://l/a"].note_commit("w", now - 60 * minutes, None)
+        commit = made(CommitCompleted, writer="w", grant="g")
+        timelines.ends["s3://l/a"].note(commit, now - 60 * minutes)
 
     counts = views._pulse(sources.history, "s3://l/a", last)
     assert (len(counts), sum(each or 0 for each in counts)) == (30, 6)
