@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lakewarden.spark_jobs.engine.engine import causes
 from lakewarden.spark_jobs.engine.java import MAX_TEXT
 from lakewarden.spark_jobs.engine.kinds import engine_of
-from lakewarden.spark_jobs.sinks.partitions import quoted
+from lakewarden.spark_jobs.sinks.partition_paths import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

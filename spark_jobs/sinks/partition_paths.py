@@ -53,6 +53,7 @@ from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 TableFormat: TypeAlias = Literal["hive", "delta", "hudi", "iceberg", "paimon"]
 
@@ -121,9 +122,30 @@ def collected(kind: str, value: str) -> str:
             return value
 
 
+def quoted(name: str) -> str:
+    """Return an identifier for SQL. No other function writes a name into SQL."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def in_sql(kind: str) -> str:
     """Return a type for SQL, where `spark.sql.timestampType` may give `timestamp` another meaning than a schema does."""
     return "timestamp_ltz" if kind == "timestamp" else kind
+
+
+def type_in_sql(kind: DataType) -> str:
+    """Return a type for SQL, as `in_sql`, with its fields' names quoted: `simpleString()` writes them as they are."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    match kind:
+        case StructType():
+            fields = (f"{quoted(field.name)}: {type_in_sql(field.dataType)}" for field in kind.fields)
+            return f"STRUCT<{', '.join(fields)}>"
+        case ArrayType():
+            return f"ARRAY<{type_in_sql(kind.elementType)}>"
+        case MapType():
+            return f"MAP<{type_in_sql(kind.keyType)}, {type_in_sql(kind.valueType)}>"
+        case _:
+            return in_sql(kind.simpleString())
 
 
 class PartitionPaths:
@@ -167,7 +189,7 @@ class PartitionPaths:
             partitions: list[tuple[Any, ...]] = [()]
         else:
             values = (
-                collected(kind, f"CAST(`{name.replace('`', '``')}` AS {in_sql(kind)})")
+                collected(kind, f"CAST({quoted(name)} AS {in_sql(kind)})")
                 for name, (kind, _) in self._columns.items()
             )
             rows = batch.selectExpr(*values).distinct().limit(MAX_PARTITIONS + 1).collect()

@@ -36,7 +36,7 @@ from lakewarden.handlers.partition_spelling import moment
 from lakewarden.spark_jobs.engine.engine import causes
 from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.errors import GateError, RowsLost
-from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
+from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,11 +55,6 @@ MAX_COMBINATIONS = 100
 
 _FLOATS = frozenset({"float", "double"})
 _ZEROS: Final = ("-0.0", "0.0")
-
-
-def quoted(name: str) -> str:
-    """Return an identifier for SQL."""
-    return f"`{name.replace('`', '``')}`"
 
 
 class Field(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from lakewarden.spark_jobs.sinks.partition_paths import quoted
+
 _PART = re.compile(r"`(?:[^`]|``)+`|[^`.]+")
 """One part of a name in a catalog."""
 
@@ -29,7 +31,7 @@ def quoted_name(name: str) -> str:
         raise ValueError(
             f"no name of a table in a catalog: {name!r}; quote a part with other characters by `…`"
         )
-    return ".".join(part if part.startswith("`") else f"`{part.strip()}`" for part in parts)
+    return ".".join(part if part.startswith("`") else quoted(part.strip()) for part in parts)
 
 
 def location_of(name: str) -> str:

@@ -19,14 +19,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from lakewarden.spark_jobs.sinks.assignment import folding
-from lakewarden.spark_jobs.sinks.partition_paths import in_sql
+from lakewarden.spark_jobs.sinks.partition_paths import quoted, type_in_sql
 from lakewarden.spark_jobs.sinks.partitions import (
     Field,
     Partition,
     computed_in,
     is_column,
     is_key,
-    quoted,
     restriction,
 )
 
@@ -200,7 +199,7 @@ def inexact_keys(
 def converted_keys(keys: Sequence[str], given: StructType, columns: StructType) -> dict[str, str]:
     """Return the keys that the table stores in another type than the batch's, with these types as SQL."""
     kinds = {key: columns[key].dataType for key in keys if given[key].dataType != columns[key].dataType}
-    return {key: in_sql(kind.simpleString()) for key, kind in kinds.items()}
+    return {key: type_in_sql(kind) for key, kind in kinds.items()}
 
 
 def require_order(rows: DataFrame, order_by: str, table: str) -> None:

@@ -17,7 +17,7 @@ import tomllib
 import zipfile
 from collections.abc import Callable
 from graphlib import TopologicalSorter
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -344,3 +344,23 @@ def _imported(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             names |= {node.module, *(f"{node.module}.{imported.name}" for imported in node.names)}
     return names
+
+
+def test_names_come_into_sql_by_one_function() -> None:
+    """A name between backquotes of one's own breaks with the first name that has one."""
+    files = (ROOT / "spark_jobs/sinks").rglob("*.py")
+    texts = [
+        each
+        for file in files
+        for each in ast.walk(ast.parse(file.read_text()))
+        if isinstance(each, ast.JoinedStr)
+    ]
+    own = [
+        ast.unparse(text)
+        for text in texts
+        for before, value in pairwise(text.values)
+        if isinstance(before, ast.Constant)
+        and str(before.value).endswith("`")
+        and isinstance(value, ast.FormattedValue)
+    ]
+    assert own == ["f\"`{name.replace('`', '``')}`\""]

@@ -34,8 +34,8 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
     require_release,
     transaction_label,
 )
-from lakewarden.spark_jobs.sinks.partition_paths import in_sql
-from lakewarden.spark_jobs.sinks.partitions import Partition, computed_once, quoted
+from lakewarden.spark_jobs.sinks.partition_paths import in_sql, quoted
+from lakewarden.spark_jobs.sinks.partitions import Partition, computed_once
 from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
 from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns

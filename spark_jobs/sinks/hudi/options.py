@@ -100,7 +100,7 @@ def table_options(
     for argument, (key, value) in arguments.items():
         if value and given.get(key, value) != value:
             raise ValueError(
-                f"{key}={given[key]} and {argument}={value!r}: give `{argument}` only; table={name}"
+                f"{key}={given[key]} and {argument}={value!r}: give {argument} only; table={name}"
             )
     for key, (value, why) in _FIXED.items():
         if given.get(key, value).lower() != value.lower():

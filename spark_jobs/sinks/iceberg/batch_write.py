@@ -22,7 +22,8 @@ from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG, table_cache
 from lakewarden.spark_jobs.sinks.iceberg.staging import COMMIT_FAILED, VALIDATION, StagedTable
 from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable
-from lakewarden.spark_jobs.sinks.partitions import Partition, quoted
+from lakewarden.spark_jobs.sinks.partition_paths import quoted
+from lakewarden.spark_jobs.sinks.partitions import Partition
 from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, unused
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     show,
     spec_text,
 )
-from lakewarden.spark_jobs.sinks.partitions import quoted
+from lakewarden.spark_jobs.sinks.partition_paths import quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
 

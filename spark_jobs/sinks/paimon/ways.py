@@ -55,7 +55,8 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     upsert_rule,
 )
 from lakewarden.spark_jobs.sinks.paimon.values import Partition, partition_path
-from lakewarden.spark_jobs.sinks.partitions import computed_once, quoted, require_computed_once, settle
+from lakewarden.spark_jobs.sinks.partition_paths import quoted
+from lakewarden.spark_jobs.sinks.partitions import computed_once, require_computed_once, settle
 from lakewarden.spark_jobs.sinks.upsert import latest, merge, require_order
 
 if TYPE_CHECKING:

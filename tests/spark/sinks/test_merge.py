@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import SparkSession, functions, types
 
 from lakewarden.spark_jobs.engine.java import elements
 from lakewarden.spark_jobs.sinks.assignment import spelled_as
@@ -16,10 +16,10 @@ from lakewarden.spark_jobs.sinks.delta.sink import _ansi_cast
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
 from lakewarden.spark_jobs.sinks.paimon.frames import _collected
-from lakewarden.spark_jobs.sinks.partition_paths import collected, in_sql
-from lakewarden.spark_jobs.sinks.partitions import PartitionColumn, content_of, quoted
+from lakewarden.spark_jobs.sinks.partition_paths import collected, in_sql, quoted, type_in_sql
+from lakewarden.spark_jobs.sinks.partitions import PartitionColumn, content_of
 from lakewarden.spark_jobs.sinks.table_locations import quoted_name
-from lakewarden.spark_jobs.sinks.upsert import Upsert, latest, merge, require_order
+from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, latest, merge, require_order
 from tests.spark.formats import session_settings
 
 pytestmark = [pytest.mark.real]
@@ -168,6 +168,8 @@ RESERVING: Final[tuple[dict[str, str], ...]] = (
     {"spark.sql.ansi.enabled": "true", "spark.sql.ansi.enforceReservedKeywords": "true"},
 )
 
+SESSIONS = st.sampled_from([*RESERVING, {"spark.sql.timestampType": "TIMESTAMP_NTZ"}])
+
 
 def named_in(spark: SparkSession, text: str, *, statement: bool) -> set[tuple[str, ...]]:
     """The columns that Spark's parser finds in an expression or a MERGE, with their aliases."""
@@ -238,6 +240,35 @@ def test_every_text_of_sql_names_the_columns_that_it_should(
         assert [tuple(row) for row in rows.selectExpr(*_collected(rows, rows.columns)).collect()] == [
             ("k", None, 2)
         ]
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(names=st.lists(st.sampled_from(NAMES), min_size=2, max_size=2, unique=True), settings=SESSIONS)
+def test_keys_whose_fields_have_any_names_are_compared_in_the_tables_type(
+    spark: SparkSession, names: list[str], settings: dict[str, str]
+) -> None:
+    """Two moments of the hour that a zone repeats stay two keys, whatever `timestamp` means in the session's SQL."""
+    first, second = names
+    zone = {"spark.sql.session.timeZone": "Europe/Berlin", "spark.sql.variable.substitute": "false"}
+    with session_settings(spark, zone | settings):
+        moments = [f"timestamp_seconds({1792888200 + 3600 * hour})" for hour in (0, 1)]
+        structs = [f"{quoted(first)}, {moment} AS {quoted(second)}" for moment in moments]
+        rows = spark.sql(
+            " UNION ALL ".join(
+                f"SELECT array(struct(1 AS {each})) AS k, {v} AS v" for v in (1, 2) for each in structs
+            )
+        )
+        stored = types.StructType(
+            [types.StructField(first, types.LongType()), types.StructField(second, types.TimestampType())]
+        )
+        table = types.StructType([types.StructField("k", types.ArrayType(stored))])
+        assert (
+            spark.range(1).selectExpr(f"CAST(NULL AS {type_in_sql(stored)}) AS k").schema["k"].dataType
+            == stored
+        )
+        converted = converted_keys(["k"], rows.schema, table)
+        one = Upsert(("k",)).one_row_per_key(rows, [], "t", converted=converted)
+        assert [row.v for row in one.collect()] == [2, 2]
 
 
 VALUES_WITHOUT_AN_ORDER = {
