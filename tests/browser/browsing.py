@@ -55,10 +55,10 @@ async def fits_a_phone(page: Page, path: str) -> None:
     await page.set_viewport_size(DESK)
 
 
-async def screenshot(page: Page, name: str) -> None:
-    """Take a screenshot for the documentation, in 256 colours."""
+async def screenshot(page: Page, name: str, *, whole: bool = True) -> None:
+    """Take a screenshot for the documentation, in 256 colours: of the whole page, or what is seen first."""
     path = Path(SCREENSHOTS or ".") / f"{name}.png"
-    await page.screenshot(path=path, full_page=True)
+    await page.screenshot(path=path, full_page=whole)
     with Image.open(path) as picture:
         picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path)
 

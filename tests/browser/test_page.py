@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -11,11 +15,17 @@ import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from lakewarden.agent.operators.shell_command import short_id
+from lakewarden.agent.operators.status import BlockerView, TableView, TransactionView
+from lakewarden.agent.web.follower import History
 from lakewarden.agent.web.server import running_page
-from lakewarden.events import Abort
-from tests.browser.browsing import fits_a_phone, opened
+from lakewarden.events import Abort, CommitCompleted, encode
+from lakewarden.handlers.setup import Member
+from tests.browser.browsing import SCREENSHOTS, fits_a_phone, opened, screenshot
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import World, world
+from tests.unit.agent.serving.owner_in_memory import consumed
+from tests.unit.agent.web.test_server import served
+from tests.unit.events.building import made
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.real]
@@ -79,6 +89,9 @@ async def test_every_view_is_live_escaped_and_fits_a_phone_and_stays_when_the_ag
             for path, text in views.items():
                 await look_at(page, path, text)
 
+            await by_keyboard(page)
+            await stays_open(page, scene)
+
             await page.goto("/losses")
             await expect(page.get_by_text(HOSTILE.replace("\u202e", r"\u202e"))).to_be_visible()
 
@@ -112,9 +125,100 @@ async def commit_some(scene: World) -> None:
             await done.complete()
 
 
+async def by_keyboard(page: Page) -> None:
+    """From the list, which says how things are, to the story of a transaction on the time line."""
+    await page.goto("/")
+    await expect(page.locator(".headline")).to_have_text("1 table, ok")
+    await expect(page.get_by_role("img", name="commits since")).to_be_visible()
+    await page.keyboard.press("/")
+    await expect(page.get_by_label("Table contains")).to_be_focused()
+    await page.goto(f"/table?uri={TABLE}")
+    await page.get_by_role("link", name=re.compile("aborted by conflict.*lost to arrivals")).first.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".story")).to_contain_text("ABORTED (conflict)")
+
+
+async def stays_open(page: Page, scene: World) -> None:
+    """What a visitor has opened is open after an update of the page, in its row."""
+    await page.goto("/refused")
+    await page.get_by_text("Its beginning").click()
+    await scene.send_raw(b"another", b"key")
+    await expect(page.get_by_role("row")).to_have_count(3)
+    await expect(page.get_by_role("row").nth(2).locator("details[open]")).to_have_count(1)
+    await expect(page.locator("details[open]")).to_have_count(1)
+
+
 async def look_at(page: Page, path: str, text: str) -> None:
     """A view shows this text, fits a phone, and has run no script of an event."""
     await page.goto(path)
     await expect(page.locator("main")).to_contain_text(text)
     await fits_a_phone(page, path)
     assert await page.evaluate("window.hostile") is None, path
+
+
+async def test_three_hundred_tables_are_read_at_a_glance() -> None:
+    """The worst first, each with its last hour. The picture of docs/web.md is this page."""
+    found, past, now, drawn = [], History(), time.time(), random.Random(5)
+    for number in range(300):
+        uri = f"s3://company-lake/warehouse/{NAMES[number % 6]}" + f"_{number:03}" * (number >= 6)
+        found.append(
+            TableView(uri, None, tuple(open_since(now - 720, number)) if number in (1, 4, 32) else ())
+        )
+        pace = (60, 120, 300, 600)[number * 7 % 4]
+        at, until = now - 3600 + number % 50, now - 900 if number in (2, 15) else now
+        for batch in range(60):
+            at += pace * (0.3 + drawn.random() * (1.4 if batch % 9 else 5))
+            if at < until:
+                name = {
+                    "table": uri,
+                    "writer": "ingest",
+                    "transaction": f"{number}-{batch}",
+                    "batch_id": batch,
+                }
+                done = made(CommitCompleted, **name, grant="g", version="1")
+                past.timelines.add_event(consumed(encode(done), at_ms=round(1000 * at)))
+    async with (
+        served(*found, history=past) as (client, follower, _),
+        opened(str(client.make_url(""))) as (page, complaints),
+    ):
+        follower.members = (Member("agent-1", "0.1.0"), Member("agent-2", "0.1.0"))
+        await page.goto("/")
+        await expect(page.locator(".headline")).to_have_text(
+            "3 of 300 tables with a problem, the worst: crm.db/customers, publish hangs for 12 min"
+        )
+        await expect(page.locator("tbody tr").first).to_contain_text("crm.db/customers")
+        assert await page.locator(".pulse").count() == 200
+        heights = await page.locator("tbody tr").evaluate_all(
+            "rows => rows.slice(3).map(each => [each.offsetHeight, each.innerText])"
+        )
+        assert [text for height, text in heights if height > 48] == [], (
+            "a table without a problem is one line"
+        )
+        await fits_a_phone(page, "/")
+        if SCREENSHOTS is not None:
+            await screenshot(page, "web-tables", whole=False)
+        assert complaints == []
+
+
+NAMES = (
+    "shop.db/orders",
+    "crm.db/customers",
+    "web.db/clicks",
+    "air.db/flights",
+    "fin.db/ledger",
+    "iot.db/readings",
+)
+
+
+def open_since(since: float, number: int) -> Iterator[TransactionView]:
+    """A writer that computes, or publishes, and one that waits for it."""
+    at = datetime.fromtimestamp(since, UTC).isoformat(timespec="milliseconds")
+    phase = "granted" if number == 1 else "active"
+    head = TransactionView(
+        f"{number}9c0e4f6", "crm", 7, phase, at, None, 3, 40, at if number == 1 else None, None
+    )
+    behind = BlockerView(head.transaction, "crm", "granted", "day=2026-11-28")
+    yield head
+    yield TransactionView(
+        f"{number}b1d2a55", "shop", 12, "queued", at, "crm", 1, 2, None, None, at, (behind,)
+    )
