@@ -81,7 +81,7 @@ class Life:
     reason: str | None = None
     """The reason of its abort."""
     detail: str | None = None
-    """Of its abort, too."""
+    """What its abort says besides."""
     winners: tuple[str, ...] = ()
     """The writers that its abort names."""
     cause: str | None = None
