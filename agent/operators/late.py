@@ -35,9 +35,9 @@ class LateWriter:
 
 def late_writers(timelines: Timelines, now: float) -> Iterator[LateWriter]:
     """The late writers. `now`: in the clock of the lives."""
-    for table, ends in timelines.ends.items():
-        lives = timelines.tables.get(table, {}).values()
-        for writer, own in ends.writers.items():
+    for table, writers in timelines.writers.items():
+        lives = timelines.tables[table].values()
+        for writer, own in writers.items():
             standing = STANDINGS.get(own.standing(now, PACES, LEAST_SECONDS))
             if standing is None or own.last_commit is None or own.pace is None:
                 continue

@@ -57,7 +57,7 @@ async def ask(question: Question, settings: KafkaSettings, table: str | None) ->
 
 def cells(rows: Sequence[Any]) -> list[tuple[str, ...]]:
     """The names of the columns, and the rows as text."""
-    names = [each.name for each in fields(rows[0])] if rows else []
+    names = [each.name for row in rows[:1] for each in fields(row)]
     shown = [tuple(_cell(name, getattr(row, name)) for name in names) for row in rows]
     return [tuple(name.removesuffix("_seconds").replace("_", " ") for name in names), *shown]
 

@@ -226,7 +226,7 @@ def _open_transaction(
             f"{len(found)} open transactions begin with {prefix!r}: {first_of(names, MAX_LISTED)}; "
             "give more of the id, or --table"
         )
-    return found[0] if found else None
+    return next(iter(found), None)
 
 
 async def _nothing_open(log: Log, prefix: str, table: str | None) -> AgentError:
@@ -316,10 +316,10 @@ def read_backup(path: Path, table: str | None) -> list[BackupLine]:
         raise AgentError(f"the backup {path} can't be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         raise AgentError(
             f"{path} is not a backup of the ledger, as lakewarden ledger show --output json prints it: "
-            f"{f'{where}: ' if where else ''}{first['msg']}; nothing was restored"
+            f"{why}; nothing was restored"
         ) from error
     found = [each for each in lines if each.batch_id is not None and table in (None, each.table)]
     if not found:

@@ -34,7 +34,7 @@ from lakewarden.handlers.explain.life import Ends, Life
 from lakewarden.handlers.explain.waits import Wait, waits
 from lakewarden.handlers.setup import Member
 from lakewarden.handlers.table.log_gaps import Gap
-from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase, Transaction
 
 AUDIT_WINDOW = timedelta(minutes=15)
@@ -158,14 +158,9 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
         of_table, uris = partition_of(table, len(replay.starts)), {table}
     gaps = {number: each.gap for number, each in ledgers.items() if each.gap is not None}
     troubles = partition_views(replay.starts, replay.newer, gaps)
-    agents, now = None if members is None else bool(members), moment().wall_ms / 1000
+    now = moment().wall_ms / 1000
     found = [
-        with_condition(
-            table_view(uri, replay, locks.get(uri), refusals.get(uri)),
-            now,
-            agents=agents,
-            ends=ends.get(uri),
-        )
+        with_condition(table_view(uri, replay, locks.get(uri), refusals.get(uri)), now, members, ends[uri])
         for uri in sorted(uris)
     ]
     return [view for number, view in troubles.items() if of_table in (None, number)] + sorted(found, key=rank)
@@ -185,9 +180,17 @@ async def group_members(log: Log, group: str) -> tuple[Member, ...] | None:
 
 
 def with_condition(
-    view: TableView, now: float, *, agents: bool | None, ends: Ends | None, waits_known: bool = True
+    view: TableView,
+    now: float,
+    members: tuple[Member, ...] | None,
+    ends: Ends,
+    *,
+    waits_known: bool = True,
 ) -> TableView:
-    """The table with its condition, its last commit and its pace. `now`: seconds since the epoch."""
+    """The table with its condition, its last commit and its pace.
+
+    `now`: seconds since the epoch. `members`: the agents in the group; None: not known.
+    """
     if view.table.startswith(events.partition_name(0)[:-1]):
         return view
     lock = view.lock
@@ -195,14 +198,13 @@ def with_condition(
     if lock is not None and lock.last_step == "lock-refused":
         denied = Denied(lock.lock, lock.waiting, lock.owner or None, lock.detail)
     opened = tuple(_open(each, now) for each in view.transactions)
+    agents = None if members is None else bool(members)
     facts = Facts(view.table, now, agents, view.refused, denied, opened, waits_known, ends)
-    last = None if ends is None else ends.last_commit
-    pace = None if ends is None else ends.pace
     return replace(
         view,
         condition=condition(facts),
-        last_commit=_time(last),
-        pace_seconds=None if pace is None else round(pace, 1),
+        last_commit=_time(ends.last_commit),
+        pace_seconds=ends.pace and round(ends.pace, 1),
     )
 
 
@@ -241,13 +243,10 @@ def table_view(
     uri: str, replay: LogReplay, lock: events.AuditEventUnion | None, refused: str | None
 ) -> TableView:
     """What `status` shows of one table."""
-    state = replay.tables.get(uri)
-    return TableView(
-        uri,
-        None if lock is None else lock_holder(lock),
-        () if state is None else tuple(_view(state, each, replay) for each in state.open()),
-        refused=refused,
-    )
+    state = replay.tables.get(uri) or TableState(uri, TableSettings())
+    opened = tuple(_view(state, each, replay) for each in state.open())
+    holder = None if lock is None else lock_holder(lock)
+    return TableView(uri, holder, opened, refused=refused)
 
 
 def _gaps(start: Start, ledger: Gap | None) -> tuple[str, ...]:
@@ -316,7 +315,7 @@ def _waiting_on(state: TableState, transaction: Transaction, found: Iterable[Wai
 
 
 def _blocker(wait: Wait) -> BlockerView:
-    partition = wait.overlaps[0].partition if wait.overlaps else None
+    partition = next((each.partition for each in wait.overlaps), None)
     return BlockerView(wait.other.id, wait.other.writer, wait.reason, partition)
 
 

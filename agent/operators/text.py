@@ -46,13 +46,11 @@ def environment(package: str, **options: Any) -> Environment:
     found.filters.update(
         age=age,
         ago=ago,
-        blank=lambda value: "" if value is None else value,
         concise=_concise,
         counted=counted,
         duration=duration,
         folded=_folded,
         last=last,
-        known=lambda number: "unknown" if number is None else number,
         listed=_listed,
         made_by=made_by,
         repr=repr,
@@ -157,6 +155,8 @@ def utc(epoch_ms: float) -> str:
 
 
 def _shown(value: Any) -> Any:
+    if value is None:
+        return ""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup | Visible) else value
 
 

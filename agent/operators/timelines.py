@@ -17,14 +17,17 @@ from lakewarden.agent.clock import utc_now
 from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.serving.log_records import decoded
 from lakewarden.handlers.explain.life import (
+    MAX_WRITERS,
     UNKNOWN_WINNER,
     UNNAMED_COMMIT,
     Ends,
     Life,
+    Run,
     lane,
     made_by,
     made_name,
 )
+from lakewarden.handlers.writers_log import without_gate
 
 MAX_OF_TABLE = 200
 """Transactions of one table, the last ones."""
@@ -51,6 +54,8 @@ class Timelines:
         self._size = 0
         self.ends: dict[str, Ends] = defaultdict(Ends)
         """By table."""
+        self.writers: dict[str, dict[str, Ends]] = defaultdict(dict)
+        """The same of each writer of a table with the gate, the last `MAX_WRITERS` that have committed."""
         self.forgotten = 0.0
         """Up to when (epoch seconds) a table may have had commits that were not read, or were dropped for want of room."""
         self.cut: set[int] = set()
@@ -96,6 +101,13 @@ class Timelines:
         makers = (lives[each].made_by for each in life.winners if each in lives)
         maker = next(filter(None, makers), None)
         self.ends[event.table].note(event, at, maker=maker, ends_itself=life.ends_itself)
+        if isinstance(event, events.CommitCompleted) and not without_gate(event.writer):
+            writers = self.writers[event.table]
+            own = writers.pop(event.writer, Ends())
+            own.note_commit(event, at, Run(at, at, life.ends_itself))
+            writers[event.writer] = own
+            if len(writers) > MAX_WRITERS:
+                del writers[next(iter(writers))]
         return True
 
     def _count_bypassed(self, event: events.TransactionAbandoned, record: ConsumerRecord) -> None:
@@ -109,10 +121,15 @@ class Timelines:
             del lives[next(iter(lives))]
             self._size -= 1
         while self._size > MAX_TRANSACTIONS:
-            uri, dropped = self.tables.popitem(last=False)
-            self.ends.pop(uri, None)
-            self._size -= len(dropped)
+            dropped = self._drop(next(iter(self.tables)))
             self.forgotten = max([self.forgotten, *(each.last for each in dropped.values())])
+
+    def _drop(self, uri: str) -> dict[str, Life]:
+        self.ends.pop(uri, None)
+        self.writers.pop(uri, None)
+        dropped = self.tables.pop(uri)
+        self._size -= len(dropped)
+        return dropped
 
     def drop_before(self, since: float) -> None:
         """Forget the tables without an event since then (epoch seconds)."""
@@ -120,9 +137,7 @@ class Timelines:
             uri, lives = next(iter(self.tables.items()))
             if max((each.last for each in lives.values()), default=0.0) >= since:
                 return
-            del self.tables[uri]
-            self.ends.pop(uri, None)
-            self._size -= len(lives)
+            self._drop(uri)
 
     def find(self, writer: str, batch_id: int | None, table: str | None) -> list[Life]:
         """The last transactions of the writers whose names contain `writer`, the latest first."""

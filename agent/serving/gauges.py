@@ -16,6 +16,7 @@ from prometheus_client import Gauge
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.handlers.explain.condition import Facts, Open, condition
+from lakewarden.handlers.explain.life import Ends
 from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.group.readiness import ReadinessCondition, is_ready
 from lakewarden.handlers.table.state import TableSettings, TableState
@@ -115,7 +116,7 @@ def _judge(
             denied=seen.denied.get(uri),
             open=tuple(transactions),
             waits_known=not state.without_index,
-            ends=ends,
+            ends=ends or Ends(),
         )
     )
     if known.name != "ok":

@@ -205,7 +205,7 @@ class Server:
         view = await self._views[self._path(request)](request)
         at = self._follower.current_at
         body = {
-            "as_of": None if at is None else at.isoformat(timespec="milliseconds"),
+            "as_of": at,
             "problem": view.problem or self._follower.problem,
             "command": view.command,
             **view.data,

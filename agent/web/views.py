@@ -22,7 +22,7 @@ from lakewarden.agent.web.follower import HOURS, Follower, History
 from lakewarden.events import canonical_table
 from lakewarden.handlers.explain.bars import drawing
 from lakewarden.handlers.explain.condition import FINE, Condition, head_of
-from lakewarden.handlers.explain.life import LOST, End, writer_name
+from lakewarden.handlers.explain.life import LOST, End, Ends, writer_name
 from lakewarden.handlers.explain.timeline import Explanation
 from lakewarden.handlers.writers_log import short_table
 
@@ -252,7 +252,7 @@ def table(sources: Sources, query: Mapping[str, str]) -> View:
 def losses(sources: Sources, query: Mapping[str, str]) -> View:
     """What conflicts have cost in the last hours."""
     uri, past = _table_of(query), sources.history
-    words = ["losses", "--hours", str(HOURS), *(["--table", uri] if uri else [])]
+    words = ["losses", "--hours", str(HOURS), *_of_table(uri)]
     data = named(past.losses.report(uri)) | {
         "table": uri,
         "history_complete": sources.follower.status is not None,
@@ -306,10 +306,9 @@ def _known(sources: Sources) -> list[TableView]:
 
 def _judged(sources: Sources, view: TableView, now: float) -> TableView:
     follower = sources.follower
-    agents = None if follower.members is None else bool(follower.members)
-    ends = sources.history.timelines.ends.get(view.table)
+    ends = sources.history.timelines.ends.get(view.table, Ends())
     waits_known = follower.status is None or view.table not in follower.status.without_waits
-    return with_condition(view, now, agents=agents, ends=ends, waits_known=waits_known)
+    return with_condition(view, now, follower.members, ends, waits_known=waits_known)
 
 
 def _pulse(history: History, table: str, last: int) -> list[int | None]:
@@ -356,7 +355,7 @@ class Related:
 async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
     """One transaction's story, as `explain` prints it. Without an id: a form that asks for one."""
     prefix, uri = query.get("id", ""), _table_of(query)
-    words = ["explain", prefix or "TRANSACTION", *(["--table", uri] if uri else [])]
+    words = ["explain", prefix or "TRANSACTION", *_of_table(uri)]
     show = partial(_view, sources, "transaction", live=False)
     if not prefix:
         return show("One transaction", {"candidates": []}, *words)
@@ -451,6 +450,10 @@ def address(path: str, **parameters: str | None) -> str:
     """Path and query. Names are percent-encoded, and what is empty is left out."""
     text = urlencode({name: value for name, value in parameters.items() if value})
     return f"{path}?{text}" if text else path
+
+
+def _of_table(uri: str | None) -> tuple[str, ...]:
+    return () if uri is None else ("--table", uri)
 
 
 def _table_of(query: Mapping[str, str], *, required: bool = False) -> str | None:

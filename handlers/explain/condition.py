@@ -24,7 +24,7 @@ never granted, and its writer can't be stopped.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, get_args
 
 from lakewarden.handlers.explain.life import UNNAMED_COMMIT, Ends, Losing, writer_name
@@ -102,7 +102,7 @@ class Facts:
     open: tuple[Open, ...] = ()
     waits_known: bool = True
     """False: it is not known for whom a transaction waits, for want of memory."""
-    ends: Ends | None = None
+    ends: Ends = field(default_factory=Ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +167,21 @@ def _no_agent(facts: Facts, waiting: list[Open]) -> Condition | None:
     seconds = _longest(unanswered)
     if not none and (seconds or 0.0) < NO_ANSWER_SECONDS:
         return None
-    return Condition(
+    found = Condition(
         "no-agent",
         "no agent",
         seconds,
-        cause="no agent is in the group, so nothing is admitted or granted"
-        if none
-        else "no agent answers the intents",
-        remedy="start an agent; nothing is lost until then"
-        if none
-        else "see which agent owns the table, and whether it is ready",
-        command=("doctor", facts.table) if none else ("agents",),
+        cause="no agent answers the intents",
+        remedy="see which agent owns the table, and whether it is ready",
+        command=("agents",),
+    )
+    if not none:
+        return found
+    return replace(
+        found,
+        cause="no agent is in the group, so nothing is admitted or granted",
+        remedy="start an agent; nothing is lost until then",
+        command=("doctor", facts.table),
     )
 
 
@@ -232,27 +236,22 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
     if granted.seconds < (HANG_SECONDS if held_up else LONE_HANG_SECONDS):
         return None
     name = writer_name(granted.writer)
-    return Condition(
-        "publish-hangs",
-        "publish hangs",
-        granted.seconds,
-        granted.writer,
-        granted.transaction,
-        f"{name} has held the grant for {age(granted.seconds)}"
-        + (", and it is withdrawn already" if granted.withdrawn else "")
-        + (f"; {_count(held_up)} for it" if held_up else ""),
-        "wait for the end of its lease"
-        if granted.withdrawn
-        else f"look at {name}'s job{_where(granted)}; or end its grant",
-        () if granted.withdrawn else _abort(facts, granted, "its publish hangs"),
-    )
+    cause = f"{name} has held the grant for {age(granted.seconds)}"
+    remedy = f"look at {name}'s job{_where(granted)}; or end its grant"
+    command = _abort(facts, granted, "its publish hangs")
+    if granted.withdrawn:
+        cause += ", and it is withdrawn already"
+        remedy, command = "wait for the end of its lease", ()
+    if held_up:
+        cause += f"; {_count(held_up)} for it"
+    who = granted.writer, granted.transaction
+    return Condition("publish-hangs", "publish hangs", granted.seconds, *who, cause, remedy, command)
 
 
 def _bypassed(facts: Facts, _: list[Open]) -> Condition | None:
-    losing = {} if facts.ends is None else facts.ends.losing
     found = [
         (writer, each)
-        for writer, each in losing.items()
+        for writer, each in facts.ends.losing.items()
         if each.times >= LOSSES and facts.now - each.last <= LOSS_SECONDS
     ]
     if not found:
@@ -288,8 +287,7 @@ def _bypassed_remedy(facts: Facts, worst: Losing) -> tuple[str, tuple[str, ...]]
 
 
 def _queued(facts: Facts, waiting: list[Open]) -> Condition | None:
-    pace = None if facts.ends is None else facts.ends.pace
-    late = max(QUEUE_SECONDS, PACES * (pace or 0.0))
+    late = max(QUEUE_SECONDS, PACES * (facts.ends.pace or 0.0))
     oldest = max(waiting, key=lambda each: each.seconds or 0.0, default=None)
     if oldest is None or oldest.seconds is None or oldest.seconds < late:
         return None
@@ -333,7 +331,7 @@ def _queue_remedy(facts: Facts, head: Open, who: str) -> tuple[str, tuple[str, .
 
 def _no_commits(facts: Facts, _: list[Open]) -> Condition | None:
     ends = facts.ends
-    if facts.open or ends is None or ends.last_commit is None or ends.pace is None:
+    if facts.open or ends.last_commit is None or ends.pace is None:
         return None
     standing = ends.standing(facts.now, PACES, QUIET_SECONDS)
     if standing == "on time":
@@ -347,10 +345,9 @@ def _no_commits(facts: Facts, _: list[Open]) -> Condition | None:
         usual = f"the usual interval is {age(ends.pace)}"
     else:
         usual = f"usually a run begins every {age(ends.run_pace)}"
-    late = standing == "late"
+    names: dict[str, tuple[Name, str]] = {"late": ("no-commits", "no commits")}
     return Condition(
-        "no-commits" if late else "quiet",
-        "no commits" if late else "quiet",
+        *names.get(standing, ("quiet", "quiet")),
         seconds,
         cause=f"the last commit was {age(seconds)} ago; {usual}",
         remedy="see whether its jobs run",

@@ -233,8 +233,6 @@ class Ends:
     """The last `MAX_RUNS`, in order."""
     losing: OrderedDict[str, Losing] = field(default_factory=OrderedDict)
     """By writer."""
-    writers: OrderedDict[str, "Ends"] = field(default_factory=OrderedDict)
-    """The same of each writer of the gate, the last `MAX_WRITERS` that have committed."""
 
     def note(
         self, record: object, at: float, *, maker: str | None = None, ends_itself: bool | None = None
@@ -244,11 +242,9 @@ class Ends:
         `maker`: who made the commit to which it lost, if known. `ends_itself`: as in the life.
         """
         match record:
-            case events.CommitCompleted(writer=writer):
+            case events.CommitCompleted():
                 self._count(int(at // 60))
                 self.note_commit(record, at, Run(at, at, ends_itself))
-                if not without_gate(writer):
-                    self._of_writer(writer).note_commit(record, at, Run(at, at, ends_itself))
             case events.TransactionAbandoned(cause="base-changed", lost_to=commit):
                 to = UNNAMED_COMMIT if commit is None else f"{UNKNOWN_WINNER} ({commit})"
                 self._loss(record, at, to)
@@ -276,13 +272,6 @@ class Ends:
         if len(self.by_minute) > MAX_MINUTES:
             del self.by_minute[min(self.by_minute)]
 
-    def _of_writer(self, writer: str) -> "Ends":
-        own = self.writers.setdefault(writer, Ends())
-        self.writers.move_to_end(writer)
-        if len(self.writers) > MAX_WRITERS:
-            self.writers.popitem(last=False)
-        return own
-
     def _run(self, new: Run) -> None:
         for run in self.runs:
             if run.first - RUN_SECONDS <= new.first <= run.last + RUN_SECONDS:
@@ -305,7 +294,7 @@ class Ends:
 
     @property
     def last_commit(self) -> float | None:
-        return self.commits[-1] if self.commits else None
+        return max(self.commits, default=None)
 
     def commits_of(self, first: int, minutes: int) -> int:
         """The commits of so many minutes, from this one (epoch minutes) on."""

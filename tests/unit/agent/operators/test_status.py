@@ -46,6 +46,7 @@ from lakewarden.events import (
     encode,
     partition_name,
 )
+from lakewarden.handlers.explain.life import Ends
 from lakewarden.handlers.group.readiness import OwnedPartition, conditions
 from lakewarden.handlers.setup import Member
 from tests.printed import as_shown
@@ -161,6 +162,9 @@ HELD = LockHolder(
 OWN_LOCK = replace(HELD, held=True, last_step="lock-renewed", detail=None, waiting=False)
 
 
+AGENTS = (Member("agent-a", "0.1.0"),)
+
+
 def ago(seconds: float) -> str:
     return timestamp((time.time() - seconds) * 1000)
 
@@ -181,7 +185,7 @@ def test_status_begins_with_what_is_wrong_and_shows_short_ids(
         crm, f"crm:{query}", 3, "queued", ago(250), "shop", 1, 4, None, None, ago(250), (blocker,)
     )
     table = with_condition(
-        TableView("s3://lake/orders", OWN_LOCK, (hangs, waits)), time.time(), agents=True, ends=None
+        TableView("s3://lake/orders", OWN_LOCK, (hangs, waits)), time.time(), AGENTS, Ends()
     )
 
     for line, shown in (("lakewarden status", False), ("lakewarden status --verbose", True)):
@@ -214,7 +218,7 @@ def test_status_begins_with_what_is_wrong_and_shows_short_ids(
 @pytest.mark.parametrize("agents, word", [(True, "lock held by another owner"), (False, "no agent")])
 def test_the_condition_follows_from_the_lock_and_the_group(agents: bool, word: str) -> None:
     waits = TransactionView("A", "shop", 1, "waiting", ago(90), "the table's lock", 1, 1, None, None, ago(60))
-    view = with_condition(TableView("s3://lake/t", HELD, (waits,)), time.time(), agents=agents, ends=None)
+    view = with_condition(TableView("s3://lake/t", HELD, (waits,)), time.time(), AGENTS[:agents], Ends())
 
     assert view.condition is not None
     assert view.condition.text == f"{word} for 60 s"
@@ -282,7 +286,7 @@ def test_the_pages_show_what_the_commands_print() -> None:
         ("A partition is refused", partition_name(5), newer[0]),
         ("A table is stopped", orders, stopped.why(orders)),
     ):
-        view = with_condition(TableView(table, None, (), refused=why), time.time(), agents=True, ends=None)
+        view = with_condition(TableView(table, None, (), refused=why), time.time(), AGENTS, Ends())
         shown(f"{RUNBOOKS}#{heading}", "lakewarden status", status_lines([view], KAFKA))
 
     entry = LedgerLine(orders, "job:1", 7, "ledger-corrected-4711", None, ago(9), 12, 0)
