@@ -5,22 +5,18 @@ It stands above `gate/` and `streaming/` because it needs both, and neither need
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs.engine.kinds import require_spark
 from lakewarden.spark_jobs.gate.gate import TransactionGate, intent_of
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
-from lakewarden.spark_jobs.streaming.admission import AdmissionMode, TableHistory
+from lakewarden.spark_jobs.streaming.admission import AdmissionMode
 from lakewarden.spark_jobs.streaming.batches import BatchWriter, Scope, target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_HISTORIES: Final[defaultdict[tuple[str, str, str], TableHistory]] = defaultdict(TableHistory)
-"""What the writers of this driver experienced, by brokers, topic prefix and table: of all its gates."""
 
 
 class CommitGate(TransactionGate):
@@ -68,7 +64,7 @@ class CommitGate(TransactionGate):
 
         Raises `InvalidArgument`, and `UnsupportedSpark` where Spark is missing or not supported (`engine/kinds.py`).
         """
-        require_spark("foreach_batch")
+        engine = require_spark("foreach_batch")
         target = target_of(
             write,
             table=table,
@@ -86,12 +82,5 @@ class CommitGate(TransactionGate):
             conflict_rule=target.conflict_rule,
             lock=target.lock,
         )
-        return BatchWriter(
-            self,
-            write,
-            target,
-            writer=writer,
-            max_attempts=max_attempts,
-            scope=scope,
-            history=_HISTORIES[self._channel.bootstrap_servers, self._channel.topics.prefix, target.table],
-        )
+        engine.require_portable({"write": write, "scope": scope, **self.options})
+        return BatchWriter(self, write, target, writer=writer, max_attempts=max_attempts, scope=scope)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -41,34 +42,31 @@ JOB_TAGS = "spark.job.tags"
 log = EventLogger("lakewarden.jobs")
 
 
-class TaggedJobs:
-    """The jobs that the current thread, and the inheritable threads that it starts, submit in this block."""
+class Tagged(ABC):
+    """What the current thread, and the inheritable threads that it starts, let Spark do in this block."""
 
-    def __init__(self, spark_context: SparkContext, tag: str) -> None:
-        self._context = spark_context
+    def __init__(self, tag: str) -> None:
         self.tag = tag
         self._ended = threading.Event()
-        self._gone: set[int] = set()
-        """Jobs that have ended, with their tasks. A batch may have many, and each question about one is a call into the JVM."""
 
     def __enter__(self) -> Self:
-        self._context.addJobTag(self.tag)
+        self._set_tag()
         return self
 
     def __exit__(self, *details: object) -> None:
         self._ended.set()
-        # A stopped context raises various errors. No other transaction has this tag.
+        # A stopped Spark raises various errors. No other transaction has this tag.
         with suppress(Exception):
-            self._context.removeJobTag(self.tag)
+            self._remove_tag()
 
     def cancel_until_ended(self) -> None:
-        """Cancel the jobs repeatedly until the block ends. Call it from another thread."""
+        """Cancel it repeatedly until the block ends. Call it from another thread."""
         pause = FIRST_PAUSE_SECONDS
         while self._cancel() and not self._ended.wait(pause):
             pause = min(2 * pause, CANCEL_AGAIN_SECONDS)
 
     def wait_until_gone(self) -> bool:
-        """Cancel until no tagged job or task is left. Return False if one still runs after `STOPPED_TIMEOUT_SECONDS`."""
+        """Cancel until nothing with the tag is left. Return False if something still runs after `STOPPED_TIMEOUT_SECONDS`."""
         deadline = time.monotonic() + STOPPED_TIMEOUT_SECONDS
         while self.running():
             if time.monotonic() >= deadline:
@@ -78,6 +76,38 @@ class TaggedJobs:
                 return False
             time.sleep(STOPPED_POLL_SECONDS)
         return True
+
+    @abstractmethod
+    def running(self) -> int:
+        """Return how much with the tag still runs."""
+
+    @abstractmethod
+    def _set_tag(self) -> None: ...
+
+    @abstractmethod
+    def _remove_tag(self) -> None: ...
+
+    @abstractmethod
+    def _cancel_all(self) -> None:
+        """Cancel what runs with the tag now."""
+
+    def _cancel(self) -> bool:
+        try:
+            self._cancel_all()
+        except Exception as error:  # noqa: BLE001 - a stopped Spark runs nothing, and raises various errors
+            log.warning("jobs.cancel-failed", tag=self.tag, error=repr(error))
+            return False
+        return True
+
+
+class TaggedJobs(Tagged):
+    """The Spark jobs of the driver's own JVM."""
+
+    def __init__(self, spark_context: SparkContext, tag: str) -> None:
+        super().__init__(tag)
+        self._context = spark_context
+        self._gone: set[int] = set()
+        """Jobs that have ended, with their tasks. A batch may have many, and each question about one is a call into the JVM."""
 
     def running(self) -> int:
         """Return the number of tagged jobs, or of their stages, that have not ended or have a task that has not."""
@@ -100,13 +130,14 @@ class TaggedJobs:
                         found += 1
         return found
 
-    def _cancel(self) -> bool:
-        try:
-            self._context.cancelJobsWithTag(self.tag)
-        except Exception as error:  # noqa: BLE001 - a stopped context has no jobs, and raises various errors
-            log.warning("jobs.cancel-failed", tag=self.tag, error=repr(error))
-            return False
-        return True
+    def _set_tag(self) -> None:
+        self._context.addJobTag(self.tag)
+
+    def _remove_tag(self) -> None:
+        self._context.removeJobTag(self.tag)
+
+    def _cancel_all(self) -> None:
+        self._context.cancelJobsWithTag(self.tag)
 
 
 def _runs(tracker: Any, job: int) -> bool:

@@ -41,10 +41,7 @@ RESOLVER = f"{_CATALYST}.analysis.TableOutputResolver"
 class Classic(Engine):
     """Spark in the driver's own JVM."""
 
-    def require_batch(self, batch: DataFrame) -> None:
-        """Any batch can be written."""
-
-    def query_of(self, batch: DataFrame, last: Query | None = None) -> Query | None:
+    def query_of(self, batch: DataFrame, writer: str, last: Query | None = None) -> Query | None:
         """Raise `GateError` also if session and thread say different queries."""
         session: Any = batch._jdf.sparkSession()  # the Python session doesn't have the shared state
         by_thread = batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)

@@ -1,8 +1,12 @@
 """What the gate and the sinks need of the Spark that runs a batch: one `Engine`, and a body for each kind of Spark.
 
-| | classic (`classic.py`) | Spark Connect |
+| | classic (`classic.py`) | Spark Connect (`connect.py`) |
 | --- | --- | --- |
-| where a batch's function runs | in the driver, beside its JVM | – |
+| a batch's function runs | in the driver, beside its JVM | in a process that Spark's server starts for the query |
+| its query is known by | the batch's session and the thread | the name, among those of the client's session |
+| an abort | cancels jobs with the attempt's tag | interrupts operations with that tag |
+| the rows of a batch are kept by | `persist`, without lineage | `localCheckpoint` |
+| the end of the query | a flag of the query in the JVM | SIGTERM, or another parent process |
 
 - *One question, one place.* `kinds.py` looks which Spark a DataFrame or a session is of. Nothing else asks.
 - *No JVM outside of this room*, but for what belongs to one table format: `sinks/delta`, `sinks/iceberg`, `sinks/hudi` and
@@ -13,12 +17,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from lakewarden.spark_jobs.engine.cancelling import Tagged
 from lakewarden.spark_jobs.engine.java import java_causes
 
 if TYPE_CHECKING:
@@ -36,16 +41,6 @@ class Query:
     run: str
     ends_itself: bool | None
     """Whether it ends when it has read what there is. None: that isn't known."""
-
-
-class Operations(AbstractContextManager["Operations"], Protocol):
-    """What the current thread, and the inheritable threads that it starts, let Spark do in this block."""
-
-    def cancel_until_ended(self) -> None:
-        """Cancel it repeatedly until the block ends. Call it from another thread."""
-
-    def wait_until_gone(self) -> bool:
-        """Cancel until nothing of it is left. Return False if something still runs after a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +62,18 @@ class Engine(ABC):
 
     # the batch of a query
 
-    @abstractmethod
-    def require_batch(self, batch: DataFrame) -> None:
-        """Raise `UnsupportedSpark` for a batch that can't be written through the gate."""
+    def require_portable(self, parts: Mapping[str, object]) -> None:  # noqa: B027 - a driver calls what it made
+        """Raise `InvalidArgument` if a batch's function can't run where Spark calls it. `parts`: what it has, by name."""
+
+    def running(self, may_end: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Return the block in which a batch is written. Its end may be that of its process, where `may_end` allows it."""
+        return nullcontext()
 
     @abstractmethod
-    def query_of(self, batch: DataFrame, last: Query | None = None) -> Query | None:
-        """Return the streaming query that a batch belongs to, or None if no query runs here. `last`: of the batch before.
+    def query_of(self, batch: DataFrame, writer: str, last: Query | None = None) -> Query | None:
+        """Return the streaming query that a batch of a writer belongs to, or None if no query runs here.
+
+        `last`: of the batch before.
 
         Raises `GateError` if a query runs and nothing says whether the batch is one of its own.
         """
@@ -83,7 +83,7 @@ class Engine(ABC):
         """Return what was stopped while the batch was written: its `query` (of `query_of`) or all of Spark. None: nothing."""
 
     @abstractmethod
-    def operations(self, batch: DataFrame, tag: str) -> Operations:
+    def operations(self, batch: DataFrame, tag: str) -> Tagged:
         """Return the block in which what the batch lets Spark do carries a tag that no other batch has."""
 
     # rows
@@ -134,8 +134,10 @@ class Engine(ABC):
 
 def causes(error: BaseException) -> Iterator[Cause]:
     """Yield what Spark says of an error that one of its jobs or statements raised, and of its causes."""
-    for java in java_causes(error):
-        yield Cause(str(java.getClass().getName()), str(java.getMessage()))
+    found = [Cause(str(java.getClass().getName()), str(java.getMessage())) for java in java_causes(error)]
+    if not found and type(error).__module__.startswith("pyspark.errors."):  # of a server, as text
+        found = [Cause(type(error).__name__, str(error).split("JVM stacktrace:")[0].strip())]
+    yield from found
 
 
 def unlike_any(rows: DataFrame) -> DataFrame:

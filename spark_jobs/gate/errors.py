@@ -158,7 +158,7 @@ class InvalidKafkaOptions(GateError):
 
 
 class UnsupportedSpark(GateError):
-    """PySpark is missing, too old, or Spark Connect.
+    """PySpark is missing or too old, or what is used does not work on Spark Connect.
 
     Install or change what the message names.
     """

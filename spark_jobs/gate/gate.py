@@ -35,11 +35,14 @@ What the gate guarantees:
 `TransactionGate` is what `streaming/` builds on. `CommitGate` (`commit_gate.py`) adds `foreach_batch` to it.
 """
 
+from __future__ import annotations
+
 import atexit
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import Any, Required, Self, TypedDict, Unpack
+from typing import Any, Final, Required, Self, TypedDict, Unpack
+from uuid import uuid4
 
 from lakewarden import events
 from lakewarden.spark_jobs.gate.channel import Channel
@@ -98,6 +101,19 @@ def _table(table: str) -> str:
         raise InvalidArgument("table", table, str(error)) from None
 
 
+_OF_PROCESS: Final[dict[str, TransactionGate]] = {}
+"""Gates of other processes that were made again in this one."""
+
+
+def _of_process(
+    identity: str, kind: type[TransactionGate], servers: str, options: dict[str, Any]
+) -> TransactionGate:
+    if identity not in _OF_PROCESS:
+        _OF_PROCESS[identity] = kind(servers, **options)
+        _OF_PROCESS[identity].identity = identity
+    return _OF_PROCESS[identity]
+
+
 class TransactionGate:
     """Opens transactions. One per driver is enough: its queries and threads share one connection to Kafka.
 
@@ -130,6 +146,12 @@ class TransactionGate:
         - `send_timeout_seconds`: for Kafka's acknowledgement of one record
         - `margin_seconds`: by how much a lease ends earlier for the writer than for the agent
         """
+        options = {
+            name: value for name, value in locals().items() if name not in ("self", "bootstrap_servers")
+        }
+        self.options: dict[str, Any] = options
+        self.identity = uuid4().hex
+        """The same in each process that this gate is pickled to, and made from its arguments again, once."""
         self.observer = observer
         self._clock = clock
         self._timing = Timing(
@@ -147,6 +169,14 @@ class TransactionGate:
         self._open: dict[str, Waits] = {}
         """By id."""
         atexit.register(self.close)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The brokers and the topics' prefix."""
+        return self._channel.bootstrap_servers, self._channel.topics.prefix
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _of_process, (self.identity, type(self), self._channel.bootstrap_servers, self.options)
 
     def __enter__(self) -> Self:
         return self

@@ -262,6 +262,11 @@ class Transaction:
     # for the gate
 
     @property
+    def endable(self) -> bool:
+        """Whether an exception that is raised in the body now, in any line, lets it end as abandoned."""
+        return self._progress.phase not in (GatePhase.PUBLISHING, GatePhase.ENDED)
+
+    @property
     def has_grant(self) -> bool:
         """Whether it has requested its grant, and not reported the outcome."""
         requested = self._progress.phase in (GatePhase.REQUESTED, GatePhase.PUBLISHING)

@@ -227,7 +227,9 @@ def as_lost(error: Exception, facts: str, rows: DataFrame | None = None) -> Rows
     if isinstance(error, GateError):
         return None
     texts = " ".join(cause.text for cause in causes(error))
-    if not _RDDS.isdisjoint(map(int, re.findall(r"Checkpoint block rdd_(\d+)_", texts))):
+    lost = {int(number) for number in re.findall(r"Checkpoint block rdd_(\d+)_", texts)}
+    unnumbered = min(_RDDS, default=0) < 0
+    if lost and (unnumbered or not lost.isdisjoint(_RDDS)):
         return _lost("an executor that had some has ended", facts)
     try:
         if rows is not None:

@@ -34,10 +34,12 @@ import logging
 import random
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
 
 from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import namesakes, without_query
@@ -93,6 +95,10 @@ log = EventLogger("lakewarden.batches")
 
 Scope: TypeAlias = "Callable[[DataFrame], BatchScope | Iterable[Marker | str] | None]"
 """Returns the markers, or partition paths, that a batch is going to touch. None: unknown."""
+
+
+_HISTORIES: Final[defaultdict[tuple[str, str, str], TableHistory]] = defaultdict(TableHistory)
+"""What the writers of this process experienced, by brokers, topic prefix and table: of all its gates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,10 @@ class _Batch:
     def what_stopped(self) -> str | None:
         return self.engine.what_stopped(self.rows, self.query)
 
+    def may_end(self) -> bool:
+        """Whether its process may end now: it isn't publishing, and nothing remains to be reported."""
+        return self.prepared is None or self.prepared.endable
+
     def forget_rows(self) -> None:
         """Let the rows be computed again, and planned."""
         self.kept.close()
@@ -213,9 +223,7 @@ class BatchWriter:
         writer: str,
         max_attempts: int,
         scope: Scope | None,
-        history: TableHistory,
     ) -> None:
-        """`history` is shared by the queries of a driver that write the table."""
         if max_attempts < 1:
             raise errors.InvalidArgument("max_attempts", max_attempts, "give a number from 1")
         self._gate = gate
@@ -225,7 +233,7 @@ class BatchWriter:
         self._writer = writer
         self._max_attempts = max_attempts
         self._scope = scope
-        self._history = history
+        self._history = _HISTORIES[*gate.place, target.table]
         self._last_written: tuple[str, int] | None = None
         """Writer and number of the last batch, if this function has committed it."""
         self._query: Query | None = None
@@ -235,11 +243,19 @@ class BatchWriter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
-        engine = engine_of(batch)
-        engine.require_batch(batch)
-        micro_batch = _Batch(batch, batch_id, self._writer, engine)
+        micro_batch = _Batch(batch, batch_id, self._writer, engine_of(batch))
+        with micro_batch.engine.running(micro_batch.may_end):
+            self._write_batch(micro_batch)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Spark Connect pickles it, and calls it in a process of its own."""
+        make = partial(type(self), writer=self._writer, max_attempts=self._max_attempts, scope=self._scope)
+        return make, (self._gate, self._write, self._target)
+
+    def _write_batch(self, micro_batch: _Batch) -> None:
+        batch, batch_id, engine = micro_batch.rows, micro_batch.number, micro_batch.engine
         try:
-            self._query = micro_batch.query = engine.query_of(batch, self._query)
+            self._query = micro_batch.query = engine.query_of(batch, self._writer, self._query)
             micro_batch.writer = wire_name(self._writer, micro_batch.query)
             written, self._last_written = self._last_written, None
             micro_batch.follows = written == (micro_batch.writer, batch_id - 1)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import canonical_table
+from lakewarden.spark_jobs.engine.kinds import require_jvm
 from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
 from lakewarden.spark_jobs.sinks.contract import Plan, Sink
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
@@ -78,6 +79,7 @@ class HudiSink(Sink):
         `options` are Hudi's own. `filesystem` is the `pyarrow.fs.FileSystem` that reads the table's metadata, by default the one
         that pyarrow has for the URI, with the credentials of the environment.
         """
+        require_jvm(type(self).__name__)
         self._table = canonical_table(table)
         local = self._table.startswith("file://")
         self._path = self._table if local else table

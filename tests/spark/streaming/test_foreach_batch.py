@@ -752,7 +752,7 @@ def test_the_writers_name_has_the_query_id_in_every_thread_or_the_call_is_refuse
 
     def name_of(rows: DataFrame) -> str:
         try:
-            return wire_name("w", engine_of(rows).query_of(rows))
+            return wire_name("w", engine_of(rows).query_of(rows, "w"))
         except GateError as error:
             return REFUSED if "inheritable_thread_target" in str(error) else str(error)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 SPARK_JOBS = Path(__file__).resolve().parents[4] / "spark_jobs"
 
 USE = re.compile(
-    r"\b\w*(?:LocalProperty|JobTag|JobGroup|ActiveSession|(?:set|get)Observer|cloneSession|newSession"
+    r"\b\w*(?:LocalProperty|(?:Job|add|remove|interrupt)Tag|JobGroup|ActiveSession|(?:set|get)Observer|cloneSession|newSession"
     r"|TempView|System\.setProperty)\("
     r"|withCommitProperties|\b(?:conf|conf\(\)|_?settings|cache)\.(?:set|unset|add|remove|get|getOption|getConfString|contains)\("
 )
@@ -27,6 +27,13 @@ SAFE = {
     "engine/classic.py": {
         "getLocalProperty(": "it is compared with the batch's session and the running queries",
         "dropTempView(": BY_ID,
+    },
+    "engine/connect.py": {
+        "conf.get(": READ,
+        "dropTempView(": BY_ID,
+        "addTag(": BY_ID,
+        "removeTag(": BY_ID,
+        "interruptTag(": BY_ID,
     },
     "engine/engine.py": {"createOrReplaceTempView(": BY_ID},
     "sinks/assignment.py": {"conf.get(": READ},
