@@ -45,10 +45,10 @@ _EMR_8: Final = "EC2: bootstrap action, as above; Serverless: `spark.archives` w
 _SYNAPSE: Final = "workspace package: the wheel"
 _FABRIC: Final = "environment: the wheel as a custom library"
 _DATABRICKS: Final = (
-    "cluster library: the wheel; access mode dedicated: others have Spark Connect of an untried release"
+    "cluster library: the wheel; access mode dedicated, since others have Spark Connect"
 )
 _DATAPROC: Final = "initialization action: `pip install <wheel>` on each node"
-_CONNECT: Final = "the server: as above; [functions and `PaimonSink`](writers.md#on-spark-connect)"
+_CONNECT: Final = "[no sink but `PaimonSink`](writers.md#on-spark-connect)"
 _ALIBABA: Final = "runtime environment, or `spark.archives` with a packed environment"
 PLATFORMS: Final = (
     Platform("AWS Glue 5.0", "3.5.4", "3.11", "17", "3.3.0", "1.7.1", "0.15.0", _GLUE),
@@ -62,7 +62,7 @@ PLATFORMS: Final = (
     Platform("Databricks 17.3 LTS", "4.0.0", "", "", "", "", "", _DATABRICKS),
     Platform("Dataproc 2.3", "3.5.3", "", "", "3.2", "1.6.1", "0.15.0", _DATAPROC),
     Platform("Amazon EMR Spark 8.1, Spark Connect", "4.1.1", "3.11, 3.13", "", "", "", "", _CONNECT),
-    Platform("Dataproc 3.0, session of Spark Connect", "4.1.2", "3.12", "21", "", "", "", _CONNECT),
+    Platform("Dataproc 3.0, Spark Connect", "4.1.2", "3.12", "21", "", "", "", _CONNECT),
     Platform("Dataproc 3.0", "4.1.2", "3.12", "21", "4.2.0", "1.11.0", "1.2.0", _DATAPROC),
     Platform("Azure HDInsight 5.1", "3.3", "", "", "", "", "", ""),
     Platform("Azure Synapse, runtime for Spark 3.5", "3.5", "3.11", "17", "3.2", "", "", _SYNAPSE),
