@@ -44,9 +44,7 @@ _EMR: Final = "bootstrap action: `sudo python3.11 -m pip install <wheel>`; `spar
 _EMR_8: Final = "EC2: bootstrap action, as above; Serverless: `spark.archives` with a packed environment"
 _SYNAPSE: Final = "workspace package: the wheel"
 _FABRIC: Final = "environment: the wheel as a custom library"
-_DATABRICKS: Final = (
-    "cluster library: the wheel; access mode dedicated, since others have Spark Connect"
-)
+_DATABRICKS: Final = "cluster library: the wheel; access mode dedicated, since others have Spark Connect"
 _DATAPROC: Final = "initialization action: `pip install <wheel>` on each node"
 _CONNECT: Final = "[no sink but `PaimonSink`](writers.md#on-spark-connect)"
 _ALIBABA: Final = "runtime environment, or `spark.archives` with a packed environment"

@@ -61,7 +61,7 @@ def test_paimon_appends_upserts_and_skips_a_batch_that_is_in_the_table(
     table = make_table()
     rows = [{"month": 1, "day": day, "flight": day, "departure": "a"} for day in (1, 2)]
     again = [{"month": 1, "day": 2, "flight": 2, "departure": "b"}, {"month": 1, "day": 2, "flight": 3}]
-    schema = "month int, day int, flight long, departure string"
+    schema = "month int, day int, flight int, departure string"
     append = query("append", "paimon", [rows], schema, name="append", arguments={"table": table})
 
     upsert = query(
@@ -195,3 +195,38 @@ def test_a_query_goes_on_when_its_client_has_ended(
 
     agent.wait_for("commit-completed")
     assert (tmp_path / "batch-0").read_text() == "[1]"
+
+
+@pytest.mark.wide
+def test_columns_are_stored_in_the_types_of_the_table_or_refused(
+    clients: Clients, agent: FakeAgent, query: Any, make_table: MakeTable
+) -> None:
+    """A primary key is NOT NULL, and a stream's columns may be NULL."""
+    table = make_table(primary_keys=("month", "day", "flight"), bucket="1")
+    row = {"month": 1, "day": 1, "flight": 7}
+    columns = "month int, day int, departure string, flight"
+
+    def upsert(name: str, kind: str, **values: Any) -> dict[str, Any]:
+        described: dict[str, Any] = query(
+            name,
+            "paimon",
+            [[row | values]],
+            f"{columns} {kind}",
+            name=name,
+            arguments={"table": table, "mode": "upsert", "keys": ["month", "day", "flight"]},
+        )
+        return described
+
+    client = clients.start(
+        upsert("narrow", "int"),
+        upsert("text", "string"),
+        upsert("null", "int", flight=None),
+        in_turn=True,
+    )
+    narrow, text, null = [line for line in (client.line() for _ in range(6)) if "error" in line]
+
+    assert narrow["error"] is None
+    assert "the batch doesn't fit the table" in text["error"]
+    assert "column 'flight' of the table is NOT NULL, and a row has NULL" in null["error"]
+    assert rows_of(table) == [{**row, "departure": None, "arrival": None}]
+    assert agent.types().count("commit-completed") == 1
