@@ -184,6 +184,26 @@ def _without_priority(rank: Instead, one: Any, *, protected: bool) -> Any:
     return (*rank(one, protected=protected)[:3], 0, -one.sequence)
 
 
+def _place_by_priority(position: Instead, state: Any, one: Any) -> Any:
+    protected, _, sequence = position(state, one)
+    return protected, -one.priority, sequence
+
+
+def _rank_by_priority(rank: Instead, one: Any, *, protected: bool) -> Any:
+    return (*rank(one, protected=protected)[:3], one.priority, -one.sequence)
+
+
+# The place in the queue alone, or the rank alone, keeps the promise.
+PLANTED["conflicts: priorities among protected ones"] = Planted(
+    AT_ONCE,
+    VICTIM,
+    (
+        around(admission, "_queue_position", _place_by_priority),
+        around(conflicts, "rank", _rank_by_priority),
+    ),
+)
+
+
 @_around("conflicts: the later intent wins", PAIR, VICTIM, conflicts, "rank")
 def _later_wins(rank: Instead, one: Any, *, protected: bool) -> Any:
     return (*rank(one, protected=protected)[:4], one.sequence)
@@ -203,12 +223,6 @@ _skip("admission: waiters not looked at", QUEUED, RESTART, TableState, "note_cha
 _skip("admission: any number is open", ONE, LIMITS, admission, "_refuse_over_limit")
 _skip("admission: nothing reserved", AT_ONCE, WAIT, admission, "_markers_to_reserve", result=())
 _skip("admission: a restart ends nothing", DIES, LIMITS, admission, "_supersede")
-
-
-@_around("admission: priorities among protected ones", AT_ONCE, WAIT, admission, "_queue_position")
-def _always_by_priority(position: Instead, state: Any, one: Any) -> Any:
-    protected, _, sequence = position(state, one)
-    return protected, -one.priority, sequence
 
 
 @_around("admission: all looked at in each check", QUEUED, "linear checks", machine, "admit_ready")
