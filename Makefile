@@ -139,10 +139,9 @@ unit: $(STAMP)
 soak: jdk $(STAMP)
 	LAKEWARDEN_TEST_SOAK_SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -n 0 -s tests/real/serving/test_soak.py $(ARGS)
 
-# The container images, docker-compose.yml and the Dockerfile, on a real Docker. Docker is installed by apt and started where it
-# is missing and the user is root; images that can't be pulled are replaced by stand-ins, which the output names.
+# The container images, docker-compose.yml and the Dockerfile, on the Docker of this machine.
 test-containers: $(STAMP)
-	$(BIN)/python -m tests.containers $(ARGS)
+	$(BIN)/pytest -n 0 tests/containers $(ARGS)
 
 # The page in Chromium, which is installed by apt where it is missing and the user is root. SCREENSHOTS=docs renews docs/web-*.png.
 test-browser: jdk $(STAMP)

@@ -2,3 +2,7 @@
 
 `make test` doesn't collect this package (`norecursedirs` in pyproject.toml), so it runs the same tests with and without Docker.
 """
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]

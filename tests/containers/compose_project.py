@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lakewarden.agent.embedded.kafka import free_port
-from tests.containers.engine import ROOT
+from tests.containers import ROOT
 
 _COMMAND_SECONDS: Final = 900
 """Bounds the first build of the image, which downloads its Python packages."""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from tests.containers.compose_project import ComposeProject, running_project
-from tests.containers.engine import engine_version
 from tests.containers.servers import kafka_container, s3_container
 from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import S3Server
 
 
 def pytest_collection_modifyitems(config: pytest.Config) -> None:
-    """Refuse to run without Docker, in one line."""
-    version, problem = engine_version()
-    if version is None and not config.option.collectonly:
-        raise pytest.UsageError(f"Docker does not answer ({problem}); `make test-containers` starts it")
+    """Refuse to run without Docker and its Compose, in one line."""
+    if config.option.collectonly:
+        return
+    for command in (["docker", "version"], ["docker", "compose", "version"]):
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            problem = f"{' '.join(command)} failed ({error}); start Docker with Compose 2, then try again"
+            raise pytest.UsageError(problem) from error
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import yaml
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import HttpWaitStrategy, LogMessageWaitStrategy
 
 from lakewarden.agent.embedded.kafka import free_port
-from tests.containers.images import compose_image
+from tests.containers import ROOT
 from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import ACCESS_KEY, REGION, SECRET_KEY, S3Server
 
@@ -20,6 +21,12 @@ _S3_PORT: Final = 7070
 # Ports are published on this machine. Where it is itself a container, testcontainers would choose another address.
 testcontainers_config.tc_host_override = "127.0.0.1"
 testcontainers_config.connection_mode_override = ConnectionMode.docker_host
+
+
+def compose_image(service: str) -> str:
+    """The image of a service of docker-compose.yml."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    return str(services[service]["image"])
 
 
 @contextmanager

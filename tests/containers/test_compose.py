@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from lakewarden.spark_jobs import AlreadyCommitted, CommitGate
+from tests.containers import ROOT
 from tests.containers.compose_project import ComposeProject
-from tests.containers.engine import ROOT
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.containers]

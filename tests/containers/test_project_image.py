@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.containers.engine import ROOT
+from tests.containers import ROOT
 
 pytestmark = [pytest.mark.containers]
 

@@ -1,4 +1,0 @@
-# The program uv from PyPI's wheel, where the published image has it.
-FROM scratch
-COPY uv /uv
-ENTRYPOINT ["/uv"]
