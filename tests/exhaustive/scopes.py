@@ -75,6 +75,7 @@ BOTH = Lock((FIRST, AHEAD), SHORT)
 ADOPTS = Lock((FIRST, Contender(adopts=True)), SHORT)
 OWNERS = Lock((Contender(term="a-"), Contender(term="b-", fences=("a-",)), FIRST), SHORT)
 ADOPTED = Lock((FIRST, Contender(term="b-", adopts=True), Contender(term="c-", fences=("b-",))), SHORT)
+HOLDS = ("0 needs the lock", "the get of 0 is answered", "the put of 0 acts", "the put of 0 is answered")
 ANSWERS = ("lost", "false 412", "503")
 ANY = (*ANSWERS, "403", "kill", "odd")
 
@@ -130,7 +131,7 @@ SCOPES: dict[str, Scope] = {
     ),
     "lock: the second agent adopts": _scope("explore", ADOPTS),
     "lock: 3 agents, one fences another": _scope("explore", OWNERS),
-    "lock: adopted, and its owner fenced": _scope("explore", ADOPTED),
+    "lock: adopted, and its owner fenced": _scope("explore", ADOPTED, after=HOLDS),
     "lock: 2 agents, 1 fault": _scope("explore", BOTH, *ANY),
     "lock: 2 agents, 2 faults": _scope("explore", BOTH, *ANY, count=2),
     # -- the table
@@ -153,6 +154,7 @@ SCOPES: dict[str, Scope] = {
     "table: appends beside a compaction": _scope(
         "explore",
         _table(Job(("p/f:append",), "deleted-file"), COMPACTION, Job(("p/f:merge",), "deleted-file")),
+        after=("1 opens", "1 touches", "1 requests its grant"),
     ),
     "table: a whole partition, the whole table": _scope("all", _table(Job(("p/*",)), Job(), Job(("*/*",)))),
     "table: an observed writer": _scope("unit", _table(Job(), Job(observed=True)), "kill"),

@@ -203,6 +203,9 @@ class _Former(Former):
         sent = progress.send_times._sent_at.values()
         shown: list[Form] = [progress.phase.name, progress.abort is not None, progress.late_abort is not None]
         shown += [progress.committed is not None, self._time(max(sent)) if sent else None]
+        if self._model.late and self._model.seconds:
+            # The agent will read those that it has not read, and a grant counts from one of them.
+            shown.append([self._time(at) for at in sent])
         if progress.lease is not None and progress.lease.deadline is not None:
             shown += [self._grant(progress.lease.grant), self._time(progress.lease.deadline, 0)]
         return shown
