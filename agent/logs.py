@@ -55,6 +55,6 @@ def leave(status: int) -> NoReturn:
         try:
             if stream is not None:
                 stream.flush()
-        except OSError:
-            status = status or 1  # the reader has exited, so no message can reach it
+        except (OSError, ValueError):
+            status = status or 1  # the reader has exited, or the stream is closed, so no message can reach it
     os._exit(status)

@@ -27,3 +27,5 @@ def _run() -> None:
         cli.main()
     except SystemExit as done:
         leave(done.code if isinstance(done.code, int) else int(done.code is not None))
+    except KeyboardInterrupt:
+        leave(130)

@@ -57,6 +57,11 @@ def format_of(folders: Collection[str]) -> str | None:
     return next((form for form, needed in FOLDERS.items() if needed <= set(folders)), None)
 
 
+async def folders_of(files: TableFiles, root: str = "") -> set[str]:
+    """Return which of the formats' folders a table has. Its root may have any number of files, so it isn't listed."""
+    return {each for needed in FOLDERS.values() for each in needed if await files.has_files(root + each)}
+
+
 async def follow(uri: str, files: TableFiles, settings: Settings) -> TableFollower:
     """Look which format the table has, and return its follower. Raises `UnreadableTableError` if it is no table."""
     found = await known_format(files, settings.formats.get(uri))
@@ -75,8 +80,7 @@ async def follow(uri: str, files: TableFiles, settings: Settings) -> TableFollow
 
 async def known_format(files: TableFiles, chosen: str | None = None) -> KnownFormat:
     """Return the format of a table, the chosen one if it has its folders. Raises `UnreadableTableError` if it is no table."""
-    # The root may have any number of files, so it isn't listed.
-    folders = {each for needed in FOLDERS.values() for each in needed if await files.has_files(each)}
+    folders = await folders_of(files)
     forms = [form for form, needed in FOLDERS.items() if needed <= folders]
     if not forms:
         known = "; ".join(f"{form}: {', '.join(sorted(needed))}" for form, needed in FOLDERS.items())

@@ -42,7 +42,7 @@ from lakewarden.agent.watching.catalog import TableName
 from lakewarden.agent.watching.catalogs import catalogs
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import Look, Seen, TableFollower
-from lakewarden.agent.watching.formats import follow, format_of
+from lakewarden.agent.watching.formats import folders_of, follow, format_of
 from lakewarden.agent.watching.iceberg import CatalogFollower
 from lakewarden.events import WriterEventUnion, is_glob, require_canonical
 from lakewarden.handlers.hudi.watching import Alive, Completed, Ended, Opened, Touched
@@ -224,7 +224,7 @@ class Watcher:
     async def _is_table(self, table: _Table | None, below: TableFiles, name: str) -> bool:
         if table is not None and table.watched is not None and table.trouble is None:
             return True  # its own looks read it
-        return format_of(await below.folders(name)) is not None
+        return format_of(await folders_of(below, f"{name}/")) is not None
 
     @staticmethod
     def _note_presence(table: _Table, *, is_table: bool) -> None:

@@ -274,6 +274,9 @@ def past_commit(
         size=sum(filter(None, sizes)),
         is_service=all(action.get("dataChange") is False for _, action in files),
         is_gates=went_through_the_gate(info),
+        session=next(
+            (str(action["appId"]) for kind, action in actions if kind == "txn" and action.get("appId")), None
+        ),
         stored=stored,
         unread=(*unread, *observations.unread_of("file", str(version), failed, len(files))),
     )

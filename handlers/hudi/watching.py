@@ -424,6 +424,7 @@ def past_commit(instant: Instant, found: InstantMetadata, began: float | None, e
         is_known=began is not None,
         is_service=instant.is_table_service or found.operation in _SERVICES,
         is_gates=bool(label),
+        session=maker.job,
         unread=tuple(
             Unread(f"file groups of commit {instant.time}", why, frozenset({Lack.PARTITIONS}))
             for why in found.unread

@@ -38,6 +38,7 @@ from lakewarden.agent.variables import ENV_PREFIX
 from lakewarden.events import LedgerCorrected
 from lakewarden.handlers.explain.condition import Condition
 from tests.printed import as_shown
+from tests.unit.agent.watching.written_tables import FORMATS, History, Written, write
 from tests.unit.events.building import made
 
 SCRIPT = (str(Path(sys.executable).with_name("lakewarden")),)
@@ -395,3 +396,31 @@ def test_ctrl_c_during_the_imports_ends_the_command_without_a_traceback(
         entry.main()
 
     assert ended.value.code == 130
+
+
+LEFT = "import atexit, obstore, runpy, sys; atexit.register(print, 'finalised'); from lakewarden.agent.cli import app, entry; "
+INTERRUPT = "from unittest import mock; app.main = mock.Mock(side_effect=KeyboardInterrupt); print('before'); entry.main()"
+ENDS = {
+    "success": ("sys.argv = ['lakewarden', 'assess', TABLE]; entry.main()", 0, "delta, 4 commits"),
+    "failure": ("sys.argv = ['lakewarden', 'assess', TABLE + '/none']; entry.main()", 1, "no table of a known format"),
+    "usage error": ("sys.argv = ['lakewarden', 'assess']; entry.main()", 2, "TABLE"),
+    "interrupted": (INTERRUPT, 130, "before"),
+    "watcher's child": ("runpy.run_module('lakewarden.agent.watching.child', run_name='__main__')", 1, "watch.failed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "status", "said"), ENDS.values(), ids=ENDS)
+def test_a_process_that_used_obstore_ends_without_pythons_finalisation(
+    tmp_path: Path, code: str, status: int, said: str
+) -> None:
+    """A thread of obstore's runtime may meet it, and then ends the process by SIGABRT after its output."""
+    write(FORMATS["delta"](History(tuple(Written(number, 0) for number in range(4)), ())), tmp_path)
+    program = LEFT + code.replace("TABLE", repr(tmp_path.as_uri()))
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, input=""
+    )
+
+    assert done.returncode == status, done
+    assert said in done.stdout + done.stderr
+    assert "finalised" not in done.stdout

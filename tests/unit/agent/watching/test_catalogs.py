@@ -32,7 +32,7 @@ from tests.recorded_delta import commit
 from tests.recorded_iceberg import move, moved
 from tests.servers.faulty_http import Reply, faulty_server
 from tests.tuned import tuned
-from tests.unit.agent.watching.lake import Published, logged, looked_at, watching
+from tests.unit.agent.watching.lake import QUICK, Lake, Published, logged, looked_at, watching
 from tests.waiting import until
 
 FLIGHTS = TableName("prod", ("air",), "flights")
@@ -573,17 +573,26 @@ async def test_a_database_without_catalog_is_named_and_stays_as_it_is(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["sql", "hive"])
-def test_without_the_extra_the_error_names_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other catalogs don't need it."""
+async def test_without_the_extra_a_catalog_costs_its_own_tables_and_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watcher goes on: it isn't started again and again."""
+    lake = Lake(tmp_path)
     monkeypatch.delitem(sys.modules, "lakewarden.agent.watching.pyiceberg_catalogs")
     monkeypatch.delattr("lakewarden.agent.watching.pyiceberg_catalogs")
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
     others: Any = {"a": {"type": "rest", "uri": "http://x"}, "b": {"type": "glue"}}
     assert len(catalogs(Settings(catalogs=others))) == 2
-    with pytest.raises(
-        SettingsError, match=rf"'prod' of type {kind} needs pyiceberg: pip install 'lakewarden\[catalogs\]'"
-    ):
-        catalogs(Settings(catalogs={"prod": {"type": kind, "uri": "x"}}))  # type: ignore[dict-item]
+    lake.commit(0)
+    tables = ("prod:air.*", lake.at("days"))
+    settings = tuned(watch=tables, catalogs={"prod": {"type": kind, "uri": "x"}}, **QUICK)
+    with capture_logs() as logs:
+        async with watching(settings, Published()) as watcher:
+            await looked_at(watcher, lake.at("days"))
+            await logged(logs, "watch.glob-unreadable")
+
+    (line,) = (each for each in logs if each["log_level"] != "info")
+    assert f"type {kind} needs pyiceberg: pip install 'lakewarden[catalogs]'" in line["why"]
 
 
 def glue_error(code: str) -> Reply:

@@ -524,6 +524,29 @@ def test_a_commit_of_paimon_and_its_compaction_are_one_and_never_in_its_own_way(
     assert ("u", "u") not in {(each.later, each.earlier) for each in found.pairs}
 
 
+def of_one_query(files: Files, form: str) -> Files:
+    """The same table, written by one streaming query, or one user of Paimon."""
+    query = {
+        "delta": (b'{"commitInfo":', b'{"txn": {"appId": "q", "version": 1}}\n{"commitInfo":'),
+        "hudi": (b'"operationType"', b'"extraMetadata": {"_hudi_streaming_sink_checkpoint": "{\\"q\\": 1}"}, "operationType"'),
+        "iceberg": (b'"spark.app.id"', b'"spark.sql.streaming.queryId": "q", "spark.app.id"'),
+        "paimon": (b'"commitIdentifier": 1', b'"commitUser": "q", "commitIdentifier": 1'),
+    }[form]  # fmt: skip
+    silent = {path: (body.replace(b'"readVersion"', b'"x"'), at) for path, (body, at) in files.items()}
+    return {path: (body.replace(*query), at) for path, (body, at) in silent.items()}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_writer_whose_commits_follow_each_other_is_never_in_its_own_way(tmp_path: Path, form: str) -> None:
+    """Also where times, or what a commit had read, aren't known or say otherwise."""
+    write(of_one_query(FORMATS[form](HISTORY), form), tmp_path)
+
+    history = read(tmp_path, days=30.0)
+
+    assert {each.writer for each in history.commits} == {"q"}
+    assert assess(history).pairs == ()
+
+
 CLOCKS: dict[str, tuple[int, Callable[[int], int]]] = {
     "90 days behind": (2, lambda time: time - 90 * 86_400_000),
     "90 days behind, the newest": (3, lambda time: time - 90 * 86_400_000),

@@ -126,14 +126,14 @@ async def test_a_folder_that_can_not_be_listed_hides_no_other_table_of_its_glob(
     (table.root.parent / "no-table").mkdir()
     secret = Table(table.root.with_name("a-secret")).create()
     readable = False
-    folders = TableFiles.folders
+    has_files = TableFiles.has_files
 
-    async def folders_or_refusal(files: TableFiles, path: str) -> list[str]:
-        if path == secret.root.name and not readable:
+    async def refusal(files: TableFiles, path: str) -> bool:
+        if path.startswith(secret.root.name) and not readable:
             raise UnreadableTableError("access denied")
-        return await folders(files, path)
+        return await has_files(files, path)
 
-    monkeypatch.setattr(TableFiles, "folders", folders_or_refusal)
+    monkeypatch.setattr(TableFiles, "has_files", refusal)
     monkeypatch.setattr(watcher_module, "DISCOVERY_SECONDS", 0.01)
     with capture_logs() as logs:
         async with table.watched(f"file://{table.root.parent}/*") as watcher:
@@ -144,6 +144,25 @@ async def test_a_folder_that_can_not_be_listed_hides_no_other_table_of_its_glob(
 
     (line,) = [each for each in logs if each["event"] == "watch.folder-unreadable"]
     assert (line["folder"], line["why"]) == (secret.uri, "access denied")
+
+
+async def test_the_root_of_a_table_is_not_listed_for_a_glob(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have 300,000 files."""
+    table.create()
+    listed: list[str] = []
+    folders = TableFiles.folders
+
+    async def recorded(files: TableFiles, path: str) -> list[str]:
+        listed.append(path)
+        return await folders(files, path)
+
+    monkeypatch.setattr(TableFiles, "folders", recorded)
+    async with table.watched(f"file://{table.root.parent}/*") as watcher:
+        await looked_at(watcher, table.uri)
+
+    assert listed == [""]
 
 
 async def test_a_table_of_a_glob_that_was_dropped_is_left_and_found_again(
