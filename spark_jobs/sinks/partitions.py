@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from itertools import chain, product
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import uuid4
@@ -152,6 +153,14 @@ def restriction(fields: Sequence[Field], partitions: Sequence[Partition]) -> str
     return (
         alternatives[0] if len(alternatives) == 1 else f"({' OR '.join(f'({one})' for one in alternatives)})"
     )
+
+
+def covered(partitions: Sequence[Partition]) -> Sequence[Partition] | None:
+    """Return the partitions whose rows fulfil `restriction`, as the formats' checks read it. None: more than `MAX_PARTITIONS`."""
+    if len({partition[:-1] for partition in partitions}) <= MAX_COMBINATIONS:
+        return partitions
+    columns = [dict.fromkeys(values) for values in zip(*partitions, strict=True)]
+    return tuple(product(*columns)) if prod(map(len, columns)) <= MAX_PARTITIONS else None
 
 
 def _one_of(field: Field, values: Sequence[Any]) -> str:

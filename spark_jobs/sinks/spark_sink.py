@@ -23,7 +23,7 @@ from lakewarden.spark_jobs.engine.java import java_text
 from lakewarden.spark_jobs.engine.kinds import require_jvm
 from lakewarden.spark_jobs.gate.errors import conflict_found
 from lakewarden.spark_jobs.gate.outcome import CommitLookup
-from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
+from lakewarden.spark_jobs.gate.scope import ALONE, BatchScope, as_markers
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.assignment import naming_values
 from lakewarden.spark_jobs.sinks.contract import Plan, Sink, as_columns
@@ -33,6 +33,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
     as_lost,
     content_of,
+    covered,
     is_computed_once,
 )
 from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_comparable, unused
@@ -175,7 +176,13 @@ class SparkSink(Sink, Generic[L]):
 
     def _markers(self, batch: DataFrame, prepared: Prepared[L]) -> tuple[Marker, ...]:  # noqa: ARG002 - Delta numbers some
         """Return what the batch touches."""
-        return as_markers(dict.fromkeys(prepared.layout.paths_of(prepared.partitions)))
+        paths = self._paths(prepared)
+        return (ALONE,) if paths is None else as_markers(dict.fromkeys(paths))
+
+    def _paths(self, prepared: Prepared[L]) -> list[str] | None:
+        """Return the partitions that the statement reads. None: too many to be named."""
+        read = covered(prepared.partitions) if self._mode == "upsert" else prepared.partitions
+        return None if read is None else prepared.layout.paths_of(read)
 
     def _with_stored(self, rows: DataFrame, layout: L, upsert: Upsert) -> tuple[DataFrame, dict[str, str]]:
         """Return the rows with their partition columns as the table stores them, and the names of those that this adds."""

@@ -20,7 +20,6 @@ from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.engine.java import is_instance
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark, base_changed
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.gate.scope import as_markers
 from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, spelled_as
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import (
     BatchWrite,
@@ -221,12 +220,15 @@ class IcebergSink(SparkSink[OpenTable]):
         types = [StructField(added, layout.columns[name].dataType) for name, added in stored.items()]
         return assigned(wider, StructType(types), self.table, others=rows.columns)
 
-    def _markers(self, batch: DataFrame, prepared: Prepared[OpenTable]) -> tuple[Marker, ...]:  # noqa: ARG002 - of the base
-        layout = prepared.layout
-        paths = layout.paths_of(prepared.partitions)
-        if self._mode == "append":
-            return tuple(Marker(partition=path, file_group=NEW_FILES, operation="create") for path in paths)
-        return as_markers(dict.fromkeys([*paths, *layout.older_paths_of(paths)]))
+    def _markers(self, batch: DataFrame, prepared: Prepared[OpenTable]) -> tuple[Marker, ...]:
+        if self._mode != "append":
+            return super()._markers(batch, prepared)
+        paths = prepared.layout.paths_of(prepared.partitions)
+        return tuple(Marker(partition=path, file_group=NEW_FILES, operation="create") for path in paths)
+
+    def _paths(self, prepared: Prepared[OpenTable]) -> list[str] | None:
+        paths = super()._paths(prepared)
+        return None if paths is None else [*paths, *prepared.layout.older_paths_of(paths)]
 
 
 def _session() -> SparkSession:

@@ -18,12 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitIntent, TransactionAbandoned
 from lakewarden.handlers.maker import Winner
-from lakewarden.spark_jobs import CommitGate, DeltaSink, GateEvent, Transaction
+from lakewarden.spark_jobs import CommitGate, DeltaSink, GateEvent, IcebergSink, Transaction
 from lakewarden.spark_jobs.gate.errors import conflict_found
 from lakewarden.spark_jobs.gate.scope import ALONE
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.releases import minor, release_of
-from tests.spark.formats import JARS
+from tests.spark.formats import JARS, iceberg_name
 from tests.spark.rows.memory_gate import MemoryGate
 from tests.spark.sinks.cases import once
 
@@ -259,3 +259,34 @@ def test_a_batch_that_the_format_refuses_is_soon_alone_on_its_table(
 def finished(futures: Iterable[Any]) -> None:
     for each in list(futures):
         each.result()
+
+
+@pytest.mark.parametrize("table_format", [each for each in ("delta", "iceberg") if each in JARS])
+@pytest.mark.parametrize(
+    ("second", "declared"),
+    [("id % 3", 100), ("id % 3", 303), ("id", ALONE)],
+)
+def test_an_upsert_declares_all_partitions_that_its_condition_covers(
+    spark: SparkSession, tmp_path: Path, table_format: str, second: str, declared: Any
+) -> None:
+    """Otherwise each of two upserts of other combinations would lose to the other at the format's check, batch after batch."""
+    path = tmp_path / "ns" / "table"
+    name = f"delta.`{path}`" if table_format == "delta" else iceberg_name(spark, path)
+    spark.sql(
+        f"CREATE TABLE {name} (a bigint, b bigint, id bigint) USING {table_format} PARTITIONED BY (a, b)"
+    )
+    sink = (
+        DeltaSink(f"{path}", mode="upsert", keys=["id"])
+        if table_format == "delta"
+        else IcebergSink(name, mode="upsert", keys=["id"])
+    )
+
+    rows = spark.range(100 if declared == 100 else 101).selectExpr("id AS a", f"{second} AS b", "id")
+    scope = sink.plan(rows).scope
+
+    assert scope is not None
+    if declared is ALONE:
+        assert scope.markers == (ALONE,)
+    else:
+        assert len(scope.markers) == declared
+        assert ("a=0/b=2" in {marker.partition for marker in scope.markers}) == (declared > 100)
