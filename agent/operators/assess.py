@@ -6,7 +6,6 @@ The command reads the tables and nothing else: no Kafka, no agent. The rules are
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lakewarden.agent.operators.text import templates
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.assessment import TableHistory, assess, overlaps_of
 from lakewarden.handlers.explain.bars import COMPUTING
@@ -30,6 +29,9 @@ class _Drawn(NamedTuple):
 
 def picture(histories: Sequence[TableHistory]) -> str:
     """One SVG: a row for each writer of each table, with a bar for each commit, and one for wasted compute."""
+    # Imported here, as where text is printed: a command that doesn't draw needs no Jinja2.
+    from lakewarden.agent.operators.text import templates
+
     found, key = [_drawn(each) for each in histories], (_COMMITTED, _CONTENDED, _LOST)
     return templates().get_template("picture.svg").render(found=found, key=key, width=round(_WIDTH)) + "\n"
 

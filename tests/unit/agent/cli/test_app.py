@@ -87,7 +87,7 @@ def test_the_version_is_the_installed_one() -> None:
 
 def test_the_command_starts_without_the_clients_of_stores_and_engines() -> None:
     """Their imports take as long as the rest of a start. A command imports the client that it uses."""
-    clients = ["aiobotocore", "aiohttp", "pyarrow", "pypaimon", "pyspark"]
+    clients = ["aiobotocore", "aiohttp", "jinja2", "pyarrow", "pypaimon", "pyspark"]
     code = f"import sys, lakewarden.agent.cli.app; print([each for each in {clients} if each in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
