@@ -201,7 +201,7 @@ SCOPES: dict[str, Scope] = {
     "table: a priority above the limit": _scope("unit", _table(Job(priority=10), Job())),
     "table: late delivery and a lost lock": _scope("explore", LATE, "lost lock", alike=ALIKE),
     "table: late delivery and a lost lock, both requested": _scope(
-        "explore", LATE_APART, "lost lock", after=BOTH_REQUESTED
+        "unit", LATE_APART, "lost lock", after=BOTH_REQUESTED
     ),
     "table: late delivery, with time": _scope(
         "explore", replace(_table(ONCE), late=True), seconds=True, beats=True
