@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakewarden.events import ConflictRule, Marker
 from lakewarden.spark_jobs.engine.java import java_text
-from lakewarden.spark_jobs.engine.kinds import require_jvm
 from lakewarden.spark_jobs.gate.errors import conflict_found
 from lakewarden.spark_jobs.gate.outcome import CommitLookup
 from lakewarden.spark_jobs.gate.scope import ALONE, BatchScope, as_markers
@@ -107,7 +106,6 @@ class SparkSink(Sink, Generic[L]):
         untried_release: bool = False,
     ) -> None:
         """`table` is a name in a catalog of the active Spark session; for `DeltaSink`, a URI or an absolute path, too."""
-        require_jvm(type(self).__name__)
         self._upsert = Upsert(as_columns(keys, "keys", table), order_by, delete_condition, update_condition)
         self._upsert.require_mode(mode)
         self._mode: Mode = mode

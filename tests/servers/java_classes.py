@@ -17,10 +17,11 @@ from typing import Final
 import pyspark
 
 from lakewarden.agent.embedded.jars import Library, downloaded
+from lakewarden.spark_jobs.sinks.connect import jar
 from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.iceberg import release
-from lakewarden.spark_jobs.sinks.releases import ICEBERG, SPARK, minor
+from lakewarden.spark_jobs.sinks.releases import DELTA, ICEBERG, SPARK, TableFormat, minor
 from tests.servers.hudi import hudi_jars
 from tests.servers.program import compile_java
 
@@ -60,13 +61,17 @@ def _delta_path() -> list[Path]:
     return [*storage.glob("*.jar"), *s3a_jars().glob("*.jar"), *hadoop]
 
 
-def _iceberg_path() -> list[Path]:
-    runtime = ICEBERG.jar(pyspark.__version__)
-    assert runtime is not None, "compile on a PySpark for which Iceberg has a release"
+def _of_spark(form: TableFormat, *names: str) -> list[Path]:
+    """The jar of a format for this PySpark, and these of PySpark's."""
+    runtime = form.jar(pyspark.__version__)
+    assert runtime is not None, f"compile on a PySpark for which {form.name} has a release"
     _, artifact, version = runtime.split(":")
-    iceberg = downloaded(Library(runtime, f"{artifact}-{version}/jars", [runtime]))
-    spark = _pyspark_jars("spark-catalyst", "spark-sql-api", "spark-unsafe", "scala-library")
-    return [*iceberg.glob("*.jar"), *spark]
+    jars = downloaded(Library(runtime, f"{artifact}-{version}/jars", [runtime]))
+    return [*jars.glob("*.jar"), *_pyspark_jars("spark-catalyst", "spark-sql-api", "scala-library", *names)]
+
+
+def _connect_path() -> list[Path]:
+    return _of_spark(DELTA, "spark-sql", "spark-core", "spark-unsafe", "spark-common-utils", "kryo-shaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +100,10 @@ class JavaClasses:
 
 
 OF_SINKS: Final = {
+    "connect": JavaClasses(jar.SOURCES, jar.CLASSES, _connect_path),
     "delta": JavaClasses(fence.SOURCES, fence.CLASSES, _delta_path),
     "hudi": JavaClasses(provider.SOURCES, provider.CLASSES, lambda: list(hudi_jars().glob("*.jar"))),
-    "iceberg": JavaClasses(release.SOURCES, release.CLASSES, _iceberg_path),
+    "iceberg": JavaClasses(release.SOURCES, release.CLASSES, lambda: _of_spark(ICEBERG, "spark-unsafe")),
 }
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,16 @@ def _commits_in_the_log(location: str) -> Iterator[None]:
         ) from None
 
 
+def commit_files(listed: Iterable[Sequence[Any]]) -> list[CommitFile]:
+    """Return the commits among the files of a log, in order. Of each: name, length, time."""
+    found = []
+    for name, length, modified in listed:
+        stem, _, suffix = str(name).partition(".")
+        if suffix == "json" and stem.isdigit():
+            found.append(CommitFile(int(stem), int(modified), int(length)))
+    return sorted(found, key=lambda file: file.version)
+
+
 class TableLog:
     """The log of the table at one location, for one Spark session."""
 
@@ -140,6 +150,7 @@ class TableLog:
         self._new_uri = java_type(spark, "java.net.URI")
         self._delta_log = java_type(spark, DELTA_LOG)
         self._timestamp = java_type(spark, "java.sql.Timestamp")
+        self._time_zone = java_type(spark, "java.util.TimeZone")
         self._path = self._new_path(location)
         with _commits_in_the_log(location):
             self.java = self._delta_log.forTable(self._spark, self._path)
@@ -148,10 +159,22 @@ class TableLog:
             raise ValueError(f"no Delta table: create it before the query starts; table={location}")
         self._conf = self.java.newDeltaHadoopConf()
         self._folder, self._store = self.java.logPath(), self.java.store()
-        self.context = spark.sparkContext
+        self._context = spark.sparkContext
         self.known: Metadata | None = None
         self._text = ""
         """What it was read from."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the Spark that it was read by still runs."""
+        from pyspark import SparkContext
+
+        return self._context is SparkContext._active_spark_context
+
+    @property
+    def jvm_zone(self) -> str:
+        """The time zone of the JVM."""
+        return str(self._time_zone.getDefault().getID())
 
     @property
     def data_path(self) -> str:
@@ -162,17 +185,31 @@ class TableLog:
         with _commits_in_the_log(self._path.toString()):
             return self._delta_log.forTableWithSnapshot(self._spark, self._path)._2()
 
+    def newest(self) -> int:
+        """Return the newest version."""
+        return int(self.snapshot().version())
+
+    def summed_up(self, writer: str) -> int | None:
+        """Return the writer's last batch by Delta's own summary of the log, which may take a Spark job."""
+        found = self.snapshot().transactions().get(writer)
+        return int(found.get()) if found.isDefined() else None
+
+    def writers(self) -> list[str]:
+        """Return the writers in Delta's summary."""
+        return list(map(str, elements(self.snapshot().transactions().keys())))
+
     def metadata(self) -> Metadata:
         """Return the metadata of the newest version, and keep it as what is `known`."""
-        metadata = self.snapshot().metadata()
-        self.known, self._text = self.parsed(metadata), str(metadata.json())
+        return self._known_as(str(self.snapshot().metadata().json()))
+
+    def _known_as(self, text: str) -> Metadata:
+        self.known, self._text = self.parsed(text), text
         return self.known
 
-    def parsed(self, java: Any) -> Metadata:
-        """Return what an action of Delta says."""
+    def parsed(self, text: str) -> Metadata:
+        """Return what an action of Delta says, which is its JSON."""
         from pyspark.sql.types import StructType
 
-        text = str(java.json())
         if self.known is not None and text == self._text:
             return self.known
         action = json.loads(text)["metaData"]
@@ -218,12 +255,7 @@ class TableLog:
             listed = [
                 (each.getPath().getName(), each.getLen(), each.getModificationTime()) for each in statuses
             ]
-        found = []
-        for name, length, modified in listed:
-            stem, _, suffix = str(name).partition(".")
-            if suffix == "json" and stem.isdigit():
-                found.append(CommitFile(int(stem), int(modified), int(length)))
-        return sorted(found, key=lambda file: file.version)
+        return commit_files(listed)
 
     def actions(self, version: int, kinds: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the actions of these kinds (`txn`, `add`, `commitInfo`, …) in a commit."""
@@ -309,11 +341,14 @@ class TableLog:
                 f"{version + 1}: it is unknown whether this one is among them; run `lakewarden ledger correct` with this batch "
                 f"to skip it, and then with the batch before it if it is to be written; table={self.data_path} writer={writer}"
             )
-        found = self.snapshot().transactions().get(writer)
-        if not seen and found.isDefined():
-            last = int(found.get())
+        last = self.summed_up(writer)
+        if not seen and last is not None:
             yield last, f"unknown, with batch {last} of the writer"
         yield EXPIRED, ""
+
+    def _millis(self, moment: str) -> int:
+        """Return the milliseconds of a time as Delta writes it, in the time zone of the JVM."""
+        return int(self._timestamp.valueOf(moment).getTime())
 
     def _restored(self, version: int, commit: Mapping[str, Any]) -> int:
         """Return the version whose files the RESTORE in `version` has brought back. By a time, it is the newest one then.
@@ -323,8 +358,7 @@ class TableLog:
         parameters = commit["operationParameters"]
         if parameters.get("version") is not None:
             return int(parameters["version"])
-        # As Delta writes it, in the time zone of the JVM.
-        moment = int(self._timestamp.valueOf(parameters["timestamp"]).getTime())
+        moment = self._millis(parameters["timestamp"])
         files = [file for file in self.commits(0) if file.version < version]
         for file in reversed(files):
             infos = [action for _, action in self.actions(file.version, ["commitInfo"])]
@@ -364,14 +398,12 @@ class LastBatches:
         return self._first_look(log, writer)
 
     def _first_look(self, log: TableLog, writer: str) -> int | None:
-        snapshot = log.snapshot()
-        version = int(snapshot.version())
+        version = log.newest()
         if version < SHORT_LOG:
             files = log.commits(0)
             if files and files[0].version == 0:
                 return self._read(log, writer, files[1:], _CommitSeen(files[0], log.look(0, writer).batch))
-        found = snapshot.transactions().get(writer)
-        last = int(found.get()) if found.isDefined() else None
+        last = log.summed_up(writer)
         if last is not None and any(
             log.look(file.version, writer).rewinds for file in log.commits(version - SHORT_LOG)
         ):

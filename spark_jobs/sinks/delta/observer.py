@@ -10,22 +10,12 @@ methods run in the Python thread that called the statement.
 | `beginDoCommit` | requests the grant, checks its lease and the base; an error here ends the statement: nothing is published |
 | `beginPostCommit`, after the commit file is written | reports the commit |
 
-Delta's conflict check and its tries at the next versions are between the last two, and so under the grant. Delta checks the
-commits after the base, but not whether the base is still there. If the table was dropped and created again, it would put its
-commit after a gap in the new log, and that table couldn't be read.
+Delta's conflict check and its tries at the next versions are between the last two, and so under the grant. `statement.py` has
+what follows from the statement's end.
 
 The label is a setting of a session (`userMetadata`), and so is the version (`lastCommitVersionInSession`). Other threads write
 in the batch's session too: other sinks, and the user. So Delta finds both in a session of the transaction's own, a clone that is
 the active one of this thread alone, from the end of `preparingCommit`, where Delta reads the label, to `beginPostCommit`.
-
-How the statement ended decides the outcome, in this order:
-
-1. The commit was reported: what fails afterwards (a checkpoint, a hook) is a warning.
-2. The grant was refused, or its lease had ended before the commit: nothing was published.
-3. A commit since the base has this transaction's id: published. A conflict doesn't disprove it: a write whose answer was lost
-   makes Delta find its own commit.
-4. Delta reports a conflict: nothing was published, `BaseChanged`.
-5. Otherwise the outcome is unknown.
 
 The interface is internal to Delta. A release may change its methods, or when it calls them. So it is compared with what the sink
 implements (`require_release`). A method that the sink lacks would fail in the middle of a commit. Without the observer the whole
@@ -39,8 +29,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.handlers.commit_label import TRANSACTION
-from lakewarden.handlers.maker import Winner
 from lakewarden.spark_jobs.engine.java import (
     accept_callbacks,
     elements,
@@ -48,22 +36,18 @@ from lakewarden.spark_jobs.engine.java import (
     is_instance,
     java_causes,
     java_class,
-    java_text,
     java_type,
     threads_are_pinned,
 )
-from lakewarden.spark_jobs.gate.errors import (
-    BaseChanged,
-    GateError,
-    UnsupportedSpark,
-    base_changed,
-    conflict_found,
-)
-from lakewarden.spark_jobs.gate.grant import Grant, PublishOutcome
 from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
-from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.gate.scope import ALONE
-from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog
+from lakewarden.spark_jobs.sinks.delta.log import TableLog
+from lakewarden.spark_jobs.sinks.delta.statement import (
+    CONFLICT,
+    USER_METADATA,
+    GrantedStatement,
+    Write,
+    transaction_label,
+)
 from lakewarden.spark_jobs.sinks.releases import DELTA
 
 if TYPE_CHECKING:
@@ -77,20 +61,12 @@ _STATIC = 8
 """A bit of `java.lang.reflect.Modifier`. Scala adds static methods, those of the companion object."""
 
 
-USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-"""Text that Delta writes into commits of the active session. The sink names its transaction there, unless the user has set it."""
-
 LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 """Where Delta keeps the version that the active session committed last. It writes it before `beginPostCommit`."""
 
-CONFLICT = "DeltaConcurrentModificationException"
-"""Base class of what Delta's conflict check raises."""
 
-log = EventLogger("lakewarden.delta")
-
-
-class CommitObserver:
-    """The observer of one statement. `run` executes the statement."""
+class CommitObserver(GrantedStatement):
+    """The observer of one statement."""
 
     def __init__(
         self,
@@ -100,22 +76,14 @@ class CommitObserver:
         prepared: Callable[[Iterator[dict[str, Any]]], object] = lambda _: None,
         started: Callable[[Any], object] = lambda _: None,
     ) -> None:
-        """`prepared` is called with the actions of the commit, read as they are used, before the grant is requested.
-
-        `started` is called with the transaction's `DeltaLog`.
-        """
+        """`started` is called with the transaction's `DeltaLog`."""
+        super().__init__(txn, table, prepared)
         self._spark = spark
-        self._txn = txn
-        self._table = table
-        self._base: list[CommitFile] = []
-        self._prepared = prepared
         self._started = started
         self._errors = CallbackErrors()
         self._delta: Any = None
         self._java_actions: Any = None
         self._own: _OwnSession | None = None
-        self._looked_up = False
-        self.grant: Grant | None = None
         # py4j calls these methods by their names in Java.
         keep = self._errors.keep
         self.startingTransaction = keep(self._start)
@@ -123,15 +91,14 @@ class CommitObserver:
         self.beginDoCommit = keep(self._before_commit)
         self.beginPostCommit = keep(self._after_commit)
 
-    def run(self, statement: Callable[[], object]) -> None:
-        """Execute the statement. If this returns, its commit is in the table, or it had nothing to commit."""
+    def execute(self, write: Write, target: str) -> None:
         accept_callbacks(gateway_of(self._spark))
         registry = getattr(java_type(self._spark, f"{OBSERVER}$"), "MODULE$")
         before = registry.getObserver()
         registry.setObserver(self)
         try:
             try:
-                statement()
+                write.run(target, {})
             finally:
                 registry.setObserver(before)
                 self._leave_own_session()
@@ -141,21 +108,19 @@ class CommitObserver:
             self._settle_returned()
 
     @property
-    def staged_files(self) -> list[str]:
-        """Paths, as in the log, of the files that the statement has written for its commit."""
-        actions = [dict(action) for action in self._actions()]
-        removed = {action["remove"]["path"] for action in actions if "remove" in action}
-        added = (action["add"] for action in actions if "add" in action)
-        changes = (action["cdc"]["path"] for action in actions if "cdc" in action)
-        return [
-            *(add["path"] for add in added if add["path"] not in removed and not add.get("deletionVector")),
-            *changes,
-        ]
+    def base_version(self) -> int | None:
+        return None if self._delta is None else int(self._delta.readVersion())
 
     @property
-    def base_version(self) -> int | None:
-        """The version that the statement has read, or None if it didn't come so far."""
-        return None if self._delta is None else int(self._delta.readVersion())
+    def _delta_id(self) -> str:
+        return str(self._delta.txnId())
+
+    @property
+    def _first_error(self) -> BaseException | None:
+        return self._errors.first
+
+    def _is_conflict(self, error: Exception) -> bool:
+        return is_conflict(error)
 
     # what Delta calls, with the names of Java
 
@@ -207,10 +172,7 @@ class CommitObserver:
         if written != self._table.data_path:
             raise RuntimeError(f"the statement writes another table, {written}; {self._facts()}")
         self._delta = delta
-        if self._changes_layout():
-            raise self._base_changed(
-                "the table was replaced, or its columns, partition columns or properties changed, while the batch was prepared"
-            )
+        self._require_layout(str(delta.metadata().json()))
         self._base = self._table.commits(int(delta.readVersion()))[:1]
         self._started(delta_log)
         if self._txn.batch_id is not None:
@@ -220,54 +182,12 @@ class CommitObserver:
             delta.updateSetTransaction(self._txn.writer, self._txn.batch_id, now)
         return delta
 
-    def _changes_layout(self) -> bool:
-        """Return whether the transaction has other columns or properties than the batch was prepared for."""
-        return self._table.known is not None and self._table.known != self._table.parsed(
-            self._delta.metadata()
-        )
-
     def _prepare(self, make: Any) -> Any:
         self._txn.check()
         self._java_actions = make.apply()
-        self._prepared(self._actions())
-        if self._changes_layout():
-            self._txn.touch_all([ALONE])  # Delta refuses every commit that began before this one
+        self._publish_markers(str(self._delta.metadata().json()))
         self._own = _OwnSession(self._spark, transaction_label(self._txn))
         return self._java_actions
-
-    def _before_commit(self) -> None:
-        self.grant = self._txn.request_grant()
-        self._last_check(self.grant)
-
-    def _last_check(self, grant: Grant) -> None:
-        try:
-            grant.check()
-            self._require_base()
-        except GateError:
-            grant.not_published()
-            raise
-
-    def _require_base(self) -> None:
-        """Raise `BaseChanged` if the commit that the statement has read is another one now, or none."""
-        try:
-            found = self._table.commits(int(self._delta.readVersion()))[:1]
-        except Exception as error:
-            raise self._base_changed(
-                f"the table was dropped, or its log can't be read: {java_text(error)}"
-            ) from error
-        if found != self._base:
-            raise self._base_changed("the table was dropped and created again")
-
-    def _winner(self, error: Exception) -> Winner | None:
-        assert self._delta is not None, "a grant is requested by a transaction of Delta"
-        try:
-            return self._table.winner(int(self._delta.readVersion()), self._txn.id, str(error))
-        except Exception as failure:  # noqa: BLE001 - only an error's text lacks it
-            log.warning("delta.log-unreadable", **self._names(), error=java_text(failure))
-            return None
-
-    def _base_changed(self, reason: str) -> BaseChanged:
-        return base_changed(reason, self._facts())
 
     def _after_commit(self) -> None:
         version = self._leave_own_session()
@@ -279,61 +199,11 @@ class CommitObserver:
         own, self._own = self._own, None
         return None if own is None else own.leave()
 
-    def _report(self, grant: Grant, version: str | None) -> None:
-        grant.published(version)
-
-    # how the statement ended
-
-    def _settle_returned(self) -> None:
-        if self._delta is None:
-            raise UnsupportedSpark(
-                "Delta didn't call its observer, so the statement may have committed without a grant: compare the table's "
-                f"history (DESCRIBE HISTORY) before you restart; set PYSPARK_PIN_THREAD to true; {self._facts()}"
-            )
-        if self.grant is not None and self.grant.outcome is PublishOutcome.UNKNOWN:
-            self._settle_failed(RuntimeError("Delta didn't report its commit to the observer"))
-
-    def _settle_failed(self, error: Exception) -> None:
-        """Return if the commit is in the table, else raise."""
-        grant, own = self.grant, self._errors.first
-        cause = own if isinstance(own, Exception) else error
-        if grant is None or grant.outcome is PublishOutcome.NOT_PUBLISHED:
-            raise cause from (None if cause is error else error)
-        if grant.outcome is PublishOutcome.PUBLISHED:
-            log.warning("delta.failed-after-commit", **self._names(), error=java_text(cause))
-            return
-        version = self._committed_version()
-        if version is not None:
-            log.warning("delta.published-after-all", **self._names(), version=version, error=java_text(cause))
-            grant.published(str(version))
-            return
-        if self._looked_up and own is None and is_conflict(error):
-            grant.not_published()
-            raise conflict_found(java_text(error), self._facts(), self._winner(error)) from error
-        grant.unknown(cause)
-
-    def _committed_version(self) -> int | None:
-        """Return the version of this transaction, if it is in the log and the log can be read."""
-        assert self._delta is not None, "a grant is requested by a transaction of Delta"
-        try:
-            version = self._table.version_of(str(self._delta.txnId()), int(self._delta.readVersion()))
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the outcome stays unknown
-            log.warning("delta.log-unreadable", **self._names(), error=java_text(failure))
-            return None
-        self._looked_up = True
-        return version
-
     def _actions(self) -> Iterator[dict[str, Any]]:
         if self._java_actions is None:
             return
         for action in elements(self._java_actions):
             yield json.loads(action.json())
-
-    def _names(self) -> dict[str, str]:
-        return {"table": self._txn.table, "writer": self._txn.writer, "transaction": self._txn.id}
-
-    def _facts(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self._names().items())
 
 
 class _OwnSession:
@@ -358,11 +228,6 @@ class _OwnSession:
             self._sessions.clearActiveSession()
         version = self._settings.getOption(LAST_VERSION)
         return str(version.get()) if version.isDefined() else None
-
-
-def transaction_label(txn: Transaction) -> str:
-    """Return the `userMetadata` of a commit."""
-    return json.dumps({TRANSACTION: txn.id})
 
 
 def is_conflict(error: Exception) -> bool:

@@ -15,23 +15,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
-from lakewarden.spark_jobs.engine.java import elements, java_type
+from lakewarden.spark_jobs.engine.connect import Connect
 from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.outcome import find_batch
 from lakewarden.spark_jobs.gate.scope import BatchScope
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT, NOT_STORED, naming_values, spelled_as
 from lakewarden.spark_jobs.sinks.contract import Plan
+from lakewarden.spark_jobs.sinks.delta.connect import ServerLog, ServerStatement
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import GENERATED, NUMBERED, LastBatches, Metadata, TableLog
 from lakewarden.spark_jobs.sinks.delta.observer import (
-    USER_METADATA,
     CommitObserver,
     is_conflict,
     require_release,
+)
+from lakewarden.spark_jobs.sinks.delta.statement import (
+    OWN_TRANSACTION_IDS,
+    GrantedStatement,
+    Identity,
+    Write,
     transaction_label,
 )
 from lakewarden.spark_jobs.sinks.partition_paths import in_sql, quoted
@@ -50,16 +56,6 @@ AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 UTC_PARTITIONS = "spark.databricks.delta.write.utcTimestampPartitionValues"
 UTC = {"UTC", "Etc/UTC", "GMT", "Z", "+00:00"}
-
-OWN_TRANSACTION_IDS = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
-
-Identity: TypeAlias = Mapping[str, str]
-"""Options of a write by which Delta identifies its commit. Under the observer there are none."""
-
-IDENTITY_SETTINGS = dict(
-    zip(("txnAppId", "txnVersion", "userMetadata"), (*OWN_TRANSACTION_IDS, USER_METADATA), strict=True)
-)
-"""The settings of a session that do the same, for SQL."""
 
 IDENTITY = Marker(partition="_delta_log", file_group="identity", operation="delete")
 """The numbers that identity columns have reached. No partition has this name, and it conflicts with itself by any rule."""
@@ -106,11 +102,10 @@ class DeltaSink(SparkSink[Metadata]):
         return (IDENTITY,) if metadata.numbered - given else ()
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
         table = self._opened
-        if table is None or table.context is not SparkContext._active_spark_context:
+        if table is None or not table.is_current:
             table = self._open(SparkSession.active())
         last = self._last_batches.last_batch(table, writer)
         if last is None or last < batch_id:
@@ -120,10 +115,23 @@ class DeltaSink(SparkSink[Metadata]):
     def writers(self) -> list[str]:
         from pyspark.sql import SparkSession
 
-        found = self._open(SparkSession.active()).snapshot().transactions().keys()
-        return list(map(str, elements(found)))
+        return self._open(SparkSession.active()).writers()
 
     def _open(self, spark: SparkSession) -> TableLog:
+        on_server = isinstance(engine_of(spark), Connect)
+        self._opened = self._open_on_server(spark) if on_server else self._open_in_driver(spark)
+        return self._opened
+
+    def _open_on_server(self, spark: SparkSession) -> ServerLog:
+        if isinstance(self._opened, ServerLog):
+            return self._opened
+        table = ServerLog(spark, self._location, untried=self._untried_release)
+        gap = table.gap()
+        if gap is not None:
+            log.warning("delta.not-fenced", table=self.table, reason=gap, risk=RISK, remedy=REMEDY)
+        return table
+
+    def _open_in_driver(self, spark: SparkSession) -> TableLog:
         if self._fence is None:
             self._unhooked = require_release(spark, untried=self._untried_release)
             if self._unhooked is not None:
@@ -134,13 +142,15 @@ class DeltaSink(SparkSink[Metadata]):
             if not self._fence.is_kept(table.java):
                 self._fence.forget()
                 table = TableLog(spark, self._location)
-        self._opened = table
         return table
+
+    def __getstate__(self) -> dict[str, object]:
+        """A sink is pickled into a query of Spark Connect, without what belongs to a session."""
+        return {**vars(self), "_opened": None, "_fence": None, "_last_batches": LastBatches()}
 
     def _warn_of_gap(self, delta_log: Any) -> None:
         """Warn once if S3 wouldn't refuse a commit whose version is taken."""
-        assert self._fence is not None, "the table is opened first"
-        gap = None if self._warned_of_gap else self._fence.gap(delta_log)
+        gap = None if self._warned_of_gap or self._fence is None else self._fence.gap(delta_log)
         if gap is not None:
             self._warned_of_gap = True
             log.warning("delta.not-fenced", table=self.table, reason=gap, risk=RISK, remedy=REMEDY)
@@ -161,16 +171,14 @@ class DeltaSink(SparkSink[Metadata]):
             metadata.paths_of(())
         except ValueError as error:
             raise ValueError(f"{error}; table={self.table}") from None
-        settings: Any = spark._jsparkSession.sessionState().conf()
-        session = settings.getConfString(AUTO_COMPACT) if settings.contains(AUTO_COMPACT) else None
-        compacts = session or _table_compacts(metadata.configuration)
+        compacts = spark.conf.get(AUTO_COMPACT, None) or _table_compacts(metadata.configuration)
         if str(compacts).lower() not in {"none", "false"}:
             raise ValueError(
                 "auto compaction commits by itself after each write, without a grant: set "
                 f"{AUTO_COMPACT}=false in the writer's session, and run OPTIMIZE in a transaction of the gate; "
                 f"table={self.table}"
             )
-        identified = [name for name in OWN_TRANSACTION_IDS if settings.contains(name)]
+        identified = [name for name in OWN_TRANSACTION_IDS if spark.conf.get(name, None) is not None]
         if identified:
             raise ValueError(
                 f"the session has {' and '.join(identified)}, by which Delta would skip this sink's commits: unset them, "
@@ -187,10 +195,10 @@ class DeltaSink(SparkSink[Metadata]):
                 f"the table has the property delta.appendOnly, with which Delta refuses an {self._mode}: append, or set it to "
                 f"false; table={self.table}"
             )
-        self._require_utc(spark, metadata)
+        self._require_utc(spark, metadata, table.jvm_zone)
         return metadata
 
-    def _require_utc(self, spark: SparkSession, metadata: Metadata) -> None:
+    def _require_utc(self, spark: SparkSession, metadata: Metadata, jvm: str) -> None:
         """Raise `ValueError` if Delta would store another instant than the batch's in a partition column.
 
         It writes the text of the instant in the session's time zone, and takes that for one in the JVM's zone.
@@ -198,7 +206,6 @@ class DeltaSink(SparkSink[Metadata]):
         instants = [field.column for field in metadata.fields if field.value_type == "timestamp"]
         if not instants:
             return
-        jvm = str(java_type(spark, "java.util.TimeZone").getDefault().getID())
         session = str(spark.conf.get("spark.sql.session.timeZone"))
         normalised = str(spark.conf.get(UTC_PARTITIONS, "true")).lower()
         if {jvm, session} - UTC or normalised != "true":
@@ -232,24 +239,17 @@ class DeltaSink(SparkSink[Metadata]):
             txn.touch_all(numbers)
         whole = self._unhooked is not None
         with computed_once(batch, txn.facts, txn) if whole else nullcontext(batch) as rows:
-
-            def append(identity: Identity) -> None:
-                _with_sources(rows, metadata.columns).writeTo(self._by_path).options(**identity).append()
-
             if whole:
                 touch(self._prepared(rows, metadata, spark).partitions)
             with naming_values(rows, metadata.columns, self.table):
-                self._execute(append, txn, metadata, spark, touch_files)
+                write = Write("append", _with_sources(rows, metadata.columns))
+                self._execute(write, txn, metadata, touch_files)
 
     def _stage(self, prepared: Prepared[Metadata], txn: Transaction) -> None:
         metadata, upsert, rows = prepared.layout, prepared.upsert, prepared.rows
-        spark, fields, stored = rows.sparkSession, metadata.fields, prepared.stored
+        fields, stored = metadata.fields, prepared.stored
         if self._mode == "overwrite":
-
-            def overwrite(identity: Identity) -> None:
-                rows.writeTo(self._by_path).options(**identity).overwritePartitions()
-
-            self._execute(overwrite, txn, metadata, spark)
+            self._execute(Write("overwrite", rows), txn, metadata)
             return
         # Delta computes a generated column again if the statement sets others and leaves it out.
         inexact = [
@@ -272,31 +272,44 @@ class DeltaSink(SparkSink[Metadata]):
                 stored=stored,
                 inexact=inexact,
             )
-            self._execute(partial(_run_sql, spark, statement), txn, metadata, spark)
+            self._execute(Write("sql", rows, statement), txn, metadata)
 
     def _execute(
         self,
-        statement: Callable[[Identity], object],
+        write: Write,
         txn: Transaction,
         metadata: Metadata,
-        spark: SparkSession,
         prepared: Callable[[Iterator[dict[str, Any]]], object] = lambda _: None,
     ) -> None:
         """Execute a statement with its commit under the grant, or the whole of it where there is no hook."""
         table = metadata.log
         if self._unhooked is not None:
             self._warn_of_gap(table.java)
-            run_under_grant(txn, lambda: statement(_identity(txn)), self.committed, is_conflict)
+            run_under_grant(
+                txn, lambda: write.run(self._by_path, _identity(txn)), self.committed, is_conflict
+            )
         else:
-            observer = CommitObserver(spark, txn, table, prepared, self._warn_of_gap)
-            txn.on_discard(lambda: self._discard(observer, table))
+            statement = self._granted(write, txn, table, prepared)
+            txn.on_discard(lambda: self._discard(statement, table))
             txn.check()
-            observer.run(lambda: statement({}))
-            if txn.batch_id is not None and observer.grant is not None:
-                self._last_batches.note(txn.writer, txn.batch_id, observer.grant.version)
+            statement.execute(write, self._by_path)
+            if txn.batch_id is not None and statement.grant is not None:
+                self._last_batches.note(txn.writer, txn.batch_id, statement.grant.version)
         self._warn_of_gap(table.java)  # a store without conditional puts is known by its first answer
 
-    def _discard(self, observer: CommitObserver, table: TableLog) -> None:
+    def _granted(
+        self,
+        write: Write,
+        txn: Transaction,
+        table: TableLog,
+        prepared: Callable[[Iterator[dict[str, Any]]], object],
+    ) -> GrantedStatement:
+        """Return the statement whose commit waits for the grant."""
+        if isinstance(table, ServerLog):
+            return ServerStatement(txn, table, prepared)
+        return CommitObserver(write.rows.sparkSession, txn, table, prepared, self._warn_of_gap)
+
+    def _discard(self, observer: GrantedStatement, table: TableLog) -> None:
         """Remove what the statement has written, unless a commit names it."""
         files, base = observer.staged_files, observer.base_version
         if not files or base is None:
@@ -397,17 +410,6 @@ def _identity(txn: Transaction) -> Identity:
     if txn.batch_id is None:
         return label
     return label | {"txnAppId": txn.writer, "txnVersion": str(txn.batch_id)}
-
-
-def _run_sql(spark: SparkSession, statement: str, identity: Identity) -> None:
-    """Run a statement whose commit has this identity. SQL takes it from its session, so it gets a session of its own."""
-    if not identity:
-        spark.sql(statement)
-        return
-    own = spark._jsparkSession.cloneSession()
-    for option, value in identity.items():
-        own.conf().set(IDENTITY_SETTINGS[option], value)
-    own.sql(statement)
 
 
 def _table_compacts(configuration: Mapping[str, str]) -> str | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.events import Marker, canonical_table
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.engine.java import is_instance
+from lakewarden.spark_jobs.engine.kinds import require_jvm
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark, base_changed
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, spelled_as
@@ -71,6 +72,7 @@ class IcebergSink(SparkSink[OpenTable]):
     """Writes one Iceberg table. Create it after the Spark session, whose catalog has the table."""
 
     def _find(self, table: str) -> None:
+        require_jvm(type(self).__name__)
         self._name = table
         self._spark = _session()
         self._unhooked = require_release(self._spark, untried=self._untried_release)

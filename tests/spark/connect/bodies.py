@@ -3,17 +3,86 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lakewarden.spark_jobs import PaimonSink
+from lakewarden.spark_jobs import DeltaSink, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.sinks.connect.procedures import Procedures
+from lakewarden.spark_jobs.sinks.contract import Plan
 
 
 def paimon(**arguments: Any) -> PaimonSink:
     return PaimonSink(**arguments)
+
+
+def delta(**arguments: Any) -> DeltaSink:
+    return DeltaSink(**arguments)
+
+
+class MortalDelta(DeltaSink):
+    """Its process is killed once, before or after a call of one of the server's procedures."""
+
+    def __init__(self, *arguments: Any, when: str, call: str, flag: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._when, self._call, self._flag = when, call, Path(flag)
+
+    def plan(self, batch: Any, /) -> Plan:
+        """In the server's process, where the batch is written."""
+        called = Procedures.__call__
+
+        def mortal(procedures: Procedures, procedure: str, *given: Any) -> list[str]:
+            dies = procedure == self._call and not self._flag.exists()
+            if dies and self._when == "before":
+                self._die()
+            answer = called(procedures, procedure, *given)
+            if dies:
+                self._die()
+            return answer
+
+        if not self._flag.exists():
+            setattr(Procedures, "__call__", mortal)  # noqa: B010 - of another type
+        return super().plan(batch)
+
+    def _die(self) -> None:
+        self._flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def mortal_delta(**arguments: Any) -> MortalDelta:
+    return MortalDelta(**arguments)
+
+
+class SlowDelta(DeltaSink):
+    """Its statement computes for so long, unless the file `fast` is in the folder."""
+
+    def __init__(self, *arguments: Any, folder: str, seconds: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._folder, self._seconds = folder, seconds
+
+    def plan(self, batch: Any, /) -> Plan:
+        from pyspark.sql import functions as f
+
+        slow = f.udf(_slow(self._folder, self._seconds), "bigint")
+        return super().plan(batch.withColumn("flight", slow("flight")))
+
+
+def slow_delta(**arguments: Any) -> SlowDelta:
+    return SlowDelta(**arguments)
+
+
+def _slow(folder: str, seconds: float) -> Callable[[int], int]:
+    def slow(number: int) -> int:
+        end = time.monotonic() + (0.0 if Path(folder, "fast").exists() else seconds)
+        while time.monotonic() < end:
+            Path(folder, "computing").touch()
+            time.sleep(0.02)
+        return number
+
+    return slow
 
 
 def appending(folder: str, seconds: float = 0.0) -> Callable[[Any, Transaction], None]:
@@ -22,16 +91,9 @@ def appending(folder: str, seconds: float = 0.0) -> Callable[[Any, Transaction],
     def write(batch: Any, txn: Transaction) -> None:
         from pyspark.sql import functions as f
 
-        def slow(number: int) -> int:
-            end = time.monotonic() + (0.0 if Path(folder, "fast").exists() else seconds)
-            while time.monotonic() < end:
-                Path(folder, "computing").touch()
-                time.sleep(0.02)
-            return number
-
         Path(folder, f"worker-{txn.batch_id}").write_text(f"{os.getpid()}")
         txn.touch("day=1", "*", "merge")
-        found = batch.select(f.udf(slow, "bigint")("id")).collect()
+        found = batch.select(f.udf(_slow(folder, seconds), "bigint")("id")).collect()
         with txn.commit():
             Path(folder, f"batch-{txn.batch_id}").write_text(f"{sorted(row[0] for row in found)}")
 

@@ -16,6 +16,7 @@ import pyspark
 
 from lakewarden.agent.embedded.kafka import free_port
 from tests.servers.program import spawn, stop
+from tests.spark.formats import format_settings
 from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,14 +39,14 @@ class ConnectServer:
 
 
 @contextmanager
-def connect_server(folder: Path) -> Iterator[ConnectServer]:
-    """Run a server until the block ends."""
+def connect_server(folder: Path, port: int | None = None, **more: str) -> Iterator[ConnectServer]:
+    """Run a server with the tests' table formats until the block ends."""
     home = Path(pyspark.__file__).parent
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests/spark/connect/worker.py"} "$@"\n')
     python.chmod(0o755)
-    port, log = free_port(), folder / "log"
-    settings = SETTINGS | {"spark.connect.grpc.binding.port": f"{port}"}
+    port, log = port or free_port(), folder / "log"
+    settings = SETTINGS | format_settings() | more | {"spark.connect.grpc.binding.port": f"{port}"}
     options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     process = spawn(
         [

@@ -16,7 +16,6 @@ import pytest
 
 from lakewarden.spark_jobs import (
     CommitGate,
-    DeltaSink,
     HudiSink,
     IcebergSink,
     InvalidArgument,
@@ -111,13 +110,14 @@ def test_releases_that_were_not_tried_on_connect_are_refused(
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda: DeltaSink("/lake/t"), id="delta"),
         pytest.param(lambda: IcebergSink("lake.t"), id="iceberg"),
         pytest.param(lambda: HudiSink("/lake/t"), id="hudi"),
     ],
 )
 def test_sinks_that_need_the_jvm_are_refused_on_connect(make: Callable[[], object]) -> None:
-    with pytest.raises(UnsupportedSpark, match=r"Sink is not supported on Spark Connect: .* use PaimonSink"):
+    with pytest.raises(
+        UnsupportedSpark, match=r"Sink is not supported on Spark Connect: .* use DeltaSink, PaimonSink"
+    ):
         make()
 
 

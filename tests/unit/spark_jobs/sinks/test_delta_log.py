@@ -46,18 +46,15 @@ class Log:
 
     data_path = "/t"
 
-    def snapshot(self) -> Any:
+    def newest(self) -> int:
         self.snapshots += 1
+        return len(self.batches) - 1
+
+    def summed_up(self, writer: str) -> int | None:
         known: dict[str, int] = {}
         for batch in self.batches:
             known.update([batch] if batch else [])
-
-        def get(writer: str) -> Any:
-            return SimpleNamespace(isDefined=lambda: writer in known, get=lambda: known[writer])
-
-        return SimpleNamespace(
-            version=lambda: len(self.batches) - 1, transactions=lambda: SimpleNamespace(get=get)
-        )
+        return known.get(writer)
 
 
 def last_batch(found: LastBatches, log: Log, writer: str = "w") -> int | None:

@@ -89,6 +89,7 @@ class World:
             readVersion=lambda: 3,
             readTxn=lambda: SimpleNamespace(**{"$plus$eq": lambda _writer: None}),
             updateSetTransaction=lambda writer, batch, _: self.batches.append((writer, batch)),
+            metadata=lambda: SimpleNamespace(json=lambda: "{}"),
             deltaLog=lambda: SimpleNamespace(dataPath=lambda: folder),
         )
         self.observer.startingTransaction(SimpleNamespace(apply=lambda: made))

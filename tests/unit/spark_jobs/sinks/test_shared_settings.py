@@ -49,13 +49,12 @@ SAFE = {
         "cache.remove(": BY_ID,
         "withCommitProperties": PINNED,
     },
-    "sinks/delta/sink.py": {
-        "settings.contains(": READ,
-        "settings.getConfString(": READ,
-        "conf.get(": READ,
-        "cloneSession(": OWN,
-        "conf().set(": OWN,
+    "sinks/connect/procedures.py": {
+        "conf.set(": "it is a constant: all batches set the same catalog to the same class",
     },
+    "sinks/delta/connect.py": {"conf.get(": READ},
+    "sinks/delta/sink.py": {"conf.get(": READ},
+    "sinks/delta/statement.py": {"cloneSession(": OWN, "conf().set(": OWN},
     "sinks/delta/observer.py": {
         "getObserver(": PINNED,
         "setObserver(": PINNED,

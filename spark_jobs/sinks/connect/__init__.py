@@ -1,0 +1,1 @@
+"""What a sink needs on a server of Spark Connect: stored procedures, in one jar."""

@@ -1,0 +1,176 @@
+"""`DeltaSink` in queries of Spark Connect clients: each batch once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.connect.session import SparkSession
+
+from tests.spark.connect.conftest import Clients
+from tests.spark.connect.server import ConnectServer
+from tests.spark.fake_agent import FakeAgent, aborted, grant_everything
+from tests.spark.formats import HAS_DELTA
+from tests.spark.harness import Harness
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not HAS_DELTA, reason="this PySpark's tests have no Delta"),
+]
+
+SCHEMA = "day int, flight long, gate string"
+
+
+class Lake:
+    """A Delta table, and the session of a client that reads it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.table = str(folder / "flights")
+        self._spark: Any = SparkSession.builder.remote(url).create()
+        self._spark.sql(f"CREATE TABLE delta.`{self.table}` ({SCHEMA}) USING delta PARTITIONED BY (day)")
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in self._spark.read.format("delta").load(self.table).collect())
+
+    def batches(self) -> list[int]:
+        """The batches in the log, in the order of the commits."""
+        found = []
+        for file in sorted(Path(self.table, "_delta_log").glob("*.json")):
+            actions = [json.loads(line) for line in file.read_text().splitlines()]
+            found += [action["txn"]["version"] for action in actions if "txn" in action]
+        return found
+
+
+@pytest.fixture
+def lake(connect: ConnectServer, tmp_path: Path) -> Lake:
+    return Lake(connect.url, tmp_path)
+
+
+def test_a_query_upserts_and_skips_a_batch_that_is_in_the_table(
+    clients: Clients, agent: FakeAgent, query: Any, lake: Lake
+) -> None:
+    batches = [
+        [{"day": 1, "flight": 1, "gate": "a"}, {"day": 2, "flight": 2, "gate": "a"}],
+        [{"day": 1, "flight": 1, "gate": "b"}, {"day": 1, "flight": 1, "gate": "c"}],
+    ]
+    upsert = query(
+        "arrivals",
+        "delta",
+        batches,
+        SCHEMA,
+        arguments={"table": lake.table, "mode": "upsert", "keys": ["flight"]},
+        options={"admission": "auto"},
+    )
+    client = clients.start(upsert)
+    started = client.line()
+    assert client.line()["error"] is None
+    expected = [(1, 1, "c"), (2, 2, "a")]
+    assert lake.rows() == expected
+
+    # The server dies after the commit, and before Spark notes it.
+    for name in ("1", ".1.crc"):
+        (Path(upsert["checkpoint"]) / "commits" / name).unlink(missing_ok=True)
+    replayed = clients.start(upsert)
+
+    assert replayed.line() == started, "the query has the same id"
+    assert replayed.line()["error"] is None
+    assert lake.rows() == expected
+    assert lake.batches() == [0, 1]
+    completed = agent.wait_for("commit-completed", 2)
+    assert [event.version for event in completed[:2]] == ["1", "2"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_a_query_writes_in_the_other_modes(
+    mode: str, clients: Clients, agent: FakeAgent, query: Any, lake: Lake
+) -> None:
+    batches = [[{"day": 1, "flight": number, "gate": "a"}] for number in range(2)]
+    client = clients.start(
+        query("w", "delta", batches, SCHEMA, arguments={"table": lake.table, "mode": mode})
+    )
+    client.line()
+
+    assert client.line()["error"] is None
+    appended = [(1, 0, "a"), (1, 1, "a")]
+    assert lake.rows() == (appended if mode == "append" else appended[1:])
+    assert lake.batches() == [0, 1]
+    assert {each.partition for event in agent.wait_for("marker-created") for each in event.markers} == {
+        "day=1"
+    }
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "death",
+    ["after prepared", "before allow", "after allow", "after run", "before run"],
+)
+def test_each_batch_is_written_once_though_its_process_is_killed(
+    death: str, clients: Clients, agent: FakeAgent, query: Any, lake: Lake
+) -> None:
+    """Appends aren't repeatable: a batch that is written twice shows."""
+    flag = Path(lake.table).parent / "killed"
+    when, call = death.split()
+    arguments = {"table": lake.table, "when": when, "call": call, "flag": str(flag)}
+    batches = [[{"day": 1, "flight": number, "gate": "a"}] for number in range(2)]
+    described = query("w", "mortal_delta", batches, SCHEMA, arguments=arguments)
+    killed = clients.start(described)
+    started = killed.line()
+    assert killed.line()["error"] is not None
+    assert flag.exists()
+
+    again = clients.start(described)
+
+    assert again.line() == started
+    assert again.line()["error"] is None
+    assert lake.rows() == [(1, 0, "a"), (1, 1, "a")]
+    assert lake.batches() == [0, 1]
+    assert agent.wait_for("commit-completed")
+
+
+def slow(query: Any, lake: Lake) -> Any:
+    folder = str(Path(lake.table).parent)
+    arguments = {"table": lake.table, "folder": folder, "seconds": 300.0}
+    return query("w", "slow_delta", [[{"day": 1, "flight": 1}]], SCHEMA, arguments=arguments)
+
+
+@pytest.mark.wide
+def test_an_abort_interrupts_the_statement_and_the_batch_is_written_once(
+    clients: Clients, harness: Harness, query: Any, lake: Lake, tmp_path: Path
+) -> None:
+    """The loser's statement would run for minutes."""
+    computing, fast = tmp_path / "computing", tmp_path / "fast"
+
+    def script(event: Any, offset: int) -> list[Any]:
+        if event.type == "writer-heartbeat" and computing.exists() and not fast.exists():
+            fast.touch()
+            return [aborted(event)]
+        return list(grant_everything(event, offset))
+
+    agent = harness.agent(script)
+    client = clients.start(slow(query, lake))
+    client.line()
+
+    assert client.line()["error"] is None
+    assert lake.rows() == [(1, 1, None)]
+    assert lake.batches() == [0]
+    assert agent.types().count("commit-intent") == 2
+
+
+@pytest.mark.wide
+def test_a_stopped_query_abandons_its_transaction_and_its_statement_commits_nothing(
+    clients: Clients, agent: FakeAgent, query: Any, lake: Lake, tmp_path: Path
+) -> None:
+    client = clients.start(slow(query, lake))
+    client.line()
+    wait_until((tmp_path / "computing").exists)
+
+    client.stop()
+
+    assert "stopped" in agent.wait_for("transaction-abandoned")[0].reason
+    (tmp_path / "fast").touch()
+    assert "commit-requested" not in agent.types()
+    assert lake.batches() == []
