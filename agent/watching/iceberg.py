@@ -323,7 +323,8 @@ async def read_past(files: TableFiles, reading: Reading, metadata: iceberg.Table
     if not metadata.has_newest:
         reading.lacks("the newest snapshot", "the metadata lacks it, or it can't be read", Lack.COMMITS)
     is_whole = await read_in_order(each_of(main), read, use, AT_ONCE_WITH_MANIFESTS)
-    if is_whole and main and (main[-1].parent is not None or main[-1].age[0] > 1 + others):
+    is_cut = main and (main[-1].parent is not None or main[-1].age[0] > 1 + others or not metadata.has_first)
+    if is_whole and is_cut:
         reading.lacks(f"snapshots before {main[-1].id}", "they have expired, or can't be read", Lack.BEYOND)
     if others:
         why = "they are of branches, staged or rolled back, and only the main branch is read"

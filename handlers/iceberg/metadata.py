@@ -129,6 +129,8 @@ class TableMetadata:
     listed: frozenset[int] = frozenset()
     """The snapshots of all branches."""
     properties: Mapping[str, str] = field(default_factory=dict)
+    has_first: bool = True
+    """False: others are older than the oldest of the main branch, without numbers that would say of which branch they are."""
     has_newest: bool = True
     """False: the newest snapshot is not among those that could be read."""
 
@@ -196,6 +198,9 @@ def metadata_of(fields: Any) -> TableMetadata:
         main = tuple(_main_branch(newest, snapshots))
         return TableMetadata(
             snapshots=main,
+            has_first=not main
+            or bool(main[-1].age[0])
+            or all(each.age >= main[-1].age for each in snapshots),
             has_newest=bool(main) or newest in _NONE,
             specs=dict(specs),
             appends_invalidate=level.lower() == "serializable",

@@ -31,6 +31,7 @@ from lakewarden.handlers.delta.log import PartitionLayout, past_commit
 from lakewarden.handlers.observations import UnreadableCommit
 from tests import recorded_iceberg
 from tests.pages.assessment import contest
+from tests.printed import ROOT
 from tests.recorded_delta import commit, recorded as checksum
 from tests.recorded_hudi import recorded
 from tests.recorded_paimon import metadata
@@ -166,6 +167,11 @@ def test_the_estimate_is_near_what_native_writers_lost(tmp_path: Path) -> None:
     assert found["lost_seconds"].value == pytest.approx(88.7, rel=0.2)
     assert found["known_seconds"].value == pytest.approx(97.9, rel=0.2)
     assert found.changes[0].startswith("admission auto")
+    known, lost = found["known_seconds"].value, found["lost_seconds"].value
+    assert known is not None
+    assert lost is not None
+    said = f"Of {known + lost:.0f} seconds that these two writers computed, {lost:.0f} were thrown away."
+    assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize(
@@ -399,6 +405,19 @@ def test_a_replaced_table_whose_former_snapshots_expired_has_no_known_number_of_
     }
     snapshot |= {"manifest-list": "file:/t/metadata/snap-3.avro", "summary": {"operation": "append"}}
     found = assess(iceberg_with(tmp_path, snapshots=[snapshot]))["commits"]
+    assert (found.value, found.rests_on) == (1, Rests.AT_LEAST)
+
+
+def test_in_format_1_snapshots_without_parents_are_not_called_all(tmp_path: Path) -> None:
+    """Both are optional there: parents and sequence numbers."""
+    iceberg_with(tmp_path)
+    path = tmp_path / "metadata/v1.metadata.json"
+    fields = json.loads(path.read_bytes()) | {"format-version": 1}
+    for each in fields["snapshots"]:
+        each.pop("parent-snapshot-id", None)
+        del each["sequence-number"]
+    put(tmp_path, "metadata/v1.metadata.json", json.dumps(fields).encode())
+    found = assess(read(tmp_path, days=30.0))["commits"]
     assert (found.value, found.rests_on) == (1, Rests.AT_LEAST)
 
 
