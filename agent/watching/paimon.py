@@ -134,6 +134,9 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
     is_whole = await read_in_order(newest_first, read, use, AT_ONCE_WITH_MANIFESTS)
     if is_whole and reading.reached != 1:
         reading.lacks(f"snapshots before {reading.reached}", "they have expired", Lack.BEYOND)
+    if any(each.is_elsewhere for each in layouts.values()):
+        why = "the option data-file.external-paths names other folders, which are not listed"
+        reading.lacks("data files", why, Lack.PLACES)
     if await files.has_files("branch"):
         reading.lacks("the table's branches", "only the main branch is read", Lack.NAMES)
     if await files.has_files("changelog"):

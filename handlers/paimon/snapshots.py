@@ -86,6 +86,8 @@ class TableLayout:
 
     partitions: PartitionSpelling
     has_primary_key: bool
+    is_elsewhere: bool = False
+    """Whether data files may be outside of the table's folder."""
 
 
 def read_snapshot(body: bytes) -> Snapshot:
@@ -121,7 +123,8 @@ def read_schema(body: bytes) -> TableLayout:
         columns = [(str(name), str(kinds[name])) for name in fields["partitionKeys"]]
         options = fields.get("options") or {}
         keys = [known(each, str) for each in known(fields.get("primaryKeys"), list | None) or ()]
-        return TableLayout(PartitionSpelling.of(columns, options), bool(keys))
+        is_elsewhere = bool(options.get("data-file.external-paths"))
+        return TableLayout(PartitionSpelling.of(columns, options), bool(keys), is_elsewhere)
 
 
 def manifests_of(body: bytes) -> list[str]:

@@ -321,10 +321,12 @@ OPTIONAL = {
     "delta": """commitInfo commitInfo.* add.stats add.tags add.deletionVector add.baseRowId add.defaultRowCommitVersion
         add.clusteringProvider remove.deletionTimestamp remove.extendedFileMetadata remove.partitionValues remove.size
         remove.stats remove.tags remove.deletionVector remove.baseRowId remove.defaultRowCommitVersion metaData.name
-        metaData.description metaData.createdTime txn.lastUpdated protocol.readerFeatures protocol.writerFeatures""",
+        metaData.description metaData.createdTime metaData.configuration cdc.tags txn.lastUpdated protocol.readerFeatures
+        protocol.writerFeatures""",
     "iceberg": """table-uuid properties schema partition-spec snapshot-log metadata-log sort-orders default-sort-order-id refs
         statistics partition-statistics next-row-id encryption-keys last-sequence-number last-updated-ms
         snapshots.parent-snapshot-id snapshots.sequence-number snapshots.summary snapshots.schema-id snapshots.first-row-id
+        snapshots.added-rows snapshots.key-id current-schema-id default-spec-id last-partition-id
         snapshot_id sequence_number file_sequence_number content min_sequence_number added_files_count added_data_files_count
         added_rows_count partitions key_metadata first_row_id manifest_length data_file.content data_file.file_format
         data_file.record_count data_file.file_size_in_bytes data_file.sort_order_id data_file.split_offsets
@@ -332,7 +334,8 @@ OPTIONAL = {
     "paimon": """baseManifestListSize deltaManifestListSize changelogManifestList changelogManifestListSize commitUser
         commitIdentifier commitKind timeMillis logOffsets totalRecordCount deltaRecordCount changelogRecordCount watermark
         statistics properties nextRowId writerVersion id options comment highestFieldId primaryKeys _BUCKET _TOTAL_BUCKETS
-        _VERSION _FILE._FILE_SIZE _FILE._ROW_COUNT _FILE._LEVEL _FILE._CREATION_TIME _FILE._SCHEMA_ID""",
+        _VERSION _FILE._FILE_SIZE _FILE._ROW_COUNT _FILE._LEVEL _FILE._CREATION_TIME _FILE._SCHEMA_ID
+        _FILE._DELETE_ROW_COUNT _FILE._FILE_SOURCE _FILE._EXTERNAL_PATH _FILE._FIRST_ROW_ID _FILE._WRITE_COLS""",
 }
 """Fields that a writer may leave out, by the specifications: Delta's PROTOCOL.md, Iceberg's spec (of one of its versions), what
 Paimon's `Snapshot`, `Schema` and `ManifestEntry` annotate as nullable; and those that a watcher doesn't need."""

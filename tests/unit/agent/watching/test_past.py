@@ -370,6 +370,14 @@ def test_a_data_folder_elsewhere_is_not_searched(tmp_path: Path, name: str) -> N
     assert assess(inside)["lost_files"].rests_on is Rests.KNOWN
 
 
+def test_paimons_external_paths_are_not_searched(tmp_path: Path) -> None:
+    files = FORMATS["paimon"](HISTORY)
+    body, at = files["schema/schema-0"]
+    fields = json.loads(body) | {"options": {"data-file.external-paths": "s3://elsewhere/t"}}
+    write(files | {"schema/schema-0": (json.dumps(fields).encode(), at)}, tmp_path)
+    assert assess(read(tmp_path, days=30.0))["lost_files"].rests_on is Rests.AT_LEAST
+
+
 def test_a_setting_says_which_of_two_formats_is_read(tmp_path: Path) -> None:
     write(FORMATS["hudi"](HISTORY) | FORMATS["delta"](HISTORY), tmp_path)
     uri = f"file://{tmp_path}"
