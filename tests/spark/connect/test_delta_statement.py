@@ -268,8 +268,9 @@ statement.execute(sql)
 def test_a_statement_outlives_its_writer_and_commits_nothing(
     step: str, connect: ConnectServer, spark: Any, table: str
 ) -> None:
+    """The writer has the client's session, as the process of a query does. Another session has other classes of an added jar."""
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER_PROGRAM, connect.url, table, step],
+        [sys.executable, "-c", WRITER_PROGRAM, f"{connect.url}/;session_id={spark.session_id}", table, step],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
