@@ -33,7 +33,7 @@ from tests.bench import (
     steps,
     volume,
 )
-from tests.bench.peers import compare, paimon_commits
+from tests.bench.peers import compare, paimon_commits, row_guard
 from tests.bench.run import QUICK, Figures, Part, Rows, Run, Size, progress
 from tests.servers.s3 import S3Server, running_s3_server
 
@@ -62,6 +62,7 @@ PARTS = {
     "check": Part(in_memory.measure, in_memory.rows, broker=False),
     "steps": Part(steps.measure, steps.rows, broker=False),
     "locks": Part(_on_s3(locks.measure), locks.rows),
+    "guard": Part(row_guard.measure, row_guard.rows, broker=False),
 }
 """By name: what `--only` selects, and the key of its figures in the report."""
 

@@ -100,6 +100,9 @@ class Size:
         (SMALL,),
     )
     """A batch of Hudi takes longer, so batches and files are half as large, and four writers have half as many batches."""
+    guard_pairs: int = sized(6, 1)
+    guard_rows: int = sized(50_000, 100)
+    """Of a batch."""
     paimon_writers: int = sized(4, 2)
     paimon_commits: int = sized(25, 2)
     """Of each writer."""
