@@ -200,7 +200,7 @@ class Connect(Engine):
         checked = {each.name for each in columns if not each.nullable and given[each.name].nullable}
         try:
             rows = batch.to(StructType(plain))
-            rows.schema  # noqa: B018 - so the server analyzes it now
+            rows.select("*").schema  # noqa: B018 - so the server analyzes it now: that of `rows` is what was asked for
         except Exception as error:
             if not any(cause.is_analysis for cause in causes(error)):
                 raise

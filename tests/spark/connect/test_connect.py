@@ -52,6 +52,8 @@ def test_a_function_is_written_by_its_query_and_an_abort_interrupts_its_statemen
     assert {event.writer for event in intents} == {f"arrivals:{ended['id']}"}
     assert [event.batch_id for event in intents] == [0, 0, 1]
     assert agent.types()[-2:] == ["commit-requested", "commit-completed"]
+    abort = next(decision.at for decision in agent.decisions if decision.type == "abort")
+    print(f"abort to the next attempt: {(intents[1].at - abort).total_seconds():.2f} s")
     assert (tmp_path / "worker-0").read_text() == (tmp_path / "worker-1").read_text(), "one gate and process"
 
 
@@ -204,7 +206,7 @@ def test_columns_are_stored_in_the_types_of_the_table_or_refused(
     """A primary key is NOT NULL, and a stream's columns may be NULL."""
     table = make_table(primary_keys=("month", "day", "flight"), bucket="1")
     row = {"month": 1, "day": 1, "flight": 7}
-    columns = "month int, day int, departure string, flight"
+    columns = "month int, day int, departure string, arrival string, flight"
 
     def upsert(name: str, kind: str, **values: Any) -> dict[str, Any]:
         described: dict[str, Any] = query(
