@@ -46,7 +46,7 @@ _SYNAPSE: Final = "workspace package: the wheel"
 _FABRIC: Final = "environment: the wheel as a custom library"
 _DATABRICKS: Final = "cluster library: the wheel; access mode dedicated, since others have Spark Connect"
 _DATAPROC: Final = "initialization action: `pip install <wheel>` on each node"
-_CONNECT: Final = "[no sink but `PaimonSink`](writers.md#on-spark-connect)"
+_CONNECT: Final = "[no sink but `PaimonSink` and `DeltaSink`](writers.md#on-spark-connect)"
 _ALIBABA: Final = "runtime environment, or `spark.archives` with a packed environment"
 PLATFORMS: Final = (
     Platform("AWS Glue 5.0", "3.5.4", "3.11", "17", "3.3.0", "1.7.1", "0.15.0", _GLUE),
