@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ class Lake:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.table = str(folder / "flights")
-        self._spark: Any = SparkSession.builder.remote(url).create()
-        self._spark.sql(f"CREATE TABLE delta.`{self.table}` ({SCHEMA}) USING delta PARTITIONED BY (day)")
+        self.spark: Any = SparkSession.builder.remote(url).create()
+        self.spark.sql(f"CREATE TABLE delta.`{self.table}` ({SCHEMA}) USING delta PARTITIONED BY (day)")
 
     def rows(self) -> list[tuple[Any, ...]]:
-        return sorted(tuple(row) for row in self._spark.read.format("delta").load(self.table).collect())
+        return sorted(tuple(row) for row in self.spark.read.format("delta").load(self.table).collect())
 
     def batches(self) -> list[int]:
         """The batches in the log, in the order of the commits."""
@@ -45,8 +46,10 @@ class Lake:
 
 
 @pytest.fixture
-def lake(connect: ConnectServer, tmp_path: Path) -> Lake:
-    return Lake(connect.url, tmp_path)
+def lake(connect: ConnectServer, tmp_path: Path) -> Iterator[Lake]:
+    lake = Lake(connect.url, tmp_path)
+    yield lake
+    lake.spark.stop()
 
 
 def test_a_query_upserts_and_skips_a_batch_that_is_in_the_table(
