@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
@@ -107,28 +107,28 @@ def hanging(uri: str, minutes: int = 12) -> TableView:
 @pytest.mark.parametrize(
     ("found", "members", "said"),
     [
-        pytest.param((), 1, "No table is in use.", id="none"),
-        pytest.param((TableView("s3://l/a", None, ()),), 1, "1 table, ok", id="one"),
+        pytest.param(tuple, 1, "No table is in use.", id="none"),
+        pytest.param(lambda: (TableView("s3://l/a", None, ()),), 1, "1 table, ok", id="one"),
         pytest.param(
-            (hanging("s3://l/d/t"),),
+            lambda: (hanging("s3://l/d/t"),),
             1,
             "1 table with a problem: d/t, publish hangs for 12 min",
             id="bad",
         ),
         pytest.param(
-            (TableView("s3://l/a", None, ()), hanging("s3://l/d/u", 9), hanging("s3://l/d/t")),
+            lambda: (TableView("s3://l/a", None, ()), hanging("s3://l/d/u", 9), hanging("s3://l/d/t")),
             1,
             "2 of 3 tables with a problem, the worst: d/t, publish hangs for 12 min",
             id="the worst",
         ),
         pytest.param(
-            (TableView("lakewarden://partition/1", None, (), refused="why"), hanging("s3://l/d/t")),
+            lambda: (TableView("lakewarden://partition/1", None, (), refused="why"), hanging("s3://l/d/t")),
             1,
             "1 Kafka partition refused by agents: partition/1 1 table with a problem: d/t, publish hangs",
             id="a partition",
         ),
         pytest.param(
-            (TableView("s3://l/a", None, ()),),
+            lambda: (TableView("s3://l/a", None, ()),),
             0,
             "No agent is in the group: nothing is admitted or granted. 1 table",
             id="no agent",
@@ -136,9 +136,9 @@ def hanging(uri: str, minutes: int = 12) -> TableView:
     ],
 )
 def test_the_head_says_in_one_sentence_how_things_are(
-    found: tuple[TableView, ...], members: int, said: str
+    found: Callable[[], tuple[TableView, ...]], members: int, said: str
 ) -> None:
-    sources = at_work(*found, members=members)
+    sources = at_work(*found(), members=members)
     html = Pages(Settings()).render(views.tables(sources, {}), health=views.health(sources), as_of=AT)
 
     headline = re.sub(r"<[^>]*>", "", " ".join(re.findall(r'<p class="headline.*?</p>', html, re.DOTALL)))
