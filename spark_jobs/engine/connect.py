@@ -7,8 +7,8 @@ batch adds to it has a name of its own.
   name, else its only one; else the batch is refused. A batch that the client itself writes, outside of a query, has none.
 - *Cancelling*: operations of a thread carry its tags, and `interruptTag` ends them. Spark doesn't show whether their tasks have
   ended, so files of such tasks are left to a later sweep.
-- *A statement outlives its process*: the server runs it on. So nothing that commits is a statement here; a commit is a step of
-  this process, under its grant.
+- *A statement outlives its process*: the server runs it on. So no statement commits by itself here: a commit is a step of this
+  process, or one that it allows (`sinks/delta/connect.py`), under its grant.
 - *The process ends with its query*: `query.stop()` sends it SIGTERM, and by that the batch's statements are interrupted. A
   server that was killed sends nothing, and Spark's client would try its statements again for minutes: `_watch_server` sees that
   this process has another parent, and sends the signal.
@@ -135,15 +135,15 @@ class Connect(Engine):
         active = batch.sparkSession.streams.active
         found = [query for query in active if query.name == writer] or active
         if len(found) != 1:
-            names = ", ".join(sorted(query.name or query.id for query in found))
-            raise UnsupportedSpark(
-                "foreach_batch: can't find the query of this batch, so its writer would lack the query id: "
-                + (
+            why = "no query runs in the session of this DataFrame: pass the batch, or a DataFrame derived from it"
+            if found:
+                names = ", ".join(sorted(query.name or query.id for query in found))
+                why = (
                     f"several queries run in its session ({names}), and none or several have the writer's name: add "
                     f".queryName({writer!r}) to the query"
-                    if found
-                    else "no query runs in the session of this DataFrame: pass the batch, or a DataFrame derived from it"
                 )
+            raise UnsupportedSpark(
+                f"foreach_batch: can't find the query of this batch, so its writer would lack the query id: {why}"
             )
         return Query(found[0].id, found[0], found[0].runId, None)
 
