@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.engine.cancelling import TaggedJobs
-from lakewarden.spark_jobs.engine.engine import Engine, Query, causes, unlike_any
+from lakewarden.spark_jobs.engine.engine import Engine, Query, causes, quoted, unlike_any
 from lakewarden.spark_jobs.engine.java import elements, java_text, java_type
 from lakewarden.spark_jobs.gate.errors import GateError
 
@@ -52,10 +52,8 @@ class Classic(Engine):
         by_session = next(
             (name for name, query in queries.items() if query.sparkSessionForStream() == session), None
         )
-        if (
-            by_thread not in queries
-        ):  # a thread that a pool keeps may have the property of a query that has ended
-            by_thread = None
+        if by_thread not in queries:
+            by_thread = None  # a thread that a pool keeps may have the property of a query that has ended
         if by_session and by_thread and by_session != by_thread:
             raise GateError(
                 f"foreach_batch: the batch belongs to query {by_session}, and the thread to query {by_thread}: {REMEDY}"
@@ -73,9 +71,8 @@ class Classic(Engine):
 
     def what_stopped(self, batch: DataFrame, query: Query | None) -> str | None:
         with suppress(Exception):  # the JVM has ended, and py4j raises various errors
-            if (
-                not batch._jdf.sparkSession().sparkContext().isStopped()
-            ):  # a stopped Python context has no JVM's
+            context = batch._jdf.sparkSession().sparkContext()  # a stopped Python context has no JVM's
+            if not context.isStopped():
                 return None if query is None or query.handle.isActive() else "the query"
         return "Spark"
 
@@ -135,7 +132,7 @@ class Classic(Engine):
             # No defaults for columns that the batch lacks: False, and from Spark 4.2 on a value of an enumeration.
             fill_in = getattr(resolver, "resolveOutputColumns$default$6")()
             plan = resolver.resolveOutputColumns(
-                f"`{table}`",
+                quoted(table),
                 attributes,
                 jdf.queryExecution().analyzed(),
                 True,  # noqa: FBT003 - by name; Java has no keyword arguments

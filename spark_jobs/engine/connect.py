@@ -31,7 +31,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.engine.cancelling import Tagged
-from lakewarden.spark_jobs.engine.engine import Engine, Query, causes, unlike_any
+from lakewarden.spark_jobs.engine.engine import Engine, Query, causes, quoted, unlike_any
 from lakewarden.spark_jobs.gate.errors import InvalidArgument, UnsupportedSpark
 from lakewarden.spark_jobs.gate.logs import EventLogger
 
@@ -195,7 +195,7 @@ class Connect(Engine):
                 f"on Spark Connect, columns {limited} of CHAR or VARCHAR(n) can't be written; table={table}"
             )
         plain = [StructField(each.name, each.dataType, metadata=each.metadata) for each in columns]
-        quoted = {each.name: f.col(f"`{each.name.replace('`', '``')}`") for each in columns}
+        stored = {each.name: f.col(quoted(each.name)) for each in columns}
         given = batch.schema
         checked = {each.name for each in columns if not each.nullable and given[each.name].nullable}
         try:
@@ -209,7 +209,7 @@ class Connect(Engine):
         if not checked:
             return rows
         return rows.select(
-            *(_required(name, column) if name in checked else column for name, column in quoted.items())
+            *(_required(name, column) if name in checked else column for name, column in stored.items())
         )
 
 

@@ -117,7 +117,7 @@ class Engine(ABC):
         """Give the rows a name in the session's SQL for the block. No other batch of the session may use the name."""
         rows.createOrReplaceTempView(name)
         try:
-            yield f"`{name}`"
+            yield quoted(name)
         finally:
             self.drop_view(rows.sparkSession, name)
 
@@ -143,3 +143,8 @@ def causes(error: BaseException) -> Iterator[Cause]:
 def unlike_any(rows: DataFrame) -> DataFrame:
     """Return the rows under a plan that nothing else has, so no other user of the session drops what Spark keeps of them."""
     return rows.where(f"'{uuid4().hex}' IS NOT NULL")  # Spark's optimizer removes the condition
+
+
+def quoted(name: str) -> str:
+    """Return an identifier for SQL. No other function writes a name into SQL."""
+    return f"`{name.replace('`', '``')}`"

@@ -17,10 +17,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from lakewarden.spark_jobs.engine.engine import causes
+from lakewarden.spark_jobs.engine.engine import causes, quoted
 from lakewarden.spark_jobs.engine.java import MAX_TEXT
 from lakewarden.spark_jobs.engine.kinds import engine_of
-from lakewarden.spark_jobs.sinks.partition_paths import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -49,6 +49,7 @@ from lakewarden.handlers.partition_spelling import (
     moment,
     number_text,
 )
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.gate.scope import BatchScope, as_markers
 
 if TYPE_CHECKING:
@@ -120,11 +121,6 @@ def collected(kind: str, value: str) -> str:
             return f"hex({value})"
         case _:
             return value
-
-
-def quoted(name: str) -> str:
-    """Return an identifier for SQL. No other function writes a name into SQL."""
-    return f"`{name.replace('`', '``')}`"
 
 
 def in_sql(kind: str) -> str:

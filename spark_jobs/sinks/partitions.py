@@ -34,10 +34,10 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from lakewarden.handlers.partition_spelling import moment
-from lakewarden.spark_jobs.engine.engine import causes
+from lakewarden.spark_jobs.engine.engine import causes, quoted
 from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.errors import GateError, RowsLost
-from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected, quoted
+from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

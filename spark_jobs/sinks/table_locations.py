@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lakewarden.spark_jobs.sinks.partition_paths import quoted
+from lakewarden.spark_jobs.engine.engine import quoted
 
 _PART = re.compile(r"`(?:[^`]|``)+`|[^`.]+")
 """One part of a name in a catalog."""

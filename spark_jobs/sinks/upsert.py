@@ -18,8 +18,9 @@ from operator import and_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.sinks.assignment import folding
-from lakewarden.spark_jobs.sinks.partition_paths import quoted, type_in_sql
+from lakewarden.spark_jobs.sinks.partition_paths import type_in_sql
 from lakewarden.spark_jobs.sinks.partitions import (
     Field,
     Partition,

@@ -284,9 +284,8 @@ class ServerStatement(GrantedStatement):
             return as_facts(self._call("ended", self._txn.id, int(END_SECONDS * 1000)))
 
         with suppress(Exception):
-            return self._threads.submit(
-                ask
-            ).result()  # a thread of its own has no tag, so an abort doesn't interrupt it
+            # A thread of its own has no tag, so an abort doesn't interrupt it.
+            return self._threads.submit(ask).result()
         return {}
 
     def _settle(self, answer: dict[str, list[str]], error: Exception | None, beside: Future[None]) -> None:

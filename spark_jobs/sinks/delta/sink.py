@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
 from lakewarden.spark_jobs.engine.connect import Connect
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.outcome import find_batch
@@ -40,7 +41,7 @@ from lakewarden.spark_jobs.sinks.delta.statement import (
     Write,
     transaction_label,
 )
-from lakewarden.spark_jobs.sinks.partition_paths import in_sql, quoted
+from lakewarden.spark_jobs.sinks.partition_paths import in_sql
 from lakewarden.spark_jobs.sinks.partitions import Partition, computed_once
 from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of

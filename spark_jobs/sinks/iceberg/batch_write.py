@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.engine.java import (
     accept_callbacks,
     gateway_of,
@@ -22,7 +23,6 @@ from lakewarden.spark_jobs.gate.jvm_errors import CallbackErrors
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG, table_cache
 from lakewarden.spark_jobs.sinks.iceberg.staging import COMMIT_FAILED, VALIDATION, StagedTable
 from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable
-from lakewarden.spark_jobs.sinks.partition_paths import quoted
 from lakewarden.spark_jobs.sinks.partitions import Partition
 from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, unused
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker, canonical_table
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.engine.java import is_instance
 from lakewarden.spark_jobs.engine.kinds import require_jvm
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark, base_changed
@@ -44,7 +45,6 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     show,
     spec_text,
 )
-from lakewarden.spark_jobs.sinks.partition_paths import quoted
 from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakewarden.handlers.partition_spelling import transformed
-from lakewarden.spark_jobs.sinks.partition_paths import quoted
+from lakewarden.spark_jobs.engine.engine import quoted
 
 _FUNCTIONS = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
 _RESULTS = {"year": "int", "month": "int", "day": "date", "hour": "int", "bucket": "int"}

@@ -11,6 +11,7 @@ from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.sinks.assignment import assigned, folding
 from lakewarden.spark_jobs.sinks.paimon import stage
@@ -25,7 +26,7 @@ from lakewarden.spark_jobs.sinks.paimon.matched_files import (
 from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, grouping_function
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress
 from lakewarden.spark_jobs.sinks.paimon.values import Partition, out_of_years, partition_path, type_parameter
-from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected, quoted
+from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
 from lakewarden.spark_jobs.sinks.upsert import comparable
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
 from lakewarden.handlers.maker import Winner, winner_of
 from lakewarden.handlers.paimon.primary_key import first_sequence_number, missing_columns
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.gate.errors import base_changed
 from lakewarden.spark_jobs.sinks.assignment import folding
 from lakewarden.spark_jobs.sinks.paimon.base import (
@@ -55,7 +56,6 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     upsert_rule,
 )
 from lakewarden.spark_jobs.sinks.paimon.values import Partition, partition_path
-from lakewarden.spark_jobs.sinks.partition_paths import quoted
 from lakewarden.spark_jobs.sinks.partitions import computed_once, require_computed_once, settle
 from lakewarden.spark_jobs.sinks.upsert import latest, merge, require_order
 

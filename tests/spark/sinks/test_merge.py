@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession, functions, types
 
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.engine.java import elements
 from lakewarden.spark_jobs.sinks.assignment import spelled_as
 from lakewarden.spark_jobs.sinks.delta.sink import _ansi_cast
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
 from lakewarden.spark_jobs.sinks.paimon.frames import _collected
-from lakewarden.spark_jobs.sinks.partition_paths import collected, in_sql, quoted, type_in_sql
+from lakewarden.spark_jobs.sinks.partition_paths import collected, in_sql, type_in_sql
 from lakewarden.spark_jobs.sinks.partitions import PartitionColumn, content_of
 from lakewarden.spark_jobs.sinks.table_locations import quoted_name
 from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, latest, merge, require_order
