@@ -15,6 +15,8 @@ import pytest
 
 from tests.kafka_fixture import KafkaServer
 from tests.spark.connect.server import ROOT, ConnectServer, connect_server
+from tests.spark.fake_agent import FakeAgent, aborted, grant_everything
+from tests.spark.harness import Harness
 
 
 class Client:
@@ -74,6 +76,20 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]
 def clients(connect: ConnectServer, kafka: KafkaServer, topic_prefix: str) -> Iterator[Clients]:
     with Clients(connect, kafka, topic_prefix) as clients:
         yield clients
+
+
+@pytest.fixture
+def aborting(harness: Harness, tmp_path: Path) -> FakeAgent:
+    """An agent that aborts the first batch whose statement computes, which would run for minutes, and grants the others."""
+    computing, fast = tmp_path / "computing", tmp_path / "fast"
+
+    def script(event: Any, offset: int) -> list[Any]:
+        if event.type == "writer-heartbeat" and computing.exists() and not fast.exists():
+            fast.touch()
+            return [aborted(event)]
+        return list(grant_everything(event, offset))
+
+    return harness.agent(script)
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
 from tests.spark.connect.conftest import Clients
 from tests.spark.connect.server import connect_server
-from tests.spark.fake_agent import FakeAgent, aborted, grant_everything
-from tests.spark.harness import Harness
+from tests.spark.fake_agent import FakeAgent
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real]
@@ -24,18 +23,8 @@ IDS = "id long"
 
 
 def test_a_function_is_written_by_its_query_and_an_abort_interrupts_its_statement(
-    clients: Clients, harness: Harness, query: Any, tmp_path: Path
+    clients: Clients, aborting: FakeAgent, query: Any, tmp_path: Path
 ) -> None:
-    """The loser's statement would run for minutes."""
-    computing, fast = tmp_path / "computing", tmp_path / "fast"
-
-    def script(event: Any, offset: int) -> list[Any]:
-        if event.type == "writer-heartbeat" and computing.exists() and not fast.exists():
-            fast.touch()
-            return [aborted(event)]
-        return list(grant_everything(event, offset))
-
-    agent = harness.agent(script)
     arguments = {"folder": str(tmp_path), "seconds": 300.0}
     batches = [[{"id": 1}, {"id": 2}], [{"id": 3}]]
     described = query(
@@ -48,11 +37,11 @@ def test_a_function_is_written_by_its_query_and_an_abort_interrupts_its_statemen
     assert ended == {"id": started["started"], "error": None}
     assert (tmp_path / "batch-0").read_text() == "[1, 2]"
     assert (tmp_path / "batch-1").read_text() == "[3]"
-    intents = agent.wait_for("commit-intent")
+    intents = aborting.wait_for("commit-intent")
     assert {event.writer for event in intents} == {f"arrivals:{ended['id']}"}
     assert [event.batch_id for event in intents] == [0, 0, 1]
-    assert agent.types()[-2:] == ["commit-requested", "commit-completed"]
-    abort = next(decision.at for decision in agent.decisions if decision.type == "abort")
+    assert aborting.types()[-2:] == ["commit-requested", "commit-completed"]
+    abort = next(decision.at for decision in aborting.decisions if decision.type == "abort")
     print(f"abort to the next attempt: {(intents[1].at - abort).total_seconds():.2f} s")
     assert (tmp_path / "worker-0").read_text() == (tmp_path / "worker-1").read_text(), "one gate and process"
 
@@ -106,6 +95,14 @@ def slow(query: Any, tmp_path: Path) -> dict[str, Any]:
     return described
 
 
+def assert_abandoned(agent: FakeAgent, folder: Path, reason: str) -> None:
+    """The transaction ended without a request, and its process, too."""
+    abandoned = agent.wait_for("transaction-abandoned")[0]
+    assert abandoned.reason == reason
+    assert "commit-requested" not in agent.types()
+    wait_until(lambda: not psutil.pid_exists(int((folder / "worker-0").read_text())))
+
+
 @pytest.mark.wide
 def test_a_stopped_query_abandons_its_transaction_at_once(
     clients: Clients, agent: FakeAgent, slow: dict[str, Any], tmp_path: Path
@@ -116,10 +113,7 @@ def test_a_stopped_query_abandons_its_transaction_at_once(
 
     client.stop()
 
-    abandoned = agent.wait_for("transaction-abandoned")[0]
-    assert abandoned.reason == "ProcessEnds: the query was stopped"
-    assert "commit-requested" not in agent.types()
-    wait_until(lambda: not psutil.pid_exists(int((tmp_path / "worker-0").read_text())))
+    assert_abandoned(agent, tmp_path, "ProcessEnds: the query was stopped")
 
 
 @pytest.mark.wide
@@ -135,10 +129,7 @@ def test_a_worker_of_a_server_that_was_killed_abandons_its_transaction_and_ends(
 
         server.process.kill()
 
-        abandoned = agent.wait_for("transaction-abandoned")[0]
-        assert abandoned.reason == "ProcessEnds: Spark was stopped"
-        assert "commit-requested" not in agent.types()
-        wait_until(lambda: not psutil.pid_exists(int((tmp_path / "worker-0").read_text())))
+        assert_abandoned(agent, tmp_path, "ProcessEnds: Spark was stopped")
 
 
 @pytest.mark.wide

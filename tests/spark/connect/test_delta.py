@@ -12,9 +12,8 @@ from pyspark.sql.connect.session import SparkSession
 
 from tests.spark.connect.conftest import Clients
 from tests.spark.connect.server import ConnectServer
-from tests.spark.fake_agent import FakeAgent, aborted, grant_everything
+from tests.spark.fake_agent import FakeAgent
 from tests.spark.formats import HAS_DELTA
-from tests.spark.harness import Harness
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -142,25 +141,15 @@ def slow(query: Any, lake: Lake) -> Any:
 
 @pytest.mark.wide
 def test_an_abort_interrupts_the_statement_and_the_batch_is_written_once(
-    clients: Clients, harness: Harness, query: Any, lake: Lake, tmp_path: Path
+    clients: Clients, aborting: FakeAgent, query: Any, lake: Lake, tmp_path: Path
 ) -> None:
-    """The loser's statement would run for minutes."""
-    computing, fast = tmp_path / "computing", tmp_path / "fast"
-
-    def script(event: Any, offset: int) -> list[Any]:
-        if event.type == "writer-heartbeat" and computing.exists() and not fast.exists():
-            fast.touch()
-            return [aborted(event)]
-        return list(grant_everything(event, offset))
-
-    agent = harness.agent(script)
     client = clients.start(slow(query, lake))
     client.line()
 
     assert client.line()["error"] is None
     assert lake.rows() == [(1, 1, None)]
     assert lake.batches() == [0]
-    assert agent.types().count("commit-intent") == 2
+    assert aborting.types().count("commit-intent") == 2
 
 
 @pytest.mark.wide
