@@ -6,6 +6,7 @@
 | `files.py` | certificates, keys and passwords, read again when their files change |
 | `tokens.py` | access tokens for OAUTHBEARER: client credentials, or a provider of the user's own |
 | `clients.py` | the options as arguments of aiokafka's clients, their end, and the partition of a table |
+| `codes.py` | the error codes of Kafka that aiokafka doesn't know |
 | `google.py` | credentials of Google's storage that obstore can't use itself; here for agent and sinks alike |
 | `batches.py` | every batch that a broker accepts, in a form that can be read |
 

@@ -12,6 +12,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import DefaultPartitioner
 
+from lakewarden.events.access.codes import know_newer_codes
 from lakewarden.events.access.files import FromFiles, RotatingContext, password_file, read_secret, tls_context
 from lakewarden.events.access.options import OAUTH, Access
 from lakewarden.events.access.tokens import tokens
@@ -40,6 +41,7 @@ def check_files(access: Access, name: Callable[[str], str] = str) -> None:
 
 def client_arguments(access: Access, objects: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The arguments of a client. `objects` are the caller's own. Pass the client to `read_password_again`, too."""
+    know_newer_codes()
     own = objects or {}
     arguments: dict[str, Any] = {
         "security_protocol": access.security_protocol,

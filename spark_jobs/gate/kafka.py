@@ -28,15 +28,21 @@ from typing import Any, TypeVar
 
 import anyio
 from aiokafka.errors import (
+    BrokerNotAvailableError,
     BrokerResponseError,
     ClusterAuthorizationFailedError,
+    ConcurrentTransactions,
     CorruptRecordException,
     InvalidProducerEpoch,
+    InvalidProducerIdMapping,
     KafkaConnectionError,
+    KafkaError,
     MessageSizeTooLargeError,
     OutOfOrderSequenceNumber,
     ProducerClosed,
     ProducerFenced,
+    ReplicaNotAvailableError,
+    StaleLeaderEpochCodeError,
     TopicAuthorizationFailedError,
     UnknownError,
     UnknownProducerId,
@@ -71,17 +77,22 @@ NEEDED_RIGHTS = (
     "(docs/security.md)"
 )
 
-SENT_AGAIN = (
+_SENT_AGAIN = (
     OutOfOrderSequenceNumber,
     UnknownProducerId,
+    InvalidProducerIdMapping,
     InvalidProducerEpoch,
     ProducerFenced,
     ProducerClosed,
     CorruptRecordException,
+    BrokerNotAvailableError,
+    ReplicaNotAvailableError,
+    StaleLeaderEpochCodeError,
+    ConcurrentTransactions,
     UnknownError,
 )
-"""After these an event is sent once more, by a new producer. In this order: the broker has forgotten the producer's id, as after
-a loss of records; another send has replaced the producer; the record was damaged on its way; aiokafka doesn't know the code."""
+"""In this order: the broker has forgotten the producer's id, as after a loss of records; another send has replaced the producer;
+the record was damaged on its way; a broker is away (Kafka calls code 13 NETWORK_EXCEPTION); aiokafka doesn't know the code."""
 
 T = TypeVar("T")
 
@@ -371,18 +382,22 @@ class SharedProducer:
     ) -> Awaitable[int]:
         """Pass a record to the producer. Await the result for its offset. `partition` is asked when there is a producer.
 
-        After an error of `SENT_AGAIN`, the record is sent once more, by a new producer. The broker may have kept an earlier try
-        whose answer was lost: then the log has the record twice.
+        After some errors (`is_sent_again`), the record is sent once more, by a new producer. The broker may have kept an earlier
+        try whose answer was lost: then the log has the record twice.
         """
         try:
             sent = await self._send(topic, key, value, partition)
-        except SENT_AGAIN:
+        except KafkaError as error:
+            if not is_sent_again(error):
+                raise
             sent = await self._send(topic, key, value, partition)
 
         async def offset() -> int:
             try:
                 return await sent
-            except SENT_AGAIN:
+            except KafkaError as error:
+                if not is_sent_again(error):
+                    raise
                 return await (await self._send(topic, key, value, partition))
 
         return offset()
@@ -420,6 +435,11 @@ class SharedProducer:
             await access.stop_client(producer)
 
 
+def is_sent_again(error: KafkaError) -> bool:
+    """Whether a new producer sends the record once more. aiokafka repeats no request for a producer's id."""
+    return isinstance(error, _SENT_AGAIN) or (isinstance(error, BrokerResponseError) and error.retriable)
+
+
 async def _stop_producer(producer: Any, pending: set[asyncio.Future[Any]]) -> None:
     await access.stop_client(producer)
     for each in list(pending):
@@ -443,6 +463,8 @@ def unreachable(
     problem = "kafka is unreachable"
     if isinstance(error, BrokerResponseError):
         problem = "kafka answered with an error"
+    if type(error) is UnknownError:
+        cause = "the code -1, or one that is newer than this client"
     remedy = "check the brokers and their security settings"
     if isinstance(error, MessageSizeTooLargeError):
         remedy = "raise max.message.bytes of the topic (docs/kafka.md)"

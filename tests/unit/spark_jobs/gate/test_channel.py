@@ -31,7 +31,6 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate import channel as channel_module
 from lakewarden.spark_jobs.gate.channel import MAX_TERM_SEARCH, Channel
-from lakewarden.spark_jobs.gate.kafka import SENT_AGAIN
 from lakewarden.spark_jobs.gate.refusals import ConnectionErrors, OverdueWait, not_granted
 from tests.unit.events.building import AT, made
 from tests.unit.stories import Language, Story
@@ -367,46 +366,6 @@ def test_the_error_of_a_timeout_names_that_this_process_stood_still() -> None:
     assert "no grant within 600 s; this process itself did not run for 25 s; nothing was committed" in str(
         not_granted(600.0, OverdueWait("t", "w", (), ()), errors, "table=t")
     )
-
-
-@pytest.mark.parametrize("error", SENT_AGAIN)
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("when", ["at once", "later"])
-async def test_an_event_is_sent_once_more_if_the_broker_has_forgotten_the_producer(
-    error: type[Exception], times: int, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broker forgets a producer id after a loss of records, or an idle time. A repeated event changes nothing."""
-    channel = Channel("nowhere:9092", topics=Topics("p"))
-    channel._partitions = 1
-    made_producers: list[Any] = []
-
-    class Producer:
-        async def send(self, *_: Any, **__: Any) -> Any:
-            failed = len(made_producers) <= times
-            if failed and when == "at once":
-                raise error
-
-            async def answer() -> Any:
-                if failed:
-                    raise error
-                return SimpleNamespace(offset=7)
-
-            return answer()
-
-    async def make(*_: Any, **__: Any) -> Any:
-        made_producers.append(Producer())
-        return made_producers[-1]
-
-    monkeypatch.setattr(channel_module, "make_producer", make)
-    monkeypatch.setattr(channel._thread, "start_soon", lambda *_: None)
-    event = made(CommitIntent, table=TABLE, transaction="t-1")
-
-    if times == 2:
-        with pytest.raises(error):
-            await (await channel.publish(event))
-    else:
-        assert await (await channel.publish(event)) == 7
-    assert len(made_producers) == 2
 
 
 @pytest.mark.parametrize("fails", ["an error", "no answer"])
