@@ -65,3 +65,8 @@ class ConflictEntry(Wire):
         ),
     ] = None
     """Why the other one won: it had `landed`, is `observed`, `granted` or `protected`, or by `priority` or `sequence`."""
+    touched_at: int | None = None
+    """Offset in `writers` of the event with which the aborted transaction touched the file group first, by whatever operation.
+    Null: the agent doesn't know it."""
+    other_touched_at: int | None = None
+    """The same of the other transaction."""

@@ -5,7 +5,7 @@ The log is read twice:
 1. A search of all partitions of `writers` and `decisions` for the transaction, because only its own events name its table. It
    keeps names only.
 2. The table's partition of both topics, from the beginning. The events and decisions of the table go to the explainer
-   (`handlers/explain/transaction.py`); steps of the lock and conflict reports come from `audit` and `conflicts`.
+   (`handlers/explain/transaction.py`); steps of the lock come from `audit`.
 """
 
 import difflib
@@ -154,7 +154,6 @@ async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Expla
     decisions: list[tuple[RecordRef, events.DecisionRecord]] = []
     began_ms: list[int] = []
     locks: list[tuple[RecordRef, events.AuditEventUnion]] = []
-    reports: list[events.ConflictDetected] = []
 
     def note_decision(record: ConsumerRecord) -> None:
         decision = decoded(events.DECISION_RECORD, record)
@@ -171,10 +170,8 @@ async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Expla
 
     def note_step(record: ConsumerRecord) -> None:
         renewed = _RENEWED in (record.value or b"")
-        step = None if renewed or record.key != table.encode() else decoded(events.EVENT, record)
-        if isinstance(step, events.ConflictDetected):
-            reports.append(step)
-        elif isinstance(step, events.AuditEventUnion):
+        step = None if renewed or record.key != table.encode() else decoded(events.AUDIT_EVENT, record)
+        if step is not None:
             locks.append((_reference("audit", record), step))
 
     # `decisions` is read first, to its end. A decision that an agent publishes after that is missing here; a later call has it.
@@ -183,9 +180,9 @@ async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Expla
     explainer = Explainer(transaction, table, decisions, max_losses=max_losses)
     await log.read_into({TopicPartition(topics.writers, candidate.partition): None}, add_event)
     if began_ms:
-        others = await log.partitions(topics.audit, topics.conflicts)
-        await log.read_into(await log.offsets_at(others, began_ms[0]), note_step)
-    return explainer.explanation(locks, reports)
+        spans = await log.offsets_at(await log.partitions(topics.audit), began_ms[0])
+        await log.read_into(spans, note_step)
+    return explainer.explanation(locks)
 
 
 def _reference(topic: Literal["writers", "decisions", "audit"], record: ConsumerRecord) -> RecordRef:

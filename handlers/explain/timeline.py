@@ -1,6 +1,6 @@
 """The explanation of one transaction, as data: the records of the log that concern it, each with what led to it and what it met.
 
-- `transaction.py` builds it from the log, with the evidence of `evidence.py`.
+- `transaction.py` builds it from the log.
 - `agent/operators/as_json.py` prints it as JSON: an event's JSON, and the fields of these classes; see `docs/explain.md`.
 - `agent/operators/templates/` has its sentences.
 
@@ -9,6 +9,8 @@ Times in milliseconds are Kafka's, since the epoch. They are informative: offset
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -40,7 +42,7 @@ class TransactionRef:
 
 @dataclass(frozen=True, slots=True)
 class EventRef:
-    """A writer's event, named as a cause or as evidence. As evidence it can also be an admission that reserved partitions."""
+    """A writer's event, named as a cause or as evidence."""
 
     type: str
     transaction: str
@@ -95,7 +97,7 @@ class LostConflict:
     winner_phase: Phase | None
     """The phase of the winner when the victim was aborted."""
     victim_event: EventRef | None
-    """The event with which the victim first touched the place that the abort's first entry names."""
+    """The event with which the victim first touched the place that the abort's first entry names, as far as the abort says it."""
     winner_event: EventRef | None
     """The event with which the winner first touched it."""
     victim_rule: str | None = None
@@ -139,9 +141,6 @@ class Because:
     """The part of the wait without a blocker: for the table's lock, or for an agent."""
     lost_conflicts: tuple[LostConflict, ...] = ()
     """One for each winner of an abort; in an abort of another transaction, only the one that this transaction won."""
-    detected_after_ms: float | None = None
-    victim_age_seconds: float | None = None
-    """As in the `conflict-detected` of this abort."""
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -201,6 +200,31 @@ def append(steps: list[Step], step: Step, most: int) -> None:
             partitions=tuple(dict.fromkeys(last.because.partitions + because.partitions))[:most],
         )
     steps[-1] = replace(step, because=because, first=last.first, times=last.times + 1)
+
+
+def with_locks(
+    steps: list[Step],
+    locks: Iterable[tuple[RecordRef, events.AuditEventUnion]],
+    opened: RecordRef | None,
+    ended: RecordRef | None,
+) -> Iterator[Step]:
+    """The steps, with the lock steps of the time in which the transaction was open, placed by time."""
+    found: list[Step] = []
+    for record, event in sorted(locks, key=lambda each: each[0].recorded_ms):
+        if opened is None or record.recorded_ms < opened.recorded_ms:
+            continue
+        if ended is not None and record.recorded_ms > ended.recorded_ms:
+            break
+        if isinstance(event, events.LockAcquired | events.LockLost | events.LockRefused):
+            append(found, Step.of(record, event), 0)
+    remaining = deque(found)
+    for step in steps:
+        # An agent acquires the lock before it grants, perhaps in the same millisecond.
+        granted = isinstance(step.event, events.CommitGranted)
+        while remaining and remaining[0].first.recorded_ms < step.record.recorded_ms + granted:
+            yield remaining.popleft()
+        yield step
+    yield from remaining
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@
   another topic, and an agent takes a partition over between two decisions: these are placed by Kafka's record times.
 - An event of another transaction is a step only if the transaction waits because of it.
 - A transaction that is answered in the step that read its event did not wait.
-- Why the victim of a conflict lost, and what ended a wait, is what the decision says. One of an earlier release doesn't say it.
+- Why the victim of a conflict lost, with which events both sides touched the place, and what ended a wait, is what the decision
+  says. One of an earlier release doesn't say it.
 - A decision that doesn't count (`replay.py`) is a step without effect.
 - Memory: the table's state, its decisions, and the name and outcome of a bounded number of transactions (`outcomes.py`).
 
@@ -21,7 +22,6 @@ from typing import Any
 
 from lakewarden import events
 from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.evidence import FirstTouches, with_locks, with_reports
 from lakewarden.handlers.explain.outcomes import Outcomes, phase_of
 from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.table.conflicts import rule_for
@@ -51,9 +51,10 @@ class Explainer:
         self._state = TableState(table, TableSettings(max_losses=max_losses))
         self._outcomes = Outcomes(transaction, self._state)
         self._steps: list[timeline.Step] = []
-        self._touches = FirstTouches()
         self._causes: set[str] = set()
-        self._cause_events: dict[str, timeline.EventRef] = {}
+        self._touched_at: set[int | None] = set()
+        self._named: dict[str | int | None, timeline.EventRef] = {}
+        """The events that decisions name, by id and by offset."""
         self._seen: set[str] = set()
         self._reading: tuple[timeline.RecordRef, events.WriterEventUnion] | None = None
         self._began = 0
@@ -86,7 +87,8 @@ class Explainer:
             elif self._concerns(decision):
                 self._causes.add(decision.cause or "")
                 if isinstance(decision, events.Abort):
-                    self._touches.watch(decision.transaction, decision.conflicts)
+                    for each in decision.conflicts:
+                        self._touched_at |= {each.touched_at, each.other_touched_at}
         self._void = deque(sorted(void, key=lambda each: each[0]))
 
     def _concerns(self, decision: events.DecisionEventUnion) -> bool:
@@ -103,8 +105,9 @@ class Explainer:
         self._reading, self._began = (record, event), len(self._steps)
         reading = timeline.EventRef(event.type, event.transaction, event.writer, record)
         if event.event_id in self._causes:
-            self._cause_events.setdefault(event.event_id, reading)
-        self._touches.add(reading, _markers(event))
+            self._named.setdefault(event.event_id, reading)
+        if record.offset in self._touched_at:
+            self._named[record.offset] = reading
         own = event.transaction == self._id and not isinstance(event, events.LedgerCorrected)
         phase_before = phase_of(self._state, event.transaction)
         markers_before = self._marker_count()
@@ -124,15 +127,12 @@ class Explainer:
         self._apply_due(record.offset, event.event_id)
 
     def explanation(
-        self,
-        locks: Iterable[tuple[timeline.RecordRef, events.AuditEventUnion]] = (),
-        reports: Iterable[events.ConflictDetected] = (),
+        self, locks: Iterable[tuple[timeline.RecordRef, events.AuditEventUnion]] = ()
     ) -> timeline.Explanation:
-        """The explanation, after all events were added. `locks`, `reports`: from `audit` and `conflicts`, for this table."""
+        """The explanation, after all events were added. `locks`: from `audit`, for this table."""
         self._apply_due(None, None)
         outcomes, outcome = self._outcomes, self._outcomes.outcome(self._id)
         others = tuple(outcomes.named())
-        steps = with_reports(self._steps, [each for each in reports if each.victim == self._id])
         kept = self._state.transactions.get(self._id)
         return timeline.Explanation(
             transaction=outcomes.explained,
@@ -141,7 +141,7 @@ class Explainer:
             waits_for=() if kept is None else tuple(self._blockers(kept)),
             markers=self._markers,
             repeated=self._repeated,
-            steps=tuple(with_locks(steps, locks, self._opened, outcome.record)),
+            steps=tuple(timeline.with_locks(self._steps, locks, self._opened, outcome.record)),
             others=others,
             attempts=tuple(outcomes.attempts()),
         )
@@ -153,9 +153,6 @@ class Explainer:
             if decision.cause != event_id:
                 self._add_wait()
             self._add_decision(record, decision)
-            if isinstance(decision, events.Admitted):
-                admission = timeline.EventRef(decision.type, decision.transaction, decision.writer, record)
-                self._touches.add(admission, decision.reserved)
             before = phase_of(self._state, decision.transaction)
             replay_decision(self._state, decision, record.recorded_ms / 1000)
             if before in OPEN or before is None:
@@ -259,7 +256,7 @@ class Explainer:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _add_decision(self, record: timeline.RecordRef, decision: events.DecisionEventUnion) -> None:
-        because = timeline.Because(cause=self._cause_events.get(decision.cause or ""))
+        because = timeline.Because(cause=self._named.get(decision.cause))
         if decision.transaction != self._id:
             if isinstance(decision, events.Abort) and decision.transaction in self._state.transactions:
                 entries = [each for each in decision.conflicts if each.other_transaction == self._id]
@@ -301,8 +298,8 @@ class Explainer:
             lost_conflict = timeline.LostConflict(
                 winner=self._outcomes.refer_to(winner_id, first.other_writer),
                 winner_phase=phase_of(self._state, winner_id),
-                victim_event=self._touches.by_victim(abort.transaction, first),
-                winner_event=self._touches.by_winner(first),
+                victim_event=self._named.get(first.touched_at),
+                winner_event=self._named.get(first.other_touched_at),
                 victim_rule=first.rule,
             )
             winner = self._state.transactions.get(winner_id)
@@ -319,18 +316,6 @@ def _reference(transaction: Transaction) -> timeline.TransactionRef:
     return timeline.TransactionRef(
         transaction.id, transaction.writer, transaction.batch_id, transaction.sequence
     )
-
-
-def _markers(event: events.WriterEventUnion) -> tuple[events.Marker, ...]:
-    match event:
-        case (
-            events.CommitIntent(scope=markers)
-            | events.MarkerCreated(markers=markers)
-            | events.CommitRequested(markers=markers)
-        ):
-            return markers
-        case _:
-            return ()
 
 
 def _shared(overlaps: Iterable[Overlap]) -> tuple[events.Marker, ...]:

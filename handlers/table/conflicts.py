@@ -203,7 +203,7 @@ def evidence(
     """The first conflict entries of an abort of `mine`, with the partition, file group and operation of its own markers."""
     entries: dict[tuple[str, str, str], ConflictEntry] = {}
     for overlap in overlaps:
-        other = overlap.other.transaction
+        mine, other = overlap.mine.transaction, overlap.other.transaction
         key = (overlap.partition, overlap.file_group, other.id)
         if key in entries:
             continue
@@ -217,6 +217,8 @@ def evidence(
             other_transaction=other.id,
             other_writer=other.writer,
             kind="commit" if other.phase in LANDED else "marker",
-            rule=winning_rule(other, overlap.mine.transaction, losses, max_losses),
+            rule=winning_rule(other, mine, losses, max_losses),
+            touched_at=mine.touched_at(overlap.partition, overlap.file_group),
+            other_touched_at=other.touched_at(overlap.partition, overlap.other_file_group),
         )
     return tuple(entries.values())

@@ -101,7 +101,7 @@ def apply_event(
                 close(state, transaction, _closed(Phase.ABORTED, transaction))
         case _:
             if transaction is not None and transaction.phase in OPEN:
-                return _apply_to_open(state, event, transaction, now)
+                return _apply_to_open(state, event, transaction, offset, now)
     return []
 
 
@@ -109,6 +109,7 @@ def _apply_to_open(
     state: TableState,
     event: events.MarkerCreated | events.WriterHeartbeat | events.CommitRequested | events.AbortRequested,
     transaction: Transaction,
+    offset: int,
     now: float,
 ) -> Iterable[Overlap]:
     if isinstance(event, events.AbortRequested):
@@ -125,7 +126,7 @@ def _apply_to_open(
         case events.MarkerCreated(markers=markers):
             if transaction.phase is Phase.QUEUED:
                 state.note_change(transaction.id)  # with markers, it gets no reservation
-            return _add_markers(state, transaction, markers)
+            return _add_markers(state, transaction, markers, offset)
         case events.CommitRequested(seq=seq, markers=markers):
             transaction.seq = max(transaction.seq, seq)
             if transaction.requested < 0:
@@ -133,7 +134,7 @@ def _apply_to_open(
             state.note_change(transaction.id)
             if transaction.phase is Phase.ACTIVE:
                 state.enter(transaction, Phase.WAITING)
-            return _add_markers(state, transaction, markers)
+            return _add_markers(state, transaction, markers, offset)
         case _:
             assert_never(event)
 
@@ -197,7 +198,7 @@ def apply_decision(state: TableState, decision: events.DecisionEventUnion, now: 
                 state.note_change(transaction.id)
                 state.enter(transaction, Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING)
                 transaction.admit(decision, state.moment)
-                _add_markers(state, transaction, reserved)
+                _add_markers(state, transaction, reserved, None)
         case events.CommitGranted(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 state.note_change(transaction.id)
@@ -288,7 +289,8 @@ def drop_index(state: TableState) -> None:
     state.without_index, state.footprints = True, Footprints()
     state.recheck_all()
     for each in list(state.transactions.values()):
-        each.footprint, each.touches, each.markers, each.bytes = {}, {}, 0, 0
+        each.footprint, each.offsets, each.touches = {}, {}, {}
+        each.markers = each.bytes = 0
         if each.phase is Phase.GRANTED:
             each.without_index = True
         elif each.phase in LANDED:
@@ -321,7 +323,7 @@ def _open_transaction(
         transaction.admission, transaction.lock = event.admission, event.lock
     state.enter(transaction, Phase.OBSERVED if event.observed else Phase.QUEUED)
     state.note_change(transaction.id)
-    return _add_markers(state, transaction, event.scope)
+    return _add_markers(state, transaction, event.scope, offset)
 
 
 def _note_instant(state: TableState, transaction: Transaction, instant: str) -> None:
@@ -342,11 +344,11 @@ def _duplicate(writer: str, gates: str) -> Closed:
 
 
 def _add_markers(
-    state: TableState, transaction: Transaction, markers: Iterable[events.Marker]
+    state: TableState, transaction: Transaction, markers: Iterable[events.Marker], offset: int | None
 ) -> Iterable[Overlap]:
     if state.without_index or transaction.without_index:
         return []
-    return state.footprints.add(transaction, markers)
+    return state.footprints.add(transaction, markers, offset)
 
 
 def _apply_correction(state: TableState, event: events.LedgerCorrected, offset: int) -> None:
@@ -436,7 +438,7 @@ def _apply_observed_commit(
     if transaction.phase is Phase.COMMITTED:
         return []
     state.note_change(transaction.id)
-    overlaps = _add_markers(state, transaction, event.markers)
+    overlaps = _add_markers(state, transaction, event.markers, offset)
     state.enter(transaction, Phase.COMMITTED)
     transaction.ended = state.moment
     drop_old_evidence(state)

@@ -38,6 +38,8 @@ MARKER_BYTES = 150
 """Bytes of a marker without the characters of its file group: its string, its entry in the index, its entry in the footprint."""
 PARTITION_BYTES = 500
 """Bytes of a partition that a transaction touches, without the characters of its name."""
+EVENT_BYTES = 130
+"""Bytes of an event that touches new file groups of a partition: where they begin, and its offset."""
 PAIR_BYTES = 150
 """Bytes of a pair of touches. It counts for the transaction that came second."""
 MAX_FOUND = 100
@@ -119,9 +121,12 @@ class Footprints:
     garbage: deque[_Removed] = field(default_factory=deque)
 
     def add(  # noqa: C901, PLR0912, PLR0915 - one loop over up to 10,000 markers, where calls would cost most of the time
-        self, transaction: Transaction, markers: Iterable[Marker]
+        self, transaction: Transaction, markers: Iterable[Marker], offset: int | None = None
     ) -> Iterator[Overlap]:
-        """Add markers. Return the first of their overlaps with each other transaction, whether or not they are conflicts."""
+        """Add markers. Return the first of their overlaps with each other transaction, whether or not they are conflicts.
+
+        `offset`: of their event, if it is one.
+        """
         found: list[_Met] = []
         seen: dict[tuple[int, Touch], _Seen] = {}
         # Consecutive markers mostly share partition, operation and the touches that they meet, so what follows from these is
@@ -138,6 +143,7 @@ class Footprints:
         known = owned = whole = False
         wholes = self.index.get(WHOLE_TABLE, {}).get(ALL_FILE_GROUPS)
         grown: tuple[Touch, ...] = ()
+        begins: dict[str, int] = {}
         bytes_before = transaction.bytes
         for marker in markers:
             file_group = marker.file_group
@@ -147,6 +153,7 @@ class Footprints:
                 groups = self.index.setdefault(partition, {})
                 stars = groups.get(ALL_FILE_GROUPS)
                 mine = transaction.footprint.get(partition)
+                begins.setdefault(partition, 0 if mine is None else len(mine))
             if marker.operation != operation:
                 operation = marker.operation
                 single = transaction.touch(operation)
@@ -189,6 +196,10 @@ class Footprints:
                 self._meet(found, seen, Place(partition, file_group, file_group), single[0], touches)
             if stars is not None:
                 self._meet(found, seen, Place(partition, file_group, ALL_FILE_GROUPS), single[0], stars)
+        for name, begin in begins.items():
+            if len(transaction.footprint.get(name, ())) > begin:
+                transaction.offsets.setdefault(name, []).append((begin, offset))
+                transaction.bytes += EVENT_BYTES
         self.bytes += transaction.bytes - bytes_before
         return (Overlap(*place, mine, other) for place, mine, others in found for other in others)
 
@@ -251,7 +262,11 @@ class Footprints:
         if transaction.footprint:
             self.garbage.append(_Removed(transaction, transaction.footprint, pairs))
         self.bytes -= transaction.bytes
-        transaction.footprint, transaction.touches = {}, {}  # no cycle of references is left
+        transaction.footprint, transaction.offsets, transaction.touches = (
+            {},
+            {},
+            {},
+        )  # no cycle of references is left
         transaction.blocker = None
         transaction.markers = transaction.bytes = 0
 

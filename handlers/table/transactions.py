@@ -51,18 +51,24 @@ OBSERVED
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import itemgetter
 from typing import NamedTuple
 
 from lakewarden.events import (
     DEFAULT_HEARTBEAT_SECONDS,
+    WHOLE_TABLE,
     Admission,
     Admitted,
     ConflictEntry,
     ConflictRule,
     Operation,
 )
+
+MAX_SEARCHED = 2_000
+"""File groups of a partition, the last ones, among which an abort looks for those that it names: 20 µs for each."""
 
 
 class Phase(Enum):
@@ -187,6 +193,8 @@ class Transaction:
     """The first request of an operator to end it, if there was one while it was open."""
     footprint: dict[str, list[str]] = field(default_factory=dict)
     """File groups by partition, each once, in the order of their first markers."""
+    offsets: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
+    """The events that brought them, by partition: the place of its first one among the file groups, and the event's offset."""
     markers: int = 0
     bytes: int = 0
     """Estimated bytes of its markers (`memory.py`)."""
@@ -210,6 +218,16 @@ class Transaction:
 
     def admit(self, decision: Admitted, moment: int) -> None:
         self.began, self.turn, self.blocker = moment, decision.turn, None
+
+    def touched_at(self, partition: str, file_group: str) -> int | None:
+        """Offset of the event with which it touched a file group first. None: an admission did, or it isn't among the last ones."""
+        for name in (partition, WHOLE_TABLE):
+            touched = self.footprint.get(name, [])
+            last = max(0, len(touched) - MAX_SEARCHED)
+            if file_group in touched[last:]:
+                events = self.offsets[name]
+                return events[bisect_right(events, touched.index(file_group, last), key=itemgetter(0)) - 1][1]
+        return None
 
     def touch(self, operation: Operation) -> tuple[Touch]:
         """The shared touch of an operation, as the one-element tuple that the index stores."""

@@ -110,6 +110,10 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
         "decisions",
         lambda event: any(each.get("rule") is not None for each in event["conflicts"]),
     ),
+    "abort.conflict-touches": (
+        "decisions",
+        lambda event: any(each.get("other_touched_at") is not None for each in event["conflicts"]),
+    ),
     "grant-renewed": ("decisions", lambda _: True),
     "already-committed": ("decisions", lambda _: True),
     "partition-taken": ("decisions", lambda event: event["table"] == partition_name(PARTITION_OF_ORDERS)),

@@ -53,7 +53,6 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
         met,
     )
     assert aborted["cause"]["record"]["offset"] == met
-    assert aborted["detected_after_ms"] >= 0
     # The agent acquires the lock when it can, on a busy machine while the loser is open.
     types = [each["type"] for each in explanation["steps"] if not each["type"].startswith("lock-")]
     assert types == ["commit-intent", "admitted", "marker-created", "abort", "marker-created"]

@@ -9,7 +9,7 @@ from typing import Any
 from lakewarden.agent import wire_events
 from lakewarden.agent.operators.as_json import as_json
 from lakewarden.agent.operators.text import lines
-from lakewarden.events import AuditEventUnion, ConflictDetected, DecisionRecord
+from lakewarden.events import AuditEventUnion, DecisionRecord
 from lakewarden.handlers.explain.timeline import Blocker, Explanation, RecordRef, Step, TransactionRef
 from lakewarden.handlers.explain.transaction import Explainer
 from tests.unit.handlers.table.world import TABLE, World
@@ -34,7 +34,6 @@ def explanation_of(
     transaction: str,
     decisions: list[tuple[RecordRef, DecisionRecord]] | None = None,
     locks: list[tuple[RecordRef, AuditEventUnion]] | None = None,
-    reports: tuple[ConflictDetected, ...] = (),
 ) -> Explanation:
     """The explanation of a transaction of this world; an event each second."""
     explainer = Explainer(
@@ -46,7 +45,7 @@ def explanation_of(
         if isinstance(each, tuple):
             event, offset = each
             explainer.add(RecordRef("writers", offset, offset * SECOND), event)
-    return explainer.explanation(locks or (), reports)
+    return explainer.explanation(locks or ())
 
 
 def one(explanation: Explanation, kind: str) -> Step:

@@ -13,7 +13,7 @@ from lakewarden.handlers.table import detection, machine
 from lakewarden.handlers.table.conflicts import touches_conflict
 from lakewarden.handlers.table.effects import AcquireLock
 from lakewarden.handlers.table.footprints import MAX_FOUND, MAX_KEPT, Footprints
-from lakewarden.handlers.table.transactions import Touch, Transaction
+from lakewarden.handlers.table.transactions import MAX_SEARCHED, Touch, Transaction
 from tests.unit.handlers.table.test_conflicts import a_transaction
 from tests.unit.handlers.table.world import World, m, place_of, places_meet, world
 
@@ -240,3 +240,26 @@ def test_the_pairs_of_removed_transactions_are_dropped_in_parts() -> None:
     while footprints.garbage:
         footprints.collect(60)
     assert list(footprints.pairs) == [each.touches["merge"][0] for each in transactions[20:]]
+
+
+@given(touched=st.lists(st.lists(MARKERS, max_size=6), max_size=8))
+def test_each_place_has_the_offset_of_the_first_event_that_touched_it(touched: list[list[Marker]]) -> None:
+    """Whatever else the event, or a later one, touches."""
+    this, footprints = a_transaction("t"), Footprints()
+    first: dict[tuple[str, str], int] = {}
+    for offset, markers in enumerate(touched):
+        footprints.add(this, markers, offset)
+        for each in markers:
+            place = ("*", "*") if each.partition == "*" else (each.partition, each.file_group)
+            first.setdefault(place, offset)
+
+    assert {place: this.touched_at(*place) for place in first} == first
+
+
+def test_a_long_footprint_is_searched_at_its_end_only() -> None:
+    """An abort of a transaction with a million file groups takes no longer than others."""
+    this, footprints = a_transaction("t"), Footprints()
+    for offset in (1, 2):
+        footprints.add(this, [m(f"p/{offset}-{number}") for number in range(MAX_SEARCHED)], offset)
+
+    assert (this.touched_at("p", "1-0"), this.touched_at("p", "2-0")) == (None, 2)
