@@ -220,7 +220,7 @@ class Transaction:
         self.began, self.turn, self.blocker = moment, decision.turn, None
 
     def touched_at(self, partition: str, file_group: str) -> int | None:
-        """Offset of the event with which it touched a file group first. None: an admission did, or it isn't among the last ones."""
+        """Offset of the event with which it touched a file group first. None: an admission did, or it is not one of the last."""
         for name in (partition, WHOLE_TABLE):
             touched = self.footprint.get(name, [])
             last = max(0, len(touched) - MAX_SEARCHED)
