@@ -49,8 +49,8 @@ SCHEMES = ("file", "s3", "gs", "az", "abfs")
 """The stores that can hold locks."""
 OFF = "off"
 _PLACED = "=>"
-_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 """Separates the glob and the place of an entry of `lock_places`."""
+_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 CATALOG_TYPES = ("rest", "sql", "glue", "hive")
 _CATALOG_ENTRY = re.compile(r"([A-Za-z0-9_-]+):(?!/)([^/*?\[]+)\.([^./]+)")
 
