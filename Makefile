@@ -76,7 +76,7 @@ test-all: jdk $(COMPILED)
 	$(BIN)/$(SIDE_BY_SIDE) -m "wide and not matrix" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35)
 
-# The gate, the sinks and the jobs on PySpark 3.5. `make test-all` runs it, unless ARGS selects tests.
+# The gate, the sinks and the jobs on PySpark 3.5: what is not wide, and all of Hudi's. `make test-all` runs it, unless ARGS selects tests.
 test-spark35:
 	@$(MAKE) --no-print-directory test-releases RELEASE=3.5 WHAT=newest
 
@@ -120,6 +120,7 @@ test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 	@$(if $(ARGS),,LAKEWARDEN_TEST_CLUSTER=1 $(BIN)/$(CLUSTER_TESTS) "$(ON_CLUSTER)")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_CLUSTER=1 $(SPARK35_BIN)/$(CLUSTER_TESTS) "hudi and ($(ON_CLUSTER))")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_ICEBERG_FORMAT=3 $(BIN)/pytest -n 2 -m real -k iceberg tests/spark/sinks/test_iceberg_sink.py tests/spark/sinks/test_contract.py)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m 'wide and not (hudi or matrix)'")
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-releases RELEASE=3.5 WHAT=older)
 	@$(if $(ARGS),,set -e; for each in $(OLDER_KAFKAS); do \
 		LAKEWARDEN_TEST_KAFKA_VERSION=$$each $(BIN)/pytest -n 2 -m "real and not matrix" tests/real; done)
@@ -135,7 +136,7 @@ rows: jdk $(STAMP) $(if $(SPARK35),$(SPARK35_STAMP))
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 -m unit tests/unit tests/contract/test_stores.py tests/simulation tests/exhaustive $(ARGS)
 
-# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test-all` does two minutes of it.
+# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test-all` does one minute of it.
 soak: jdk $(STAMP)
 	LAKEWARDEN_TEST_SOAK_SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -n 0 -s tests/real/serving/test_soak.py $(ARGS)
 

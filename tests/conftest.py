@@ -44,11 +44,12 @@ LONG = ("spark",)
 OWN_PROCESSES = {
     "test_delta_fence.py",
     "test_exactly_once.py",
+    "test_java_reads.py",
     "test_logging.py",
     "test_paimon_fence.py",
     "test_paimon_processes_example.py",
 }
-"""The files of tests/spark that start Spark in processes of their own, most of it."""
+"""The files of tests/spark whose tests use no Spark, or start it in processes of their own, most of it."""
 NOT_RUN = {"wide": "make test-all", "matrix": "make test-matrix"}
 """The command that runs the tests with this mark. A test with both marks belongs to the last one."""
 PORT_SHARES = 64
@@ -119,8 +120,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The tests of a file run in one worker, and those on Spark in two: a session costs half a minute of CPU time.
 
-    In `make test-all` they run in three, because one would still run for minutes when all others have ended. Files whose
-    tests start Spark in processes of their own need no session to share.
+    In `make test-all` they run in three, because one would still run for minutes when all others have ended. Spark Connect's
+    tests share a server, and files whose tests start Spark in processes of their own need no session to share.
     """
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
@@ -132,8 +133,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folders = Path(file).parts
             if folders[:2] != ("tests", "spark") or folders[-1] in OWN_PROCESSES:
                 return file
-            if folders[2] == "rows" and long:
-                return "rows"
+            if folders[2] == "connect" or (folders[2] == "rows" and long):
+                return folders[2]
             contract = folders[-1] == "test_contract.py" or folders[2] == "rows"
             return "contract and rows" if contract else "gate, jobs, sinks and queries"
 

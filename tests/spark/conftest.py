@@ -281,6 +281,11 @@ def index_files_of(table: str) -> set[str]:
     return {path.name for path in (Path(table) / "index").glob("*")}
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "hudi" in item.nodeid:
+        item.add_marker(pytest.mark.hudi)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """PySpark leaves the sockets of collected results to the garbage collector, which is no failure of a test."""
     here = Path(__file__).parent

@@ -103,9 +103,9 @@ def test_rows_that_killed_executors_had_are_computed_again_with_a_new_scope(
             executor.send_signal(signal.SIGKILL)
 
     monkeypatch.setitem(test_rows_lost.LOSSES, "killed", killed)
-    situation = (mode, "partition", "killed", "queued")
+    situation = (mode, "partition", "killed", "queued", "sink")
     test_rows_lost.test_lost_rows_let_the_batch_be_computed_again_with_a_new_scope(
-        spark, make_table, tmp_path, situation, by_user=False
+        spark, make_table, tmp_path, situation
     )
 
 

@@ -1,7 +1,7 @@
 """Every promise under faults: three agents, twelve partitions, two hundred tables and fifty writers.
 
 The checks use the log, the evidence of the writers with times on CLOCK_MONOTONIC, and the tables. They request nothing from an
-agent. `LAKEWARDEN_TEST_STORM_SECONDS` is the least length of the faults (default: 120). `LAKEWARDEN_TEST_CHAOS_SEED` repeats the
+agent. `LAKEWARDEN_TEST_STORM_SECONDS` is the least length of the faults (default: 60). `LAKEWARDEN_TEST_CHAOS_SEED` repeats the
 random choices of a run that has printed it.
 """
 
@@ -21,7 +21,7 @@ from tests.real.fleet import PARTITIONS, Fleet, fleet
 from tests.real.storm_writers import WRITERS
 
 SECONDS_VARIABLE = "LAKEWARDEN_TEST_STORM_SECONDS"
-SECONDS = float(os.environ.get(SECONDS_VARIABLE, "") or 120)
+SECONDS = float(os.environ.get(SECONDS_VARIABLE, "") or 60)
 
 pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1_800 + 2 * SECONDS)]
 

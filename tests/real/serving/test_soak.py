@@ -1,7 +1,7 @@
 """Hostile records among the work of a fleet: three agents, twelve partitions, two hundred tables, fifty writers, no other faults.
 
 Strangers (`tests/real/strangers.py`) send fuzzed bytes, events at every limit, and events with forged transactions, writers,
-grants, locks, priorities and counters to the topic `writers`. `LAKEWARDEN_TEST_SOAK_SECONDS` is the least length (default: 120;
+grants, locks, priorities and counters to the topic `writers`. `LAKEWARDEN_TEST_SOAK_SECONDS` is the least length (default: 60;
 `make soak` takes 600). `LAKEWARDEN_TEST_CHAOS_SEED` repeats the random choices of a run that has printed it.
 """
 
@@ -25,7 +25,7 @@ from tests.real.fleet import AGENTS, PARTITIONS, Fleet, fleet
 from tests.real.storm_writers import TABLES, WRITERS
 from tests.real.strangers import KINDS, Strangers
 
-SECONDS = float(os.environ.get("LAKEWARDEN_TEST_SOAK_SECONDS", "") or 120)
+SECONDS = float(os.environ.get("LAKEWARDEN_TEST_SOAK_SECONDS", "") or 60)
 THIRDS = 3
 SETTINGS: dict[str, Any] = {
     # As in production. A busy machine suspends processes for seconds, and no lease is to end by that.

@@ -285,8 +285,18 @@ def _rows(values: pa.Array) -> pa.Table:
     return pa.table({"id": pa.array(range(len(values)), pa.int32()), "v": values})
 
 
-@pytest.mark.parametrize("file_format", FORMATS)
-@pytest.mark.parametrize("nest", NESTS)
+@pytest.mark.parametrize(
+    ("nest", "file_format"),
+    [
+        pytest.param(
+            nest,
+            form,
+            marks=[] if form in (FORMATS if nest == "plain" else FORMATS[number % 3]) else pytest.mark.matrix,
+        )
+        for number, nest in enumerate(NESTS)
+        for form in FORMATS
+    ],
+)
 def test_java_and_pypaimon_read_what_was_written(
     tmp_path: Path, java: JavaPaimon, nest: str, file_format: str
 ) -> None:

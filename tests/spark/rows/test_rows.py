@@ -27,7 +27,7 @@ SEED = int(os.environ.get("LAKEWARDEN_TEST_ROWS_SEED", "1"))
 SPARK_35 = pyspark.__version__ < "4"
 """`make test-spark35` compares less: most is as on the default PySpark."""
 
-FEW = 1 if SPARK_35 else 8
+FEW = 1 if SPARK_35 else 3
 
 TO_FIND_A_BUG = 300
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -61,22 +62,39 @@ def cache(spark: SparkSession) -> None:
 
 LOSSES = {each.__name__: each for each in (blocks, rdds, cache)}
 
-SHORT = {("delta-upsert", "partition", "blocks", "queued"), ("iceberg-upsert", "key", "cache", "optimistic")}
+ADMISSIONS, PERSISTED_BY = ("queued", "optimistic"), ("sink", "user")
+
+SHORT = {
+    ("delta-upsert", "partition", "blocks", "queued", "sink"),
+    ("iceberg-upsert", "key", "cache", "optimistic", "sink"),
+}
+"""In `make test`."""
+
+WIDE = {
+    (
+        mode,
+        change,
+        [*LOSSES][number % 3],
+        ADMISSIONS[number // 3 % 2],
+        PERSISTED_BY[(number + number // 2) % 2],
+    )
+    for number, (mode, change) in enumerate(product(MODES, CHANGES))
+}
+"""In `make test-all`: each mode with each change, and each pair of the others. The matrix has all."""
 
 
-@pytest.mark.parametrize(
-    "situation",
-    [
-        pytest.param(each, id="-".join(each), marks=[pytest.mark.wide] * (each not in SHORT))
-        for each in product(MODES, CHANGES, LOSSES, ("queued", "optimistic"))
-        if each[0] != "hudi" or each[3] == "queued"  # without a scope, Hudi itself persists what it writes
-    ],
-)
-@pytest.mark.parametrize("by_user", [False, pytest.param(True, marks=pytest.mark.wide)], ids=["", "by-user"])
+def situations() -> Iterator[Any]:
+    for each in product(MODES, CHANGES, LOSSES, ADMISSIONS, PERSISTED_BY):
+        mark = pytest.mark.wide if each in WIDE else pytest.mark.matrix
+        if each[0] != "hudi" or each[3] == "queued":  # without a scope, Hudi itself persists what it writes
+            yield pytest.param(each, id="-".join(each), marks=[mark] * (each not in SHORT))
+
+
+@pytest.mark.parametrize("situation", list(situations()))
 def test_lost_rows_let_the_batch_be_computed_again_with_a_new_scope(
-    spark: SparkSession, make_table: MakeTable, tmp_path: Path, situation: tuple[str, ...], by_user: bool
+    spark: SparkSession, make_table: MakeTable, tmp_path: Path, situation: tuple[str, ...]
 ) -> None:
-    mode, change, loss, admission = situation
+    mode, change, loss, admission, persisted_by = situation
     case = make_case(mode, make_table, tmp_path, spark)
     before, after = CHANGES[change]
     file = tmp_path / "batch.csv"
@@ -88,7 +106,7 @@ def test_lost_rows_let_the_batch_be_computed_again_with_a_new_scope(
     def batch(content: str) -> DataFrame:
         file.write_text(content)
         rows = spark.read.schema(COLUMNS).csv(f"{file}")
-        return rows.persist() if by_user else rows
+        return rows.persist() if persisted_by == "user" else rows
 
     body(batch(FIRST), 0)
     spark.catalog.clearCache()
