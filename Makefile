@@ -48,11 +48,11 @@ export UV_PYTHON_DOWNLOADS ?= never
 # again what it imports: 3.5 s of a core for the command line instead of 1.4.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-platforms test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole explore bench release docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
+.PHONY: help setup demo dev check unit test test-all test-spark35 test-releases test-platforms test-pythons test-matrix rows soak test-containers test-browser sim sim-whole explore bench release docs fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-platforms | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | explore | bench | release | docs | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-releases | test-platforms | test-pythons | test-matrix | rows | soak | test-containers | test-browser | sim | sim-whole | explore | bench | release | docs | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -148,10 +148,6 @@ test-containers: $(STAMP)
 test-browser: jdk $(STAMP)
 	$(if $(SCREENSHOTS),LAKEWARDEN_TEST_SCREENSHOTS=$(SCREENSHOTS) )$(BIN)/python -m tests.browser $(ARGS)
 
-# Replaces the recordings of failing agents, on which `make test` tests the alert rules; ARGS="-k hangs" for some of them.
-record-alerts: jdk $(STAMP)
-	LAKEWARDEN_TEST_RECORD=1 $(BIN)/pytest -n 0 -m matrix tests/monitoring/test_recorder.py $(ARGS)
-
 # The lock through so many seeds, or through SEEDS=from-to; `make test` runs the first 500.
 sim: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),20000) $(ARGS)
@@ -165,7 +161,7 @@ explore: $(STAMP)
 	$(BIN)/python -m tests.exhaustive --minutes $(or $(MINUTES),10) $(ARGS)
 
 # PEERS="delta iceberg hudi" compares the formats' own ways with the gate instead, on real Spark. ARGS="--workload 2-same --ways
-# native auto" selects some of it; PEERS=hudi ARGS="--workload lock" is Hudi's lock beside the agent's.
+# native auto" selects some of it.
 bench: jdk $(STAMP) $(if $(findstring hudi,$(PEERS)),$(SPARK35_STAMP))
 	$(BIN)/python -m tests.bench $(if $(PEERS),--peers $(subst $(comma), ,$(PEERS))) $(ARGS)
 

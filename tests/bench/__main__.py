@@ -28,14 +28,12 @@ from tests.bench import (
     failover,
     in_memory,
     latency,
-    locks,
-    page,
     steps,
     volume,
 )
-from tests.bench.peers import compare, paimon_commits, row_guard
+from tests.bench.peers import compare, paimon_commits
 from tests.bench.run import QUICK, Figures, Part, Rows, Run, Size, progress
-from tests.servers.s3 import S3Server, running_s3_server
+from tests.servers.s3 import running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
 ROUNDS = ("repeated", "failed")
@@ -43,26 +41,13 @@ ROUNDS = ("repeated", "failed")
 PEERS = (*compare.WAYS, "paimon")
 
 
-def _on_s3(measure: Callable[[Run, S3Server], Figures]) -> Callable[[Run], Figures]:
-    """With its credentials where the standard chain looks for them, here and in the processes that are started."""
-
-    def measured(run: Run) -> Figures:
-        with running_s3_server() as server, patch.dict(os.environ, server.environment):
-            return measure(run, server)
-
-    return measured
-
-
 PARTS = {
     "latency": Part(latency.measure, latency.rows),
     "volume": Part(volume.measure, volume.rows),
     "ledger": Part(volume.measure_ledger, volume.ledger_rows),
     "failover": Part(failover.measure, failover.rows, failover.FOOTNOTE),
-    "web": Part(page.measure, page.rows),
     "check": Part(in_memory.measure, in_memory.rows, broker=False),
     "steps": Part(steps.measure, steps.rows, broker=False),
-    "locks": Part(_on_s3(locks.measure), locks.rows),
-    "guard": Part(row_guard.measure, row_guard.rows, broker=False),
 }
 """By name: what `--only` selects, and the key of its figures in the report."""
 
@@ -211,14 +196,9 @@ def _print(report: Figures) -> None:
         + (", --quick: the figures mean nothing" if report["quick"] else "")
     )
     measured = {name: part for name, part in PARTS.items() if name in report}
-    first = [(name, part) for name, part in measured.items() if not part.own_table]
-    if first:
-        rows = [row for name, part in first for row in part.rows(report[name])]
-        footnotes = [part.footnote for _, part in first if part.footnote]
-        _print_table([("", "measured", "target"), *rows], *footnotes)
-    for name, part in measured.items():
-        if part.own_table:
-            _print_table(part.rows(report[name]), part.footnote)
+    if measured:
+        rows = [row for name, part in measured.items() for row in part.rows(report[name])]
+        _print_table([("", "measured", "target"), *rows], *(part.footnote for part in measured.values()))
     if report.get("peers"):
         _print_table(compare.rows(report["peers"]))
         _print_table(compare.wall_rows(report["peers"]), compare.FOOTNOTE)

@@ -15,7 +15,7 @@ from tests.bench.writers import Writers
 
 Figures: TypeAlias = dict[str, Any]
 Rows: TypeAlias = Iterable[Sequence[str]]
-"""Title, figure and aim; or a heading and rows with as many columns."""
+"""Title, figure and aim."""
 
 
 def sized(size: Any, quick: Any) -> Any:
@@ -56,16 +56,7 @@ class Size:
     sweeps: int = sized(5, 1)
     step_markers: int = sized(2_000_000, 20_000)
     step_transactions: int = sized(1_000, 10)
-    lock_rounds: int = sized(300, 5)
-    lock_repetitions: int = sized(3, 1)
     failovers: int = sized(3, 0)
-    web_tables: int = sized(1_000, 5)
-    web_transactions: int = sized(3_600, 40)
-    """Of the hour."""
-    web_updates: int = sized(30, 1)
-    """Seconds in which one table changes each second."""
-    web_fed_updates: int = sized(3_600, 40)
-    """Of an open page in Chromium whose stream is fed."""
     peers: Sequence[Workload] = sized(
         (
             *(
@@ -100,9 +91,6 @@ class Size:
         (SMALL,),
     )
     """A batch of Hudi takes longer, so batches and files are half as large, and four writers have half as many batches."""
-    guard_pairs: int = sized(6, 1)
-    guard_rows: int = sized(50_000, 100)
-    """Of a batch."""
     paimon_writers: int = sized(4, 2)
     paimon_commits: int = sized(25, 2)
     """Of each writer."""
@@ -145,8 +133,6 @@ class Part:
     rows: Callable[[Figures], Rows]
     footnote: str = ""
     broker: bool = True
-    own_table: bool = False
-    """Its rows begin with a heading. Otherwise they are part of the first table."""
 
 
 def progress(text: str) -> None:

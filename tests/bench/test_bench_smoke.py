@@ -18,8 +18,6 @@ from tests.bench.run import QUICK, Part, Run
 from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import ENDPOINT_VARIABLE, S3Server
 
-REQUESTS = {"acquire": 2, "renew": 1, "release": 1}
-
 IN_EVERY_RUN = ("check", "steps", "latency")
 """One agent, and what is measured in memory. All parts start a dozen of agents, in some minutes of both cores: the matrix."""
 
@@ -85,20 +83,14 @@ def test_a_part_that_fails_is_measured_once_more_and_the_figures_of_the_others_a
 
 
 @pytest.mark.matrix
-def test_the_benchmark_runs_and_reports_every_figure(
-    kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
-) -> None:
-    printed, report = bench(kafka, tmp_path, s3=s3_server)
+def test_the_benchmark_runs_and_reports_every_figure(kafka: KafkaServer, tmp_path: Path) -> None:
+    _, report = bench(kafka, tmp_path)
 
-    assert "hand-over to a waiting agent" in printed
     _check_latencies(report["latency"])
     _check_memory(report)
     assert report["volume"]["per_second"] > 0
     for starts in (report["volume"]["restart"], report["ledger"]["full"]):
         assert starts.keys() >= {"ready_seconds", "replay_seconds", "resident_mb", "peak_mb", "cpu_seconds"}
-    _check_locks(report["locks"])
-    assert report["web"]["first"]["ms"]["count"] > 0
-    assert report["web"]["hour"]["records"] == 38 * 8 + 2 * 7 + 2  # committed, aborted, the last one open
 
 
 @pytest.mark.matrix
@@ -131,12 +123,6 @@ def _check_memory(report: dict[str, Any]) -> None:
     large = report["check"]["large"]
     assert (large["shared"].keys(), large["conflicting"].keys()) == ({"1000"}, {"50", "1000"})
     assert report["steps"]["ms"].keys() == steps.TITLES.keys()
-
-
-def _check_locks(report: dict[str, Any]) -> None:
-    """The numbers of requests don't depend on the machine's speed."""
-    assert {name: report["operations"][name]["requests"] for name in REQUESTS} == REQUESTS
-    assert report["hand_over_ms"]["count"] > 0
 
 
 def _started_with(folder: Path) -> list[int]:

@@ -65,18 +65,6 @@ def alerts_on(failure: str) -> list[dict[str, Any]]:
     return [each for each in ALERTS if not any(name in each["expr"] for name in OF_THE_MACHINE)]
 
 
-def check_recorded(
-    folder: Path, recordings: Mapping[str, tuple[Mapping[str, str], Mapping[str, int]]]
-) -> None:
-    """`recordings`: by failure, the series in promtool's notation, and the marks."""
-    tests = []
-    for failure, (series, marks) in recordings.items():
-        certain = [each for each in alerts_on(failure) if each["alert"] not in UNCERTAIN.get(failure, ())]
-        expected = {f"{marks[mark] * STRETCH_SECONDS}s": fired for mark, fired in EXPECTED[failure].items()}
-        tests.append(promtool_test(failure, series, certain, expected))
-    run_by_promtool(folder, f"{STRETCH_SECONDS}s", tests)
-
-
 def test_each_written_failure_fires_its_alerts_and_no_others(tmp_path: Path) -> None:
     written = (promtool_test(each.name, each.series(), ALERTS, each.alerts) for each in FAILURES)
 
@@ -84,11 +72,17 @@ def test_each_written_failure_fires_its_alerts_and_no_others(tmp_path: Path) -> 
 
 
 def test_each_recorded_failure_fires_its_alerts_and_no_others(tmp_path: Path) -> None:
-    """What real agents showed while something failed (`recorded/`, written by `make record-alerts`)."""
+    """What real agents showed while something failed (`recorded/`)."""
     found = [yaml.safe_load(each.read_text()) for each in sorted(FOLDER.glob("*.yml"))]
+    tests = []
+    for recording in found:
+        failure, marks = recording["failure"], recording["marks"]
+        certain = [each for each in alerts_on(failure) if each["alert"] not in UNCERTAIN.get(failure, ())]
+        expected = {f"{marks[mark] * STRETCH_SECONDS}s": fired for mark, fired in EXPECTED[failure].items()}
+        tests.append(promtool_test(failure, recording["series"], certain, expected))
 
     assert {each["failure"] for each in found} == EXPECTED.keys()
-    check_recorded(tmp_path, {each["failure"]: (each["series"], each["marks"]) for each in found})
+    run_by_promtool(tmp_path, f"{STRETCH_SECONDS}s", tests)
 
 
 def test_the_rules_and_the_example_of_a_configuration_are_valid() -> None:

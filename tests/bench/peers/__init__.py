@@ -4,7 +4,6 @@
     tables.py     what differs between the formats
     driver.py     one run: one driver process with all writers as streaming queries
     clients.py    which attempt of a native write to Hudi has requested an instant
-    sharing.py    since when two writes of a Hudi table are in conflict
     compare.py    all runs, one after the other, and the table that is printed
 
 and for Paimon, whose writers need no Spark, `paimon_writer.py` and `paimon_commits.py`.

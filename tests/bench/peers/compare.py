@@ -35,12 +35,10 @@ WAYS = {
 }
 FOOTNOTE = (
     "Wasted: seconds of attempts that committed nothing, and their share of all. Ran: how long such an attempt ran.\n"
-    "Conflict → stopped: of each such attempt, from when the files of two writes showed a common file group until save()\n"
-    "raised, or until the gate had stopped the Spark jobs; looked for every 20 ms. Deaths: queries that ended with an\n"
-    "exception, and were started again. CPU: of the driver, while the writers write. Grant held: from the grant until the\n"
-    "writer published its commit. Requests: of driver and agent to the S3 server. Rows wrong: missing, doubled or of\n"
-    "another batch.\n"
-    "Aims on Hudi: stopped in less than 0.3 s (p50); auto wastes at most 2 %; wall time of auto at most Hudi's best."
+    "Deaths: queries that ended with an exception, and were started again. CPU: of the driver, while the writers write. Grant\n"
+    "held: from the grant until the writer published its commit. Requests: of driver and agent to the S3 server. Rows wrong:\n"
+    "missing, doubled or of another batch.\n"
+    "Aims on Hudi: auto wastes at most 2 %; wall time of auto at most Hudi's best."
 )
 
 PHASES_FOOTNOTE = (
@@ -121,8 +119,7 @@ def _on_store(stack: ExitStack, run: Run, server: S3Server | None) -> _Surroundi
     assert server is not None, "Hudi's tables are on a store"
     bucket = server.bucket()
     driver, agent = (stack.enter_context(Proxy(server.endpoint)) for _ in range(2))
-    objects = None if server.objects is None else str(server.objects)
-    store = Store(driver.endpoint, bucket, ",".join(lock_client_jars(run.folder)), objects)
+    store = Store(driver.endpoint, bucket, ",".join(lock_client_jars(run.folder)))
     return _Surroundings(
         {"tables": f"s3://{bucket}/*", "s3_endpoint": agent.endpoint},
         ["--store", json.dumps(asdict(store))],
@@ -162,7 +159,6 @@ def rows(runs: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
         "CPU",
         "wasted",
         "ran p50 / max",
-        "conflict → stopped p50 / max",
         "deaths",
         "longest wait",
         "grant held p50 / max",
@@ -180,7 +176,6 @@ def rows(runs: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
             f"{run['cpu_seconds']:.0f} s",
             f"{sum(vain):.1f} s, {share:.0%}",
             f"{median(vain):.1f} / {max(vain):.1f} s" if vain else "–",
-            _stopped(run["conflict_to_stop_seconds"]),
             f"{run['deaths']}",
             f"{run['longest_wait_seconds']:.0f} s",
             f"{median(held):.2f} / {max(held):.2f} s" if held else "–",
@@ -223,15 +218,6 @@ def _by_way(runs: Sequence[Figures]) -> dict[str, dict[str, list[Figures]]]:
         name = f"{run['format']}, {_title(Workload(**run['workload']))}"
         by_way.setdefault(name, {}).setdefault(run["way"], []).append(run)
     return by_way
-
-
-def _stopped(seconds: Sequence[float | None] | None) -> str:
-    """Attempts whose conflict was not seen are counted behind the figures."""
-    if not seconds:
-        return "–"
-    seen = [each for each in seconds if each is not None]
-    unseen = f" ({len(seconds) - len(seen)} not seen)" if len(seen) < len(seconds) else ""
-    return (f"{median(seen):.2f} / {max(seen):.2f} s" if seen else "–") + unseen
 
 
 def _requests(by_process: Mapping[str, Mapping[str, int]] | None) -> str:

@@ -8,8 +8,6 @@ the program that started it reads the numbers of requests.
 
 - *wasted*: the seconds for which attempts ran that committed nothing. Waiting for admission is not counted, because it computes
   nothing.
-- *conflict to stop*: of each wasted attempt, the seconds from the existence of its conflict until `save()` raised, or until the
-  gate had stopped its jobs; only of Hudi (`sharing.py`).
 - *deaths*: how often a query ended with an exception, and was started again.
 - *longest wait*: the longest time in which a writer that had batches left committed none.
 - *CPU*: of this process and its JVM, while the writers write.
@@ -38,11 +36,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import CommitGate, GateEvent, Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
-from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode
 from tests.bench.figures import cpu_seconds
-from tests.bench.peers.clients import Clients
-from tests.bench.peers.sharing import Attempt, Looks, seconds_to_stop
 from tests.bench.peers.tables import SINKS, Store, Table, settings_of, table_of
 from tests.bench.peers.workload import FIRST_ROWS, SCHEMA, Workload
 
@@ -73,8 +68,10 @@ BatchFunction = Callable[[DataFrame, int], None]
 class Record:
     """What happened in one run. Its lists grow from several threads."""
 
-    attempts: list[Attempt] = field(default_factory=list)
-    """Those that have ended."""
+    useful: list[float] = field(default_factory=list)
+    """Seconds of each attempt that committed."""
+    vain: list[float] = field(default_factory=list)
+    """Seconds of each attempt that didn't."""
     deaths: int = 0
     commits: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Times of the commits of each writer."""
@@ -89,16 +86,13 @@ class Record:
 
     def clear(self) -> None:
         """Forget what was recorded."""
-        self.attempts.clear()
+        self.useful.clear()
+        self.vain.clear()
         self.commits.clear()
         self.grants_held.clear()
         self.batches.clear()
         self.phases.clear()
         self.deaths = 0
-
-    def running(self) -> list[str]:
-        """The names of the attempts that run."""
-        return list(self._running_since)
 
     def timed(self, owner: type, method: str, phase: str) -> None:
         """Add the time of each call of the method to the phase."""
@@ -123,10 +117,6 @@ class Record:
             return send(connection, command)
 
         ClientServerConnection.send_command = counted
-
-    def seconds(self, *, committed: bool) -> list[float]:
-        """How long each attempt ran that committed, or didn't."""
-        return [each.ended - each.began for each in self.attempts if each.committed == committed]
 
     def natively(self, writer: int, write: Callable[[DataFrame, str], None]) -> BatchFunction:
         """Return a batch function that records each attempt."""
@@ -163,7 +153,8 @@ class Record:
         now = time.monotonic()
         began = self._running_since.pop(attempt, None)
         if began is not None:
-            self.attempts.append(Attempt(attempt, began, now, committed_by is not None))
+            ran = self.vain if committed_by is None else self.useful
+            ran.append(now - began)
         if committed_by is not None:
             self.commits[committed_by].append(now)
 
@@ -245,12 +236,10 @@ class _Run:
         workload.write_files(source)
         table.create(self.spark.read.parquet(str(source / FIRST_ROWS)))
         announce(STEPS[0])
-        with ExitStack() as stack:
-            looks = stack.enter_context(self._looks(name, record)) if self._looks_are_possible else None
-            cpu = cpu_seconds()
-            wall, waits = self._write(table, workload, source, record)
-            cpu = cpu_seconds() - cpu
-            announce(STEPS[1])
+        cpu = cpu_seconds()
+        wall, waits = self._write(table, workload, source, record)
+        cpu = cpu_seconds() - cpu
+        announce(STEPS[1])
         found = Counter(
             {
                 (row["writer"], row["batch"]): row["count"]
@@ -258,7 +247,6 @@ class _Run:
             }
         )
         expected = workload.expected()
-        useful, vain = (record.seconds(committed=committed) for committed in (True, False))
         return {
             "way": self.way,
             "wall_seconds": round(wall, 1),
@@ -267,9 +255,8 @@ class _Run:
             "phases": {name: record.phases[name] for name in (CALLS, *PHASES)},
             "grants_held_seconds": [round(each, 3) for each in record.grants_held],
             "deaths": record.deaths,
-            "useful_seconds": [round(each, 2) for each in useful],
-            "vain_seconds": [round(each, 2) for each in vain],
-            "conflict_to_stop_seconds": None if looks is None else _stops(record, looks),
+            "useful_seconds": [round(each, 2) for each in record.useful],
+            "vain_seconds": [round(each, 2) for each in record.vain],
             "longest_wait_seconds": round(max(waits), 1),
             "rows_wrong": sum(((expected - found) + (found - expected)).values()),
         }
@@ -302,24 +289,9 @@ class _Run:
         ]
         return wall, waits
 
-    @property
-    def _looks_are_possible(self) -> bool:
-        return self.store is not None and self.store.objects is not None
-
-    def _looks(self, name: str, record: Record) -> Looks:
-        assert self.store is not None
-        folder = Path(str(self.store.objects)) / self.store.bucket / name
-        clients = Clients(self.spark)
-
-        def owner_of(instant: str) -> str | None:
-            return next((each for each in record.running() if clients.owns(each, instant)), None)
-
-        return Looks(HudiFiles(folder.as_uri()), owner_of)
-
     def _batch_function(self, table: Table, writer: int, record: Record) -> BatchFunction:
         if self.gate is None:
-            write = table.native[self.way]
-            return record.natively(writer, write if self.store is None else Clients(self.spark).during(write))
+            return record.natively(writer, table.native[self.way])
         admission: AdmissionMode = "auto" if self.way == "auto" else "optimistic"
         return self.gate.foreach_batch(table.sink(), writer=str(writer), admission=admission, max_attempts=50)
 
@@ -342,11 +314,6 @@ class _Run:
                 record.deaths += 1
                 print(f"died: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
         raise RuntimeError(f"a query died {MAX_DEATHS} times; way={self.way}")
-
-
-def _stops(record: Record, looks: Looks) -> list[float | None]:
-    found = seconds_to_stop(record.attempts, looks.writes())
-    return [None if each is None else round(each, 3) for each in found]
 
 
 if __name__ == "__main__":

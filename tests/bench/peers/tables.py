@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, Sink
 from lakewarden.spark_jobs.sinks.hudi.options import STORAGE_LOCK, HudiOperation
-from lakewarden.spark_jobs.sinks.hudi.provider import CLIENTS
 from tests.bench.peers.workload import SCHEMA
 from tests.spark.formats import HAS_HUDI, format_settings, iceberg_name
 from tests.spark.hudi_s3 import filesystem_on_s3, settings_on_s3
@@ -90,8 +89,6 @@ class Store:
     bucket: str
     jars: str
     """Of the client of Hudi's lock."""
-    objects: str | None
-    """The folder in which the server keeps each object as a file, if it does."""
 
     def table(self, name: str) -> str:
         """The URI of a table, as Spark has it."""
@@ -189,14 +186,8 @@ def _hudi(spark: SparkSession, store: Store, name: str, *, append: bool) -> Tabl
         rows.write.format("hudi").options(**HUDI_OPTIONS, **options).mode("append").save(path)
 
     def native(options: dict[str, str]) -> NativeWrite:
-        def upsert(batch: DataFrame, attempt: str) -> None:
-            # The JVM remembers the clients of the attempt, as it does for a transaction of the gate: `sharing.py`.
-            clients = {
-                "hoodie.client.init.callback.classes": CLIENTS,
-                "hoodie.lakewarden.transaction": attempt,
-            }
-            kind = {"hoodie.datasource.write.operation": operation}
-            write(batch, HUDI_CONCURRENCY | options | clients | kind)
+        def upsert(batch: DataFrame, _attempt: str) -> None:
+            write(batch, HUDI_CONCURRENCY | options | {"hoodie.datasource.write.operation": operation})
 
         return upsert
 

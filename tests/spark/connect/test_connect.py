@@ -157,22 +157,19 @@ def test_a_query_without_a_name_is_refused_beside_another_one(
     clients: Clients, agent: FakeAgent, slow: dict[str, Any], query: Any, tmp_path: Path
 ) -> None:
     options = {"table": str(tmp_path / "t")}
-    other = query(
-        "other", "appending", [[{"id": 1}]], IDS, arguments={"folder": str(tmp_path)}, options=options
+    other, named = (
+        query(name, "appending", [[{"id": 1}]], IDS, arguments={"folder": str(tmp_path)}, options=options)
+        for name in ("other", "named")
     )
-    named = {**other, "name": "other"}
-    client = clients.start({**slow, "name": "w"}, other)
-    first, _, refused = client.line(), client.line(), client.line()
+    client = clients.start({**slow, "name": "w"}, other, {**named, "name": "named"})
+    first, _, second, ended, refused = [client.line() for _ in range(5)]
 
     assert "add .queryName('other') to the query" in refused["error"]
-
-    beside = clients.start(named)
-    second = beside.line()
-    assert beside.line()["error"] is None
+    assert ended["error"] is None
     client.stop()
     agent.wait_for("transaction-abandoned")
     writers = {event.writer for event in agent.wait_for("commit-intent")}
-    assert writers == {f"w:{first['started']}", f"other:{second['started']}"}
+    assert writers == {f"w:{first['started']}", f"named:{second['started']}"}
 
 
 @pytest.mark.wide

@@ -102,7 +102,7 @@ def test_the_estimate_is_near_what_the_writers_lost_or_the_table_is_said_not_to_
     history = anyio.run(lambda: past(location(tmp_path).as_uri(), Settings(), days=7, now=later))
     found = assess(history)
 
-    vain, useful = (record.seconds(committed=committed) for committed in (False, True))
+    vain, useful = record.vain, record.useful
     text = "\n".join(view_text.lines("assess", [found]))
     took = [round(each.seconds or 0.0, 1) for each in history.commits]
     until = [round((each.until or later) - each.began, 1) for each in history.lost]
