@@ -9,15 +9,9 @@ from pydantic import TypeAdapter
 
 from lakewarden import events
 from lakewarden.events.codec import json_object
-from lakewarden.handlers.table.replay import Position, PublishedDecisions
 
 log = structlog.get_logger()
 _Event = TypeVar("_Event")
-
-
-def decoded_decisions(start: Position, records: Iterable[ConsumerRecord]) -> PublishedDecisions:
-    """The records of `decisions`, for a replay. Undecodable ones are skipped."""
-    return PublishedDecisions(start, decisions_in(records))
 
 
 def decisions_in(
