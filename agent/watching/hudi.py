@@ -6,6 +6,7 @@ what has changed. A table whose properties change (an upgrade, or another table 
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -17,6 +18,7 @@ from lakewarden.agent.watching.reading import (
     AT_ONCE,
     AT_ONCE_WITH_MANIFESTS,
     MAX_COMMITS,
+    UNREADABLE,
     Found,
     Reading,
     each_of,
@@ -43,7 +45,9 @@ log = structlog.get_logger(__name__)
 HEARTBEAT_SECONDS = 5.0
 """Between two listings of a table's heartbeats. Hudi's writers send one a minute; a watcher reports one every 15 s at most."""
 DEAD_SECONDS = 600.0
-"""A pending instant of Hudi without a sign of life for so long has failed: its heartbeat's interval is a minute by default."""
+"""A pending instant whose heartbeat is so old has failed: its interval is a minute by default."""
+SILENT_SECONDS = 86_400.0
+"""The same of one without a heartbeat: writers have none with the policy EAGER."""
 
 
 class HudiFollower:
@@ -130,19 +134,24 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
     listed = await _timeline(files, table, reading)
     found = instants(listed, table.layout)
     timed = [each for each in found if seconds_of(each.time) is not None]
+    if odd := sum(each.writes and seconds_of(each.time) is None for each in found):
+        reading.lacks(f"{odd} instants", "their names are no times", Lack.COMMITS)
     clock = Clock.of({name: each.modified for name, each in listed.items()}, timed, table)
     reading.unread += clock.unread
     completed = sorted((each for each in timed if each.state == "completed" and each.writes), key=clock.ended)
     ends = [clock.ended(each) for each in completed]
     places = {_completed_path(table, each): at for at, each in enumerate(completed)}
+    is_endless = clock.is_copied and table.layout == 1
 
     async def read(file: File) -> Found:
         instant = completed[places[file.path]]
-        body, began = await files.read(file.path), clock.began(instant.time)
-        commit = past_commit(instant, read_metadata(body), began, clock.ended(instant))
+        commit = past_commit(instant, read_metadata(await files.read(file.path)), None, clock.ended(instant))
+        began = clock.started(instant, is_service=commit.is_service)
+        commit = replace(commit, began=began, is_known=began is not None and not is_endless)
         if not clock.by_names:
-            return replace(commit, is_known=clock.has_ends and began is not None), []
-        return replace(commit, number=places[file.path], base=bisect_right(ends, began or 0.0) - 1), []
+            return commit, []
+        base = bisect_right(ends, clock.began(instant.time) or 0.0) - 1
+        return replace(commit, number=places[file.path], base=base), []
 
     async def use(file: File, result: Found | Exception) -> bool:
         if isinstance(result, Exception):
@@ -163,20 +172,37 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
         path.rpartition("/")[2]: each.modified for path, each in (await files.below(HEARTBEAT_FOLDER)).items()
     }
     for each in late:
-        last = max(beats.get(each.time, 0.0), *(clock.modified[file.name] for file in each.files))
-        is_dead = each.writes and each.state != "completed" and reading.now - last > DEAD_SECONDS
-        began = clock.began(each.time)
-        if is_dead and not each.is_table_service and began is not None:
-            reading.lost.append(LostTry(each.time, began, frozenset()))
+        if each.completes_as == "restore":
+            why = "the commits that it has rolled back are not read"
+            reading.lacks(f"restore {each.time}", why, Lack.COMMITS, Lack.LOSSES)
+        if not each.writes or each.state == "completed" or await _is_service(files, table, each):
+            continue
+        beat = beats.get(each.time)
+        last = max(beat or 0.0, *(clock.modified[file.name] for file in each.files))
+        if reading.now - last > (SILENT_SECONDS if beat is None else DEAD_SECONDS):
+            reading.lost.append(LostTry(each.time, clock.began(each.time) or 0.0, frozenset()))
+        elif beat is None and reading.now - last > DEAD_SECONDS:
+            why = "it is pending, and has no heartbeat that would say whether it runs"
+            reading.lacks(f"instant {each.time}", why, Lack.LOSSES)
+
+
+async def _is_service(files: TableFiles, table: HudiTable, instant: Instant) -> bool:
+    """Whether a pending instant is of a table service, whose plan may wait: in layout 1, only a clustering's plan says so."""
+    if instant.is_table_service or instant.action != "replacecommit":
+        return instant.is_table_service
+    with suppress(*UNREADABLE):
+        plan = read_metadata(await files.read(table.timeline + instant.files[0].name))
+        return plan.operation == "CLUSTER"
+    return False
 
 
 async def _timeline(files: TableFiles, table: HudiTable, reading: Reading) -> dict[str, File]:
     """List the timeline, where the store seeks from before the period only, if the table's newest write is in it."""
-    since = "1"
+    since = "0"
     if files.seeks:
         since = time_of(reading.now - 2 * reading.span - 2 * MAX_ZONE_SECONDS)
     listed: dict[str, File] = {}
-    for after in {since: None, "1": None}:  # other folders and files begin with no digit
+    for after in {since: None, "0": None}:  # other folders and files begin with no digit
         listed.clear()
         async for page in files.pages_of_folder(table.timeline, table.timeline + after):
             listed |= {path.rpartition("/")[2]: each for path, each in page.items()}

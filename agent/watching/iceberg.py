@@ -43,6 +43,7 @@ from lakewarden.agent.watching.follower import (
 )
 from lakewarden.agent.watching.reading import (
     AT_ONCE_WITH_MANIFESTS,
+    UNREADABLE,
     Found,
     Reading,
     each_of,
@@ -55,6 +56,7 @@ from lakewarden.handlers.observations import (
     File,
     ObservedCommit,
     Piece,
+    UnknownVersion,
     UnreadableCommit,
     content_of,
     unread_commit,
@@ -71,24 +73,22 @@ class IcebergFollower(NumberedFollower):
 
     def __init__(self, uri: str, files: TableFiles) -> None:
         super().__init__(uri, files)
-        self._gzipped = False
+        self._ending = iceberg.ENDING
         self._newest_snapshot: iceberg.IcebergSnapshot | None = None
         self._tried: list[iceberg.IcebergSnapshot] = []
         """The new snapshots of the metadata file that was read last."""
 
     def _path(self, number: int) -> str:
-        return iceberg.version_path(number, gzipped=self._gzipped)
+        return iceberg.version_path(number, self._ending)
 
     async def _listed(self, since: int) -> Mapping[str, File]:  # noqa: ARG002 - their order by number isn't that by name
         return await self._files.folder(iceberg.METADATA_FOLDER)
 
     def _newest(self, listed: Mapping[str, File]) -> int | None:
-        found = iceberg.newest_version(listed)
-        return None if found is None else found[0]
+        return next((number for number, _ in iceberg.versions(listed)), None)
 
     async def _start(self) -> int:
-        found = await _newest_version(self._files)
-        number, self._gzipped = found
+        number, self._ending = (await _versions(self._files))[0]
         self._newest_snapshot = iceberg.read_metadata(await self._files.read(self._path(number))).newest
         return number
 
@@ -250,22 +250,32 @@ async def metadata_in(answer: CatalogAnswer, buckets: Buckets) -> iceberg.TableM
 
 
 async def newest_metadata(files: TableFiles, reading: Reading) -> iceberg.TableMetadata:
-    """Read the newest metadata of a table of a Hadoop catalog."""
-    newest, gzipped = await _newest_version(files)
+    """Read the newest metadata of a table of a Hadoop catalog that can be read."""
+    found = await _versions(files)
     with suppress(UnreadableTableError):
-        reading.expect(number(await files.read(iceberg.HINT), MAX_SIZE) or 0, newest, "metadata file")
-    return iceberg.read_metadata(await files.read(iceberg.version_path(newest, gzipped=gzipped)))
+        reading.expect(number(await files.read(iceberg.HINT), MAX_SIZE) or 0, found[0][0], "metadata file")
+    failed: list[Exception] = []
+    for version, ending in found:
+        try:
+            return iceberg.read_metadata(await files.read(iceberg.version_path(version, ending)))
+        except UnknownVersion:
+            raise
+        except UNREADABLE as error:
+            failed.append(error)
+            if not reading.fail(f"metadata file {version}", error):
+                break
+    raise failed[0]
 
 
-async def _newest_version(files: TableFiles) -> tuple[int, bool]:
+async def _versions(files: TableFiles) -> list[tuple[int, str]]:
     listed = await files.folder(iceberg.METADATA_FOLDER)
-    found = iceberg.newest_version(listed)
-    if found is None and iceberg.has_other_catalog(listed):
+    found = iceberg.versions(listed)
+    if not found and iceberg.has_other_catalog(listed):
         raise UnreadableTableError(
             "only the table's catalog knows which of its metadata files is committed; name it by its catalog "
             "(catalog:namespace.table), as docs/watch.md says"
         )
-    if found is None:
+    if not found:
         raise UnreadableTableError(f"{iceberg.METADATA_FOLDER} has no metadata file")
     return found
 
@@ -303,10 +313,13 @@ async def read_past(files: TableFiles, reading: Reading, metadata: iceberg.Table
     names = {each.manifests.rpartition("/")[2] for each in metadata.snapshots}
     written: dict[str, float] = {}
     """When each list of manifests was: after the snapshots before its own were published."""
+    foreign: list[float] = []
+    """When the lists were that the metadata doesn't name."""
     with suppress(UnreadableTableError):
         async for page in files.pages(iceberg.METADATA_FOLDER):
             found = {path.rpartition("/")[2]: each.modified for path, each in page.items()}
             written |= {name: found[name] for name in found.keys() & names}
+            foreign += (at for name, at in found.items() if name.startswith("snap-") and name not in names)
 
     async def read(snapshot: iceberg.IcebergSnapshot) -> Found:
         manifests = await manifests_read(snapshot, metadata, files)
@@ -329,5 +342,9 @@ async def read_past(files: TableFiles, reading: Reading, metadata: iceberg.Table
     if others:
         why = "they are of branches, staged or rolled back, and only the main branch is read"
         reading.lacks(f"{others} snapshots", why, Lack.NAMES)
+    since = min((each.published for each in reading.commits), default=0.0)
+    if newer := sum(at > since for at in foreign):
+        why = "the metadata doesn't name them: they are of failed commits, or of another table in this folder"
+        reading.lacks(f"{newer} lists of manifests", why, Lack.NAMES)
     if metadata.why_unsearchable is not None:
         reading.lacks("data files", metadata.why_unsearchable, Lack.PLACES)

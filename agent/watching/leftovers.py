@@ -1,7 +1,8 @@
 """Lists the data files of a table: those that no commit names, and when each commit began to write.
 
-The folders of the commits are listed, and those beside them, which lost tries may have made. A large folder is listed in parts at
-the same time, where the store's listing can begin anywhere: the names of its known files say where.
+The folders of the commits are listed, and those beside them, which lost tries may have made: but for those of other tables. A
+large folder is listed in parts at the same time, where the store's listing can begin anywhere: the names of its known files say
+where. A file that a link shows in two folders is one.
 """
 
 import re
@@ -36,6 +37,10 @@ OWN_FOLDERS = re.compile(
     r"[._][^=]*|branch|changelog|consumer|index|manifest|metadata|schema|service|snapshot|statistics|tag"
 )
 """Folders that have no data files, but the format's own."""
+OTHER_TABLE = re.compile(r"(.*?/)(_delta_log/|\.hoodie/|snapshot/snapshot-\d|metadata/[^/]*\.metadata\.json)")
+"""The files by which a table is known that lies in a folder beside those of the commits."""
+HIDDEN = re.compile(r"(.*/)?[._][^=/]*/.*")
+"""Files below a folder that no format reads."""
 
 
 class _Part(NamedTuple):
@@ -70,6 +75,7 @@ async def look_for_files(files: TableFiles, form: str, reading: Reading) -> list
 
     async def use(part: _Part, result: Exception | None) -> bool:
         if result is not None:
+            found.is_whole = False
             reading.lacks(f"the files in {part.folder or 'the root'}", str(result), Lack.PLACES)
         return not found.why_useless
 
@@ -84,7 +90,7 @@ async def look_for_files(files: TableFiles, form: str, reading: Reading) -> list
     if found.why_useless:
         reading.lacks("files that no commit names", found.why_useless, Lack.NAMES)
         return None
-    if not found.first and any(at >= 0 for at in reading.files.values()):
+    if found.is_whole and not found.first and any(at >= 0 for at in reading.files.values()):
         reading.lacks("data files", "none of those that commits name is in its folder any more", Lack.PLACES)
     for at, modified in found.first.items():
         commit = reading.commits[at]
@@ -135,9 +141,13 @@ class _FoundFiles:
     copied: bool
     first: dict[int, float] = field(default_factory=dict)
     """When the first file of each commit was written."""
-    unnamed: list[tuple[str, Leftover]] = field(default_factory=list)
-    """The paths that no commit names, with a name in a folder beside that one may name in another folder."""
+    unnamed: dict[tuple[str, str], tuple[str, Leftover]] = field(default_factory=dict)
+    """The paths that no commit names, by their names and versions: links make a file several paths."""
+    others: set[str] = field(default_factory=set)
+    """Folders of other tables."""
     listed: int = 0
+    is_whole: bool = True
+    """Whether all folders could be listed."""
 
     def add(self, part: _Part, page: dict[str, File]) -> None:
         self.listed += len(page)
@@ -150,19 +160,27 @@ class _FoundFiles:
             if at is not None and at >= 0:
                 self.copied |= _is_copied(file, self.reading.commits[at])
                 self.first[at] = min(self.first.get(at, file.modified), file.modified)
-            elif at is None and file.modified > since and _is_data(path):
-                name = path.rpartition("/")[2] if part.is_beside else ""
-                self.unnamed.append((name, Leftover(part.partition, file.size, file.modified)))
+            elif part.is_beside and (other := OTHER_TABLE.match(path)):
+                self.others.add(other[1])
+            elif at is None and file.modified > since and _is_data(path, is_beside=part.is_beside):
+                found = Leftover(part.partition, file.size, file.modified)
+                self.unnamed.setdefault((path.rpartition("/")[2], file.version), (path, found))
 
     def leftovers(self) -> list[Leftover]:
-        names = {name for name, _ in self.unnamed}
-        named = names.intersection(path.rpartition("/")[2] for path in self.reading.files)
-        return [each for name, each in self.unnamed if name not in named]
+        """Those of this table. A commit may name one of a folder beside by another path."""
+        named = {path.rpartition("/")[2] for path in self.reading.files}
+        others = tuple(self.others)
+        return [
+            each
+            for (name, _), (path, each) in self.unnamed.items()
+            if not path.startswith(others)
+            and (name not in named or path.rpartition("/")[0] in self.reading.folders)
+        ]
 
     @property
     def why_useless(self) -> str | None:
         if self.copied:
-            return "the table was copied, so its files' times say nothing"
+            return "the table was copied, or clocks differ, so its files' times say nothing"
         too_many = len(self.unnamed) > MAX_LEFTOVERS
         return f"there are more than {MAX_LEFTOVERS:,}" if too_many else None
 
@@ -173,8 +191,9 @@ def _partition(folder: str, reading: Reading) -> str | None:
     return found if found or set(reading.folders.values()) <= {""} else None
 
 
-def _is_data(path: str) -> bool:
-    return path.endswith(DATA_FILES) and path.rpartition("/")[2][0] not in "._"
+def _is_data(path: str, *, is_beside: bool) -> bool:
+    is_hidden = is_beside and HIDDEN.fullmatch(path)
+    return path.endswith(DATA_FILES) and path.rpartition("/")[2][0] not in "._" and not is_hidden
 
 
 def _is_copied(file: File, commit: PastCommit) -> bool:

@@ -8,8 +8,9 @@ The rules of reading:
    reading only if its file is from before, too, by the store's clock; else if `CONFIRMING` commits in a row are, and the history
    isn't called whole then. A time that is later than its file's, or doesn't fit into the order of the others, is replaced by a
    neighbour's, and reported. A commit has not begun before the one that it has read.
-4. **Copies.** A file that is younger than its commit was copied. Then files' times say nothing: no data file is looked for. And
-   the copy may lack the newest commits, so the end of its history is not known.
+4. **Copies.** If most commits are a minute older than their files, the table was copied, or its writers' clocks aren't the
+   store's. Then files' times say nothing: no data file is looked for. And a copy may lack the newest commits, so the end of its
+   history is not known.
 5. **The end.** A newer commit than all that are there may be named by another file: a hint, a checksum, a checkpoint. Then the
    newest ones are missing.
 """
@@ -43,7 +44,7 @@ READ_AHEAD = 1_000
 """Files that are waited for, or were read before those before them: a page of a listing."""
 MAX_BYTES_AT_ONCE = 16 * 1024 * 1024
 """Limit of what these files have together, if their sizes are known."""
-COPIED_SECONDS = 3600.0
+COPIED_SECONDS = 60.0
 """A file that is so much younger than its commit's time was copied."""
 SKEW_SECONDS = 3600.0
 """Clocks of writers differ by so much without being called wrong."""

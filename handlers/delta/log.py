@@ -259,7 +259,10 @@ def past_commit(
     places, failed = read_each(
         files, lambda each: (each[0], layout.path_of(each[1], as_written=True), _path(each[1]))
     )
-    sizes = (number(action.get("size"), MAX_SIZE) for kind, action in files if kind == "add")
+    removed = {str(action.get("path")) for kind, action in files if kind == "remove"}
+    # Those with another deletion vector are older.
+    new = [action for kind, action in files if kind == "add" and str(action.get("path")) not in removed]
+    sizes = (number(each.get("size"), MAX_SIZE) for each in new)
     found = PastCommit(
         str(version),
         ended,
@@ -267,7 +270,7 @@ def past_commit(
         str(info.get("operation") or "(unknown)")[:MAX_ORIGIN],
         frozenset(partition for _, partition, _ in places),
         frozenset(partition for kind, partition, _ in places if kind == "remove"),
-        began=_first_file(info, files, ended) if took is None else ended - took,
+        began=_first_file(info, new, ended) if took is None else ended - took,
         is_known=took is not None,
         number=version,
         base=base,
@@ -305,14 +308,10 @@ def _duration(info: Mapping[str, Any]) -> tuple[Any, float | None]:
     return stated, None if took is None else took / 1000
 
 
-def _first_file(
-    info: Mapping[str, Any], files: Iterable[tuple[str, dict[str, Any]]], ended: float
-) -> float | None:
-    """Return when the first file of a commit was written, but for those with another deletion vector, which are older."""
+def _first_file(info: Mapping[str, Any], new: Iterable[dict[str, Any]], ended: float) -> float | None:
+    """Return when the first new file of a commit was written."""
     if str(info.get("operation")) in _ADOPTING:
         return None
-    older = {str(action.get("path")) for kind, action in files if kind == "remove"}
-    new = (action for kind, action in files if kind == "add" and str(action.get("path")) not in older)
     times = filter(None, (_moment(each.get("modificationTime")) for each in new))
     first = min(times, default=None)
     return None if first is None else min(first, ended)

@@ -51,7 +51,8 @@ _LISTED = fields("manifest_path", "partition_spec_id", "added_snapshot_id")
 _FILE = fields("content", "file_path", "partition", "file_size_in_bytes", "content_size_in_bytes")
 _CHANGED = fields("status", "snapshot_id", data_file=_FILE)
 """What is read of lists of manifests, and of manifests."""
-_VERSION = re.compile(r"metadata/v(\d+)(\.gz)?\.metadata\.json")
+ENDING: Final = ".metadata.json"
+_VERSION = re.compile(r"metadata/v(0|[1-9][0-9]*)(\.gz\.metadata\.json|\.metadata\.json(?:\.gz)?)")
 _OTHER_CATALOG = re.compile(r"metadata/\d+-[0-9a-f-]+(\.gz)?\.metadata\.json")
 _COMPRESSED = {b"\x1f\x8b": inflate_gzip, b"\x28\xb5\x2f\xfd": inflate_zstd}
 _TYPES = {
@@ -73,15 +74,15 @@ _ODD_PARENT = -2
 _DATA_PATHS = ("write.data.path", "write.folder-storage.path", "write.object-storage.path")
 
 
-def version_path(version: int, *, gzipped: bool) -> str:
+def version_path(version: int, ending: str = ENDING) -> str:
     """Return the path of a version's metadata."""
-    return f"{METADATA_FOLDER}v{version}{'.gz' if gzipped else ''}.metadata.json"
+    return f"{METADATA_FOLDER}v{version}{ending}"
 
 
-def newest_version(paths: Iterable[str]) -> tuple[int, bool] | None:
-    """Return the newest version of a listing, and whether its file is compressed; None if the table has no such file."""
-    found = ((int(match[1]), bool(match[2])) for path in paths if (match := _VERSION.fullmatch(path)))
-    return max(found, default=None)
+def versions(paths: Iterable[str]) -> list[tuple[int, str]]:
+    """Return the versions of a listing, the newest first, with the endings of their files, which may be compressed."""
+    found = filter(None, map(_VERSION.fullmatch, paths))
+    return sorted(((int(each[1]), each[2]) for each in found), reverse=True)
 
 
 def has_other_catalog(paths: Iterable[str]) -> bool:

@@ -33,7 +33,7 @@ _LISTED = fields("_FILE_NAME")
 _INDEXED = fields("_INDEX_TYPE", "_PARTITION", "_FILE_NAME", "_DELETIONS_VECTORS_RANGES")
 _CHANGED = fields("_KIND", "_PARTITION", "_BUCKET", _FILE=fields("_FILE_NAME", "_FILE_SIZE"))
 """What is read of lists of manifests, of index files, and of manifests."""
-_NAME = re.compile(r"snapshot/snapshot-(\d+)")
+_NAME = re.compile(r"snapshot/snapshot-([1-9][0-9]*)")
 _ADDED, _DELETED = 0, 1
 _VECTORS = "DELETION_VECTORS"
 

@@ -1,5 +1,6 @@
 """What `lakewarden assess` reads of tables on a disk, with files that the formats wrote."""
 
+import gzip
 import io
 import json
 import os
@@ -37,7 +38,16 @@ from tests.recorded_hudi import recorded
 from tests.recorded_paimon import metadata
 from tests.tuned import tuned
 from tests.unit.agent.watching.test_catalogs import Database
-from tests.unit.agent.watching.written_tables import BEGAN, FORMATS, Files, History, Written, avro, write
+from tests.unit.agent.watching.written_tables import (
+    BEGAN,
+    FORMATS,
+    Files,
+    History,
+    Written,
+    avro,
+    instant,
+    write,
+)
 
 LATER = 2_000_000_000.0
 DAY = "region=a%20b%252Fc/day=2026-11-23"
@@ -209,6 +219,23 @@ def test_a_file_that_is_lost_in_a_folder_without_a_commit_is_found(
     assert assess(read(tmp_path, days=30.0))["lost_files"] == Figure(1, Rests.KNOWN)
 
 
+@pytest.mark.parametrize("form", ["delta", "iceberg", "paimon"])
+def test_a_link_makes_no_second_file_of_a_lost_one_and_a_loop_costs_its_folder(
+    tmp_path: Path, form: str
+) -> None:
+    root = {"delta": "", "iceberg": "data/", "paimon": ""}[form]
+    history = History(tuple(Partitioned(number, 0) for number in range(3)), ())
+    files = FORMATS[form](history) | {f"{root}day=1/hour=1/lost.parquet": (b"1", BEGAN + 300)}
+    write(files, tmp_path)
+    (tmp_path / root / "alias").symlink_to(tmp_path / root / "day=1", target_is_directory=True)
+    assert assess(read(tmp_path, days=30.0))["lost_files"] == Figure(1, Rests.KNOWN)
+
+    (tmp_path / root / "day=1/hour=1/loop").symlink_to(tmp_path, target_is_directory=True)
+    found = assess(read(tmp_path, days=30.0))
+    assert found["lost_files"].rests_on in (Rests.AT_LEAST, Rests.NOT_KNOWN)
+    assert all("loop" in each for each in found.unread)
+
+
 @pytest.mark.parametrize("restored", [True, False])
 def test_a_file_that_comes_back_does_not_date_its_commit(*, restored: bool) -> None:
     add = {"path": "p.parquet", "partitionValues": {}, "modificationTime": 1_700_000_000_000}
@@ -223,6 +250,17 @@ def test_a_file_that_comes_back_does_not_date_its_commit(*, restored: bool) -> N
     found = past_commit(3, actions, PartitionLayout(()))
     assert found is not None
     assert found[0].began is None
+
+
+def test_a_file_with_another_deletion_vector_is_no_new_one() -> None:
+    actions: list[tuple[str, dict[str, Any]]] = [
+        ("remove", {"path": "p.parquet", "partitionValues": {}}),
+        ("add", {"path": "p.parquet", "partitionValues": {}, "size": 900, "deletionVector": {}}),
+        ("add", {"path": "q.parquet", "partitionValues": {}, "size": 7}),
+    ]
+    found = past_commit(3, actions, PartitionLayout(()))
+    assert found is not None
+    assert found[0].size == 7
 
 
 NUMBERS: tuple[Any, ...] = (-5, 10**15, 10**400, "x", True, [], {}, float("nan"))
@@ -358,6 +396,20 @@ def test_icebergs_newest_snapshot_that_is_not_there_is_not_nothing(tmp_path: Pat
     found = assess(iceberg_with(tmp_path, **{"current-snapshot-id": newest}))
     assert found["commits"] == Figure(None, Rests.NOT_KNOWN, found["commits"].because)
     assert any(each.startswith("the newest snapshot") for each in found.unread)
+
+
+def test_of_icebergs_metadata_files_the_newest_that_can_be_read_counts(tmp_path: Path) -> None:
+    """One has an ending of former releases, and one has lost its content."""
+    iceberg_with(tmp_path)
+    path = tmp_path / "metadata/v1.metadata.json"
+    put(tmp_path, "metadata/v2.metadata.json.gz", gzip.compress(path.read_bytes()))
+    path.write_bytes(b"{}")
+    put(tmp_path, "metadata/v3.metadata.json")
+
+    found = assess(read(tmp_path, days=30.0))
+
+    assert (found["commits"].value, found["commits"].rests_on) == (3, Rests.AT_LEAST)
+    assert [each.partition(":")[0] for each in found.unread] == ["metadata file 3"]
 
 
 @pytest.mark.parametrize(
@@ -632,6 +684,91 @@ def test_hudis_losses_are_those_rolled_back_and_those_that_died(tmp_path: Path) 
     assert [each.began for each in found.lost] == pytest.approx([begun + 5, begun + 10])
     assert [each.until is None for each in found.lost] == [False, True]
     assert assess(found)["lost_seconds"].value == pytest.approx(15 + 30)
+
+
+def hudi_files(*named: tuple[str, float, bytes], layout: int = 1) -> Files:
+    """A timeline: names with `{}` for an instant so many seconds after the first, which begins with its file."""
+    version, folder = {1: (6, ""), 2: (8, "timeline/")}[layout]
+    properties = f"hoodie.table.version={version}\n".encode()
+    found = {".hoodie/hoodie.properties": (properties, BEGAN)}
+    for name, after, body in named:
+        found[f".hoodie/{folder}{name}"] = body, BEGAN + after
+    return found
+
+
+def at(after: float) -> str:
+    return instant(BEGAN + after)
+
+
+COMMIT = json.dumps({"partitionToWriteStats": {"": [{"fileId": "f"}]}, "operationType": "UPSERT"}).encode()
+PLAN = json.dumps({"clusteringPlan": {"inputGroups": []}, "operationType": "CLUSTER"}).encode()
+DAY_LATER = 90_000.0
+
+
+@pytest.mark.parametrize(
+    ("files", "seconds", "rests"),
+    [
+        ([(f"{at(0)}.commit.requested", 0, b""), (f"{at(0)}.commit", 30, COMMIT)], 30, Rests.KNOWN),
+        # A copy, minutes later.
+        ([(f"{at(0)}.commit.requested", 180, b""), (f"{at(0)}.commit", 180, COMMIT)], None, Rests.NOT_KNOWN),
+        # A compaction that has waited for an hour, and one of which it isn't known.
+        (
+            [
+                (f"{at(0)}.compaction.requested", 0, b""),
+                (f"{at(0)}.compaction.inflight", 3_600, b""),
+                (f"{at(0)}.commit", 3_630, COMMIT),
+            ],
+            30,
+            Rests.KNOWN,
+        ),
+        (
+            [(f"{at(0)}.compaction.requested", 0, b""), (f"{at(0)}.commit", 3_630, COMMIT)],
+            None,
+            Rests.NOT_KNOWN,
+        ),
+    ],
+    ids=["a write", "copied", "a service", "a service whose begin isn't known"],
+)
+def test_seconds_of_hudi_are_by_one_clock_and_without_a_plans_wait(
+    tmp_path: Path, files: list[tuple[str, float, bytes]], seconds: float | None, rests: Rests
+) -> None:
+    write(hudi_files(*files), tmp_path)
+    found = assess(read(tmp_path, days=30.0))["known_seconds"]
+    assert (found.value, found.rests_on) == (seconds, rests)
+
+
+PENDING: dict[str, tuple[list[tuple[str, float, bytes]], float, float | None]] = {
+    "without a heartbeat for an hour": ([(f"{at(100)}.commit.requested", 100, b"")], 3_700, None),
+    "without one for a day": ([(f"{at(100)}.commit.requested", 100, b"")], DAY_LATER, 1),
+    "with one that is old": (
+        [(f"{at(100)}.commit.requested", 100, b""), (f".heartbeat/{at(100)}", 200, b"")],
+        3_700,
+        1,
+    ),
+    "with one that is young": (
+        [(f"{at(100)}.commit.requested", 100, b""), (f".heartbeat/{at(100)}", 3_600, b"")],
+        3_700,
+        0,
+    ),
+    "a clustering that waits": ([(f"{at(100)}.replacecommit.requested", 100, PLAN)], DAY_LATER, 0),
+    "a compaction that waits": ([(f"{at(100)}.compaction.requested", 100, b"")], DAY_LATER, 0),
+    "a restore": (
+        [(f"{at(100)}.restore.requested", 100, b""), (f"{at(100)}.restore", 101, b"")],
+        DAY_LATER,
+        None,
+    ),
+    "no time in its name": ([("001.commit.requested", 100, b"")], DAY_LATER, None),
+}
+
+
+@pytest.mark.parametrize("case", PENDING)
+def test_a_pending_instant_of_hudi_is_lost_if_it_cannot_run_any_more(tmp_path: Path, case: str) -> None:
+    """None: it isn't known."""
+    more, now, lost = PENDING[case]
+    done = [(f"{at(0)}.commit.requested", 0.0, b""), (f"{at(0)}.commit", 30.0, COMMIT)]
+    write(hudi_files(*done, *more), tmp_path)
+    found = assess(read(tmp_path, days=30.0, now=BEGAN + now))["lost_tries"]
+    assert (found.value, found.rests_on) == (lost, Rests.NOT_KNOWN if lost is None else Rests.KNOWN)
 
 
 @pytest.mark.parametrize("make", [delta, paimon, iceberg])

@@ -19,11 +19,11 @@ from lakewarden.handlers.iceberg.metadata import (
     has_other_catalog,
     manifests_of,
     metadata_of,
-    newest_version,
     past_snapshot,
     read_metadata,
     relative_path,
     version_path,
+    versions,
 )
 from lakewarden.handlers.observations import EVERYTHING, UnreadableCommit
 from tests.recorded_iceberg import recorded
@@ -36,7 +36,7 @@ Footprint = dict[tuple[str, Operation], int]
 
 
 def version(number: int) -> TableMetadata:
-    return read_metadata(recorded(version_path(number, gzipped=False)))
+    return read_metadata(recorded(version_path(number)))
 
 
 def footprint(number: int, **changes: Any) -> Footprint | None:
@@ -290,7 +290,10 @@ def test_only_a_hadoop_catalogs_names_count() -> None:
     """`00002-….metadata.json` may have lost the swap in its catalog."""
     other = "metadata/00002-80a083e8-7026-4e79-81be-64bd76c43a11.metadata.json"
 
-    assert newest_version([other, "metadata/snap-1.avro"]) is None
+    assert versions([other, "metadata/snap-1.avro"]) == []
     assert has_other_catalog([other])
-    assert newest_version(["metadata/v9.metadata.json", "metadata/v10.gz.metadata.json"]) == (10, True)
+    named = [
+        f"metadata/v{each}" for each in ("9.metadata.json", "10.gz.metadata.json", "011.metadata.json", "8.metadata.json.gz")
+    ]
+    assert [version_path(*each) for each in versions(named)] == [named[1], named[0], named[3]]
     assert not has_other_catalog(["metadata/v9.metadata.json"])
