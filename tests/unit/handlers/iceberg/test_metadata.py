@@ -293,7 +293,8 @@ def test_only_a_hadoop_catalogs_names_count() -> None:
     assert versions([other, "metadata/snap-1.avro"]) == []
     assert has_other_catalog([other])
     named = [
-        f"metadata/v{each}" for each in ("9.metadata.json", "10.gz.metadata.json", "011.metadata.json", "8.metadata.json.gz")
+        f"metadata/v{each}"
+        for each in ("9.metadata.json", "10.gz.metadata.json", "011.metadata.json", "8.metadata.json.gz")
     ]
     assert [version_path(*each) for each in versions(named)] == [named[1], named[0], named[3]]
     assert not has_other_catalog(["metadata/v9.metadata.json"])
