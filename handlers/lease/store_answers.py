@@ -31,43 +31,47 @@ _MESSAGE_CHARACTERS: Final = 400
 """Limit for the store's own message, so that the reason before it and the status and code after it still fit."""
 
 _THROTTLES: Final = re.compile(
-    r"(slowdown|throttl|requestthrottled|toomanyrequests|((user|request)?rate|request)limitexceeded)",
+    r"slow_?down|throttl|toomanyrequests|serverbusy|throughputexceeded|(rate|request|bandwidth)_?(limit)?_?exceeded",
     re.IGNORECASE,
 )
-"""How such codes begin: MinIO returns SlowDownRead and SlowDownWrite, others ThrottlingException, and Google rateLimitExceeded
-with 403, too."""
+"""Parts of such codes: S3's SlowDown, MinIO's SlowDownWrite, KMS.ThrottlingException, Azure's ServerBusy, Google's
+rateLimitExceeded, which comes with 403, too."""
 
 _NO_OBJECT: Final = ("", "NoSuchKey", "BlobNotFound", "PathNotFound")
 """The codes of S3, Google and Azure for a missing object; some emulators send none. Any other 404 concerns the bucket."""
 
-_DAMAGED: Final = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
+_DAMAGED: Final = (
+    "RequestTimeout",
+    "IncompleteBody",
+    "BadDigest",
+    "CrcMismatch",
+    "XAmzContentSHA256Mismatch",
+)
 """Codes of a 400 that concern the transfer of the request, not its content."""
 
-_FORBIDDEN: Final = (
-    "BlobImmutableDueToPolicy",
-    "LeaseIdMissing",
-    "LeaseIdMismatchWithBlobOperation",
-    "BlobArchived",
-    "BlobBeingRehydrated",
-    "InvalidBlobType",
-    "ContainerBeingDeleted",
-    "ContainerDisabled",
-    "AccountBeingCreated",
-    "ResourceTypeMismatch",
-    "InvalidBucketState",
-    "InvalidObjectState",
+_CONDITION: Final = re.compile(
+    r"precondition|conditionnotmet|(blob|path|file|object)alreadyexists", re.IGNORECASE
 )
-"""Codes of a 409 or 412 that are no conflict: the object, the container or the account forbids the request."""
+"""Parts of the codes for a condition that did not hold. Azure's BlobAlreadyExists comes with 409."""
+
+_FORBIDDEN: Final = re.compile(
+    r"^(Invalid|Lease|Container|KMS)|Immutable|Archived|Being|Disabled|Mismatch|NotSupported|NotAllowed|Policy|Quota|Restore|Pending|InUse"
+)
+"""Parts of the codes of a 409 that is no conflict: the object, its container, a key or the account forbids the request."""
 
 _CONFLICTS: Final = ("OperationAborted", "ConditionalRequestConflict")
 _TROUBLES: Final = ("InternalError", "OperationTimedOut", "ServiceUnavailable")
 
 _REJECTED_CREDENTIALS: Final = (
     "ExpiredToken",
+    "ExpiredTokenException",
+    "RequestExpired",
     "TokenRefreshRequired",
     "InvalidToken",
     "InvalidAccessKeyId",
+    "InvalidClientTokenId",
     "SignatureDoesNotMatch",
+    "AuthenticationFailed",
 )
 
 _STATUS_ERROR: Final = re.compile(
@@ -82,17 +86,11 @@ _NO_CREDENTIALS: Final = re.compile(
 )
 _REQUEST: Final = re.compile(r"Error performing (GET|PUT|POST|DELETE|HEAD) (\S+) in ")
 _UNSENDABLE: Final = "HTTP error: builder error"
-_S3_CODES: Final = {
-    "BlobAlreadyExists": "PreconditionFailed",
-    "ServerBusy": "SlowDown",
-}
-"""Azure's codes, as the S3 codes of the table. `BlobAlreadyExists` comes with 409, but unlike other 409s it means that the
-condition of if-absent did not hold."""
 _XML_ERROR: Final = re.compile(
     r"[\ufeff\s]*(?:<\?xml[^>]*>\s*)?<(?:\w+:)?Error(?:Response)?[\s>](?:.*?<(?:\w+:)?Code>\s*([^<\s]+)\s*</)?",
     re.DOTALL,
 )
-_JSON_ERROR: Final = re.compile(r'\s*{\s*"error":.*"reason":\s*"(\w+)"', re.DOTALL)
+_JSON_ERROR: Final = re.compile(r'\s*{\s*"error":.*?"(?:reason|code)":\s*"([\w.]+)"', re.DOTALL)
 _JSON_NO_OBJECT: Final = re.compile(r'"message":\s*"No such object')
 """Google's JSON has the reason `notFound` for a missing bucket, too."""
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
@@ -164,6 +162,13 @@ def _succeeded(answer: Answer) -> bool:
     return answer.status in {200, 201}
 
 
+def _forbids(answer: Answer) -> bool:
+    """Whether a 409 or a 412 is about something else than the condition of the request, or another write."""
+    if answer.status == 412:
+        return answer.code != "" and _CONDITION.search(answer.code) is None
+    return answer.status == 409 and _FORBIDDEN.search(answer.code) is not None
+
+
 TABLE: Final = (
     Row(
         "request not sent: no credentials, no region, an untrusted certificate",
@@ -197,19 +202,19 @@ TABLE: Final = (
     ),
     Row(
         "409, 412 with a code that is no conflict: BlobImmutableDueToPolicy, LeaseIdMissing, ContainerBeingDeleted, …",
-        lambda answer, _: answer.status in {409, 412} and answer.code in _FORBIDDEN,
+        lambda answer, _: _forbids(answer),
         ("refused", "refused", "refused"),
         "the object, its container or a policy forbids the request",
     ),
     Row(
-        "412; code PreconditionFailed under any status",
-        lambda answer, _: answer.status == 412 or answer.code == "PreconditionFailed",
+        "412; code PreconditionFailed, BlobAlreadyExists under any status",
+        lambda answer, _: answer.status == 412 or _CONDITION.search(answer.code) is not None,
         ("lost", "lost", "unknown"),
         "the condition did not hold",
     ),
     Row(
         "429; code SlowDown, Throttling, … under any status",
-        lambda answer, _: answer.status == 429 or _THROTTLES.match(answer.code) is not None,
+        lambda answer, _: answer.status == 429 or _THROTTLES.search(answer.code) is not None,
         ("throttled", "throttled", "throttled"),
         "the store throttles requests",
     ),
@@ -272,8 +277,8 @@ TABLE: Final = (
         "the object does not exist",
     ),
     Row(
-        "408; 400 with code RequestTimeout, IncompleteBody, BadDigest",
-        lambda answer, _: answer.status == 408 or answer.code in _DAMAGED,
+        "408, 499; 400 with code RequestTimeout, IncompleteBody, BadDigest",
+        lambda answer, _: answer.status in {408, 499} or answer.code in _DAMAGED,
         ("unknown", "unknown", "unknown"),
         "the request arrived damaged or incomplete",
     ),
@@ -388,7 +393,7 @@ def obstore_answer(error: BaseException) -> Answer:
     if not code:
         # All clouds send a code with a 404. Without one, the 404 comes from a proxy.
         return Answer(status, message=text, fault="not the store" if status == 404 else None)
-    return Answer(status, _S3_CODES.get(code, code), f"{code}: {text}")
+    return Answer(status, code, text)
 
 
 def error_code(document: str) -> str:

@@ -62,6 +62,7 @@ def google_json(reason: str, message: str = "a text") -> bytes:
 
 
 NO_OBJECT_JSON = google_json("notFound", "No such object: bucket/locks/t.json")
+ERROR_INFO = b'{"error": {"code": 403, "status": "RESOURCE_EXHAUSTED", "details": [{"reason": "RATE_LIMIT_EXCEEDED"}]}}'
 NO_BUCKET_JSON = google_json("notFound", "The specified bucket does not exist.")
 BEHIND_A_BOM = replace(error(404, "NoSuchKey"), body="\ufeff".encode() + error(404, "NoSuchKey").body)
 """As Azure sends its error documents."""
@@ -93,7 +94,7 @@ BROKEN = "no complete answer: no connection, a reset before or after the body wa
 PAGE = "404 that is not an S3 error: a proxy's page, or an empty body"
 LONG = "an object longer than 1 MiB"
 FORBIDDEN = "409, 412 with a code that is no conflict: BlobImmutableDueToPolicy, LeaseIdMissing, ContainerBeingDeleted, …"
-CONDITION = "412; code PreconditionFailed under any status"
+CONDITION = "412; code PreconditionFailed, BlobAlreadyExists under any status"
 PATIENCE = "429; code SlowDown, Throttling, … under any status"
 ERROR_200 = "200, 201 with any other error in the body"
 BODY_200 = "200, 201 with a body, to a write"
@@ -104,7 +105,7 @@ SAME = "200, 201 with the ETag that If-Match named"
 TAKEN = "200, 201 with an ETag"
 NOT_MODIFIED = "304"
 NO_OBJECT = "404 for the object: code NoSuchKey, BlobNotFound"
-DAMAGED = "408; 400 with code RequestTimeout, IncompleteBody, BadDigest"
+DAMAGED = "408, 499; 400 with code RequestTimeout, IncompleteBody, BadDigest"
 CONFLICT = "409; code OperationAborted, ConditionalRequestConflict under any status"
 REFUSES = "301, 302, 307, …; 400 ExpiredToken, InvalidRequest, …; 401; 403; 404 for the bucket; every other 4xx; 501"
 TROUBLE = "500, 502, 503, every other 5xx but 501; code InternalError, OperationTimedOut, ServiceUnavailable under any status"
@@ -125,7 +126,11 @@ CODES_OF_A_REFUSAL: Final = {
         "MissingSecurityHeader",
         "AuthorizationHeaderMalformed",
         "KMS.DisabledException",
+        "KMS.KMSInvalidStateException",
         "InvalidResourceName",
+        "UserProjectMissing",
+        "CloudKmsDisabledKey",
+        "XMinioAdminBucketQuotaExceeded",
     ),
     401: ("AuthenticationRequired", "InvalidAuthenticationInfo"),
     403: (
@@ -138,12 +143,49 @@ CODES_OF_A_REFUSAL: Final = {
         "AuthenticationFailed",
         "AuthorizationPermissionMismatch",
         "AccountIsDisabled",
+        "AccountProblem",
+        "AllAccessDisabled",
+        "InvalidObjectState",
+        "QuotaExceeded",
+        "ObjectUnderActiveHold",
+        "UserProjectAccountProblem",
     ),
-    404: ("NoSuchBucket", "ContainerNotFound", "ResourceNotFound"),
+    404: ("NoSuchBucket", "ContainerNotFound", "FilesystemNotFound", "ResourceNotFound"),
     405: ("MethodNotAllowed",),
+    409: (
+        "AccountBeingCreated",
+        "BlobArchived",
+        "BlobBeingRehydrated",
+        "BlobImmutableDueToPolicy",
+        "BlobTierNotSupported",
+        "ContainerBeingDeleted",
+        "ContainerDisabled",
+        "FeatureVersionMismatch",
+        "FileImmutable",
+        "InvalidBlobType",
+        "InvalidBucketState",
+        "InvalidObjectState",
+        "KMS.KMSInvalidStateException",
+        "LeaseIdMismatchWithContainerOperation",
+        "LeaseIdMissing",
+        "OperationNotAllowedOnIncrementalCopyBlob",
+        "PendingCopyOperation",
+        "ResourceTypeMismatch",
+        "RestoreAlreadyInProgress",
+        "SystemInUse",
+    ),
     411: ("MissingContentLength",),
+    412: (
+        "BlobImmutableDueToPolicy",
+        "InvalidBucketState",
+        "LeaseIdMismatchWithBlobOperation",
+        "LeaseIdMissing",
+        "LeaseLost",
+        "LeaseNotPresentWithBlobOperation",
+        "OrgPolicyConstraintFailed",
+    ),
 }
-"""Of S3, Google and Azure. The store has read the request and did nothing."""
+"""Of S3, Google, Azure and others. The store has read the request and did nothing."""
 UNKNOWN: Final = (Unknown, Unknown, Unknown)
 UNKNOWN_TO_WRITES: Final = (Unknown, Unknown, None)
 UNKNOWN_TO_A_READ: Final = (None, None, Unknown)
@@ -178,6 +220,17 @@ EXAMPLES: Final = [
         LONG, "1 MiB and one byte", replace(READ, body=b"x" * (MAX_OBJECT_BYTES + 1)), *REFUSED_TO_A_READ
     ),
     Example(CONDITION, "412", error(412, "PreconditionFailed"), *LOST),
+    *(
+        Example(CONDITION, f"{status} {code}", error(status, code), *LOST)
+        for status, code in (
+            (412, "ConditionNotMet"),
+            (412, "TargetConditionNotMet"),
+            (409, "BlobAlreadyExists"),
+            (409, "PathAlreadyExists"),
+            (409, "FileAlreadyExists"),
+        )
+    ),
+    Example(CONDITION, "412 of Google's JSON", Reply(412, body=google_json("conditionNotMet")), *LOST),
     Example(CONDITION, "412 with a page", Reply(412, body=HTML), *LOST),
     Example(CONDITION, "412 with nothing", Reply(412), *LOST),
     Example(
@@ -187,11 +240,27 @@ EXAMPLES: Final = [
     Example(PATIENCE, "429 with a code", error(429, "TooManyRequests"), *THROTTLED),
     *(
         Example(PATIENCE, f"403 {reason}", Reply(403, body=google_json(reason)), *THROTTLED)
-        for reason in ("rateLimitExceeded", "userRateLimitExceeded", "RequestRateLimitExceeded")
+        for reason in (
+            "rateLimitExceeded",
+            "userRateLimitExceeded",
+            "RequestRateLimitExceeded",
+            "usageLimits.rateLimitExceeded",
+        )
     ),
+    Example(PATIENCE, "403 of Google's newer APIs", Reply(403, body=ERROR_INFO), *THROTTLED),
     Example(PATIENCE, "503 SlowDown", error(503, "SlowDown"), *THROTTLED),
     Example(PATIENCE, "503 of MinIO", error(503, "SlowDownWrite"), *THROTTLED),
-    Example(PATIENCE, "400 Throttling", error(400, "ThrottlingException"), *THROTTLED),
+    *(
+        Example(PATIENCE, f"{status} {code}", error(status, code), *THROTTLED)
+        for status, code in (
+            (400, "ThrottlingException"),
+            (400, "KMS.ThrottlingException"),
+            (400, "RequestLimitExceeded"),
+            (503, "BandwidthLimitExceeded"),
+            (503, "ServerBusy"),
+            (409, "SnapshotOperationRateExceeded"),
+        )
+    ),
     Example(PATIENCE, "200 SlowDown", error(200, "SlowDown", ("ETag", ETAG)), *THROTTLED),
     Example(ERROR_200, "200 InternalError", error(200, "InternalError", ("ETag", ETAG)), *UNKNOWN),
     Example(ERROR_200, "200 NoSuchKey", error(200, "NoSuchKey"), *UNKNOWN),
@@ -231,16 +300,18 @@ EXAMPLES: Final = [
     ),
     Example(PAGE, "404 in a namespace, without a code", Reply(404, body=b'<Error xmlns="s"/>'), *UNKNOWN),
     Example(DAMAGED, "408", Reply(408), *UNKNOWN),
+    Example(DAMAGED, "499", Reply(499), *UNKNOWN),
     Example(DAMAGED, "400 RequestTimeout", error(400, "RequestTimeout"), *UNKNOWN),
     Example(DAMAGED, "400 IncompleteBody", error(400, "IncompleteBody"), *UNKNOWN),
     Example(DAMAGED, "400 BadDigest", error(400, "BadDigest"), *UNKNOWN),
     Example(CONFLICT, "409", error(409, "ConditionalRequestConflict"), *UNKNOWN),
     Example(CONFLICT, "409 OperationAborted", error(409, "OperationAborted"), *UNKNOWN),
     Example(CONFLICT, "a conflict with another status", error(400, "OperationAborted"), *UNKNOWN),
-    *(
-        Example(FORBIDDEN, f"{status} {code}", error(status, code), *REFUSED)
-        for code in store_answers._FORBIDDEN
-        for status in (409, 412)
+    Example(
+        FORBIDDEN,
+        "412 of Google's JSON for a policy",
+        Reply(412, body=google_json("orgPolicyConstraintFailed")),
+        *REFUSED,
     ),
     Example(CONFLICT, "409 with nothing", Reply(409), *UNKNOWN),
     Example(REFUSES, "301 of S3", error(301, "PermanentRedirect", REGION), *REFUSED),
@@ -250,7 +321,9 @@ EXAMPLES: Final = [
     Example(REFUSES, "307 of S3", error(307, "TemporaryRedirect", ELSEWHERE), *REFUSED),
     Example(REFUSES, "308", Reply(308, (ELSEWHERE,)), *REFUSED),
     *(
-        Example(REFUSES, f"{status} {code}", error(status, code), *REFUSED)
+        Example(
+            FORBIDDEN if status in {409, 412} else REFUSES, f"{status} {code}", error(status, code), *REFUSED
+        )
         for status, codes in CODES_OF_A_REFUSAL.items()
         for code in codes
     ),
