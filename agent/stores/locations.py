@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from lakewarden.agent.errors import AgentError
@@ -83,6 +83,16 @@ DEFAULT_REGION = "us-east-1"
 def aws_region(session: AioSession) -> str | None:
     """AWS_DEFAULT_REGION, else that of the profile, else AWS_REGION, which botocore doesn't read."""
     return session.get_config_variable("region") or os.environ.get("AWS_REGION") or None
+
+
+async def read_credentials_again(used: Any, profile: str | None = None) -> None:
+    """Put the keys of a file that was replaced into the credentials of a client. botocore renews only what expires by itself."""
+    from aiobotocore.credentials import AioCredentials
+    from aiobotocore.session import AioSession
+
+    found = await AioSession(profile=profile).get_credentials()
+    if type(found) is AioCredentials and type(used) is AioCredentials:
+        used.access_key, used.secret_key, used.token = found.access_key, found.secret_key, found.token
 
 
 def s3_endpoint() -> str | None:

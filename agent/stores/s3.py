@@ -26,7 +26,6 @@ import aiohttp
 import anyio
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.config import AioConfig
-from aiobotocore.credentials import AioCredentials
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from aiohttp import (
@@ -41,7 +40,7 @@ from botocore import exceptions as boto
 
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import port
-from lakewarden.agent.stores.locations import Location, aws_region
+from lakewarden.agent.stores.locations import Location, aws_region, read_credentials_again
 from lakewarden.handlers.lease.conditional import (
     Condition,
     IfAbsent,
@@ -175,14 +174,8 @@ class S3Store(port.LocatingStore[Location]):
                 return failure
         answer = await self._within_timeout(lambda: request(self._client), "answer")
         if answer.rejects_credentials:
-            await self._within_timeout(self._read_credentials_again, "credentials")
+            await self._within_timeout(lambda: read_credentials_again(self._credentials), "credentials")
         return answer
-
-    async def _read_credentials_again(self) -> None:
-        """botocore renews what expires by itself, and reads a file of plain credentials once."""
-        found, used = await AioSession().get_credentials(), self._credentials
-        if type(found) is AioCredentials and type(used) is AioCredentials:
-            used.access_key, used.secret_key, used.token = found.access_key, found.secret_key, found.token
 
     async def _within_timeout(self, work: Callable[[], Awaitable[T]], awaited: str) -> T | Answer:
         """Return what `work` returns, or an `Answer` that says why there is none."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from lakewarden.agent.stores.locations import aws_region
+from lakewarden.agent.stores.locations import aws_region, read_credentials_again
 from lakewarden.agent.watching.catalog import (
     MAX_PAGES,
     MAX_REQUESTS,
@@ -17,7 +17,7 @@ from lakewarden.agent.watching.catalog import (
     pointed,
 )
 from lakewarden.agent.watching.files import AbsentFileError, UnreadableTableError
-from lakewarden.handlers.lease.store_answers import shorten
+from lakewarden.handlers.lease.store_answers import Answer, shorten
 
 
 class GlueCatalog(Catalog):
@@ -26,6 +26,8 @@ class GlueCatalog(Catalog):
     def __init__(self, name: str, properties: Mapping[str, str], timeout: float) -> None:
         super().__init__(name, properties, timeout)
         self._client: Any = None
+        self._credentials: Any = None
+        """None: those of the properties."""
         self._starting = anyio.Lock()
 
     async def _start(self) -> None:
@@ -45,6 +47,8 @@ class GlueCatalog(Catalog):
             )
             session = AioSession(profile=given.get("glue.profile-name"))
             try:
+                if not given.get("glue.access-key-id"):
+                    self._credentials = await session.get_credentials()
                 self._client = await self._open.enter_async_context(
                     session.create_client(
                         "glue",
@@ -89,6 +93,8 @@ class GlueCatalog(Catalog):
             )
         except ClientError as error:
             why = error.response.get("Error", {})
+            if Answer(400, str(why.get("Code"))).rejects_credentials:
+                await read_credentials_again(self._credentials, self._properties.get("glue.profile-name"))
             is_absent = why.get("Code") == "EntityNotFoundException"
             kind = AbsentFileError if is_absent else UnreadableTableError
             raise kind(shorten(f"Glue answers {why.get('Code')}: {why.get('Message')}")) from error

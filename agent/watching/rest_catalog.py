@@ -113,6 +113,8 @@ class RestCatalog(Catalog):
             self._refuse(token)
             authorized, _ = await self._authorized(url, given)
             status, answered, body = await self._send("GET", url, authorized)
+        if status in (401, 403):
+            self._signer = None  # the next request reads the credentials of AWS again
         if status not in (200, 304):
             raise _refusal(status, answered, b"" if _quotes(body, authorized) else body)
         return status, answered, body

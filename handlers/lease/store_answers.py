@@ -62,7 +62,7 @@ _FORBIDDEN: Final = re.compile(
 _CONFLICTS: Final = ("OperationAborted", "ConditionalRequestConflict")
 _TROUBLES: Final = ("InternalError", "OperationTimedOut", "ServiceUnavailable")
 
-_REJECTED_CREDENTIALS: Final = (
+REJECTED_CREDENTIALS: Final = (
     "ExpiredToken",
     "ExpiredTokenException",
     "RequestExpired",
@@ -70,9 +70,12 @@ _REJECTED_CREDENTIALS: Final = (
     "InvalidToken",
     "InvalidAccessKeyId",
     "InvalidClientTokenId",
+    "UnrecognizedClientException",
     "SignatureDoesNotMatch",
+    "InvalidSignatureException",
     "AuthenticationFailed",
 )
+"""Codes of S3, STS, Glue and Azure."""
 
 _STATUS_ERROR: Final = re.compile(
     r"(?P<before>.*)Error performing (?:GET|PUT|POST|DELETE|HEAD) \S+ in \S+ - "
@@ -122,7 +125,7 @@ class Answer:
     @property
     def rejects_credentials(self) -> bool:
         """Whether other credentials may help: their files are read again for the next request."""
-        return self.fault == "no credentials" or self.status == 401 or self.code in _REJECTED_CREDENTIALS
+        return self.fault == "no credentials" or self.status == 401 or self.code in REJECTED_CREDENTIALS
 
     @property
     def summary(self) -> str:

@@ -46,6 +46,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
+from lakewarden.handlers.lease.store_answers import REJECTED_CREDENTIALS
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
 from tests.servers.program import new_name
 from tests.servers.s3 import VIRTUAL_DOMAIN, S3Server, encrypting_s3_server
@@ -431,10 +432,7 @@ def write_keys(home: Path, key: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["ExpiredToken", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"],
-)
+@pytest.mark.parametrize("code", REJECTED_CREDENTIALS)
 async def test_a_credentials_file_that_another_program_renews_is_read_again_after_a_refusal(
     code: str, home: Path
 ) -> None:

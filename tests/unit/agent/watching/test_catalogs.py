@@ -645,6 +645,38 @@ async def test_a_table_of_glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert json.loads(first.body) == {"DatabaseName": "air", "Name": "flights", "CatalogId": "12"}
 
 
+@pytest.mark.parametrize("kind", ["glue", "rest"])
+async def test_a_credentials_file_that_another_program_renews_is_read_again_after_a_refusal(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, text = (
+        tmp_path / "credentials",
+        f"[default]\naws_access_key_id={{}}\naws_secret_access_key={SECRET}\n",
+    )
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    refusal = glue_error("ExpiredTokenException") if kind == "glue" else Reply(403)
+    async with faulty_server([refusal]) as running:
+        properties = {
+            "glue": {"type": "glue", "glue.endpoint": running.endpoint},
+            "rest": {"type": "rest", "uri": running.endpoint, "rest.sigv4-enabled": "true"},
+        }
+        given: Any = {"prod": properties[kind]}
+        async with following(Settings(catalogs=given)) as (_, catalog):
+            for key in ("first", "second", "second"):
+                keys.write_text(text.format(key))
+                with pytest.raises(UnreadableTableError):
+                    await catalog.tables(("air",))
+
+    signed = [each.headers["authorization"].partition("Credential=")[2] for each in running.received]
+    assert [each.partition("/")[0] for each in signed] in (
+        ["first", "first", "second"],
+        ["first", "second", "second"],
+    )
+
+
 HIVE_TABLE = {1: (11, "flights"), 9: (13, {"metadata_location": "file:///m/1.json"})}
 
 
