@@ -6,8 +6,8 @@ makes every request of a lock, to a key of its own, and deletes the key:
 
 | request | must | of the lock |
 | --- | --- | --- |
+| read | find nothing | the first look; a cache that keeps "absent" shows later |
 | if-absent | win | the first acquisition |
-| read of another key | find nothing | the first look |
 | if-absent | lose | a second contender |
 | if-match with another version | lose | a contender that has read an older record |
 | read | find the first body under its version | after a loss; it shows that the two lost writes wrote nothing |
@@ -69,10 +69,10 @@ class _Probe:
         self._created = False
 
     async def run(self) -> None:
+        await self._find_nothing()
         created = await self._win(conditional.IfAbsent())
         self._created = True
         body = self._body()
-        await self._find_nothing()
         await self._lose(conditional.IfAbsent())
         await self._lose(conditional.IfMatch(_different_version(created)))
         seen = await self._find(body, created)
@@ -115,7 +115,7 @@ class _Probe:
             self._raise_inconclusive(outcome)
 
     async def _find_nothing(self) -> None:
-        outcome = await self._store.read(f"{self._uri.removesuffix('.json')}-absent.json")
+        outcome = await self._store.read(self._uri)
         if isinstance(outcome, conditional.Found):
             raise self._untrusted(_NEVER_USED)
         if not isinstance(outcome, conditional.Absent):
@@ -149,11 +149,12 @@ class _Probe:
             )
         if not self._created:
             raise StoreRefusedError(
-                f"this store can't be written to; check bucket or container, credentials and write permission: {end}"
+                "this store can't be read or written to; check bucket or container, credentials, the clock, and the rights to "
+                f"write objects, to read them and to list the bucket (without it, S3 refuses to read an absent one): {end}"
             )
         raise StoreRefusedError(
             "this store accepts a new object and then refuses a request that a lock needs; check retention, Object Lock, "
-            f"immutability policies, and the rights to read objects, to replace them and to list the bucket: {end}"
+            f"immutability policies, the rights to read and to replace objects, and proxies: {end}"
         )
 
 

@@ -222,7 +222,7 @@ async def test_the_error_for_a_missing_bucket_says_what_to_check(
 
     message = await probe_error(settings, f"{kind}://not-there/locks/t.json")
 
-    assert "this store can't be written to; check bucket or container" in message
+    assert "this store can't be read or written to; check bucket or container" in message
     assert "code=NoSuchBucket" in message or "code=ContainerNotFound" in message
     assert f"key={kind}://not-there/.lakewarden-probe/" in message
     assert "\n" not in message

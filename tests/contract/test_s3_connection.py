@@ -486,6 +486,25 @@ async def test_a_web_identity_token_that_rotates_is_read_for_the_next_session(
     assert (tokens[0], tokens[-1]) == (["first"], ["second"])
 
 
+async def test_the_program_of_a_profile_is_asked_again_before_its_credentials_end(home: Path) -> None:
+    ends = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
+    answer = home / "answer.json"
+    (home / "config").write_text(f"[default]\nregion = eu-west-1\ncredential_process = cat {answer}\n")
+    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
+        for key in ("first", "second"):
+            given = {
+                "Version": 1,
+                "AccessKeyId": key,
+                "SecretAccessKey": "s",
+                "SessionToken": "t",
+                "Expiration": ends,
+            }
+            answer.write_text(json.dumps(given))
+            await store.write(URI, b"body", IfAbsent())
+
+    assert credential(server).startswith("second/")
+
+
 async def test_missing_credentials_are_refused_until_they_exist(home: Path) -> None:
     async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
         before = await store.write(URI, b"body", IfAbsent())

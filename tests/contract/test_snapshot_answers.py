@@ -158,6 +158,7 @@ async def test_credentials_that_cannot_be_fetched_refuse_the_put(
 
     assert all("snapshot-1" not in each.path for each in server.received)
     assert isinstance(outcome, PutRefused), outcome
+    assert ("a profile in ~/.aws isn't read" in outcome.why) == (kind == "instance"), outcome
 
 
 @pytest.mark.parametrize(

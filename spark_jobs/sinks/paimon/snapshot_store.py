@@ -185,7 +185,7 @@ class ObjectSnapshots(FolderStore):
         except NotImplementedError as error:
             return PutRefused(error_text(error))
         except (BaseError, OSError) as error:
-            why = error_text(error)
+            why = _why(error)
             match put_meaning(error, name):
                 case "refused" | "unusable":
                     return PutRefused(why)
@@ -244,7 +244,19 @@ def _answers_as_os_errors() -> Iterator[None]:
     try:
         yield
     except BaseError as error:
-        raise OSError(error_text(error)) from error
+        raise OSError(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    """The text of an error of obstore. Without keys, it asks the service of an instance's role last."""
+    why = error_text(error)
+    if "/latest/api/token" not in why and "/latest/meta-data/" not in why:
+        return why
+    return (
+        "no keys of S3 were given, and the service of an instance's role doesn't give any: set s3.access-key and s3.secret-key, "
+        "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN; a profile in ~/.aws "
+        f"isn't read: {why}"
+    )
 
 
 def _require_answer(error: FileNotFoundError) -> None:

@@ -329,7 +329,7 @@ async def test_a_store_that_refuses_access_ends_the_start_with_one_line(
         assert await process.ended() == 1
 
     [line] = process.log.read_text().splitlines()
-    assert "this store can't be written to" in line
+    assert "this store can't be read or written to" in line
     assert "NoSuchBucket" in line
 
 
