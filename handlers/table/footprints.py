@@ -28,7 +28,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, WHOLE_TABLE, Marker, Operation
@@ -322,23 +323,37 @@ class Footprints:
 
     def _meet_partition(self, found: list[_Met], partition: str, mine: Touch) -> None:
         """Enter that a `*` shares its partition with every touch there."""
-        groups = self.index[partition]
-        most = max(1, MAX_FOUND // len(self.first))
-        for other, firsts in self.first.items():
-            first = firsts.get(partition)
-            if first is None or other.transaction is mine.transaction:
-                continue
-            places = other.transaction.footprint[partition][:most]
-            for place in [each for each in places if other in groups[each]] or [first]:
-                self._enter(found, Place(partition, ALL_FILE_GROUPS, place), mine, [other])
+
+        def met() -> Iterator[tuple[Place, Touch]]:
+            groups = self.index[partition]
+            most = max(1, MAX_FOUND // len(self.first))
+            for other, firsts in self.first.items():
+                first = firsts.get(partition)
+                if first is None or other.transaction is mine.transaction:
+                    continue
+                places = other.transaction.footprint[partition][:most]
+                if len(other.transaction.touches) > 1:  # some of the places may be another touch's
+                    places = [each for each in places if other in groups[each]] or [first]
+                for place in places:
+                    yield Place(partition, ALL_FILE_GROUPS, place), other
+
+        self._enter_runs(found, mine, met())
 
     def _meet_table(self, found: list[_Met], mine: Touch) -> None:
         """Enter that the whole table shares its places with every touch."""
         most = max(1, MAX_FOUND // len(self.first))
-        for other, firsts in self.first.items():
-            if other.transaction is not mine.transaction:
-                for partition, place in islice(firsts.items(), most):
-                    self._enter(found, Place(partition, ALL_FILE_GROUPS, place), mine, [other])
+        met = (
+            (Place(partition, ALL_FILE_GROUPS, place), other)
+            for other, firsts in self.first.items()
+            if other.transaction is not mine.transaction
+            for partition, place in islice(firsts.items(), most)
+        )
+        self._enter_runs(found, mine, met)
+
+    def _enter_runs(self, found: list[_Met], mine: Touch, met: Iterable[tuple[Place, Touch]]) -> None:
+        """Enter touches that follow each other at one place, such as those of a crowd of `*`, together."""
+        for place, run in groupby(met, key=itemgetter(0)):
+            self._enter(found, place, mine, [other for _, other in run])
 
     def _enter(self, found: list[_Met], place: Place, mine: Touch, others: list[Touch]) -> None:
         """Report that `mine` shares a place with others, and keep it with each pair that has not enough places."""

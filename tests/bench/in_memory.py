@@ -10,8 +10,8 @@
     conflicting  as a replay may leave it: each writer but the first conflicts with the first in one place. All of them are
                  aborted, and all that they touched is removed
 
-- beside: an event while so many others are open, all `queued` behind one, or all `ordered` and waiting for their turn. The event
-  is a heartbeat; one of a transaction of another place (`other`); one of the first one, which shares a place with all (`next`);
+- beside: an event while so many others are open, all `queued` behind one, the same with the whole partition as their scope
+  (`queued, *`), or all `ordered` and waiting for their turn. The event is a heartbeat; one of a transaction of another place (`other`); one of the first one, which shares a place with all (`next`);
   the intent of one more (`joins`); the periodic check (`check`); a renewal of the lock (`renewal`); the end of a replay
   (`replayed`).
 """
@@ -73,7 +73,7 @@ def measure(run: Run) -> Figures:
             str(others + 1): medians([_beside(kind, others) for _ in range(BESIDE_RUNS)], 4)
             for others in OPEN
         }
-        for kind in ("queued", "ordered")
+        for kind in ("queued", "queued, *", "ordered")
     }
     return report
 
@@ -85,9 +85,10 @@ def _beside(kind: str, others: int) -> dict[str, float]:
     def end(name: str) -> float:
         return sum(core.commit(name))
 
-    bucket = (Marker(partition="p", file_group="bucket-0", operation="merge"),)
+    file_group = "*" if kind.endswith("*") else "bucket-0"
+    bucket = (Marker(partition="p", file_group=file_group, operation="merge"),)
     elsewhere = (Marker(partition="q", file_group="f", operation="merge"),)
-    rule = {"admission": "queued"} if kind == "queued" else {"conflict_rule": "ordered"}
+    rule = {"conflict_rule": "ordered"} if kind == "ordered" else {"admission": "queued"}
     fields: dict[str, Any] = {"scope": bucket, **rule}
     for number in range(others + 1):
         core.read(intent(TABLE, f"T{number}", **fields))
