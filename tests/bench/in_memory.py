@@ -11,9 +11,9 @@
                  aborted, and all that they touched is removed
 
 - beside: an event while so many others are open, all `queued` behind one, the same with the whole partition as their scope
-  (`queued, *`), or all `ordered` and waiting for their turn. The event is a heartbeat; one of a transaction of another place (`other`); one of the first one, which shares a place with all (`next`);
-  the intent of one more (`joins`); the periodic check (`check`); a renewal of the lock (`renewal`); the end of a replay
-  (`replayed`).
+  (`queued, *`), or all `ordered` and waiting for their turn. The event is a heartbeat; one of a transaction of another place
+  (`other`); one of the first one, which shares a place with all (`next`); the intent of one more (`joins`); the periodic check
+  (`check`); a renewal of the lock (`renewal`); the end of a replay (`replayed`).
 """
 
 from __future__ import annotations
