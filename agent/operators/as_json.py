@@ -1,4 +1,7 @@
-"""Views as JSON: the names of a dataclass's fields are the names in the JSON."""
+"""Views as JSON: the names of a dataclass's fields are the names in the JSON.
+
+A field with the metadata `flat` stands for the fields of its own value.
+"""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -12,20 +15,14 @@ from pydantic import BaseModel
 
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.assessment import Assessment
-from lakewarden.handlers.explain.bars import Bar
 from lakewarden.handlers.explain.life import Life
-from lakewarden.handlers.explain.timeline import Because, Step
+from lakewarden.handlers.explain.timeline import Because
 
 _OF_LIFE = (
     *("transaction", "writer", "table", "batch_id", "started", "ended", "lost_to", "bypassed_by"),
     *("aborted_at", "made_by"),
 )
 """What the JSON has of a life, beside its outcome."""
-
-
-def named(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, by their names."""
-    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _fields(value: Any, without: tuple[str, ...] = ()) -> Any:
@@ -39,13 +36,15 @@ def _fields(value: Any, without: tuple[str, ...] = ()) -> Any:
         return {"outcome": value.end, **{name: getattr(value, name) for name in _OF_LIFE}}
     if not is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is no view")
-    found = {name: each for name, each in named(value).items() if name not in without}
-    if isinstance(value, Step):  # the JSON of its event, and what is known beside it
-        return {**_fields(found.pop("event")), **found}
-    if isinstance(value, Bar):
-        return {**_fields(found.pop("life")), **found}
+    found: dict[str, Any] = {}
+    for each in fields(value):
+        part = getattr(value, each.name)
+        if not each.metadata:
+            found[each.name] = part
+        elif part is not None:
+            found |= _fields(part)
     if isinstance(value, Because):  # what doesn't apply is left out
-        return {
+        found = {
             name: each for name, each in found.items() if not (each is None or each is False or each == ())
         }
     if isinstance(value, Assessment):
@@ -54,7 +53,7 @@ def _fields(value: Any, without: tuple[str, ...] = ()) -> Any:
             for name in ("since", "until")
         }
         found["partitions"] = [{"partition": name, "times": times} for name, times in value.partitions]
-    return found
+    return {name: each for name, each in found.items() if name not in without}
 
 
 as_json: Callable[[Any], str] = partial(dumps, default=_fields)

@@ -5,6 +5,7 @@ partition together with all decisions that were published before it asked for th
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from aiokafka.structs import ConsumerRecord
 
@@ -35,7 +36,7 @@ class LiveStatus:
         self._idle: dict[str, None] = {}
         """The tables without an open transaction, in the order of their last events."""
         self._clean_up_at = _LATE_NAMES
-        self.without_waits: set[str] = set()
+        self._without_waits: set[str] = set()
         """Tables whose footprints were dropped at the memory budget: it is unknown who waits for whom."""
         for each in replay.partitions.values():
             each.taken_over = False
@@ -77,6 +78,7 @@ class LiveStatus:
         lapsed = known is not None and known.lock is not None and known.lock.held
         if known is None or shown is not lock or (lapsed and lock is not None and lock.valid_until <= now_ms):
             known = status.table_view(uri, self._replay, lock, refused)
+            known = replace(known, waits_known=uri not in self._without_waits)
             if lock is not None or uri in self._replay.tables or refused is not None:
                 self._views[uri] = lock, known
         return known
@@ -91,7 +93,7 @@ class LiveStatus:
             self._idle.pop(uri, None)
             if state is None or state.open():
                 continue
-            self.without_waits.discard(uri)
+            self._without_waits.discard(uri)
             fresh = replay.tables[uri] = TableState(uri, state.settings)
             fresh.losses, fresh.lost_on = state.losses, state.lost_on
             fresh.closed = dict(list(state.closed.items())[-MAX_ENDED:])
@@ -114,5 +116,5 @@ class LiveStatus:
             used -= used_bytes(states[uri])
             drop_index(states[uri])
             used += used_bytes(states[uri])
-            self.without_waits.add(uri)
+            self._without_waits.add(uri)
             self._views.pop(uri, None)

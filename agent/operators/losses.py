@@ -60,6 +60,8 @@ class PairLoss(LossRow):
 class LossReport:
     """What conflicts have cost in the last hours, each list with the largest first."""
 
+    table: str | None
+    """The only one that counts. None: all."""
     hours: int
     conflicts: int
     seconds: float
@@ -117,6 +119,7 @@ class Losses:
         for (uri, _, _), loss in pairs.items():
             tables.setdefault((uri, "", ""), _Loss()).add(loss.conflicts, loss.seconds)
         return LossReport(
+            table,
             self.hours,
             sum(each.conflicts for each in tables.values()),
             round(sum(each.seconds for each in tables.values()), 3),

@@ -3,16 +3,18 @@
 Its command, its page and its JSON follow from its entry in `QUESTIONS`: a column for each field, those named `…_seconds` as ages.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.log import Log
-from lakewarden.agent.operators.late import late_writers
+from lakewarden.agent.operators.late import LateWriter, late_writers
 from lakewarden.agent.operators.timelines import Timelines, read_timelines
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.handlers.explain.condition import age
+
+Row: TypeAlias = LateWriter
+"""What a question is answered with: a dataclass that has a `table`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,10 @@ class Question:
     """What a row is, for the command and the page."""
     none: str
     """The answer without rows."""
-    rows: Callable[[Timelines, float], Iterable[Any]]
+    rows: Callable[[Timelines, float], Iterable[Row]]
     """From what is past, and the present time."""
 
-    def answer(self, timelines: Timelines, table: str | None = None) -> list[Any]:
+    def answer(self, timelines: Timelines, table: str | None = None) -> list[Row]:
         now = moment().wall_ms / 1000
         return [each for each in self.rows(timelines, now) if table in (None, each.table)]
 
@@ -49,18 +51,7 @@ QUESTIONS = (
 )
 
 
-async def ask(question: Question, settings: KafkaSettings, table: str | None) -> list[Any]:
+async def ask(question: Question, settings: KafkaSettings, table: str | None) -> list[Row]:
     """The rows, from what `read_timelines` reads."""
     async with Log(settings) as log:
         return question.answer(await read_timelines(log), table)
-
-
-def cells(rows: Sequence[Any]) -> list[tuple[str, ...]]:
-    """The names of the columns, and the rows as text."""
-    names = [each.name for row in rows[:1] for each in fields(row)]
-    shown = [tuple(_cell(name, getattr(row, name)) for name in names) for row in rows]
-    return [tuple(name.removesuffix("_seconds").replace("_", " ") for name in names), *shown]
-
-
-def _cell(name: str, value: Any) -> str:
-    return age(value) if name.endswith("_seconds") else str(value)

@@ -134,6 +134,8 @@ class TableView:
     """The last one that the log has of the last hours."""
     pace_seconds: float | None = None
     """The usual interval between two commits."""
+    waits_known: bool = True
+    """False: it is not known who waits for whom, because what the transactions touch exceeds the page's memory."""
 
 
 async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
@@ -184,8 +186,6 @@ def with_condition(
     now: float,
     members: tuple[Member, ...] | None,
     ends: Ends,
-    *,
-    waits_known: bool = True,
 ) -> TableView:
     """The table with its condition, its last commit and its pace.
 
@@ -199,12 +199,13 @@ def with_condition(
         denied = Denied(lock.lock, lock.waiting, lock.owner or None, lock.detail)
     opened = tuple(_open(each, now) for each in view.transactions)
     agents = None if members is None else bool(members)
-    facts = Facts(view.table, now, agents, view.refused, denied, opened, waits_known, ends)
+    pace = ends.pace
+    facts = Facts(view.table, now, agents, view.refused, denied, opened, view.waits_known, ends)
     return replace(
         view,
         condition=condition(facts),
         last_commit=_time(ends.last_commit),
-        pace_seconds=ends.pace and round(ends.pace, 1),
+        pace_seconds=pace and round(pace, 1),
     )
 
 

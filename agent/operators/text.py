@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
 from html import unescape
@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.name_text import visible, visible_blanks
+from lakewarden.agent.operators.questions import Row
 from lakewarden.agent.operators.shell_command import Command, short_id, short_names
 from lakewarden.agent.time_text import counted, few, last, timestamp, when
 from lakewarden.handlers.assessment import duration
@@ -68,8 +69,9 @@ def environment(package: str, **options: Any) -> Environment:
         when=when,
         without_gate=without_gate,
         writer_name=writer_name,
+        cells=cells,
     )
-    found.globals.update(fine=FINE, wait_texts=WAIT_TEXTS)
+    found.globals.update(fine=FINE, wait_texts=WAIT_TEXTS, sentence=sentence)
     return found
 
 
@@ -97,6 +99,10 @@ class Visible(str):
 
     __slots__ = ()
 
+    def partition(self, divider: str) -> tuple[str, str, str]:
+        head, found, tail = super().partition(divider)
+        return Visible(head), found, Visible(tail)
+
 
 @dataclass(frozen=True, slots=True)
 class StoryLine:
@@ -105,7 +111,8 @@ class StoryLine:
     place: str
     time: str
     text: str
-    at_ms: float | None = None
+    after: float | None = None
+    """Seconds since the step before."""
     type: str = ""
     """The event's."""
 
@@ -120,6 +127,7 @@ def story(found: Explanation, *, verbose: bool = False) -> list[StoryLine]:
     )
     begin = next(opened, None)
     rows = []
+    before_ms: int | None = None
     for step in found.steps:
         first, last_one = step.first, step.record.offset
         place = f"{step.record.topic}:{first.offset}" + f"-{last_one}" * (last_one > first.offset)
@@ -127,7 +135,9 @@ def story(found: Explanation, *, verbose: bool = False) -> list[StoryLine]:
         if begin is not None and first != begin:
             time = f"{(first.recorded_ms - begin.recorded_ms) / 1000:+.3f} s"
         text = sentence("step_text", step, this, verbose, whole=verbose)
-        rows.append(StoryLine(place, time, text, first.recorded_ms, step.event.type))
+        after = None if before_ms is None else (first.recorded_ms - before_ms) / 1000
+        before_ms = first.recorded_ms
+        rows.append(StoryLine(place, time, text, after, step.event.type))
     left_out = len(rows) - MOST_STEPS
     if left_out > 0 and not verbose:
         more = f"… {counted(left_out, 'more step')}: --verbose prints them"
@@ -139,6 +149,17 @@ def sentence(macro: str, *values: Any, whole: bool = False) -> Visible:
     """What a macro of `steps.txt` says."""
     text = getattr(templates().get_template("steps.txt").module, macro)(*values)
     return Visible(unescape(_concise(text, whole=whole)))
+
+
+def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The names of the columns, and the rows as text."""
+    names = [each.name for row in rows[:1] for each in fields(row)]
+    shown = [tuple(_cell(name, getattr(row, name)) for name in names) for row in rows]
+    return [tuple(name.removesuffix("_seconds").replace("_", " ") for name in names), *shown]
+
+
+def _cell(name: str, value: Any) -> str:
+    return age(value) if name.endswith("_seconds") else str(value)
 
 
 def ago(time: str) -> str:

@@ -22,7 +22,7 @@ from lakewarden.agent.operators.live_status import LiveStatus
 from lakewarden.agent.operators.log_replay import replay_log
 from lakewarden.agent.operators.losses import HOUR_MS, Losses
 from lakewarden.agent.operators.refused import MAX_REFUSED, RefusedEvent, last_spans, refused_event
-from lakewarden.agent.operators.status import Locks, group_members, readers_of_locks
+from lakewarden.agent.operators.status import Locks, TableView, group_members, readers_of_locks
 from lakewarden.agent.operators.timelines import Timelines, readers_of
 from lakewarden.agent.settings import Settings
 from lakewarden.handlers.setup import Member
@@ -91,9 +91,9 @@ class History:
 class Follower:
     """What the page shows, as far as Kafka has it."""
 
-    def __init__(self, settings: Settings, changes: Changes) -> None:
-        self._settings = settings
-        self._changes = changes
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.changes = Changes()
         self.problem: str | None = "the log is being read"
         """Why what is shown is not current, if it is not."""
         self.status: LiveStatus | None = None
@@ -103,6 +103,8 @@ class Follower:
         """When the state was known to be current last, by this machine's clock."""
         self.members: tuple[Member, ...] | None = None
         """The agents in the group. None: not known."""
+        self.judged: tuple[tuple[int, int] | None, list[TableView]] = None, []
+        """The tables with their conditions, of this revision and second."""
 
     async def run(self) -> None:
         """Read the log until cancelled, and after an error again."""
@@ -110,30 +112,30 @@ class Follower:
             try:
                 await self._follow()
             except (AgentError, KafkaError, TimeoutError, OSError) as error:
-                problem = explained(error, self._settings)
+                problem = explained(error, self.settings)
             else:
                 continue
             if problem != self.problem:
                 logger.info("web.waiting", problem=problem)
                 self.problem = problem
-                self._changes.announce()
+                self.changes.announce()
             await anyio.sleep(RETRY_SECONDS)
 
     async def _follow(self) -> None:
-        async with Log(self._settings, follows=True) as log:
+        async with Log(self.settings, follows=True) as log:
             await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
             history, locks = History(), Locks()
             readers = {**await history.readers(log), **await readers_of_locks(locks, log)}
             replay = await replay_log(log, readers, ahead=False)
             consumer = await log.seek(replay.next_offsets)
             self.status, self.history = LiveStatus(replay, locks), history
-            self.members = await group_members(log, self._settings.group)
+            self.members = await group_members(log, self.settings.group)
             await self._rounds(log, consumer, readers, self.status)
 
     async def _rounds(
         self, log: Log, consumer: AIOKafkaConsumer, readers: Readers, status: LiveStatus
     ) -> None:
-        topics = self._settings.topics
+        topics = self.settings.topics
         both = topics.writers, topics.decisions
         decisions = [each for each in readers if each.topic == topics.decisions]
         fresh_at = monotonic() + FRESH_SECONDS
@@ -170,14 +172,14 @@ class Follower:
 
     async def _ask_members(self, log: Log) -> None:
         with anyio.fail_after(SILENT_SECONDS):
-            members = await group_members(log, self._settings.group)
+            members = await group_members(log, self.settings.group)
         if members != self.members:
             self.members = members
-            self._changes.announce()
+            self.changes.announce()
 
     def _current(self) -> None:
         self.problem, self.current_at = None, utc_now()
-        self._changes.announce()
+        self.changes.announce()
 
 
 def explained(error: Exception, settings: Settings) -> str:

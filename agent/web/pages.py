@@ -9,6 +9,7 @@ from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.text import environment
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.time_text import timestamp
+from lakewarden.agent.web.follower import HOURS
 from lakewarden.agent.web.views import View, address
 from lakewarden.handlers.explain.bars import Drawing
 from lakewarden.handlers.explain.condition import age
@@ -25,8 +26,16 @@ MENU = (
     ("/refused", "Refused"),
     ("/agents", "Agents"),
 )
-AROUND = {"health": None, "path": "", "json_path": "", "problem": None, "as_of": None, "version": ""}
-"""What is around every view: tiles, addresses, why it may not be current, and of when it is."""
+AROUND = {
+    "known": None,
+    "members": None,
+    "path": "",
+    "json_path": "",
+    "problem": None,
+    "as_of": None,
+    "version": "",
+}
+"""What is around every view: the tables, the agents, addresses, why it may not be current, and of when it is."""
 
 
 class Pages:
@@ -37,11 +46,10 @@ class Pages:
         self._environment = environment("lakewarden.agent.web", trim_blocks=True, lstrip_blocks=True)
         self._environment.filters.update(
             clock=clock,
-            seconds_clock=seconds_clock,
             bars=bars,
-            duration=duration,
             counted=_counted,
-            iso=lambda seconds: timestamp(seconds * 1000),
+            iso=iso,
+            duration=duration,
             writer_name=shown_name,
         )
         self._environment.globals.update(
@@ -49,6 +57,7 @@ class Pages:
             command=partial(command, settings),
             menu=MENU,
             at=at,
+            hours=HOURS,
             servers=settings.bootstrap_servers,
         )
 
@@ -63,7 +72,7 @@ class Pages:
 
     def error(self, status: int, message: str) -> str:
         title = "Not found" if status == 404 else "Error"
-        return self.render(View("error", title, "", {}, live=False, problem=message))
+        return self.render(View("error", title, "", None, live=False, problem=message))
 
 
 def at(drawing: Drawing, seconds: float) -> str:
@@ -89,12 +98,9 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else age(seconds)
 
 
-def seconds_clock(seconds: float) -> str:
-    """The time of day of epoch seconds, in UTC."""
-    try:
-        return datetime.fromtimestamp(seconds, tz=UTC).strftime("%H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return ""  # a producer chooses the time of its record
+def iso(seconds: float) -> str:
+    """Epoch seconds as an ISO time."""
+    return timestamp(seconds * 1000)
 
 
 def clock(text: str | None) -> str:

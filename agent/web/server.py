@@ -4,9 +4,10 @@ import hashlib
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from importlib.resources import files
-from typing import Any
 
 import anyio
 from aiohttp import web
@@ -19,9 +20,9 @@ from lakewarden.agent.operators.explain import NotInLogError
 from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
-from lakewarden.agent.web.follower import Changes, Follower, explained
+from lakewarden.agent.web.follower import Follower, explained
 from lakewarden.agent.web.pages import Pages
-from lakewarden.agent.web.views import BadRequestError, Sources, View
+from lakewarden.agent.web.views import BadRequestError, Page, Query, View
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_STREAMS = 100
@@ -63,14 +64,23 @@ class BusyError(AgentError):
     """Too many requests at once. Try again later."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A view as JSON."""
+
+    as_of: datetime | None
+    problem: str | None
+    command: str
+    data: object = field(metadata={"flat": True})
+    page: Page | None = field(metadata={"flat": True})
+
+
 class Server:
     """The views of one installation."""
 
-    def __init__(self, sources: Sources, changes: Changes) -> None:
-        self._sources = sources
-        self._settings = settings = sources.settings
-        self._follower = sources.follower
-        self._changes = changes
+    def __init__(self, follower: Follower) -> None:
+        self._settings = settings = follower.settings
+        self._follower = follower
         self._pages = Pages(settings)
         self._streams: dict[str, list[anyio.CancelScope]] = {}
         """By the visitor's address, the oldest first."""
@@ -162,13 +172,13 @@ class Server:
 
     # -- views -------------------------------------------------------------------------------------------------------
 
-    def _folded(self, build: Callable[[Sources, Any], View]) -> Build:
+    def _folded(self, build: Callable[[Follower, Query], View]) -> Build:
         async def view(request: web.Request) -> View:
-            return build(self._sources, request.query)
+            return build(self._follower, request.query)
 
         return view
 
-    def _read(self, build: Callable[[Sources, Any], Awaitable[View]]) -> Build:
+    def _read(self, build: Callable[[Follower, Query], Awaitable[View]]) -> Build:
         """A view that is read from Kafka when it is requested."""
 
         async def view(request: web.Request) -> View:
@@ -178,7 +188,7 @@ class Server:
             try:
                 with anyio.move_on_after(READ_SECONDS):
                     async with self._one_reader:
-                        return await build(self._sources, request.query)
+                        return await build(self._follower, request.query)
             finally:
                 self._reading -= 1
             raise BusyError(f"the log could not be read within {READ_SECONDS:g} s; use the command")
@@ -192,25 +202,21 @@ class Server:
         query = f"?{request.query_string}" if request.query_string else ""
         text = self._pages.render(
             view,
-            health=views.health(self._sources),
+            known=views.known(self._follower),
+            members=self._follower.members,
             path=path,
             json_path=f"{self._settings.web_base_path}{'/tables' if path == '/' else path}.json{query}",
             problem=problem,
             as_of=None if at is None else at.isoformat(timespec="seconds"),
-            version=_version(view.data, problem),
+            version=_version(view, problem),
         )
         return web.Response(text=text, content_type="text/html")
 
     async def _json(self, request: web.Request) -> web.Response:
         view = await self._views[self._path(request)](request)
-        at = self._follower.current_at
-        body = {
-            "as_of": at,
-            "problem": view.problem or self._follower.problem,
-            "command": view.command,
-            **view.data,
-        }
-        return web.json_response(body, dumps=as_json)
+        problem = view.problem or self._follower.problem
+        answer = Answer(self._follower.current_at, problem, view.command, view.data, view.page)
+        return web.json_response(answer, dumps=as_json)
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -254,27 +260,26 @@ class Server:
     async def _send_versions(self, request: web.Request, response: web.StreamResponse, build: Build) -> None:
         sent = ""
         while True:
-            known, began = self._changes.revision, monotonic()
+            known, began = self._follower.changes.revision, monotonic()
             view = await build(request)
-            version = _version(view.data, self._follower.problem)
+            version = _version(view, self._follower.problem)
             await response.write(b": \n\n" if version == sent else f"data: {version}\n\n".encode())
             sent = version
             with anyio.move_on_after(KEEP_ALIVE_SECONDS):
-                await self._changes.wait(known)
+                await self._follower.changes.wait(known)
             await anyio.sleep(max(0.0, began + STREAM_SECONDS - monotonic()))
 
 
-def _version(data: Any, problem: str | None) -> str:
+def _version(view: View, problem: str | None) -> str:
     """Identifies the content of a view, without what changes by the passing of time: the page's script counts ages itself."""
-    return hashlib.blake2b(_ageless([data, problem]).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(_ageless([view.data, view.page, problem]).encode(), digest_size=8).hexdigest()
 
 
 @asynccontextmanager
 async def running_page(settings: Settings) -> AsyncGenerator[str]:
     """Follow the log and serve the page. Yields its address, as soon as it answers."""
-    changes = Changes()
-    sources = Sources(settings, Follower(settings, changes))
-    application = Server(sources, changes).application()
+    follower = Follower(settings)
+    application = Server(follower).application()
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
@@ -290,7 +295,7 @@ async def running_page(settings: Settings) -> AsyncGenerator[str]:
         bound = runner.addresses[0]
         name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(sources.follower.run)
+            tasks.start_soon(follower.run)
             yield f"http://{'127.0.0.1' if host is None else name}:{bound[1]}{settings.web_base_path}/"
             tasks.cancel_scope.cancel()
     finally:

@@ -1,32 +1,29 @@
-"""What each view shows, as values that are printed as JSON and rendered as HTML. They come from the functions of the commands."""
+"""What each view of the page shows: values of the functions of the commands. Their JSON is their fields, as there."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.operators.agents import agents as read_agents
-from lakewarden.agent.operators.as_json import named
-from lakewarden.agent.operators.explain import AmbiguousError, explain
-from lakewarden.agent.operators.losses import LossRow
-from lakewarden.agent.operators.questions import Question, cells
+from lakewarden.agent.operators.agents import AgentsView, agents as read_agents
+from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain
+from lakewarden.agent.operators.losses import LossReport, LossRow
+from lakewarden.agent.operators.questions import Question, Row
+from lakewarden.agent.operators.refused import RefusedEvent
 from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView, rank, with_condition
-from lakewarden.agent.operators.text import Visible, sentence, story
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.operators.text import StoryLine, sentence, story
 from lakewarden.agent.time_text import last
 from lakewarden.agent.web.follower import HOURS, Follower, History
 from lakewarden.events import canonical_table
-from lakewarden.handlers.explain.bars import drawing
-from lakewarden.handlers.explain.condition import FINE, Condition, head_of
-from lakewarden.handlers.explain.life import LOST, End, Ends, writer_name
+from lakewarden.handlers.explain.bars import Drawing, drawing
+from lakewarden.handlers.explain.condition import Condition, head_of
+from lakewarden.handlers.explain.life import LOST, End, Ends, Life, writer_name
 from lakewarden.handlers.explain.timeline import Explanation
 from lakewarden.handlers.writers_log import short_table
 
-_Row = TypeVar("_Row")
 ROWS = 200
 """Rows of one page of a view. The JSON has the same rows."""
 MAX_PAGE = 1_000
@@ -37,9 +34,25 @@ PULSE_MINUTES, PULSES = 2, 30
 MAX_FILTER = 1_024
 """Characters of a filter: the length limit of a table's URI."""
 
+Query: TypeAlias = Mapping[str, str]
+
 
 class BadRequestError(AgentError):
     """The request names something that doesn't exist. The message says what to request instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which rows of a view are shown."""
+
+    count: int
+    """Of all rows."""
+    first: int
+    """Number of the first one."""
+    q: str
+    """What the names of their tables contain."""
+    links: dict[str, str]
+    """Path and query of the `next` and the `previous` page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,109 +64,79 @@ class View:
     title: str
     command: str
     """The command that prints the same."""
-    data: Mapping[str, object]
-    """Typed values, by their names in the JSON and in the template."""
-    links: dict[str, str] = field(default_factory=dict)
-    """Path and query of the next and the previous page."""
+    data: object
+    """A dataclass: what the template shows, and the JSON has."""
+    page: Page | None = None
     live: bool = True
     """Whether it changes while it is shown."""
     problem: str | None = None
     """Why it can't answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where the views come from."""
-
-    settings: Settings
-    follower: Follower
+class _OfTable(Protocol):
+    """What is listed."""
 
     @property
-    def history(self) -> History:
-        return self.follower.history
+    def table(self) -> str | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What holds of the whole installation: the head of every page."""
-
-    agents: int | None
-    kafka: bool
-    tables: int
-    bad: int
-    worst: TableView | None
-    partitions: list[str]
-    """Kafka partitions that agents refuse."""
-    waiting: int
-
-
-def health(sources: Sources) -> Health:
-    """What the head of every page shows."""
-    members, known = sources.follower.members, _known(sources)
-    judged = [each for each in known if each.condition is not None]
-    names = [each.condition.name for each in known if each.condition is not None]
-    return Health(
-        None if members is None else len(members),
-        sources.follower.problem is None,
-        len(judged),
-        sum(name not in FINE for name in names),
-        min(judged, key=rank, default=None),
-        [each.table for each in known if each.condition is None],
-        sum(_waiting(each) for each in known),
-    )
+_Listed = TypeVar("_Listed", bound=_OfTable)
 
 
 # -- tables, locks, waits ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow(TableView):
+@dataclass(frozen=True, slots=True)
+class TableRow:
     """A table in the list, with what conflicts have cost it."""
 
-    waiting: int
+    view: TableView = field(metadata={"flat": True})
     conflicts: int
     seconds: float
+    pulse: list[int | None]
+    """Commits in each part of the last hour. None: not known."""
 
 
-SORTS: dict[str, Callable[[TableRow], Any]] = {
-    "table": lambda each: each.table,
-    "open": lambda each: -len(each.transactions),
-    "waiting": lambda each: -each.waiting,
-    "commit": lambda each: each.last_commit or "",
-    "pace": lambda each: each.pace_seconds or 0.0,
-    "conflicts": lambda each: -each.conflicts,
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The list of tables."""
+
+    tables: list[TableRow]
+    pulse_end: int
+    """When the last part of the hour ends, in epoch seconds."""
+    sort: str
+
+
+SORTS: dict[str, Callable[[TableView, int], float | str]] = {
+    "table": lambda each, _: each.table,
+    "open": lambda each, _: -len(each.transactions),
+    "waiting": lambda each, _: -waiting(each),
+    "commit": lambda each, _: each.last_commit or "",
+    "pace": lambda each, _: each.pace_seconds or 0.0,
+    "conflicts": lambda _, conflicts: -conflicts,
 }
-"""Orders of the tables, by the name of a column. Without one: the worst first."""
+"""Orders of the tables, by the name of a column, with the number of their conflicts. Without one: the worst first."""
 
 
-def tables(sources: Sources, query: Mapping[str, str]) -> View:
-    """The tables with open transactions or a lock; those in which a transaction waits come first."""
-    status = sources.follower.status
-    lost = {each.table: each for each in sources.history.losses.report().tables}
-    shown = []
-    for each in _known(sources):
-        loss = lost.get(each.table, LossRow(each.table, 0, 0.0))
-        shown.append(
-            TableRow(**named(each), waiting=_waiting(each), conflicts=loss.conflicts, seconds=loss.seconds)
-        )
-    shown.sort(key=lambda each: (rank(each), -each.waiting, -len(each.transactions), each.table))
+def tables(follower: Follower, query: Query) -> View:
+    """The tables with open transactions, a lock or a commit, those with a problem first."""
+    lost = {each.table: each for each in follower.history.losses.report().tables}
     sort = query.get("sort", "")
+    shown = sorted(
+        known(follower), key=lambda each: (rank(each), -waiting(each), -len(each.transactions), each.table)
+    )
     if sort in SORTS:
-        shown.sort(key=SORTS[sort])
-    rows, page = _page("/", shown, query, sort=sort)
+        nothing = LossRow("", 0, 0.0)
+        shown.sort(key=lambda each: SORTS[sort](each, lost.get(each.table, nothing).conflicts))
+    shown, page = _page("/", shown, query, sort=sort)
     last_part = moment().wall_ms // 60_000 // PULSE_MINUTES
-    data = {
-        "tables": rows,
-        "pulses": {each.table: _pulse(sources.history, each.table, last_part) for each in rows},
-        "pulse_end": (last_part + 1) * PULSE_MINUTES * 60,
-        "sort": sort,
-        "hours": HOURS,
-        "contended": sum(each.waiting > 0 for each in shown),
-        "locked": sum(each.lock is not None and each.lock.held for each in shown),
-        "open": sum(len(each.transactions) for each in shown),
-        "without_waits": sorted(() if status is None else status.without_waits),
-    }
-    return _view(sources, "tables", "Tables", data, "status", page=page)
+    rows = []
+    for each in shown:
+        loss = lost.get(each.table, LossRow(each.table, 0, 0.0))
+        pulse = _pulse(follower.history, each.table, last_part)
+        rows.append(TableRow(each, loss.conflicts, loss.seconds, pulse))
+    data = Tables(rows, (last_part + 1) * PULSE_MINUTES * 60, sort)
+    return View("tables", "Tables", command(follower.settings, "status"), data, page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +148,23 @@ class LockRow:
     grants: list[TransactionView]
 
 
-def locks(sources: Sources, query: Mapping[str, str]) -> View:
+@dataclass(frozen=True, slots=True)
+class Locks:
     """Who holds which lock and which grant, until when."""
+
+    locks: list[LockRow]
+
+
+def locks(follower: Follower, query: Query) -> View:
+    """The locks and the grants, those that are held first."""
     found = []
-    for each in _known(sources):
+    for each in known(follower):
         granted = [one for one in each.transactions if one.granted is not None]
         if each.lock is not None or granted:
             found.append(LockRow(each.table, each.lock, granted))
     found.sort(key=lambda each: (not (each.lock is not None and each.lock.held), each.table))
     rows, page = _page("/locks", found, query)
-    return _view(sources, "locks", "Locks and grants", {"locks": rows}, "status", page=page)
+    return View("locks", "Locks and grants", command(follower.settings, "status"), Locks(rows), page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +179,17 @@ class Held:
     waiting: list[TransactionView]
 
 
-def waits(sources: Sources, query: Mapping[str, str]) -> View:
-    """Who holds up whom: a row for each transaction that others wait for, the one with the longest wait first."""
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A row for each transaction that others wait for."""
+
+    waits: list[Held]
+
+
+def waits(follower: Follower, query: Query) -> View:
+    """Who holds up whom, the one with the longest wait first."""
     groups: dict[tuple[str, str], Held] = {}
-    for view in _known(sources):
+    for view in known(follower):
         by_id = {each.transaction: each for each in view.transactions}
         behind = {name: [one.transaction for one in each.blockers] for name, each in by_id.items()}
         for each in sorted(view.transactions, key=lambda each: each.waiting_since or ""):
@@ -205,110 +202,135 @@ def waits(sources: Sources, query: Mapping[str, str]) -> View:
             group.waiting.append(each)
     found = sorted(groups.values(), key=lambda each: (each.waiting[0].waiting_since or "", each.table))
     rows, page = _page("/waits", found, query)
-    return _view(sources, "waits", "Who holds up whom", {"waits": rows}, "status", page=page)
+    return View("waits", "Who holds up whom", command(follower.settings, "status"), Waits(rows), page)
 
 
-def writer(sources: Sources, query: Mapping[str, str]) -> View:
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The last transactions of a writer."""
+
+    name: str
+    batch: str
+    transactions: list[Life]
+    committed: int
+    lost: int
+    last: Life | None
+    """Its last committed one."""
+
+
+def writer(follower: Follower, query: Query) -> View:
     """The last transactions of a writer, found by a part of its name, and by batch."""
     name, batch = query.get("name", "")[:MAX_FILTER], query.get("batch", "")
     if batch and not batch.lstrip("-").isdecimal():
         raise BadRequestError("batch is not a number; leave it out for all batches")
-    found = sources.history.timelines.find(name, int(batch) if batch else None, _table_of(query))
+    timelines = follower.history.timelines
+    found = timelines.find(name, int(batch) if batch else None, _table_of(query))
     rows, page = _page("/writer", found, {**query, "q": ""}, name=name, batch=batch)
     committed = [each for each in found if each.end is End.COMMITTED]
-    data = {
-        "name": name,
-        "batch": batch,
-        "transactions": rows,
-        "committed": len(committed),
-        "lost": sum(each.end in LOST for each in found),
-        "last": next(iter(committed), None),
-        "hours": HOURS,
-    }
-    title = writer_name(name) or "Writers"
-    return _view(sources, "writer", title, data, "ledger", "show", *filter(None, [name]), page=page)
+    lost = sum(each.end in LOST for each in found)
+    data = Writer(name, batch, rows, len(committed), lost, next(iter(committed), None))
+    words = ("ledger", "show", *filter(None, [name]))
+    return View("writer", writer_name(name) or "Writers", command(follower.settings, *words), data, page)
 
 
-def table(sources: Sources, query: Mapping[str, str]) -> View:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table."""
+
+    table: TableView
+    minutes: int
+    timeline: Drawing
+    losses: LossReport
+
+
+def table(follower: Follower, query: Query) -> View:
     """One table: now, and over the last minutes."""
-    uri = _table_of(query, required=True) or ""
+    uri = _table_of(query, "uri")
+    if uri is None:
+        raise BadRequestError("the table is missing; add ?uri=…")
     minutes = _number(query, "minutes", DEFAULT_MINUTES, HOURS * 60)
-    status, past = sources.follower.status, sources.history
+    status, past = follower.status, follower.history
     end = moment().wall_ms / 1000
-    data = {
-        "table": _judged(sources, TableView(uri, None, ()) if status is None else status.view(uri), end),
-        "without_waits": status is not None and uri in status.without_waits,
-        "minutes": minutes,
-        "timeline": drawing(past.timelines.tables.get(uri, {}).values(), end - minutes * 60, end),
-        "losses": past.losses.report(uri),
-        "history_complete": status is not None,
-    }
-    return _view(sources, "table", short_table(uri), data, "status", "--table", uri)
+    view = TableView(uri, None, ()) if status is None else status.view(uri)
+    lives = past.timelines.tables.get(uri, {}).values()
+    drawn = drawing(lives, end - minutes * 60, end)
+    data = Table(_judged(follower, view, end), minutes, drawn, past.losses.report(uri))
+    return View("table", short_table(uri), command(follower.settings, "status", "--table", uri), data)
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
-def losses(sources: Sources, query: Mapping[str, str]) -> View:
+def losses(follower: Follower, query: Query) -> View:
     """What conflicts have cost in the last hours."""
-    uri, past = _table_of(query), sources.history
-    words = ["losses", "--hours", str(HOURS), *_of_table(uri)]
-    data = named(past.losses.report(uri)) | {
-        "table": uri,
-        "history_complete": sources.follower.status is not None,
-    }
-    return _view(sources, "losses", f"Lost to conflicts in {last(HOURS, 'hour')}", data, *words)
+    uri = _table_of(query)
+    words = ("losses", "--hours", str(HOURS), *_of_table(uri))
+    title = f"Lost to conflicts in {last(HOURS, 'hour')}"
+    return View("losses", title, command(follower.settings, *words), follower.history.losses.report(uri))
 
 
-def question(asked: Question, sources: Sources, query: Mapping[str, str]) -> View:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question, and its rows."""
+
+    question: str
+    text: str
+    none: str
+    rows: list[Row]
+
+
+def question(asked: Question, follower: Follower, query: Query) -> View:
     """The answer to a question about what is past."""
-    rows, page = _page(f"/{asked.name}", asked.answer(sources.history.timelines), query)
-    columns, *shown = cells(rows)
-    data = {
-        "question": asked.name,
-        "text": asked.text,
-        "none": asked.none,
-        "columns": columns,
-        "rows": [dict(zip(columns, each, strict=True)) for each in shown],
-        "history_complete": sources.follower.status is not None,
-    }
-    return _view(sources, "rows", asked.title, data, asked.name, page=page)
+    rows, page = _page(f"/{asked.name}", asked.answer(follower.history.timelines), query)
+    data = Answer(asked.name, asked.text, asked.none, rows)
+    return View("rows", asked.title, command(follower.settings, asked.name), data, page)
 
 
-def refused(sources: Sources, query: Mapping[str, str]) -> View:
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Refused events."""
+
+    refused: list[RefusedEvent]
+
+
+def refused(follower: Follower, query: Query) -> View:
     """The events that agents refused, the latest first."""
-    found = [replace(each, table=each.table or "") for each in reversed(sources.history.refused)]
-    rows, page = _page("/refused", found, query)
-    return _view(sources, "refused", "Refused events", {"refused": rows}, "refused", page=page)
+    rows, page = _page("/refused", list(reversed(follower.history.refused)), query)
+    return View("refused", "Refused events", command(follower.settings, "refused"), Refused(rows), page)
 
 
-async def agents(sources: Sources, query: Mapping[str, str]) -> View:
+async def agents(follower: Follower, query: Query) -> View:
     """The agents, and which of them has which partition."""
     del query
-    return _view(
-        sources, "agents", "Agents", named(await read_agents(sources.settings)), "agents", live=False
-    )
+    found: AgentsView = await read_agents(follower.settings)
+    return View("agents", "Agents", command(follower.settings, "agents"), found, live=False)
 
 
 # -- parts of them -----------------------------------------------------------------------------------------------------
 
 
-def _known(sources: Sources) -> list[TableView]:
-    """The tables with their conditions, those without anything open included."""
-    status, ends = sources.follower.status, sources.history.timelines.ends
+def known(follower: Follower) -> list[TableView]:
+    """The tables with their conditions, those without anything open included. They are judged once a second."""
+    status, ends = follower.status, follower.history.timelines.ends
     if status is None:
         return []
-    found = status.views()
-    quiet = [TableView(uri, None, ()) for uri in sorted(ends.keys() - {each.table for each in found})]
     now = moment().wall_ms / 1000
-    return [_judged(sources, each, now) for each in [*found, *quiet]]
+    as_of = follower.changes.revision, int(now)
+    if follower.judged[0] != as_of:
+        found = status.views()
+        quiet = [TableView(uri, None, ()) for uri in sorted(ends.keys() - {each.table for each in found})]
+        follower.judged = as_of, [_judged(follower, each, now) for each in [*found, *quiet]]
+    return follower.judged[1]
 
 
-def _judged(sources: Sources, view: TableView, now: float) -> TableView:
-    follower = sources.follower
-    ends = sources.history.timelines.ends.get(view.table, Ends())
-    waits_known = follower.status is None or view.table not in follower.status.without_waits
-    return with_condition(view, now, follower.members, ends, waits_known=waits_known)
+def _judged(follower: Follower, view: TableView, now: float) -> TableView:
+    ends = follower.history.timelines.ends.get(view.table, Ends())
+    return with_condition(view, now, follower.members, ends)
+
+
+def waiting(view: TableView) -> int:
+    """How many of its transactions wait for an admission or a grant."""
+    return 0 if view.condition is None else view.condition.waiting
 
 
 def _pulse(history: History, table: str, last: int) -> list[int | None]:
@@ -321,114 +343,51 @@ def _pulse(history: History, table: str, last: int) -> list[int | None]:
     return [None if minute <= forgotten else ends.commits_of(minute, PULSE_MINUTES) for minute in first]
 
 
-def _waiting(view: TableView) -> int:
-    return sum(1 for each in view.transactions if each.waiting_on is not None)
-
-
 # -- one transaction ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class StoryStep:
-    """A step of a transaction's history, in sentences."""
+class Candidates:
+    """The transactions whose ids begin so. Empty: none was asked for."""
 
-    record: str
-    time: str
-    type: str
-    """The event's."""
-    after: float | None
-    """Seconds since the step before."""
-    what: str
-    details: str
+    candidates: list[Candidate]
 
 
 @dataclass(frozen=True, slots=True)
-class Related:
-    """Another transaction of the history, or another attempt of the batch."""
+class Story:
+    """One transaction's story, as `explain` prints it."""
 
-    transaction: str
-    writer: str
-    outcome: str
-    why: str
+    explanation: Explanation = field(metadata={"flat": True})
+    summary: str
+    story: list[StoryLine]
 
 
-async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
-    """One transaction's story, as `explain` prints it. Without an id: a form that asks for one."""
+async def transaction(follower: Follower, query: Query) -> View:
+    """One transaction's story. Without an id: a form that asks for one."""
     prefix, uri = query.get("id", ""), _table_of(query)
-    words = ["explain", prefix or "TRANSACTION", *_of_table(uri)]
-    show = partial(_view, sources, "transaction", live=False)
+    same = command(follower.settings, "explain", prefix or "TRANSACTION", *_of_table(uri))
+    form = View("transaction", "One transaction", same, Candidates([]), live=False)
     if not prefix:
-        return show("One transaction", {"candidates": []}, *words)
+        return form
     try:
-        found = await explain(sources.settings, prefix, uri)
+        found = await explain(follower.settings, prefix, uri)
     except AmbiguousError as several:
-        found_more = {"candidates": several.candidates[-ROWS:]}
-        return show("One transaction", found_more, *words, problem=str(several))
-    outcome, related = sentence("final_outcome", found), list(_related(found))
-    data = named(found) | {
-        "summary": outcome,
-        "story": list(_steps(found)),
-        "related": related[-ROWS:],
-        "more_related": max(0, len(related) - ROWS),
-    }
+        return replace(form, data=Candidates(several.candidates[-ROWS:]), problem=str(several))
+    outcome = sentence("final_outcome", found)
     title = [writer_name(found.transaction.writer), outcome]
     if found.transaction.batch_id is not None:
         title.insert(1, f"batch {found.transaction.batch_id}")
-    return show(" · ".join(title), data, *words)
-
-
-def _steps(found: Explanation) -> Iterator[StoryStep]:
-    """The steps, each with the seconds since the one before."""
-    before: float | None = None
-    for each in story(found):
-        what, _, details = each.text.partition(": ")
-        after = None if before is None or each.at_ms is None else (each.at_ms - before) / 1000
-        yield StoryStep(each.place, each.time, each.type, after, Visible(what), Visible(details))
-        before = each.at_ms
-
-
-def _related(found: Explanation) -> Iterator[Related]:
-    """The other transactions that the story names, and the other attempts of its batch, each once."""
-    seen = {found.transaction.id}
-    for why, group in (("named above", found.others), ("another attempt", found.attempts)):
-        for each in group:
-            name = each.transaction.id
-            if name not in seen:
-                seen.add(name)
-                yield Related(name, each.transaction.writer, sentence("phase_text", each.outcome), why)
+    return replace(form, title=" · ".join(title), data=Story(found, outcome, story(found)))
 
 
 # -- pages and parameters ----------------------------------------------------------------------------------------------
 
 
-class _Page(NamedTuple):
-    """What a view has beside the rows of the page that is asked for."""
-
-    data: Mapping[str, object]
-    links: dict[str, str]
-
-
-_WHOLE = _Page({}, {})
-
-
-def _view(
-    sources: Sources,
-    name: str,
-    title: str,
-    data: Mapping[str, object],
-    *words: str,
-    page: _Page = _WHOLE,
-    **around: Any,
-) -> View:
-    """A view. `words`: the command that prints the same. `around`: other fields of it."""
-    return View(name, title, command(sources.settings, *words), {**data, **page.data}, page.links, **around)
-
-
-def _page(path: str, found: list[_Row], query: Mapping[str, str], **more: str) -> tuple[list[_Row], _Page]:
-    """The rows of the page that is asked for, and what its view has beside them."""
+def _page(path: str, found: list[_Listed], query: Query, **more: str) -> tuple[list[_Listed], Page]:
+    """The rows of the page that is asked for, and which they are."""
     text = query.get("q", "")[:MAX_FILTER]
     if text:
-        found = [each for each in found if text in each.table]  # type: ignore[attr-defined]
+        found = [each for each in found if text in (each.table or "")]
     number = _number(query, "page", 1, MAX_PAGE)
     first = (number - 1) * ROWS
     links = {}
@@ -436,10 +395,10 @@ def _page(path: str, found: list[_Row], query: Mapping[str, str], **more: str) -
         links["previous"] = address(path, q=text, page=str(number - 1), **more)
     if first + ROWS < len(found):
         links["next"] = address(path, q=text, page=str(number + 1), **more)
-    return found[first : first + ROWS], _Page({"count": len(found), "first": first + 1, "q": text}, links)
+    return found[first : first + ROWS], Page(len(found), first + 1, text, links)
 
 
-def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+def _number(query: Query, name: str, default: int, most: int) -> int:
     try:
         return min(most, max(1, int(query.get(name, default))))
     except ValueError:
@@ -456,13 +415,9 @@ def _of_table(uri: str | None) -> tuple[str, ...]:
     return () if uri is None else ("--table", uri)
 
 
-def _table_of(query: Mapping[str, str], *, required: bool = False) -> str | None:
-    uri = query.get("uri" if required else "table", "")
-    if not uri:
-        if required:
-            raise BadRequestError("the table is missing; add ?uri=…")
-        return None
+def _table_of(query: Query, name: str = "table") -> str | None:
+    uri = query.get(name, "")
     try:
-        return canonical_table(uri)
+        return canonical_table(uri) if uri else None
     except ValueError as error:
         raise BadRequestError(f"{error}; name the table as its events do") from None

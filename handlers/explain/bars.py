@@ -1,7 +1,7 @@
 """The bars of lives on a time line. Times are in seconds."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lakewarden.handlers.explain.life import End, Life, lane
 
@@ -56,9 +56,9 @@ MAX_WRITERS = 30
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A transaction on the time line. Its JSON is that of its life, and of these fields."""
+    """A transaction on the time line."""
 
-    life: Life
+    life: Life = field(metadata={"flat": True})
     segments: list[Segment]
 
 

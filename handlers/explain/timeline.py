@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from lakewarden import events
@@ -160,7 +160,7 @@ class Step:
     """A record of the log, or several consecutive ones alike: the last of them, and what is true of all."""
 
     record: RecordRef
-    event: StepEvent
+    event: StepEvent = field(metadata={"flat": True})
     because: Because
     first: RecordRef
     times: int = 1
@@ -246,3 +246,10 @@ class Explanation:
     others: tuple[RelatedTransaction, ...]
     attempts: tuple[RelatedTransaction, ...]
     """All transactions of this writer for this batch, oldest first. Without a batch: this one and the writer's next one."""
+
+    @property
+    def related(self) -> list[RelatedTransaction]:
+        """The others and the other attempts, each once."""
+        found = {each.transaction.id: each for each in (*self.others, *self.attempts)}
+        found.pop(self.transaction.id, None)
+        return list(found.values())

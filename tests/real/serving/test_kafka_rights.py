@@ -22,7 +22,7 @@ from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.watching.foreground import publishing
-from lakewarden.agent.web.follower import Changes, Follower
+from lakewarden.agent.web.follower import Follower
 from lakewarden.events import BatchCommitted, CommitGranted, CommitIntent, ConflictDetected, DeadLetter
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
@@ -355,17 +355,16 @@ def test_a_watcher_needs_exactly_its_rights(guarded: Guarded, case: Case) -> Non
 async def test_the_page_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
     """It runs with less, too, and shows what it lacks."""
     settings = guarded.shared.settings(**guarded.settings(case))
-    changes = Changes()
-    follower = Follower(settings, changes)
+    follower = Follower(settings)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(follower.run)
         with anyio.fail_after(PATIENCE_SECONDS):
             if case.missing is None:
                 while follower.problem is not None:
-                    await changes.wait(changes.revision)
+                    await follower.changes.wait(follower.changes.revision)
             else:
                 while not _named(follower.problem, case):
-                    await changes.wait(changes.revision)
+                    await follower.changes.wait(follower.changes.revision)
                 _names_what_is_missing(follower.problem or "", SHARED, case.missing)
         tasks.cancel_scope.cancel()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lakewarden.agent.operators.late import late_writers
-from lakewarden.agent.operators.questions import QUESTIONS, cells
+from lakewarden.agent.operators.questions import QUESTIONS, Question
+from lakewarden.agent.operators.text import cells, lines
 from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.events import CommitCompleted, CommitIntent, encode
 from tests.unit.agent.serving.owner_in_memory import consumed
@@ -66,4 +67,13 @@ def test_each_row_of_a_question_is_a_line_with_a_cell_for_each_column() -> None:
     assert columns == ("table", "writer", "standing", "pause", "usual", "last commit", "transaction")
     assert line[:5] == (TABLE, "shop", "late", "3 min", "30 s")
     assert cells([]) == [()]
-    assert [each.name for each in QUESTIONS] == ["late"]
+
+
+@pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked.name)
+def test_each_question_is_printed_with_its_rows_and_without(asked: Question) -> None:
+    found = committed(*STEADY, ends=False)
+    rows = list(asked.rows(found, NOW))
+
+    head, first = lines("rows", rows, question=asked)[:2]
+    assert (head.split()[0], first.split()[0]) == ("table", TABLE)
+    assert lines("rows", [], question=asked) == [asked.none]

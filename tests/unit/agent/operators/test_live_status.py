@@ -147,7 +147,7 @@ def test_at_the_memory_budget_a_table_shows_its_transactions_without_their_waits
 
     assert [each.transaction for each in live.view(URI).transactions] == ["T0", "T1"]
     assert live.view(URI).transactions[1].blockers == ()
-    assert live.without_waits == {URI}
+    assert not live.view(URI).waits_known
 
 
 def test_a_take_over_asks_for_a_fresh_replay() -> None:

@@ -15,9 +15,9 @@ from lakewarden.agent.operators.explain import Candidate
 from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
-from lakewarden.agent.web.follower import Changes, Follower
-from lakewarden.agent.web.pages import Pages, bars, duration, seconds_clock
-from lakewarden.agent.web.views import Sources, View
+from lakewarden.agent.web.follower import Follower
+from lakewarden.agent.web.pages import Pages, bars, clock, duration, iso
+from lakewarden.agent.web.views import View
 from lakewarden.events import CommitCompleted, encode
 from lakewarden.handlers.setup import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
@@ -63,38 +63,36 @@ def test_a_view_without_some_of_its_parts_is_rendered(view: View, shown: str) ->
 )
 def test_every_list_is_rendered_on_each_of_its_pages(query: dict[str, str]) -> None:
     """Partitions that agents refuse, lapsed locks, and more rows than one page has."""
-    changes, settings = Changes(), Settings()
-    follower = Follower(settings, changes)
+    follower = Follower(Settings())
     found = [
         TableView("lakewarden://partition/1", None, (), incomplete=("a gap",), refused="a newer decision"),
         TableView("s3://lake/a", REFUSED, ()),
         TableView("s3://lake/b", replace(REFUSED, last_step="lock-renewed"), ()),
         *(table(f"s3://lake/t{number}") for number in range(500)),
     ]
-    follower.status = State(found, frozenset({"s3://lake/t1"}))  # type: ignore[assignment]
+    found[-1] = replace(found[-1], waits_known=False)
+    follower.status = State(found)  # type: ignore[assignment]
     past = history("w")
     past.refused.extend([past.refused[0]] * 499)
     follower.history = past
-    sources = Sources(settings, follower)
 
     for build in (views.tables, views.locks, views.waits, views.refused):
-        assert "</html>" in rendered(build(sources, query))
+        assert "</html>" in rendered(build(follower, query))
 
 
-def test_a_record_with_an_impossible_time_is_drawn_without_it() -> None:
-    assert seconds_clock(-1e15) == ""
+def test_a_record_with_an_impossible_time_is_drawn_at_the_closest_one() -> None:
+    assert clock(iso(-1e15)) == "00:00:00"
 
 
 # -- the head and the list of tables -----------------------------------------------------------------------------------
 
 
-def at_work(*found: TableView, members: int = 1) -> Sources:
-    """Sources of these tables."""
-    changes, settings = Changes(), Settings()
-    follower = Follower(settings, changes)
+def at_work(*found: TableView, members: int = 1) -> Follower:
+    """A follower of these tables."""
+    follower = Follower(Settings())
     follower.status = State(list(found))  # type: ignore[assignment]
     follower.members = tuple(Member(f"a{number}", "1") for number in range(members))
-    return Sources(settings, follower)
+    return follower
 
 
 def hanging(uri: str, minutes: int = 12) -> TableView:
@@ -138,30 +136,31 @@ def hanging(uri: str, minutes: int = 12) -> TableView:
 def test_the_head_says_in_one_sentence_how_things_are(
     found: Callable[[], tuple[TableView, ...]], members: int, said: str
 ) -> None:
-    sources = at_work(*found(), members=members)
-    html = Pages(Settings()).render(views.tables(sources, {}), health=views.health(sources), as_of=AT)
+    follower = at_work(*found(), members=members)
+    around = {"known": views.known(follower), "members": follower.members, "as_of": AT}
+    html = Pages(Settings()).render(views.tables(follower, {}), **around)
 
     headline = re.sub(r"<[^>]*>", "", " ".join(re.findall(r'<p class="headline.*?</p>', html, re.DOTALL)))
     assert said in " ".join(headline.split())
 
 
 def test_a_table_has_its_commits_of_the_last_hour_as_far_as_they_are_known() -> None:
-    sources = at_work()
-    now, timelines = 1_800_000_090.0, sources.history.timelines
+    follower = at_work()
+    now, timelines = 1_800_000_090.0, follower.history.timelines
     last = int(now // 120)
     for minutes in (61, 59, 30, 29.5, 1, 0.1, 0.1):
         commit = made(CommitCompleted, writer="w", grant="g")
         timelines.ends["s3://l/a"].note(commit, now - 60 * minutes)
 
-    counts = views._pulse(sources.history, "s3://l/a", last)
+    counts = views._pulse(follower.history, "s3://l/a", last)
     assert (len(counts), sum(each or 0 for each in counts)) == (30, 6)
 
     timelines.forgotten = now - 20 * 60
-    counts = views._pulse(sources.history, "s3://l/a", last)
+    counts = views._pulse(follower.history, "s3://l/a", last)
     assert sum(each or 0 for each in counts) == 3
     assert counts.index(0) == counts.count(None) == 20, "nothing is claimed of the time that may be forgotten"
 
-    assert views._pulse(sources.history, "s3://l/b", last) == []
+    assert views._pulse(follower.history, "s3://l/b", last) == []
 
 
 def test_of_a_log_whose_beginning_is_not_read_nothing_is_claimed_before_its_first_record() -> None:

@@ -12,7 +12,7 @@ from lakewarden.agent.operators.status import LockHolder, TableView, Transaction
 def test_the_names_of_status_are_fixed() -> None:
     """The dataclasses are printed as they are."""
     assert names(TableView) == (
-        "table lock transactions incomplete refused condition last_commit pace_seconds"
+        "table lock transactions incomplete refused condition last_commit pace_seconds waits_known"
     )
     assert names(LockHolder) == "held lock agent owner valid_until last_step detail waiting"
     assert names(TransactionView) == (
