@@ -19,8 +19,6 @@ from aiokafka.errors import KafkaError
 from lakewarden.agent.cli import options, overview
 from lakewarden.agent.cli.dev import dev_command
 from lakewarden.agent.cli.lock import lock_app
-from lakewarden.agent.cli.options import EXIT_FAILED
-from lakewarden.agent.cli.output import print_json, print_line, print_message, print_view
 from lakewarden.agent.cli.requests import abort_command, ledger_app
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import denied_to_command
@@ -60,7 +58,7 @@ app.add_typer(lock_app, name="lock", short_help="Inspect, hold, release or audit
 
 def _print_version(flag: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value
     if flag:
-        print_line(f"lakewarden {version('lakewarden')}")
+        options.print_line(f"lakewarden {version('lakewarden')}")
         raise typer.Exit
 
 
@@ -154,13 +152,13 @@ def conflicts_command(
         found: list[ConflictDetected] = []
         async for event in conflicts(settings, follow=follow):
             if output == "json":
-                print_json(event)
+                options.print_json(event)
             elif follow:
-                print_view("conflicts", [event], verbose=verbose)
+                options.print_view("conflicts", [event], verbose=verbose)
             else:
                 found.append(event)
         if output == "text" and not follow:
-            print_view("conflicts", found, verbose=verbose)
+            options.print_view("conflicts", found, verbose=verbose)
 
     options.run(show)
 
@@ -181,18 +179,18 @@ def main() -> None:
     except SettingsError as error:
         _exit_with_error(str(error), EXIT_USAGE)
     except AgentError as error:
-        _exit_with_error(str(error), EXIT_FAILED)
+        _exit_with_error(str(error), options.EXIT_FAILED)
     except KafkaError as error:
         if (denied := denied_to_command(error)) is not None:
-            _exit_with_error(denied, EXIT_FAILED)
+            _exit_with_error(denied, options.EXIT_FAILED)
         _exit_with_internal_error(error)
     except BrokenPipeError:
         # The reader of our output has exited, so no message can reach it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILED)
+        sys.exit(options.EXIT_FAILED)
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        _exit_with_error(f"{where}{error.strerror or error}", EXIT_FAILED)
+        _exit_with_error(f"{where}{error.strerror or error}", options.EXIT_FAILED)
     except Exception as error:  # noqa: BLE001 - reported
         _exit_with_internal_error(error)
     else:
@@ -204,12 +202,12 @@ def _exit_with_internal_error(error: Exception) -> NoReturn:
         raise error
     _exit_with_error(
         f"internal error: {error!r}; run the command with --verbose for the traceback, and report it",
-        EXIT_FAILED,
+        options.EXIT_FAILED,
     )
 
 
 def _exit_with_error(message: str, status_code: int) -> NoReturn:
-    print_message(message)
+    options.print_message(message)
     sys.exit(status_code)
 
 

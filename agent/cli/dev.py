@@ -17,7 +17,6 @@ from typing import Annotated
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.output import print_json, print_line, print_lines
 from lakewarden.agent.embedded.kafka import (
     EmbeddedKafka,
     JarsUnavailable,
@@ -90,7 +89,7 @@ def dev_command(
     kafka = EmbeddedKafka(
         hidden / "kafka",
         port=kafka_port or _if_free(ports.get("kafka")),
-        on_progress=lambda text: print_line(text, err=True),
+        on_progress=lambda text: options.print_line(text, err=True),
     )
     try:
         with kafka:
@@ -126,9 +125,9 @@ async def _serve(
         def on_ready() -> None:
             if output == "json":
                 ready = {"ready": True, "bootstrap_servers": kafka, "lock_root": settings.lock_root}
-                print_json({**ready, "web": address})
+                options.print_json({**ready, "web": address})
             else:
-                print_lines(_introduction(data, settings, address, others))
+                options.print_lines(_introduction(data, settings, address, others))
 
         await serve_until_signal(settings, on_ready, log_to=sys.stderr)
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.output import print_line, print_message, print_view
 from lakewarden.agent.locks import commands as lock_commands
 from lakewarden.agent.locks.hold import GRACE_SECONDS, HoldOptions, hold
 from lakewarden.agent.name_text import typed
@@ -61,12 +60,14 @@ def probe_command(
     settings = _settings(config, s3_endpoint=s3_endpoint)
     root = options.parsed(lambda: _lock_folder(typed(uri)))
     probed = _run(lambda: lock_commands.probe_location(settings, root))
-    print_line(
+    options.print_line(
         f"{root} honours both conditions (write if absent, write if unchanged), so it can hold locks; "
         f"{lock_commands.spent(probed.requests, probed.seconds)}"
     )
     if probed.keeps_versions:
-        print_line("The bucket keeps versions: each renewal of a lock adds one (docs/stores.md#versions)")
+        options.print_line(
+            "The bucket keeps versions: each renewal of a lock adds one (docs/stores.md#versions)"
+        )
 
 
 @lock_app.command(name="show", short_help="Print the holder of a table's lock and the end of its lease.")
@@ -132,7 +133,7 @@ def hold_command(
     """
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
     locate = partial(lock_commands.locate, settings, table, lock, hudi=hudi)
-    held = HoldOptions(locate, seconds, wait, command, print_message)
+    held = HoldOptions(locate, seconds, wait, command, options.print_message)
     raise typer.Exit(_run(lambda: hold(settings, held)))
 
 
@@ -168,7 +169,7 @@ def release_command(
         return await lock_commands.release(settings, found, typed(owner)), found.location.uri
 
     result, uri = _run(release)
-    print_view("released", result, lock=uri)
+    options.print_view("released", result, lock=uri)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:

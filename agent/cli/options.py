@@ -1,7 +1,8 @@
-"""Options that several commands share, and the function that runs a command's work."""
+"""What the commands share: their options, how they run, and how they print."""
 
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -9,10 +10,11 @@ import anyio
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from lakewarden.agent.cli.output import print_json, print_view
+from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.name_text import typed, visible
+from lakewarden.agent.operators.as_json import as_json
 from lakewarden.agent.settings import KafkaSettings, catalog_entry
 from lakewarden.events import canonical_table, is_glob
 from lakewarden.events.base import MAX_NAME, Name
@@ -23,6 +25,7 @@ _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 EXIT_FAILED = 1
+_SHOWN_A_SECOND = 5
 Output: TypeAlias = Literal["text", "json"]
 BootstrapServers = Annotated[
     str | None,
@@ -152,3 +155,54 @@ def show_help_without_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
+
+
+# -- output: every line comes through here, so that no name acts on a terminal --------------------------------------------
+
+
+def print_line(line: str, *, err: bool = False) -> None:
+    """Print one line of text. A line break in it is escaped, as everything else that isn't visible."""
+    typer.echo(visible(line), err=err)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines of text."""
+    for line in lines:
+        print_line(line)
+
+
+def print_message(message: str) -> None:
+    """Print an error or a progress message on stderr, on one line."""
+    print_line(f"lakewarden: {' '.join(message.split())}", err=True)
+
+
+@contextmanager
+def progress_on_terminal() -> Iterator[Callable[[str], None]]:
+    """A function that shows how far the work is, in one line on stderr, if that is a terminal."""
+    shown = monotonic()
+
+    def show(text: str) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and monotonic() - shown >= 1 / _SHOWN_A_SECOND:
+            shown = monotonic()
+            typer.echo(f"\r\x1b[K{visible(text)}", nl=False, err=True)
+
+    try:
+        yield show
+    finally:
+        if sys.stderr.isatty():
+            typer.echo("\r\x1b[K", nl=False, err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON on one line. It is ASCII."""
+    typer.echo(as_json(value))
+
+
+def print_view(template: str, found: Any, **more: Any) -> None:
+    """Print a view as text."""
+    # Imported here: of the commands, only those that print text need Jinja2.
+    from lakewarden.agent.operators.text import lines
+
+    for line in lines(template, found, **more):
+        typer.echo(line)

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.output import print_line, print_message, print_view, progress_on_terminal
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.agents import agents
@@ -66,7 +65,7 @@ def reading_command(reading: Reading) -> Callable[..., None]:
             found = options.run(lambda: reading.read(settings, **asked))
         except AmbiguousError as several:
             if output == "text":
-                print_view("candidates", several.candidates)
+                options.print_view("candidates", several.candidates)
             raise
         facts = {"command": partial(command, settings), **own, **reading.facts}
         options.show(output, reading.template or reading.name, found, **facts)
@@ -191,14 +190,14 @@ def assess_command(
     histories: list[TableHistory] = []
     for table in tables:
         try:
-            with progress_on_terminal() as progress:
+            with options.progress_on_terminal() as progress:
                 histories.append(options.run(partial(past, table, settings, days=days, progress=progress)))
         except AgentError as error:
-            print_message(str(error))
+            options.print_message(str(error))
         except Exception as error:
             if len(tables) == 1:
                 raise
-            print_message(
+            options.print_message(
                 f"{table} can't be assessed: internal error: {error!r}; assess it alone, and report it"
             )
     found = [assess(each) for each in histories]
@@ -236,7 +235,7 @@ def web_command(
         from lakewarden.agent.web.server import web_until_signal
     except ModuleNotFoundError as missing:
         raise AgentError(f"{missing.name} is not installed; run pip install 'lakewarden[agent]'") from missing
-    options.run(lambda: web_until_signal(settings, print_line))
+    options.run(lambda: web_until_signal(settings, options.print_line))
 
 
 def doctor_command(

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from lakewarden.agent.cli import options
-from lakewarden.agent.cli.output import print_line, print_view
 from lakewarden.agent.name_text import typed
 from lakewarden.agent.operators.ledger import ledger
 from lakewarden.agent.operators.requests import Correction, Requester, abort, correct, read_backup, restore
@@ -65,7 +64,7 @@ def abort_command(
 
     def report(line: str) -> None:
         if output == "text":
-            print_line(line)
+            options.print_line(line)
 
     outcome = options.run(lambda: abort(settings, transaction, table, requester, report))
     options.show(output, "aborted", outcome)
@@ -172,7 +171,7 @@ def restore_command(
             async for each in restored:
                 done.append(each)
                 if output != "json":
-                    print_view("corrected", each)
+                    options.print_view("corrected", each)
 
     options.run(restore_all)
     options.show(output, "restored", done, backup=backup)

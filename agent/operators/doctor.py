@@ -6,7 +6,7 @@ the rules of the findings, the same that an agent uses. A check that fails becom
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -34,7 +34,6 @@ from lakewarden.handlers.setup import (
     GROUP_RIGHTS,
     Check,
     Finding,
-    Result,
     TopicFacts,
     failed,
     hidden_topic,
@@ -47,6 +46,8 @@ from lakewarden.handlers.setup import (
 
 COMPRESSIONS = ("gzip", "snappy", "lz4", "zstd")
 """Those of Kafka. A client may use any of them."""
+_BUCKET = re.compile(r"(?!file:)[^:]*://[^/*?\[]+(?=/|$)")
+"""The bucket of a glob of tables, if it names one."""
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
 
 
@@ -68,27 +69,28 @@ async def diagnose(
 def _check_codecs() -> Finding:
     readable = readable_codecs()
     missing = [each for each in COMPRESSIONS if each not in readable]
-    if missing:
-        lost = f"can't read what clients compress with {', '.join(missing)}: such events are refused"
-        remedy = "install the package with its dependencies (cramjam)"
-        return Finding("codecs", "problem", "this installation", lost, remedy)
-    return Finding("codecs", "ok", "this installation", f"reads {', '.join(readable)}")
+    if not missing:
+        return Finding("codecs", "ok", "this installation", f"reads {', '.join(readable)}")
+    return Finding(
+        "codecs",
+        "problem",
+        "this installation",
+        f"can't read what clients compress with {', '.join(missing)}: such events are refused",
+        "install the package with its dependencies (cramjam)",
+    )
 
 
 # -- Kafka -------------------------------------------------------------------------------------------------------------
 
 
 async def _check_kafka(settings: Settings) -> list[Finding]:
-    servers = settings.bootstrap_servers
-    admin = admin_client(settings)
+    servers, admin = settings.bootstrap_servers, admin_client(settings)
     try:
         await start_client(admin, settings)
     except AgentError as error:
         rest: tuple[Check, ...] = ("topic", "group", "agents")
-        return [
-            failed("kafka", servers, str(error)),
-            *(Finding(each, "unchecked", servers, "Kafka can't be reached") for each in rest),
-        ]
+        unchecked = (Finding(each, "unchecked", servers, "Kafka can't be reached") for each in rest)
+        return [failed("kafka", servers, str(error)), *unchecked]
     try:
         topics = await _check_topics(admin, settings)
         started = any(each.check == "topic" and each.found != "missing" for each in topics)
@@ -100,28 +102,30 @@ async def _check_kafka(settings: Settings) -> list[Finding]:
 
 
 async def _check_topics(admin: AIOKafkaAdminClient, settings: Settings) -> list[Finding]:
-    topics = settings.topics
+    topics, watches = settings.topics, bool(settings.watch)
     names = [each.name for each in topics.settings()]
     brokers, known, denied = await topic_facts(admin, names)
-    found = [Finding("kafka", "ok", settings.bootstrap_servers, f"{counted(brokers, 'broker')} reached")]
-    watches = bool(settings.watch)
-    known = {name: await _with_settings(admin, settings, facts) for name, facts in known.items()}
-    found += [hidden_topic(topics, name, watches=watches) for name in names if name in denied]
     missing = [name for name in names if name not in known and name not in denied]
-    if missing:
-        found += await _check_missing(admin, settings, missing)
-    return found + judge_topics(topics, known, watches=watches)
-
-
-async def _with_settings(admin: AIOKafkaAdminClient, settings: Settings, facts: TopicFacts) -> TopicFacts:
-    [wanted] = [
-        each for each in settings.topics.settings(replicas=max(facts.replicas)) if each.name == facts.name
+    return [
+        Finding("kafka", "ok", settings.bootstrap_servers, f"{counted(brokers, 'broker')} reached"),
+        *(hidden_topic(topics, name, watches=watches) for name in names if name in denied),
+        *(await _check_missing(admin, settings, missing) if missing else ()),
+        *judge_topics(topics, await _with_settings(admin, settings, known), watches=watches),
     ]
-    try:
-        values = await config_values(admin, ConfigResourceType.TOPIC, {facts.name: list(wanted.config)})
-    except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError):
-        return facts
-    return replace(facts, values=values.get(facts.name, {}))
+
+
+async def _with_settings(
+    admin: AIOKafkaAdminClient, settings: Settings, known: dict[str, TopicFacts]
+) -> dict[str, TopicFacts]:
+    """The topics, with their settings if this user may see them."""
+    found = dict(known)
+    for name, facts in known.items():
+        wanted = settings.topics.settings(replicas=max(facts.replicas))
+        config = {each.name: list(each.config) for each in wanted if each.name == name}
+        with suppress(TopicAuthorizationFailedError, ClusterAuthorizationFailedError):
+            values = await config_values(admin, ConfigResourceType.TOPIC, config)
+            found[name] = replace(facts, values=values.get(name, {}))
+    return found
 
 
 async def _check_missing(
@@ -132,19 +136,24 @@ async def _check_missing(
     answers = await validate_topics(
         admin, settings.topics, present, settings.partitions, settings.replication
     )
-    found: list[Finding] = []
-    for name, code, *text in answers:
-        result: Result = "problem"
-        if code == 0:
-            result, problem, remedy = "warning", "missing", "start an agent: it creates the topic"
-        elif code in _FORBIDDEN:
-            problem = "missing, and Kafka denies this user to create it"
-            remedy = "create it with the settings of docs/kafka.md, or grant create on it"
-        else:
-            why = " ".join(str(each) for each in text if each) or f"error {code}"
-            problem, remedy = f"missing, and Kafka can't create it: {why}", "create it yourself"
-        found.append(Finding("topic", result, name, problem, remedy))
-    return found
+    return [
+        _missing(name, code, " ".join(str(each) for each in text if each)) for name, code, *text in answers
+    ]
+
+
+def _missing(name: str, code: int, text: str) -> Finding:
+    if code == 0:
+        return Finding("topic", "warning", name, "missing", "start an agent: it creates the topic")
+    if code in _FORBIDDEN:
+        return Finding(
+            "topic",
+            "problem",
+            name,
+            "missing, and Kafka denies this user to create it",
+            "create it with the settings of docs/kafka.md, or grant create on it",
+        )
+    why = f"missing, and Kafka can't create it: {text or f'error {code}'}"
+    return Finding("topic", "problem", name, why, "create it yourself")
 
 
 async def _check_group(admin: AIOKafkaAdminClient, settings: Settings, *, started: bool) -> list[Finding]:
@@ -153,9 +162,11 @@ async def _check_group(admin: AIOKafkaAdminClient, settings: Settings, *, starte
         members = await with_coordinator(lambda: members_of(admin, group))
         operations = await with_coordinator(lambda: rights_on_group(admin, group))
     except GroupAuthorizationFailedError:
-        denied, remedy = "Kafka denies this user the consumer group", f"grant {rights} on the group {group}"
-        unchecked = Finding("agents", "unchecked", group, "its members can't be read")
-        return [Finding("group", "problem", group, denied, remedy), unchecked]
+        grant = f"grant {rights} on the group {group}"
+        return [
+            Finding("group", "problem", group, "Kafka denies this user the consumer group", grant),
+            Finding("agents", "unchecked", group, "its members can't be read"),
+        ]
     lacking = missing_rights("group", group, operations, GROUP_RIGHTS)
     may = "rights unknown" if operations is None else f"may {rights}"
     agents = judge_agents(group, members, started=started)
@@ -169,19 +180,31 @@ def _check_allowed(settings: Settings, table: str) -> Finding:
     if settings.placement().allows(table):
         return Finding("table", "ok", table, "allowed")
     if not settings.tables:
-        unknown = "tables is not set here, so this command doesn't know which tables the agents serve"
-        advice = "run it with the agents' settings (LAKEWARDEN_TABLES or --config)"
-        return Finding("table", "unchecked", table, unknown, advice)
-    refused = f"tables doesn't cover it ({', '.join(settings.tables)}), so agents refuse its transactions"
-    advice = "add it to tables, and use the same settings for this command as for the agents"
-    return Finding("table", "problem", table, refused, advice)
+        return Finding(
+            "table",
+            "unchecked",
+            table,
+            "tables is not set here, so this command doesn't know which tables the agents serve",
+            "run it with the agents' settings (LAKEWARDEN_TABLES or --config)",
+        )
+    return Finding(
+        "table",
+        "problem",
+        table,
+        f"tables doesn't cover it ({', '.join(settings.tables)}), so agents refuse its transactions",
+        "add it to tables, and use the same settings for this command as for the agents",
+    )
 
 
 async def _check_lock(settings: Settings, table: str) -> tuple[str | None, Finding]:
     if settings.lock_root is None and table.startswith("file:"):
-        unknown = "lock_root is not set here, so this command doesn't know where the agents keep the lock"
-        advice = "run it with the agents' settings (LAKEWARDEN_LOCK_ROOT or --config)"
-        return None, Finding("lock", "unchecked", table, unknown, advice)
+        return None, Finding(
+            "lock",
+            "unchecked",
+            table,
+            "lock_root is not set here, so this command doesn't know where the agents keep the lock",
+            "run it with the agents' settings (LAKEWARDEN_LOCK_ROOT or --config)",
+        )
     try:
         found = await locate(settings, table, None, hudi=False)
     except (AgentError, ValueError) as error:
@@ -192,35 +215,28 @@ async def _check_lock(settings: Settings, table: str) -> tuple[str | None, Findi
 
 def _lock_uris(settings: Settings, places: Sequence[str]) -> list[str]:
     """An object in each store that has locks: the lock root, or the buckets that `tables` names, and those of the tables."""
-    found = list(places)
     if settings.lock_root is not None:
-        found.insert(0, f"{settings.lock_root}/locks/probe.json")
-    elif not places:
-        for glob in settings.tables:
-            scheme, _, rest = glob.partition("://")
-            bucket = rest.partition("/")[0]
-            if bucket and scheme != "file" and not re.search(r"[*?\[]", bucket):
-                found.append(f"{scheme}://{bucket}/locks/probe.json")
-    return found
+        return [f"{settings.lock_root}/locks/probe.json", *places]
+    buckets = (_BUCKET.match(each) for each in settings.tables)
+    return list(places) or [f"{each[0]}/locks/probe.json" for each in buckets if each is not None]
 
 
 async def _check_stores(settings: Settings, places: Sequence[str], clock: Callable[[], int]) -> list[Finding]:
     uris = _lock_uris(settings, places)
+    found: list[Finding] = []
     if not uris:
         nothing = "no lock root is set, and tables names no bucket"
-        return [Finding("store", "unchecked", "locks", nothing, "set lock_root, or name a table")]
-    found: list[Finding] = []
+        found.append(Finding("store", "unchecked", "locks", nothing, "set lock_root, or name a table"))
     async with AsyncExitStack() as stack:
         stores = Stores(settings, stack)
         for root, uri in {stores.root_of(uri): uri for uri in uris}.items():
             try:
-                store = await stores.for_lock(uri)
+                kept = (await stores.for_lock(uri)).keeps_versions
             except (StoreProbeError, LocationError) as error:
                 found.append(failed("store", root, str(error)))
             else:
                 found.append(Finding("store", "ok", root, "honours both conditions, so it can hold locks"))
-                kept, renewed = store.keeps_versions, settings.renew_seconds
-                found += judge_versions(root, keeps_versions=kept, renew_seconds=renewed)
+                found += judge_versions(root, keeps_versions=kept, renew_seconds=settings.renew_seconds)
             found += await _check_store_clock(settings, root, clock)
     return found
 

@@ -36,7 +36,7 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import first_of
 from lakewarden.events.access import stop_client
 from lakewarden.events.base import Integer, Name
-from lakewarden.handlers.explain.outcomes import phase_of
+from lakewarden.handlers.explain.transaction import phase_of
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
 

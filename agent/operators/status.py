@@ -1,6 +1,7 @@
 """`lakewarden status`, and the events of `lakewarden conflicts`: read from Kafka alone, so they work while no agent runs.
 
-`status` reads the log once: for its replay (`log_replay.py`), for what is past, and for the locks. It shows what the log has:
+`status` reads the log once. The page begins in the same way, and goes on while the log grows (docs/decisions/0039-the-page.md).
+It is read for its replay (`log_replay.py`), for what is past, and for the locks. It shows what the log has:
 decisions that an agent has made and not published yet are missing. `handlers/explain/condition.py` has the rules of conditions.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
@@ -8,7 +9,8 @@ uses as its table: what the next take-over will find, and what former ones found
 that an agent refuses, because this version doesn't know a decision (`serving/partition/replay.py`).
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -33,10 +35,18 @@ from lakewarden.handlers.explain.condition import Condition, Denied, Facts, Open
 from lakewarden.handlers.explain.life import Ends, Life
 from lakewarden.handlers.explain.waits import Wait, waits
 from lakewarden.handlers.setup import Member
+from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.log_gaps import Gap
+from lakewarden.handlers.table.memory import largest_excess, used_bytes
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase, Transaction
 
+MAX_IDLE = 1_000
+"""Tables without an open transaction of which something is kept, the last ones: events may be delivered again within seconds."""
+MAX_ENDED = 100
+"""Ended transactions that are kept of such a table."""
+_LATE_NAMES = 1_000
+"""Times of ended transactions that may be kept until the next clean-up."""
 AUDIT_WINDOW = timedelta(minutes=15)
 """How far back to look for the last step of a lock. A held lock is renewed far more often; an older one is free."""
 _LEDGER_LOST = "an agent that has run since it lost these entries records them again, otherwise restore them from a backup"
@@ -143,29 +153,20 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
 
     The worst come first. Before them, the partitions whose log is incomplete, with a given table the one of that table.
     """
-    timelines = Timelines()
-    locks = Locks()
+    timelines, locks = Timelines(), Locks()
     async with Log(settings) as log:
         past = await readers_of(timelines, log)
         await log.partitions(log.topics.ledger)  # an error names the topic if it is missing or hidden
         replay = await replay_log(log, past, await readers_of_locks(locks, log))
         ledgers = await find_ledger_gaps(log, replay.starts)
         members = await group_members(log, settings.group)
-    ends = timelines.ends
-    refusals = replay.refused
-    if table is None:
-        of_table, opened = None, {uri for uri, state in replay.tables.items() if state.open()}
-        uris = opened | locks.keys() | refusals.keys() | ends.keys()
-    else:
-        of_table, uris = partition_of(table, len(replay.starts)), {table}
     gaps = {number: each.gap for number, each in ledgers.items() if each.gap is not None}
-    troubles = partition_views(replay.starts, replay.newer, gaps)
-    now = moment().wall_ms / 1000
-    found = [
-        with_condition(table_view(uri, replay, locks.get(uri), refusals.get(uri)), now, members, ends[uri])
-        for uri in sorted(uris)
-    ]
-    return [view for number, view in troubles.items() if of_table in (None, number)] + sorted(found, key=rank)
+    views = LiveStatus(replay, locks).views(gaps)
+    if table is not None:
+        names = table, events.partition_name(partition_of(table, len(replay.starts)))
+        views = [each for each in views if each.table in names]
+        timelines.ends = defaultdict(Ends, {table: timelines.ends[table]})
+    return sorted(with_conditions(views, timelines.ends, members), key=rank)
 
 
 def rank(view: TableView) -> tuple[int, float]:
@@ -179,6 +180,15 @@ async def group_members(log: Log, group: str) -> tuple[Member, ...] | None:
         return await members_of(await log.admin(), group)
     except GroupAuthorizationFailedError:
         return None
+
+
+def with_conditions(
+    found: Iterable[TableView], ends: Mapping[str, Ends], members: tuple[Member, ...] | None
+) -> list[TableView]:
+    """The tables with their conditions, those of which something has only ended included."""
+    now, by_name = moment().wall_ms / 1000, {each.table: each for each in found}
+    by_name |= {uri: TableView(uri, None, ()) for uri in sorted(ends.keys() - by_name.keys())}
+    return [with_condition(each, now, members, ends.get(uri, Ends())) for uri, each in by_name.items()]
 
 
 def with_condition(
@@ -228,16 +238,14 @@ def _open(view: TransactionView, now: float) -> Open:
 
 def partition_views(
     starts: Mapping[int, Start], refused: Mapping[int, str], ledger_gaps: Mapping[int, Gap]
-) -> dict[int, TableView]:
-    """The partitions whose log is incomplete, and those that an agent refuses, by number."""
+) -> list[TableView]:
+    """The partitions whose log is incomplete, and those that an agent refuses."""
     gaps = {number: _gaps(start, ledger_gaps.get(number)) for number, start in sorted(starts.items())}
-    return {
-        number: TableView(
-            events.partition_name(number), None, (), incomplete=found, refused=refused.get(number)
-        )
+    return [
+        TableView(events.partition_name(number), None, (), incomplete=found, refused=refused.get(number))
         for number, found in gaps.items()
         if found or number in refused
-    }
+    ]
 
 
 def table_view(
@@ -260,6 +268,108 @@ def _gaps(start: Start, ledger: Gap | None) -> tuple[str, ...]:
         *(() if ledger is None else (f"{ledger.description}; {_LEDGER_LOST}",)),
         *(f"{each.gap.description}; found {each.at.isoformat(timespec='seconds')}" for each in known),
     )
+
+
+class Locks(dict[str, events.AuditEventUnion]):
+    """The last step of each table's lock."""
+
+
+class LiveStatus:
+    """The tables of one installation. `replay` is one without the decisions that are ahead of its events."""
+
+    def __init__(self, replay: LogReplay, locks: Locks) -> None:
+        self._replay = replay
+        self._locks = locks
+        self._views: dict[str, tuple[events.AuditEventUnion | None, TableView]] = {}
+        """Each with the step of the lock that it shows."""
+        self._idle: dict[str, None] = {}
+        """The tables without an open transaction, in the order of their last events."""
+        self._clean_up_at = _LATE_NAMES
+        self._without_waits: set[str] = set()
+        """Tables whose footprints were dropped at the memory budget: it is unknown who waits for whom."""
+        for each in replay.partitions.values():
+            each.taken_over = False
+        self._drop_ended(list(replay.tables))
+
+    @property
+    def taken_over(self) -> bool:
+        """Whether an agent has taken a partition over since the replay."""
+        return any(each.taken_over for each in self._replay.partitions.values())
+
+    def add(
+        self, number: int, written: Sequence[ConsumerRecord], decisions: Sequence[ConsumerRecord]
+    ) -> None:
+        """Apply the next records of a partition, with all decisions that were published before its end was asked for."""
+        touched = self._replay.add(number, written, decisions)
+        self._drop_ended(touched)
+        for uri in touched:
+            self._views.pop(uri, None)
+
+    # -- what is shown -----------------------------------------------------------------------------------------------
+
+    def views(self, ledger_gaps: Mapping[int, Gap] | None = None) -> list[TableView]:
+        now_ms = moment().wall_ms
+        oldest = now_ms - AUDIT_WINDOW.total_seconds() * 1000
+        for uri in [each for each, step in self._locks.items() if step.at.timestamp() * 1000 < oldest]:
+            del self._locks[uri]
+            self._views.pop(uri, None)
+        refused = self._replay.refused
+        open_tables = {uri for uri, state in self._replay.tables.items() if state.open()}
+        troubles = partition_views(self._replay.starts, self._replay.newer, ledger_gaps or {})
+        return troubles + [
+            self._view(uri, refused.get(uri), now_ms)
+            for uri in sorted(open_tables | set(self._locks) | set(refused))
+        ]
+
+    def view(self, table: str) -> TableView:
+        return self._view(table, self._replay.refused.get(table), moment().wall_ms)
+
+    def _view(self, uri: str, refused: str | None, now_ms: int) -> TableView:
+        lock = self._locks.get(uri)
+        shown, known = self._views.get(uri, (None, None))
+        lapsed = known is not None and known.lock is not None and known.lock.held
+        if known is None or shown is not lock or (lapsed and lock is not None and lock.valid_until <= now_ms):
+            known = table_view(uri, self._replay, lock, refused)
+            known = replace(known, waits_known=uri not in self._without_waits)
+            if lock is not None or uri in self._replay.tables or refused is not None:
+                self._views[uri] = lock, known
+        return known
+
+    # -- bounds ------------------------------------------------------------------------------------------------------
+
+    def _drop_ended(self, tables: Iterable[str]) -> None:
+        """Keep of tables without an open transaction what repeated events and the order of a queue need; drop old ones."""
+        replay = self._replay
+        for uri in tables:
+            state = replay.tables.get(uri)
+            self._idle.pop(uri, None)
+            if state is None or state.open():
+                continue
+            self._without_waits.discard(uri)
+            fresh = replay.tables[uri] = TableState(uri, state.settings)
+            fresh.losses, fresh.lost_on = state.losses, state.lost_on
+            fresh.closed = dict(list(state.closed.items())[-MAX_ENDED:])
+            self._idle[uri] = None
+        while len(self._idle) > MAX_IDLE:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest], replay.tables[oldest]
+        if len(replay.lives) > self._clean_up_at:
+            kept = {each.id for state in replay.tables.values() for each in state.open()}
+            replay.lives = {name: each for name, each in replay.lives.items() if name in kept}
+            replay.partition = {uri: each for uri, each in replay.partition.items() if uri in replay.tables}
+            self._clean_up_at = 2 * len(kept) + _LATE_NAMES
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Drop the largest footprints until all of them together fit."""
+        states = self._replay.tables
+        used = sum(used_bytes(each) for each in states.values())
+        while used > limit_bytes and (found := largest_excess(states.values(), live=False)) is not None:
+            uri, _ = found
+            used -= used_bytes(states[uri])
+            drop_index(states[uri])
+            used += used_bytes(states[uri])
+            self._without_waits.add(uri)
+            self._views.pop(uri, None)
 
 
 async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[events.ConflictDetected]:
@@ -318,10 +428,6 @@ def _waiting_on(state: TableState, transaction: Transaction, found: Iterable[Wai
 def _blocker(wait: Wait) -> BlockerView:
     partition = next((each.partition for each in wait.overlaps), None)
     return BlockerView(wait.other.id, wait.other.writer, wait.reason, partition)
-
-
-class Locks(dict[str, events.AuditEventUnion]):
-    """The last step of each table's lock."""
 
 
 async def readers_of_locks(last: Locks, log: Log) -> Readers:

@@ -18,11 +18,10 @@ from lakewarden.agent.clock import moment, monotonic, utc_now
 from lakewarden.agent.errors import AgentError, LogCutError, TaskEndedError
 from lakewarden.agent.kafka import denied_to_command, ended_tasks
 from lakewarden.agent.log import Log, Readers
-from lakewarden.agent.operators.live_status import LiveStatus
 from lakewarden.agent.operators.log_replay import replay_log
 from lakewarden.agent.operators.losses import HOUR_MS, Losses
 from lakewarden.agent.operators.refused import MAX_REFUSED, RefusedEvent, last_spans, refused_event
-from lakewarden.agent.operators.status import Locks, TableView, group_members, readers_of_locks
+from lakewarden.agent.operators.status import LiveStatus, Locks, TableView, group_members, readers_of_locks
 from lakewarden.agent.operators.timelines import Timelines, readers_of
 from lakewarden.agent.settings import Settings
 from lakewarden.handlers.setup import Member

@@ -13,7 +13,14 @@ from lakewarden.agent.operators.losses import LossReport, LossRow
 from lakewarden.agent.operators.questions import Question, Row
 from lakewarden.agent.operators.refused import RefusedEvent
 from lakewarden.agent.operators.shell_command import command
-from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView, rank, with_condition
+from lakewarden.agent.operators.status import (
+    LockHolder,
+    TableView,
+    TransactionView,
+    rank,
+    with_condition,
+    with_conditions,
+)
 from lakewarden.agent.operators.text import StoryLine, sentence, story
 from lakewarden.agent.time_text import last
 from lakewarden.agent.web.follower import HOURS, Follower, History
@@ -46,7 +53,7 @@ class Page:
     """Which rows of a view are shown."""
 
     count: int
-    """Of all rows."""
+    """All rows."""
     first: int
     """Number of the first one."""
     q: str
@@ -254,7 +261,9 @@ def table(follower: Follower, query: Query) -> View:
     view = TableView(uri, None, ()) if status is None else status.view(uri)
     lives = past.timelines.tables.get(uri, {}).values()
     drawn = drawing(lives, end - minutes * 60, end)
-    data = Table(_judged(follower, view, end), minutes, drawn, past.losses.report(uri))
+    ends = past.timelines.ends.get(uri, Ends())
+    judged = with_condition(view, end, follower.members, ends)
+    data = Table(judged, minutes, drawn, past.losses.report(uri))
     return View("table", short_table(uri), command(follower.settings, "status", "--table", uri), data)
 
 
@@ -311,21 +320,13 @@ async def agents(follower: Follower, query: Query) -> View:
 
 def known(follower: Follower) -> list[TableView]:
     """The tables with their conditions, those without anything open included. They are judged once a second."""
-    status, ends = follower.status, follower.history.timelines.ends
-    if status is None:
+    if follower.status is None:
         return []
-    now = moment().wall_ms / 1000
-    as_of = follower.changes.revision, int(now)
+    as_of = follower.changes.revision, moment().wall_ms // 1000
     if follower.judged[0] != as_of:
-        found = status.views()
-        quiet = [TableView(uri, None, ()) for uri in sorted(ends.keys() - {each.table for each in found})]
-        follower.judged = as_of, [_judged(follower, each, now) for each in [*found, *quiet]]
+        ends = follower.history.timelines.ends
+        follower.judged = as_of, with_conditions(follower.status.views(), ends, follower.members)
     return follower.judged[1]
-
-
-def _judged(follower: Follower, view: TableView, now: float) -> TableView:
-    ends = follower.history.timelines.ends.get(view.table, Ends())
-    return with_condition(view, now, follower.members, ends)
 
 
 def waiting(view: TableView) -> int:

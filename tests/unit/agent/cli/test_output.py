@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.agent.cli import output
+from lakewarden.agent.cli import options as output
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.agent.operators.late import late_writers
-from lakewarden.agent.operators.questions import QUESTIONS, Question
+from lakewarden.agent.operators.questions import QUESTIONS, Question, late_writers
 from lakewarden.agent.operators.text import cells, lines
 from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.events import CommitCompleted, CommitIntent, encode

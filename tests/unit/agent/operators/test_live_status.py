@@ -8,10 +8,9 @@ import pytest
 from aiokafka.structs import ConsumerRecord
 from hypothesis import given, settings, strategies as st
 
-from lakewarden.agent.operators import live_status
-from lakewarden.agent.operators.live_status import LiveStatus
+from lakewarden.agent.operators import status
 from lakewarden.agent.operators.log_replay import LogReplay
-from lakewarden.agent.operators.status import Locks, TableView, table_view
+from lakewarden.agent.operators.status import LiveStatus, Locks, TableView, table_view
 from lakewarden.agent.serving.takeover import Start
 from lakewarden.handlers.table.replay import Position
 from tests.unit.agent.serving.owner_in_memory import TOPICS, Table
@@ -120,7 +119,7 @@ def test_of_tables_without_an_open_transaction_only_the_last_ones_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten thousand tables may have been written since the page was opened."""
-    monkeypatch.setattr(live_status, "MAX_IDLE", 0)
+    monkeypatch.setattr(status, "MAX_IDLE", 0)
     table = Table(URI, NAMES)
     table.send("commit-intent", 0)
     live = begun(table.events, table.log.of(TOPICS.decisions))
