@@ -17,9 +17,8 @@ from lakewarden.agent.operators.agents import agents
 from lakewarden.agent.operators.assess import picture
 from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.operators.explain import AmbiguousError, explain
-from lakewarden.agent.operators.losses import losses
+from lakewarden.agent.operators.past import losses, refused
 from lakewarden.agent.operators.questions import QUESTIONS, ask
-from lakewarden.agent.operators.refused import refused
 from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import status
 from lakewarden.agent.settings import KafkaSettings, Settings

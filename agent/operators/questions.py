@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.log import Log
-from lakewarden.agent.operators.timelines import Timelines, read_timelines
+from lakewarden.agent.operators.past import Timelines, read_timelines
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import timestamp
 from lakewarden.handlers.explain.life import End

@@ -25,7 +25,7 @@ from lakewarden.agent.clock import moment, utc_now
 from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.operators.cluster_facts import members_of
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
-from lakewarden.agent.operators.timelines import Timelines, readers_of
+from lakewarden.agent.operators.past import Timelines, readers_of
 from lakewarden.agent.serving.log_records import decoded, decoded_all
 from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings

@@ -226,20 +226,14 @@ def _table(text: str) -> Markup:
 
 
 def _tree(text: str) -> Markup:
-    root, *rest = text.strip("\n").split("\n")
-    branches: list[list[str]] = []
-    for line in rest:
-        if line.startswith("  "):
-            branches[-1].append(line)
-        else:
-            branches.append([line])
+    root, *branches = re.split(r"\n(?=[-$] )", text.strip("\n"))
     found = [root]
     for branch in branches:
-        first, others = "├── ", "│   "
-        if branch[0].startswith("$ "):
-            first = others = "    "
+        first, *others = branch.split("\n")
+        mark, rail = "├── ", "│   "
+        if first.startswith("$ "):
+            mark = rail = "    "
         elif branch is branches[-1]:
-            first, others = "└── ", "    "
-        found.append(first + branch[0][2:])
-        found += [others + line[2:] for line in branch[1:]]
+            mark, rail = "└── ", "    "
+        found += [mark + first[2:], *(rail + line[2:] for line in others)]
     return _escaped("\n".join(found))

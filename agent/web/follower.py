@@ -19,10 +19,17 @@ from lakewarden.agent.errors import AgentError, LogCutError, TaskEndedError
 from lakewarden.agent.kafka import denied_to_command, ended_tasks
 from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.operators.log_replay import replay_log
-from lakewarden.agent.operators.losses import HOUR_MS, Losses
-from lakewarden.agent.operators.refused import MAX_REFUSED, RefusedEvent, last_spans, refused_event
+from lakewarden.agent.operators.past import (
+    HOUR_MS,
+    MAX_REFUSED,
+    Losses,
+    RefusedEvent,
+    Timelines,
+    last_spans,
+    readers_of,
+    refused_event,
+)
 from lakewarden.agent.operators.status import LiveStatus, Locks, TableView, group_members, readers_of_locks
-from lakewarden.agent.operators.timelines import Timelines, readers_of
 from lakewarden.agent.settings import Settings
 from lakewarden.handlers.setup import Member
 
@@ -68,7 +75,7 @@ class History:
 
     def __init__(self) -> None:
         self.losses = Losses(HOURS)
-        self.timelines = Timelines(self.losses.add_bypassed)
+        self.timelines = Timelines(self.losses)
         self.refused: deque[RefusedEvent] = deque(maxlen=MAX_REFUSED)
 
     async def readers(self, log: Log) -> Readers:

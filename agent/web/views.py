@@ -9,9 +9,8 @@ from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.operators.agents import AgentsView, agents as read_agents
 from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain
-from lakewarden.agent.operators.losses import LossReport, LossRow
+from lakewarden.agent.operators.past import LossReport, LossRow, RefusedEvent
 from lakewarden.agent.operators.questions import Question, Row
-from lakewarden.agent.operators.refused import RefusedEvent
 from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import (
     LockHolder,

@@ -13,8 +13,7 @@ import pytest
 
 from lakewarden.agent.operators.as_json import as_json
 from lakewarden.agent.operators.explain import explain
-from lakewarden.agent.operators.losses import losses
-from lakewarden.agent.operators.refused import refused
+from lakewarden.agent.operators.past import losses, refused
 from lakewarden.agent.operators.status import status
 from lakewarden.agent.web.follower import HOURS
 from lakewarden.agent.web.server import running_page

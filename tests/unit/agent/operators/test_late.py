@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lakewarden.agent.operators.past import Timelines
 from lakewarden.agent.operators.questions import QUESTIONS, Question, late_writers
 from lakewarden.agent.operators.text import cells, lines
-from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.events import CommitCompleted, CommitIntent, encode
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.events.building import made

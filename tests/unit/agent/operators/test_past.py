@@ -6,11 +6,9 @@ import pytest
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment
-from lakewarden.agent.operators import losses as losses_module, timelines
-from lakewarden.agent.operators.losses import HOUR_MS, OTHERS, Losses, PairLoss
-from lakewarden.agent.operators.refused import refused_event
+from lakewarden.agent.operators import past
+from lakewarden.agent.operators.past import HOUR_MS, OTHERS, Losses, PairLoss, Timelines, refused_event
 from lakewarden.agent.operators.text import lines
-from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.events import Abort, CommitIntent, PartitionTaken, TransactionAbandoned, encode
 from lakewarden.handlers.explain.life import End
 from tests.unit.agent.serving.owner_in_memory import consumed
@@ -72,7 +70,7 @@ def test_what_is_lost_to_a_commit_without_a_label_counts_without_a_watcher() -> 
     Only if the table names the commit, it is known to be one without the gate.
     """
     losses, now = Losses(hours=1), moment().wall_ms
-    timelines, table = Timelines(losses.add_bypassed), "s3://lake/a"
+    timelines, table = Timelines(losses), "s3://lake/a"
     for name, cause, lost_to in (
         ("A", "base-changed", None),
         ("B", "base-changed", "version 49: UPDATE, Delta-Lake/4.0.0"),
@@ -139,7 +137,7 @@ def conflict(partitions: int, at_ms: int) -> ConsumerRecord:
 
 
 def test_a_table_keeps_its_last_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timelines, "MAX_OF_TABLE", 3)
+    monkeypatch.setattr(past, "MAX_OF_TABLE", 3)
     kept = Timelines()
 
     for number in range(10):
@@ -151,7 +149,7 @@ def test_a_table_keeps_its_last_transactions(monkeypatch: pytest.MonkeyPatch) ->
 def test_of_all_tables_the_one_without_an_event_for_longest_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timelines, "MAX_TRANSACTIONS", 3)
+    monkeypatch.setattr(past, "MAX_TRANSACTIONS", 3)
     kept = Timelines()
 
     for number in range(5):
@@ -190,17 +188,17 @@ def test_losses_of_hours_that_are_not_kept_are_dropped() -> None:
     for hour in range(10):
         kept.add(conflict(1, NOW_MS + hour * HOUR_MS))
 
-    assert len(kept._pairs) == len(kept._partitions) == 3
+    assert len(kept._counted) == 2 * 3, "pairs, and partitions, of three hours"
 
 
 def test_partitions_beyond_the_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table may have a million partitions."""
-    monkeypatch.setattr(losses_module, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(past, "MAX_ENTRIES", 2)
     kept = Losses(hours=2)
 
     kept.add(conflict(6, NOW_MS))
 
-    [counted] = kept._partitions.values()
+    [counted] = [each for (_, size), each in kept._counted.items() if size == 2]
     assert {key[1]: loss.conflicts for key, loss in counted.items()} == {"p0": 1, "p1": 1, OTHERS: 4}
     assert sum(loss.seconds for loss in counted.values()) == pytest.approx(6)
 

@@ -18,8 +18,7 @@ from lakewarden.agent.errors import SuspendedError
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.operators.agents import AgentsView, PartitionView
 from lakewarden.agent.operators.ledger import LedgerLine
-from lakewarden.agent.operators.losses import Losses
-from lakewarden.agent.operators.refused import RefusedEvent
+from lakewarden.agent.operators.past import Losses, RefusedEvent
 from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import (
     BlockerView,

@@ -20,9 +20,8 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 from lakewarden.agent.errors import KafkaUnreachableError
 from lakewarden.agent.operators import explain as explain_module
 from lakewarden.agent.operators.explain import Search
-from lakewarden.agent.operators.refused import refused_event
+from lakewarden.agent.operators.past import Timelines, refused_event
 from lakewarden.agent.operators.status import BlockerView, LockHolder, TableView, TransactionView
-from lakewarden.agent.operators.timelines import Timelines
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import server, views
 from lakewarden.agent.web.follower import Changes, Follower, History
