@@ -48,7 +48,8 @@ class Access:
     oauth_token_file: str | None = None
     """File with a token that another program renews, as Kubernetes does for a service account."""
     oauth_extensions: str | None = None
-    """SASL extensions that are sent with each token: `name=value,name=value`."""
+    """SASL extensions that are sent with each token: `name=value,name=value`. A part that can't be a name belongs to the value
+    before it: Confluent's `identityPoolId=pool-1,pool-2`."""
 
     @property
     def uses_tls(self) -> bool:
@@ -60,8 +61,15 @@ class Access:
 
     @property
     def extensions(self) -> dict[str, str]:
-        pairs = [pair.partition("=") for pair in (self.oauth_extensions or "").split(",") if pair.strip()]
-        return {name.strip(): value.strip() for name, _, value in pairs}
+        found: dict[str, str] = {}
+        last = ""
+        for part in filter(None, map(str.strip, (self.oauth_extensions or "").split(","))):
+            name, separator, value = map(str.strip, part.partition("="))
+            if last and not separator and not _EXTENSION_NAME.fullmatch(part):
+                found[last] += f",{part}"
+            else:
+                last, found[name] = name, value
+        return found
 
     def check(self, name: Callable[[str], str] = str, objects: Container[str] = ()) -> None:
         """Raise `AccessError` for the first invalid combination. Reads no file.

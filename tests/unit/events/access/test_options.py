@@ -86,3 +86,23 @@ def test_an_invalid_combination_names_the_options_as_the_caller_does(
 
     assert why in str(caught.value)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given, found",
+    [
+        (None, {}),
+        ("logicalCluster=lkc-1,", {"logicalCluster": "lkc-1"}),
+        (
+            "identityPoolId=pool-1, pool-2 ,logicalCluster=lkc-1",
+            {"identityPoolId": "pool-1,pool-2", "logicalCluster": "lkc-1"},
+        ),
+        ("a=x=1,b=", {"a": "x=1", "b": ""}),
+        ("a=1,pool", {"a": "1", "pool": ""}),
+    ],
+)
+def test_a_part_that_is_no_name_belongs_to_the_value_before_it(
+    given: str | None, found: dict[str, str]
+) -> None:
+    """A Confluent client may name several identity pools."""
+    assert Access(oauth_extensions=given).extensions == found
