@@ -121,7 +121,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The tests of a file run in one worker, and those on Spark in two: a session costs half a minute of CPU time.
 
     In `make test-all` they run in three, because one would still run for minutes when all others have ended. Spark Connect's
-    tests share a server, and files whose tests start Spark in processes of their own need no session to share.
+    tests share a server, and files whose tests start Spark in processes of their own need no session to share. The tests of
+    `tests/exhaustive` share nothing and compute for minutes: any worker runs the next one.
     """
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
@@ -131,6 +132,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             folders = Path(file).parts
+            if folders[1] == "exhaustive":
+                return nodeid
             if folders[:2] != ("tests", "spark") or folders[-1] in OWN_PROCESSES:
                 return file
             if folders[2] == "connect" or (folders[2] == "rows" and long):

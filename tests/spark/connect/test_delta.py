@@ -86,7 +86,7 @@ def test_a_query_upserts_and_skips_a_batch_that_is_in_the_table(
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
+@pytest.mark.parametrize("mode", ["append", pytest.param("overwrite", marks=pytest.mark.matrix)])
 def test_a_query_writes_in_the_other_modes(
     mode: str, clients: Clients, agent: FakeAgent, query: Any, lake: Lake
 ) -> None:
@@ -108,7 +108,14 @@ def test_a_query_writes_in_the_other_modes(
 @pytest.mark.wide
 @pytest.mark.parametrize(
     "death",
-    ["after prepared", "before allow", "after allow", "after run", "before run"],
+    [
+        "after prepared",
+        "after allow",
+        *(
+            pytest.param(each, marks=pytest.mark.matrix)
+            for each in ("before allow", "after run", "before run")
+        ),
+    ],
 )
 def test_each_batch_is_written_once_though_its_process_is_killed(
     death: str, clients: Clients, agent: FakeAgent, query: Any, lake: Lake

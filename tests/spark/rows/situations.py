@@ -829,4 +829,7 @@ SITUATIONS: dict[str, Situation] = {
         settings=(("spark.sql.legacy.interval.enabled", "true"),),
         formats=("paimon",),
     ),
+    "a key that is NOT NULL": _keys(
+        "bigint NOT NULL", "1L", "1L", "CAST(NULL AS bigint)", modes=("upsert",), formats=SPARK
+    ),
 }

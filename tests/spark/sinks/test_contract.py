@@ -48,6 +48,7 @@ from tests.spark.sinks.cases import (
     CATALOGS,
     COLUMNS,
     SINKS,
+    HudiCase,
     ParquetCase,
     SinkCase,
     batch_of,
@@ -433,6 +434,24 @@ def test_a_batch_is_recognised_after_old_versions_were_removed(
     gate.foreach_batch(case.sink, writer="w")(batch_of(spark, 9), 0)
 
     assert case.flights() == ([1] if case.replaces else [0, 1])
+
+
+@pytest.mark.wide
+def test_an_empty_batch_commits_nothing_and_a_foreign_commit_is_not_the_next_batch(
+    harness: Harness, spark: SparkSession, case: SinkCase, agent: FakeAgent
+) -> None:
+    write = harness.gate().foreach_batch(case.sink, writer="w")
+
+    write(batch_of(spark), 0)
+    if not isinstance(case, HudiCase | ParquetCase):  # they commit a version without files
+        agent.wait_for("transaction-abandoned")
+        assert case.commits() == []
+    write(batch_of(spark, 4), 1)
+    case.commit(5)
+
+    assert case.flights() == [4, 5]
+    assert case.sink.committed("w", 1) is not None
+    assert case.sink.committed("w", 2) is None
 
 
 @pytest.mark.wide

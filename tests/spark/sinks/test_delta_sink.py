@@ -103,24 +103,6 @@ def test_an_upsert_names_typed_partitions_and_obeys_its_conditions(
 
 
 @pytest.mark.wide
-def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
-    harness: Harness, spark: SparkSession, tmp_path: Path
-) -> None:
-    table = tmp_path / "days"
-    spark.sql(f"CREATE TABLE delta.`{table}` (day int, id long NOT NULL, state string) USING delta")
-    append(states(spark, (1, 1, "old"), (1, 2, "old")), table)
-    harness.agent(grant_everything)
-    write = harness.gate().foreach_batch(DeltaSink(str(table), mode="upsert", keys=["id"]), writer="w")
-
-    write(states(spark, (1, 1, "new"), (1, 3, "new")), 0)
-    with pytest.raises(Exception, match=r"(?i)null"):
-        write(states(spark, (1, None, "without id"), (1, 2, "new")), 1)
-
-    kept = [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
-    assert sorted(tuple(row) for row in read(spark, table).collect()) == kept
-
-
-@pytest.mark.wide
 def test_a_foreign_commit_to_another_partition_does_not_repeat_the_batch(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -286,28 +268,6 @@ def test_a_table_that_is_dropped_before_the_commit_is_no_unknown_outcome(
     assert harness.steps()[-2:] == ["abandoned", "failed"]
     assert [event.detail["outcome"] for event in harness.only("failed")] == ["not committed"]
     assert not (tmp_path / "days").exists()
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("mode", ["append", "upsert", "overwrite"])
-def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_the_batch(
-    harness: Harness, spark: SparkSession, tmp_path: Path, mode: Mode
-) -> None:
-    days_table(spark, tmp_path / "days")
-    sink = DeltaSink(str(tmp_path / "days"), mode=mode, keys=["id"] if mode == "upsert" else [])
-    harness.agent(grant_everything)
-    write = harness.gate().foreach_batch(sink, writer="w")
-    batch = spark.createDataFrame([(TUESDAY, "eu", 4, "new", 2)], DAYS)
-
-    write(batch.limit(0), 0)
-    before = read(spark, tmp_path / "days").collect()
-    write(batch, 1)
-    append(batch.withColumn("id", batch.id + 1), tmp_path / "days")
-
-    assert sorted(row.id for row in before) == [1, 2, 3]
-    assert [row[2] for row in rows_in(read(spark, tmp_path / "days"))] == [1, 2, 3, 4, 5]
-    assert sink.committed("w", 1) is not None
-    assert sink.committed("w", 2) is None
 
 
 @pytest.mark.wide

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -252,25 +251,6 @@ def test_a_setting_that_cuts_the_texts_of_plans_changes_nothing(
         harness.gate().foreach_batch(table.sink(), writer="w")(rows, 0)
 
     assert table.rows() == [(1, 1, "new")]
-
-
-@pytest.mark.wide
-def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
-    harness: Harness, spark: SparkSession, tmp_path: Path
-) -> None:
-    table = Table(spark, tmp_path, COLUMNS.replace("id long", "id long NOT NULL"), "day")
-    changes(spark, (1, 1, "old"), (1, 2, "old")).writeTo(table.name).option(
-        "check-nullability", "false"
-    ).append()
-    harness.agent(grant_everything)
-    write = harness.gate().foreach_batch(table.sink(), writer="w")
-
-    write(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
-    with pytest.raises(Exception, match=r"(?i)null"):
-        write(changes(spark, (1, None, "without id"), (1, 2, "new")), 1)
-
-    assert table.rows() == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
-    assert table.leftovers() == set()
 
 
 @pytest.mark.wide
@@ -640,26 +620,6 @@ def test_a_table_that_is_dropped_meanwhile_is_no_unknown_outcome(
 
     assert harness.steps()[-2:] == ["abandoned", "failed"]
     assert not table.folder.exists() or not list(table.folder.rglob("*.parquet"))
-
-
-@pytest.mark.wide
-def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_the_batch(
-    harness: Harness, spark: SparkSession, tmp_path: Path
-) -> None:
-    table = Table(spark, tmp_path, COLUMNS, "")
-    sink = IcebergSink(table.name)
-    harness.agent(grant_everything)
-    write = harness.gate().foreach_batch(sink, writer="w")
-
-    write(changes(spark, (1, 1, "a")).limit(0), 0)
-    assert table.operations() == []
-    write(changes(spark, (1, 1, "a")), 1)
-    table.append((1, 2, "other"))
-
-    first = table.sql("SELECT snapshot_id FROM TABLE_.snapshots ORDER BY committed_at")[0].snapshot_id
-    assert sink.committed("w", 1) == str(first)
-    assert sink.committed("w", 2) is None
-    assert Counter(table.operations()) == {"append": 2}
 
 
 @pytest.mark.wide

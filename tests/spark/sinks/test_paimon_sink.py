@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -493,17 +493,6 @@ def test_a_null_partition_is_rewritten(
         write(departures((1, None, 1, f"v{batch_id}")), batch_id)
     assert [row["departure"] for row in rows_of(table)] == ["v1"]
     assert agent.wait_for("marker-created")[0].markers[0].partition == "month=1/day=__DEFAULT_PARTITION__"
-
-
-@pytest.mark.wide
-def test_an_empty_batch_commits_nothing(
-    harness: Harness, table: str, departures: Frame, agent: FakeAgent
-) -> None:
-    for mode in get_args(Mode):
-        writing(harness, table, mode)(departures((1, 1, 1, "a")).limit(0), 0)
-    agent.wait_for("transaction-abandoned", 2)
-    assert snapshots_of(table) == []
-    assert agent.types() == ["commit-intent", "transaction-abandoned"] * 2
 
 
 @pytest.mark.wide
