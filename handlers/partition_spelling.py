@@ -2,12 +2,14 @@
 
 import base64
 import re
+from collections.abc import Collection
 from ctypes import c_float
 from decimal import Decimal
 from math import isfinite, isnan
 from typing import Any, Final
 from urllib.parse import quote_plus
 
+from lakewarden.events.tables import MAX_PATH
 from lakewarden.handlers.unreadable import Unreadable
 
 MAX_DIGITS: Final = 38
@@ -18,6 +20,12 @@ PAIMON_NULL: Final = "__DEFAULT_PARTITION__"
 _PAIMON_ESCAPED: Final = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(32)}
 _ONLY_PYTHONS_SPACE: Final = frozenset("\x85\xa0\u2007\u202f")
 _HIVE_ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
+
+
+def require_short(columns: Collection[str]) -> None:
+    """Raise `Unreadable` if no path can have the names of these partition columns: each file of a commit would repeat them."""
+    if len(columns) + sum(map(len, columns)) > MAX_PATH:
+        raise Unreadable(f"the names of its partition columns have more than {MAX_PATH:,} characters")
 
 
 def escape_as_hive(text: str) -> str:

@@ -22,6 +22,7 @@ from lakewarden.agent.operators.questions import QUESTIONS, ask
 from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import status
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.watching.foreground import limit_memory
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import TableHistory, assess
 from lakewarden.handlers.setup import has_problem
@@ -186,6 +187,7 @@ def assess_command(
     reach, and the output says which; 1 a table can't be assessed; 2 usage error.
     """
     settings = options.settings_of(Settings, config, s3_endpoint=s3_endpoint)
+    limit_memory()
     histories: list[TableHistory] = []
     for table in tables:
         try:

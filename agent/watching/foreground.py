@@ -23,13 +23,13 @@ from lakewarden.events.access import stop_client
 log = structlog.get_logger(__name__)
 
 MEMORY_BYTES = 768 * 1024 * 1024
-"""Limit of a watcher's own data. A commit of 100,000 files takes 350 MB."""
+"""Limit of the own data of a watcher, and of `assess`. A commit of 100,000 files takes 350 MB."""
 RETRY_SECONDS = 5.0
 """Between two tries to reach Kafka."""
 
 
 def limit_memory() -> None:
-    """Bound this process's memory: a file of a watched table must not end the watcher, nor what runs beside it."""
+    """Bound this process's memory: a file of a table must not end the process, nor what runs beside it."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
 
 

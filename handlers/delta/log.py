@@ -24,7 +24,7 @@ from lakewarden.handlers import observations
 from lakewarden.handlers.assessment import DataFile, Lack, PastCommit, Unread
 from lakewarden.handlers.commit_label import transaction_of_delta
 from lakewarden.handlers.maker import of_delta
-from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive
+from lakewarden.handlers.partition_spelling import HIVE_NULL, delta_value, escape_as_hive, require_short
 from lakewarden.handlers.unreadable import (
     FIRST_MS,
     LAST_MS,
@@ -153,9 +153,13 @@ def layout_of(actions: Iterable[tuple[str, dict[str, Any]]]) -> PartitionLayout 
 
 
 def layout_of_values(actions: Iterable[tuple[str, dict[str, Any]]]) -> PartitionLayout:
-    """Return a layout from the files of a commit alone: physical names by alphabet, values as they are written."""
+    """Return a layout from the files of a commit alone: physical names by alphabet, values as they are written.
+
+    Raises `Unreadable`.
+    """
     files = [action.get("partitionValues") for kind, action in actions if kind in ("add", "remove")]
     names = sorted({str(name) for each in files if isinstance(each, dict) for name in each})
+    require_short(names)
     return PartitionLayout(tuple((each, each, "string") for each in names))
 
 
@@ -345,6 +349,7 @@ def _layout(action: dict[str, Any]) -> PartitionLayout:
             names = action["partitionColumns"]
             if not names:
                 return PartitionLayout(())
+            require_short(names)
             fields = {field["name"]: field for field in json_of(action["schemaString"].encode())["fields"]}
             return PartitionLayout(tuple(_columns(names, fields)))
     except observations.UnreadableCommit as error:

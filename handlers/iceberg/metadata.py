@@ -38,6 +38,7 @@ from lakewarden.handlers.partition_spelling import (
     escape_as_java_url,
     iceberg_moment,
     number_text,
+    require_short,
     transformed,
 )
 from lakewarden.handlers.unreadable import FIRST_MS, LAST_MS, MAX_SIZE, json_of, known, number, read_each
@@ -427,6 +428,7 @@ def _specs(fields: Mapping[str, Any]) -> list[Any]:
 
 
 def _fields(spec: Mapping[str, Any], types: Mapping[int, str]) -> Iterator[SpecField]:
+    require_short([str(each["name"]) for each in spec["fields"]])
     for each in spec["fields"]:
         name, transform = str(each["name"]), str(each["transform"])
         keeps = transform.startswith(("identity", "truncate"))

@@ -22,6 +22,7 @@ from lakewarden.handlers.avro_blocks import fields
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.maker import UNKNOWN_MAKER, Maker
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
+from lakewarden.handlers.partition_spelling import require_short
 from lakewarden.handlers.unreadable import FIRST_MS, LAST_MS, MAX_SIZE, json_of, known, number, read_each
 
 SNAPSHOT_FOLDER: Final = "snapshot/"
@@ -121,6 +122,7 @@ def read_schema(body: bytes) -> TableLayout:
         fields = _object(body)
         kinds = {str(each["name"]): each["type"] for each in fields["fields"]}
         columns = [(str(name), str(kinds[name])) for name in fields["partitionKeys"]]
+        require_short([name for name, _ in columns])
         options = fields.get("options") or {}
         keys = [known(each, str) for each in known(fields.get("primaryKeys"), list | None) or ()]
         is_elsewhere = bool(options.get("data-file.external-paths"))

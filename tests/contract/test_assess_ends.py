@@ -6,12 +6,15 @@ obstore's runtime thread may meet Python's finalisation, which ends some of a hu
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.unit.agent.watching.written_tables import FORMATS, History, Written, write
 
@@ -61,6 +64,24 @@ def test_a_piece_that_was_not_read_is_an_exit_code_of_its_own(lake: Path) -> Non
     assert (done.returncode, done.stderr) == (3, "")
     assert "delta, at least 7 commits" in done.stdout
     assert "not read: commit 3: older ones are there, so the table's log is damaged" in done.stdout
+
+
+def test_a_checkpoint_of_terabytes_costs_itself(lake: Path) -> None:
+    """Two million times one text of a megabyte, in 5 kB."""
+    texts = pa.DictionaryArray.from_arrays(
+        pa.repeat(pa.scalar(0, pa.int32()), 2_000_000), pa.array(["x" * 1_000_000])
+    )
+    metadata = pa.StructArray.from_arrays([texts], names=["schemaString"])
+    log = lake / "delta/_delta_log"
+    parquet.write_table(pa.table({"metaData": metadata}), log / "00000000000000000001.checkpoint.parquet")
+    for version in (0, 1):
+        (log / f"{version:020d}.json").unlink()
+
+    done = assess(lake / "delta")
+
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "delta, at least 6 commits" in done.stdout
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1_000_000  # kB
 
 
 def test_a_reader_that_has_exited_ends_it_without_a_word(lake: Path) -> None:

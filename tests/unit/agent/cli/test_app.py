@@ -23,7 +23,7 @@ import typer
 from hypothesis import example, given, settings, strategies as st
 from typer.main import get_command
 
-from lakewarden.agent.cli import app, dev
+from lakewarden.agent.cli import app, dev, overview
 from lakewarden.agent.cli.options import print_line, print_view
 from lakewarden.agent.cli.requests import _batch_id, _requester
 from lakewarden.agent.errors import AgentError
@@ -71,6 +71,7 @@ def call(*words: str, out: Any = None, **settings: Any) -> Done:
     with (
         mock.patch.object(sys, "argv", ["any-name", *words]),
         mock.patch.dict("os.environ", variables, clear=True),
+        mock.patch.object(overview, "limit_memory"),  # it would be that of the tests
         redirect_stdout(out),
         redirect_stderr(err),
         pytest.raises(SystemExit) as ended,

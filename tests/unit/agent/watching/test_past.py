@@ -422,6 +422,42 @@ def test_a_data_folder_elsewhere_is_not_searched(tmp_path: Path, name: str) -> N
     assert assess(inside)["lost_files"].rests_on is Rests.KNOWN
 
 
+MANY = [f"c{number}" for number in range(20_000)]
+COLUMNS = [{"name": each, "type": "string"} for each in MANY]
+"""Of a text of 1 MB. With a path for each of 20,000 files, a reader would make 8 GB of it."""
+MANY_IN = {
+    "delta": (
+        "_delta_log/00000000000000000000.json",
+        {"metaData": {"schemaString": json.dumps({"fields": COLUMNS}), "partitionColumns": MANY}},
+    ),
+    "iceberg": (
+        "metadata/v1.metadata.json",
+        {"partition-specs": [{"spec-id": 0, "fields": [each | {"transform": "void"} for each in COLUMNS]}]},
+    ),
+    "paimon": ("schema/schema-0", {"fields": COLUMNS, "partitionKeys": MANY}),
+}
+
+
+@pytest.mark.parametrize("form", MANY_IN)
+def test_names_of_partition_columns_that_no_path_can_have_cost_the_partitions(
+    tmp_path: Path, form: str
+) -> None:
+    files = FORMATS[form](HISTORY)
+    path, fields = MANY_IN[form]
+    body, at = files[path]
+    changed = body + b"\n" + json.dumps(fields).encode()
+    if form != "delta":
+        changed = json.dumps(json.loads(body) | fields).encode()
+    write(files | {path: (changed, at)}, tmp_path)
+
+    found = assess(read(tmp_path, days=30.0))
+
+    assert found["in_the_way"].value is None
+    assert any(
+        "the names of its partition columns" in each or "partition spec" in each for each in found.unread
+    )
+
+
 def test_paimons_external_paths_are_not_searched(tmp_path: Path) -> None:
     files = FORMATS["paimon"](HISTORY)
     body, at = files["schema/schema-0"]
