@@ -53,14 +53,8 @@ def line_of(entry: LedgerEventUnion, known: LedgerLine | None = None) -> LedgerL
 
 async def ledger(settings: KafkaSettings, names: Collection[str] = ()) -> list[LedgerLine]:
     """The lines of these tables and writers, or of all. A streaming query's writer may be named without its query id."""
-    async with Log(settings) as log:
-        return await ledger_lines(log, names)
-
-
-async def ledger_lines(log: Log, names: Collection[str]) -> list[LedgerLine]:
-    """As `ledger`, read through an open connection."""
     lines: dict[tuple[str, str], LedgerLine] = {}
-    async with aclosing(entries_in_force(log)) as entries:
+    async with Log(settings) as log, aclosing(_entries_in_force(log)) as entries:
         async for entry in entries:
             if not names or _matches(entry, names):
                 key = entry.table, entry.writer
@@ -68,7 +62,7 @@ async def ledger_lines(log: Log, names: Collection[str]) -> list[LedgerLine]:
     return [lines[key] for key in sorted(lines) if lines[key].transaction is not None or lines[key].losses]
 
 
-async def entries_in_force(log: Log) -> AsyncGenerator[LedgerEventUnion]:
+async def _entries_in_force(log: Log) -> AsyncGenerator[LedgerEventUnion]:
     """Each entry of the ledger that is in force when it is read; a later one may replace it. Close the generator (`aclosing`).
 
     The topic is read as a stream, because it may be longer than what is in force.

@@ -80,6 +80,9 @@ class RelatedTransaction:
 # -- reasons -----------------------------------------------------------------------------------------------------------
 
 
+Awaited: TypeAlias = Literal["admission", "grant"]
+
+
 @dataclass(frozen=True, slots=True)
 class Blocker:
     """A transaction for which another one waits."""
@@ -130,7 +133,7 @@ class Because:
     """How many of their file groups the transaction had not touched before."""
     partitions: tuple[str, ...] = ()
     """The first partitions that these markers name."""
-    awaited: Literal["admission", "grant"] | None = None
+    awaited: Awaited | None = None
     """From this record on, the transaction waits for it."""
     waits_for: tuple[Blocker, ...] = ()
     waited_ms: int | None = None

@@ -22,7 +22,6 @@ Times are epoch milliseconds.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lakewarden import events
 from lakewarden.handlers.explain import timeline
@@ -141,7 +140,9 @@ class Explainer:
                 )
             )
         elif own:
-            self._add_event(record, event, phase_before, self._marker_count() - markers_before)
+            new = max(0, self._marker_count() - markers_before)
+            self._markers += new
+            self._add_event(record, event, phase_before, new)
         self._apply_due(record.offset, event.event_id)
 
     def explanation(
@@ -199,42 +200,21 @@ class Explainer:
         match event:
             case events.CommitIntent() if phase_before is None:
                 self._opened = record
-                self._markers += self._marker_count()
                 before = [each for each in self._state.open() if each.id != self._id]
                 alongside = tuple(_reference(each) for each in before[:MOST_SHOWN])
                 because = replace(because, open_before=len(before), alongside=alongside)
-            case events.CommitCompleted():
-                pass
-            case events.TransactionAbandoned() if phase_before is Phase.UNKNOWN:
-                pass
-            case _ if phase_before not in OPEN:
+            case _ if phase_before not in OPEN and not _may_be_late(event, phase_before):
                 because = replace(because, without_effect=True)
             case events.WriterHeartbeat():
                 return
             case events.MarkerCreated(markers=markers):
-                self._markers += new
                 partitions = tuple(dict.fromkeys(each.partition for each in markers))[:MOST_SHOWN]
                 because = replace(because, markers=len(markers), new=new, partitions=partitions)
-            case events.CommitRequested():
-                self._markers += new
-                if self._requested is None:
-                    self._requested = record
-                    self._waited_for = set()
-            case _:
-                pass
+            case events.CommitRequested() if self._requested is None:
+                self._requested, self._waited_for = record, set()
         self._append(timeline.Step.of(record, event, because))
 
     # -- waits ------------------------------------------------------------------------------------------
-
-    def _annotate(
-        self, at: int, record: timeline.RecordRef, event: events.WriterEventUnion, **more: Any
-    ) -> None:
-        """Add to the step of the event that is being read, which stands before `at`; if it is none yet, it is one at `at`."""
-        for index in range(at - 1, max(0, self._began - 1) - 1, -1):
-            if (step := self._steps[index]).record == record:
-                self._steps[index] = replace(step, because=replace(step.because, **more))
-                return
-        self._steps.insert(at, timeline.Step.of(record, event, timeline.Because(**more)))
 
     def _blockers(self, this: Transaction) -> Iterator[timeline.Blocker]:
         for each in waits(self._state, this):
@@ -250,10 +230,16 @@ class Explainer:
             return
         blockers = tuple(self._blockers(this))
         names = {each.transaction.id for each in blockers}
-        if names - self._waited_for:
-            self._waited_for |= names
-            awaited = "admission" if this.phase is Phase.QUEUED else "grant"
-            self._annotate(len(self._steps), record, event, awaited=awaited, waits_for=blockers)
+        if names <= self._waited_for:
+            return
+        self._waited_for |= names
+        # The event that is being read is among the last steps, unless it is another transaction's.
+        last = range(max(0, self._began - 1), len(self._steps))
+        at = next((each for each in reversed(last) if self._steps[each].record == record), len(self._steps))
+        step = [*self._steps, timeline.Step.of(record, event)][at]
+        awaited: timeline.Awaited = "admission" if this.phase is Phase.QUEUED else "grant"
+        because = replace(step.because, awaited=awaited, waits_for=blockers)
+        self._steps[at:] = [replace(step, because=because), *self._steps[at + 1 :]]
 
     def _freed_by(
         self, decision: events.Admitted | events.CommitGranted
@@ -313,21 +299,22 @@ class Explainer:
             firsts.setdefault(entry.other_transaction, entry)
         victim = self._state.transactions.get(abort.transaction)
         for winner_id, first in firsts.items():
-            lost_conflict = timeline.LostConflict(
+            winner = self._state.transactions.get(winner_id)
+            yield timeline.LostConflict(
                 winner=self._outcomes.refer_to(winner_id, first.other_writer),
                 winner_phase=phase_of(self._state, winner_id),
                 victim_event=self._named.get(first.touched_at),
                 winner_event=self._named.get(first.other_touched_at),
                 victim_rule=first.rule,
+                offsets_older=victim.sequence - winner.sequence if victim and winner else None,
+                conflict_rule=rule_for(victim, winner) if victim and winner else None,
             )
-            winner = self._state.transactions.get(winner_id)
-            if victim is not None and winner is not None:
-                lost_conflict = replace(
-                    lost_conflict,
-                    offsets_older=victim.sequence - winner.sequence,
-                    conflict_rule=rule_for(victim, winner),
-                )
-            yield lost_conflict
+
+
+def _may_be_late(event: events.WriterEventUnion, phase: Phase | None) -> bool:
+    """Whether an event counts after the end of its transaction."""
+    abandoned = isinstance(event, events.TransactionAbandoned) and phase is Phase.UNKNOWN
+    return abandoned or isinstance(event, events.CommitCompleted)
 
 
 def _reference(transaction: Transaction) -> timeline.TransactionRef:
