@@ -231,11 +231,9 @@ def web_command(
     """
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers, web_listen=listen)
     configure_logging(settings.log_level, stream=sys.stderr)
-    try:
-        # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
-        from lakewarden.agent.web.server import web_until_signal
-    except ModuleNotFoundError as missing:
-        raise AgentError(f"{missing.name} is not installed; run pip install 'lakewarden[agent]'") from missing
+    # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
+    from lakewarden.agent.web.server import web_until_signal
+
     options.run(lambda: web_until_signal(settings, options.print_line))
 
 

@@ -1,6 +1,6 @@
 """`lakewarden agents`: the agents of the consumer group, and which agent has which Kafka partition, under which term."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aiokafka.structs import ConsumerRecord
 
@@ -15,7 +15,7 @@ from lakewarden.handlers.setup import Member
 _TAKEN = b'"type":"partition-taken"'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartitionView:
     """One Kafka partition of `writers`. The field names are the JSON of `lakewarden agents`."""
 
@@ -51,20 +51,19 @@ async def agents(settings: KafkaSettings) -> AgentsView:
         committed = await log.committed()
         ends = await log.ends(partitions)
     named = {each.agent for each in members}
-    views = []
-    for each in partitions:
-        view, last = PartitionView(each.partition), taken.get(each.partition)
-        if last is not None:
-            running = None if None in named else last.agent in named
-            at = last.at.isoformat(timespec="milliseconds")
-            view = replace(view, agent=last.agent, running=running, term=last.term, taken=at)
+    views = {each: PartitionView(each.partition) for each in partitions}
+    for each, view in views.items():
+        if (last := taken.get(each.partition)) is not None:
+            view.agent, view.term = last.agent, last.term
+            view.taken = last.at.isoformat(timespec="milliseconds")
+            if None not in named:
+                view.running = last.agent in named
         if each in committed and committed[each].offset >= 0:
             checkpoint = Checkpoint.parse(committed[each].offset, committed[each].metadata)
-            view = replace(view, replay=max(0, ends[each] - checkpoint.offset))
+            view.replay = max(0, ends[each] - checkpoint.offset)
             if checkpoint.read is not None:
-                view = replace(view, unread=max(0, ends[each] - checkpoint.read.offset - 1))
-        views.append(view)
-    return AgentsView(settings.group, members, tuple(views))
+                view.unread = max(0, ends[each] - checkpoint.read.offset - 1)
+    return AgentsView(settings.group, members, tuple(views.values()))
 
 
 async def _take_overs(log: Log) -> dict[int, PartitionTaken]:

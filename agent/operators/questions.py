@@ -17,7 +17,11 @@ from lakewarden.handlers.explain.life import End
 PACES = 3
 LEAST_SECONDS = 60.0
 """A shorter pause is no question, however fast the writer commits."""
-STANDINGS = {"late": "late", "unknown": "late, unless its job has ended"}
+STANDINGS = {
+    "late": "late",
+    "silent": "late, unless it was stopped",
+    "unknown": "late, unless its job has ended",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ def late_writers(timelines: Timelines, now: float) -> Iterator[LateWriter]:
             pause, last = now - own.last_commit, timestamp(own.last_commit * 1000)
             open_lives = (each for each in lives if each.writer == writer and each.end is End.RUNNING)
             running = next((each.transaction for each in open_lives), "")
+            if running:
+                standing = "late"  # it has not ended
             yield LateWriter(table, writer, standing, round(pause, 1), round(own.pace, 1), last, running)
 
 

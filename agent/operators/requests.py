@@ -36,6 +36,7 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.time_text import first_of
 from lakewarden.events.access import stop_client
 from lakewarden.events.base import Integer, Name
+from lakewarden.handlers.explain.life import Life
 from lakewarden.handlers.explain.transaction import phase_of
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
@@ -109,10 +110,11 @@ async def abort(
         number = replay.partition[state.uri]
         await _publish(settings, [request], number)
         report(f"{name}, {phase.value}: abort requested")
-        topics = settings.topics
-        writers, decisions = (TopicPartition(each, number) for each in (topics.writers, topics.decisions))
+        writers = TopicPartition(settings.topics.writers, number)
+        decisions = TopicPartition(settings.topics.decisions, number)
         spans = {each: replay.next_offsets[each] for each in (writers, decisions)}
-        withdrawn = _withdrawn(replay, transaction.id)
+        life = replay.lives.setdefault(transaction.id, Life(transaction.id, transaction.writer))
+        withdrawn = life.revoked
         with anyio.move_on_after(requester.timeout_seconds):
             async with aclosing(log.follow(spans)) as batches:
                 async for batch in batches:
@@ -122,8 +124,8 @@ async def abort(
                         return AbortOutcome(
                             transaction.id, transaction.writer, state.uri, batch_id, phase.value, *ended
                         )
-                    if _withdrawn(replay, transaction.id) and not withdrawn:
-                        withdrawn = True
+                    if life.revoked != withdrawn:
+                        withdrawn = life.revoked
                         report(
                             "its grant is withdrawn; its writer may be publishing, so the outcome follows with its report or the "
                             "end of the grant lease"
@@ -132,10 +134,6 @@ async def abort(
             f"{name}: no outcome within {requester.timeout_seconds:g} s (--timeout); the request is in the log, and the agent "
             f"that serves the table answers it; see lakewarden explain {transaction.id}"
         )
-
-
-def _withdrawn(replay: LogReplay, transaction: str) -> bool:
-    return transaction in replay.lives and replay.lives[transaction].revoked is not None
 
 
 async def correct(
@@ -258,19 +256,17 @@ def _outcome(state: TableState, transaction: str) -> tuple[str, str | None, str 
 
 
 def _table_of(lines: list[LedgerLine], writer: str, table: str | None) -> str:
-    if table is not None:
-        return table
-    tables = [each.table for each in lines]
-    if len(tables) == 1:
-        return tables[0]
+    tables = [each.table for each in lines] if table is None else [table]
     if not tables:
         raise AgentError(
             f"the ledger has no entry of writer {writer}; check the name (lakewarden ledger show), or add --table"
         )
-    named = ", ".join(tables[:MAX_LISTED])
-    raise AgentError(
-        f"the ledger has entries of writer {writer} for {len(tables)} tables ({named}); choose one with --table"
-    )
+    if len(tables) > 1:
+        named = ", ".join(tables[:MAX_LISTED])
+        raise AgentError(
+            f"the ledger has entries of writer {writer} for {len(tables)} tables ({named}); choose one with --table"
+        )
+    return tables[0]
 
 
 async def _publish(

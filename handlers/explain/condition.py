@@ -15,7 +15,8 @@ The first rule that holds names the condition. Seconds are how long it has held,
 6. *queued*: a transaction has waited for longer than both `QUEUE_SECONDS` and `PACES` usual intervals between two commits. It
    names the writer at the head: the one that waits for no other.
 7. *no commits*: nothing is open, the last commit is older than both `QUIET_SECONDS` and `PACES` usual intervals, and that is
-   late: a job of the last run doesn't end by itself, or the last run began before `PACES` usual intervals between two runs.
+   late: a job of the last run doesn't end by itself, or the last run began before `PACES` usual intervals between two runs. The
+   gate doesn't say that a query was stopped, so the cause says that it may have been.
 8. *quiet*: the same, and it is not known whether the job has ended, and no former runs say when the next one is due.
 9. *ok* otherwise. A short wait is everyday queueing. Of jobs that ended in order, the word is *finished*.
 
@@ -333,21 +334,22 @@ def _no_commits(facts: Facts, _: list[Open]) -> Condition | None:
     ends = facts.ends
     if facts.open or ends.last_commit is None or ends.pace is None:
         return None
-    standing = ends.standing(facts.now, PACES, QUIET_SECONDS)
-    if standing == "on time":
-        return None
-    if standing == "finished":
-        return Condition("ok", "finished")
+    name: tuple[Name, str] = ("no-commits", "no commits")
+    match ends.standing(facts.now, PACES, QUIET_SECONDS):
+        case "on time":
+            return None
+        case "finished":
+            return Condition("ok", "finished")
+        case "unknown":
+            name = ("quiet", "quiet")
+            usual = f"the usual interval was {age(ends.pace)}; it isn't known whether the job has ended"
+        case "silent":
+            usual = f"the usual interval is {age(ends.pace)}; its job doesn't end by itself, but may have been stopped"
+        case _:
+            usual = f"usually a run begins every {age(ends.run_pace or 0.0)}"
     seconds = facts.now - ends.last_commit
-    if standing == "unknown":
-        usual = f"the usual interval was {age(ends.pace)}; it isn't known whether the job has ended"
-    elif ends.runs[-1].ends_itself is False or ends.run_pace is None:
-        usual = f"the usual interval is {age(ends.pace)}"
-    else:
-        usual = f"usually a run begins every {age(ends.run_pace)}"
-    names: dict[str, tuple[Name, str]] = {"late": ("no-commits", "no commits")}
     return Condition(
-        *names.get(standing, ("quiet", "quiet")),
+        *name,
         seconds,
         cause=f"the last commit was {age(seconds)} ago; {usual}",
         remedy="see whether its jobs run",

@@ -207,8 +207,15 @@ class Losing:
     """The winning transaction, if it is known."""
 
 
-Standing: TypeAlias = Literal["on time", "late", "finished", "unknown"]
-"""`finished`: the job has ended in order. `unknown`: the log doesn't say whether the job has ended."""
+Standing: TypeAlias = Literal["on time", "late", "silent", "finished", "unknown"]
+"""
+| standing | the next commit is due, and |
+| --- | --- |
+| `late` | former runs began sooner |
+| `silent` | its job doesn't end by itself. The log doesn't say whether somebody has stopped it |
+| `finished` | the job has ended in order |
+| `unknown` | the log doesn't say whether the job has ended |
+"""
 
 
 @dataclass(slots=True)
@@ -314,7 +321,7 @@ class Ends:
             return "on time"
         run, between_runs = self.runs[-1], self.run_pace
         if run.ends_itself is False:
-            return "late"
+            return "silent"
         if between_runs is not None and now - run.first >= paces * between_runs:
             return "late"
         if run.ends_itself:

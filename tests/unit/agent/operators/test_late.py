@@ -39,7 +39,7 @@ RUNS = (25_203.0, 25_202.0, 21_602.0, 18_002.0)
 @pytest.mark.parametrize(
     ("timelines", "standing"),
     [
-        (committed(*STEADY, ends=False), "late"),
+        (committed(*STEADY, ends=False), "late, unless it was stopped"),
         (committed(*STEADY), "late, unless its job has ended"),
         (committed(*STEADY, ends=True), None),
         (committed(90, 60, 30, ends=False), None),
@@ -64,7 +64,7 @@ def test_each_row_of_a_question_is_a_line_with_a_cell_for_each_column() -> None:
     columns, line = cells(rows)
 
     assert columns == ("table", "writer", "standing", "pause", "usual", "last commit", "transaction")
-    assert line[:5] == (TABLE, "shop", "late", "3 min", "30 s")
+    assert line[:5] == (TABLE, "shop", "late, unless it was stopped", "3 min", "30 s")
     assert cells([]) == [()]
 
 
