@@ -22,6 +22,8 @@ from lakewarden.events.access import stop_client
 T = TypeVar("T")
 
 POLL_MS = 500
+SILENT_SECONDS = 120.0
+"""Limit for Kafka to return a record that it has by its own word."""
 READ_AT_ONCE = 2_000
 """Records that are folded before other tasks run, about 50 ms."""
 ANSWER_MS = 50
@@ -208,15 +210,34 @@ class Log:
                     )
                 consumer.seek(partition, max(start or 0, beginnings[partition]))
             unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
-            while unread:
-                batches = await consumer.getmany(*unread, timeout_ms=POLL_MS, max_records=max_records)
-                for partition, records in batches.items():
+            async with aclosing(self.up_to({each: ends[each] for each in unread}, max_records)) as found:
+                async for partition, records in found:
                     yield partition, [record for record in records if record.offset < ends[partition]]
-                if not batches:
-                    _require_ends({each: ends[each] for each in unread}, await self.ends(unread))
-                unread = {each for each in unread if await consumer.position(each) < ends[each]}
         finally:
             consumer.unsubscribe()  # likewise
+
+    async def up_to(
+        self, ends: Mapping[TopicPartition, int], max_records: int | None = None
+    ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
+        """The next records of these partitions, in batches, until each has reached its end. Close the generator (`aclosing`)."""
+        consumer = await self.consumer()
+        unread = {each for each, end in ends.items() if await consumer.position(each) < end}
+        silent_at = anyio.current_time() + SILENT_SECONDS
+        while unread:
+            batches = await consumer.getmany(*unread, timeout_ms=POLL_MS, max_records=max_records)
+            for each in batches.items():
+                yield each
+            if batches:
+                silent_at = anyio.current_time() + SILENT_SECONDS
+            else:
+                _require_ends({each: ends[each] for each in unread}, await self.ends(unread))
+            if anyio.current_time() > silent_at:
+                first = min(unread)
+                raise LogCutError(
+                    f"{first.topic} ends at offset {ends[first]} of partition {first.partition}, and Kafka returns no record "
+                    "before it"
+                )
+            unread = {each for each in unread if await consumer.position(each) < ends[each]}
 
 
 def _require_ends(expected: Mapping[TopicPartition, int], found: Mapping[TopicPartition, int]) -> None:

@@ -19,6 +19,14 @@ def timestamp(epoch_ms: float) -> str:
     return utc_time(epoch_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def epoch(time: str) -> float | None:
+    """The seconds of an ISO time. None: it isn't one."""
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
 def span(seconds: float) -> str:
     """A duration in a unit that fits its length."""
     if seconds < 100:

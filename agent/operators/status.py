@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import chain, islice
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from lakewarden.agent.operators.past import Timelines, readers_of
 from lakewarden.agent.serving.log_records import decoded, decoded_all
 from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.agent.time_text import timestamp, utc_time
+from lakewarden.agent.time_text import epoch, timestamp, utc_time
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.explain.condition import Condition, Denied, Facts, Open, condition
 from lakewarden.handlers.explain.life import Ends, Life
@@ -220,16 +220,13 @@ def with_condition(
 
 
 def _open(view: TransactionView, now: float) -> Open:
-    since = view.granted or view.waiting_since or view.since
-    try:
-        seconds = max(0.0, now - datetime.fromisoformat(since).timestamp())
-    except (ValueError, OverflowError):
-        seconds = None  # before the log's beginning, or a time that a client has made up
+    # None: before the log's beginning, or a time that a client has made up.
+    since = epoch(view.granted or view.waiting_since or view.since)
     return Open(
         view.transaction,
         view.writer,
         cast("Any", view.phase),
-        seconds,
+        since and max(0.0, now - since),
         tuple(each.transaction for each in view.blockers),
         withdrawn=view.revoked is not None,
         runs_at=view.runs_at,
@@ -377,8 +374,8 @@ async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[e
     async with Log(settings, follows=follow) as log:
         partitions = dict.fromkeys(await log.partitions(log.topics.conflicts))
         if not follow:
-            found = chain(*(await log.read(partitions)).values())
-            for event in decoded_all(events.CONFLICT_EVENT, sorted(found, key=lambda each: each.timestamp)):
+            found = sorted(chain(*(await log.read(partitions)).values()), key=lambda each: each.timestamp)
+            for event in decoded_all(events.CONFLICT_EVENT, found):
                 yield event
             return
         async with aclosing(log.follow(partitions)) as batches:

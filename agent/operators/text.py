@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
 from functools import cache
 from html import unescape
 from typing import Any
@@ -25,7 +24,7 @@ from lakewarden.agent.clock import moment
 from lakewarden.agent.name_text import visible, visible_blanks
 from lakewarden.agent.operators.questions import Row
 from lakewarden.agent.operators.shell_command import Command, short_id, short_names
-from lakewarden.agent.time_text import counted, few, last, timestamp, when
+from lakewarden.agent.time_text import counted, epoch, few, last, timestamp, when
 from lakewarden.handlers.assessment import duration
 from lakewarden.handlers.explain.condition import FINE, age
 from lakewarden.handlers.explain.life import made_by, shown_name, writer_name
@@ -164,10 +163,8 @@ def _cell(name: str, value: Any) -> str:
 
 def ago(time: str) -> str:
     """How long ago an ISO time was."""
-    try:
-        return age(moment().wall_ms / 1000 - datetime.fromisoformat(time).timestamp())
-    except (ValueError, OverflowError):
-        return time
+    since = epoch(time)
+    return time if since is None else age(moment().wall_ms / 1000 - since)
 
 
 def utc(epoch_ms: float) -> str:

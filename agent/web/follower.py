@@ -6,6 +6,7 @@ take-over, after an error, and every `FRESH_SECONDS`. Until that is done the for
 """
 
 from collections import deque
+from contextlib import aclosing
 from datetime import datetime
 
 import anyio
@@ -15,7 +16,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import moment, monotonic, utc_now
-from lakewarden.agent.errors import AgentError, LogCutError, TaskEndedError
+from lakewarden.agent.errors import AgentError, TaskEndedError
 from lakewarden.agent.kafka import denied_to_command, ended_tasks
 from lakewarden.agent.log import Log, Readers
 from lakewarden.agent.operators.log_replay import replay_log
@@ -150,8 +151,9 @@ class Follower:
         while monotonic() < fresh_at:
             found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(timeout_ms=POLL_MS)
             if any(each.topic == topics.writers for each in found):
-                for partition, records in (await _read_to(consumer, decisions)).items():
-                    found.setdefault(partition, []).extend(records)
+                async with aclosing(log.up_to(await _ends(consumer, decisions))) as later:
+                    async for partition, records in later:
+                        found.setdefault(partition, []).extend(records)
             if monotonic() - asked_at > ASK_SECONDS:
                 if not found:
                     await _ends(consumer, decisions)
@@ -203,27 +205,3 @@ def _require_tasks(consumer: AIOKafkaConsumer) -> None:
 async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
     with anyio.fail_after(SILENT_SECONDS):
         return dict(await consumer.end_offsets(partitions))
-
-
-async def _read_to(
-    consumer: AIOKafkaConsumer, partitions: list[TopicPartition]
-) -> dict[TopicPartition, list[ConsumerRecord]]:
-    """The records of these partitions up to the ends that Kafka names now."""
-    ends = await _ends(consumer, partitions)
-    found: dict[TopicPartition, list[ConsumerRecord]] = {}
-    behind = [each for each in partitions if await consumer.position(each) < ends[each]]
-    silent_at = monotonic() + SILENT_SECONDS
-    while behind:
-        batch = await consumer.getmany(*behind, timeout_ms=POLL_MS)
-        for partition, records in batch.items():
-            found.setdefault(partition, []).extend(records)
-        behind = [each for each in behind if await consumer.position(each) < ends[each]]
-        if batch:
-            silent_at = monotonic() + SILENT_SECONDS
-        elif monotonic() > silent_at:
-            _require_tasks(consumer)
-            raise LogCutError(
-                f"{behind[0].topic} ends at offset {ends[behind[0]]} of partition {behind[0].partition}, and Kafka returns "
-                "no record before it"
-            )
-    return found

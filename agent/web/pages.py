@@ -1,6 +1,5 @@
 """Renders views as HTML. Everything that comes from events is escaped by Jinja2; no template marks a value as safe."""
 
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -8,7 +7,7 @@ from lakewarden.agent.operators.questions import QUESTIONS
 from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.text import environment
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.time_text import timestamp
+from lakewarden.agent.time_text import epoch, timestamp, utc_time
 from lakewarden.agent.web.follower import HOURS
 from lakewarden.agent.web.views import View, address
 from lakewarden.handlers.explain.bars import Drawing
@@ -105,12 +104,8 @@ def iso(seconds: float) -> str:
 
 def clock(text: str | None) -> str:
     """The time of day of an ISO time, in UTC."""
-    if not text:
-        return ""
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC).strftime("%H:%M:%S")
-    except (ValueError, OverflowError):
-        return text
+    seconds = epoch(text or "")
+    return (text or "") if seconds is None else f"{utc_time(seconds * 1000):%H:%M:%S}"
 
 
 def _counted(number: int, word: str) -> str:

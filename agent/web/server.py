@@ -45,7 +45,6 @@ _HEADERS = {
 }
 NOT_LIVE = ("/transaction", "/agents")
 """Each time, they are read from Kafka."""
-_ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 _ageless = json_without("seconds", "cause", "begin", "end")
 
@@ -86,9 +85,6 @@ class Server:
         """By the visitor's address, the oldest first."""
         self._reading = 0
         self._one_reader = anyio.Lock()
-        self._assets = {
-            name: files("lakewarden.agent.web").joinpath("static", name).read_bytes() for name in _ASSETS
-        }
         self._views: dict[str, Build] = {
             "/": self._folded(views.tables),
             "/waits": self._folded(views.waits),
@@ -109,7 +105,7 @@ class Server:
             app.router.add_get(base + path, self._page)
             app.router.add_get(base + ("/tables" if path == "/" else path) + ".json", self._json)
         app.router.add_get(f"{base}/events", self._events)
-        app.router.add_get(f"{base}/static/{{name}}", self._asset)
+        app.router.add_static(f"{base}/static", str(files("lakewarden.agent.web") / "static"))
         return app
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -217,12 +213,6 @@ class Server:
         problem = view.problem or self._follower.problem
         answer = Answer(self._follower.current_at, problem, view.command, view.data, view.page)
         return web.json_response(answer, dumps=as_json)
-
-    async def _asset(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in self._assets:
-            raise web.HTTPNotFound
-        return web.Response(body=self._assets[name], content_type=_ASSETS[name], charset="utf-8")
 
     # -- events ------------------------------------------------------------------------------------------------------
 
