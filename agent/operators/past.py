@@ -120,8 +120,8 @@ class Losses:
         event = decoded(events.CONFLICT_EVENT, record)
         if event is None:
             return
-        again = self._last_victims.pop(event.table, None) == event.victim
-        seconds = 0.0 if again else event.victim_age_seconds
+        first = self._last_victims.pop(event.table, None) != event.victim
+        seconds = event.victim_age_seconds * first
         self._last_victims[event.table] = event.victim
         if len(self._last_victims) > MAX_ENTRIES:
             del self._last_victims[next(iter(self._last_victims))]
@@ -173,8 +173,8 @@ async def losses(settings: KafkaSettings, hours: int, table: str | None) -> Loss
     since_ms = (moment().wall_ms // HOUR_MS - hours + 1) * HOUR_MS
     async with Log(settings) as log:
         conflicts = await log.offsets_at(await log.partitions(log.topics.conflicts), since_ms)
-        bypassed = await readers_of(Timelines(found), log, since_ms)
-        await log.read_once({each: (start, found.add) for each, start in conflicts.items()}, bypassed)
+        readers = {each: (start, found.add) for each, start in conflicts.items()}
+        await log.read_once(readers, await readers_of(Timelines(found), log, since_ms))
     return found.report(table)
 
 
@@ -267,8 +267,8 @@ class Timelines:
             del lives[next(iter(lives))]
             self._size -= 1
         while self._size > MAX_TRANSACTIONS:
-            dropped = self._drop(next(iter(self.tables)))
-            self.forgotten = max([self.forgotten, *(each.last for each in dropped.values())])
+            dropped = self._drop(next(iter(self.tables))).values()
+            self.forgotten = max([self.forgotten, *(each.last for each in dropped)])
 
     def _drop(self, uri: str) -> dict[str, Life]:
         self.ends.pop(uri, None)
@@ -380,9 +380,8 @@ async def refused(settings: KafkaSettings) -> list[RefusedEvent]:
     """The last `MAX_REFUSED` refused events, the latest first."""
     async with Log(settings) as log:
         records = [each for found in (await log.read(await last_spans(log))).values() for each in found]
-    records.sort(key=lambda each: each.timestamp)
-    found = (refused_event(each) for each in records[-MAX_REFUSED:])
-    return [each for each in found if each is not None][::-1]
+    records.sort(key=lambda each: -each.timestamp)
+    return [event for each in records[:MAX_REFUSED] if (event := refused_event(each)) is not None]
 
 
 async def last_spans(log: Log) -> dict[TopicPartition, int]:

@@ -81,8 +81,8 @@ class Question:
     """From what is past, and the present time."""
 
     def answer(self, timelines: Timelines, table: str | None = None) -> list[Row]:
-        now = moment().wall_ms / 1000
-        return [each for each in self.rows(timelines, now) if table in (None, each.table)]
+        found = self.rows(timelines, moment().wall_ms / 1000)
+        return [each for each in found if table in (None, each.table)]
 
 
 QUESTIONS = (

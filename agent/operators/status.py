@@ -208,12 +208,12 @@ def with_condition(
     if lock is not None and lock.last_step == "lock-refused":
         denied = Denied(lock.lock, lock.waiting, lock.owner or None, lock.detail)
     opened = tuple(_open(each, now) for each in view.transactions)
-    agents = None if members is None else bool(members)
-    pace = ends.pace
-    facts = Facts(view.table, now, agents, view.refused, denied, opened, view.waits_known, ends)
+    agents, pace = None if members is None else bool(members), ends.pace
     return replace(
         view,
-        condition=condition(facts),
+        condition=condition(
+            Facts(view.table, now, agents, view.refused, denied, opened, view.waits_known, ends)
+        ),
         last_commit=_time(ends.last_commit),
         pace_seconds=pace and round(pace, 1),
     )
@@ -306,16 +306,18 @@ class LiveStatus:
 
     def views(self, ledger_gaps: Mapping[int, Gap] | None = None) -> list[TableView]:
         now_ms = moment().wall_ms
-        oldest = now_ms - AUDIT_WINDOW.total_seconds() * 1000
-        for uri in [each for each, step in self._locks.items() if step.at.timestamp() * 1000 < oldest]:
+        oldest = utc_now() - AUDIT_WINDOW
+        for uri in [each for each, step in self._locks.items() if step.at < oldest]:
             del self._locks[uri]
             self._views.pop(uri, None)
         refused = self._replay.refused
         open_tables = {uri for uri, state in self._replay.tables.items() if state.open()}
-        troubles = partition_views(self._replay.starts, self._replay.newer, ledger_gaps or {})
-        return troubles + [
-            self._view(uri, refused.get(uri), now_ms)
-            for uri in sorted(open_tables | set(self._locks) | set(refused))
+        return [
+            *partition_views(self._replay.starts, self._replay.newer, ledger_gaps or {}),
+            *(
+                self._view(uri, refused.get(uri), now_ms)
+                for uri in sorted(open_tables | set(self._locks) | set(refused))
+            ),
         ]
 
     def view(self, table: str) -> TableView:
@@ -423,8 +425,8 @@ def _waiting_on(state: TableState, transaction: Transaction, found: Iterable[Wai
 
 
 def _blocker(wait: Wait) -> BlockerView:
-    partition = next((each.partition for each in wait.overlaps), None)
-    return BlockerView(wait.other.id, wait.other.writer, wait.reason, partition)
+    first = (each.partition for each in wait.overlaps)
+    return BlockerView(wait.other.id, wait.other.writer, wait.reason, next(first, None))
 
 
 async def readers_of_locks(last: Locks, log: Log) -> Readers:

@@ -133,10 +133,10 @@ def story(found: Explanation, *, verbose: bool = False) -> list[StoryLine]:
         time = utc(first.recorded_ms)
         if begin is not None and first != begin:
             time = f"{(first.recorded_ms - begin.recorded_ms) / 1000:+.3f} s"
-        text = sentence("step_text", step, this, verbose, whole=verbose)
         after = None if before_ms is None else (first.recorded_ms - before_ms) / 1000
         before_ms = first.recorded_ms
-        rows.append(StoryLine(place, time, text, after, step.event.type))
+        said = sentence("step_text", step, this, verbose, whole=verbose)
+        rows.append(StoryLine(place, time, said, after, step.event.type))
     left_out = len(rows) - MOST_STEPS
     if left_out > 0 and not verbose:
         more = f"… {counted(left_out, 'more step')}: --verbose prints them"
@@ -146,15 +146,17 @@ def story(found: Explanation, *, verbose: bool = False) -> list[StoryLine]:
 
 def sentence(macro: str, *values: Any, whole: bool = False) -> Visible:
     """What a macro of `steps.txt` says."""
-    text = getattr(templates().get_template("steps.txt").module, macro)(*values)
-    return Visible(unescape(_concise(text, whole=whole)))
+    said = getattr(templates().get_template("steps.txt").module, macro)
+    return Visible(unescape(_concise(said(*values), whole=whole)))
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """The names of the columns, and the rows as text."""
     names = [each.name for row in rows[:1] for each in fields(row)]
-    shown = [tuple(_cell(name, getattr(row, name)) for name in names) for row in rows]
-    return [tuple(name.removesuffix("_seconds").replace("_", " ") for name in names), *shown]
+    return [
+        tuple(name.removesuffix("_seconds").replace("_", " ") for name in names),
+        *(tuple(_cell(name, getattr(row, name)) for name in names) for row in rows),
+    ]
 
 
 def _cell(name: str, value: Any) -> str:

@@ -210,8 +210,8 @@ class Server:
 
     async def _json(self, request: web.Request) -> web.Response:
         view = await self._views[self._path(request)](request)
-        problem = view.problem or self._follower.problem
-        answer = Answer(self._follower.current_at, problem, view.command, view.data, view.page)
+        follower, problem = self._follower, view.problem or self._follower.problem
+        answer = Answer(follower.current_at, problem, view.command, view.data, view.page)
         return web.json_response(answer, dumps=as_json)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -251,8 +251,7 @@ class Server:
         sent = ""
         while True:
             known, began = self._follower.changes.revision, monotonic()
-            view = await build(request)
-            version = _version(view, self._follower.problem)
+            version = _version(await build(request), self._follower.problem)
             await response.write(b": \n\n" if version == sent else f"data: {version}\n\n".encode())
             sent = version
             with anyio.move_on_after(KEEP_ALIVE_SECONDS):
@@ -269,8 +268,7 @@ def _version(view: View, problem: str | None) -> str:
 async def running_page(settings: Settings) -> AsyncGenerator[str]:
     """Follow the log and serve the page. Yields its address, as soon as it answers."""
     follower = Follower(settings)
-    application = Server(follower).application()
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(Server(follower).application(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
         host, port = settings.web_address

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.operators.agents import AgentsView, agents as read_agents
+from lakewarden.agent.operators.agents import agents as read_agents
 from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain
 from lakewarden.agent.operators.past import LossReport, LossRow, RefusedEvent
 from lakewarden.agent.operators.questions import Question, Row
@@ -132,17 +132,18 @@ def tables(follower: Follower, query: Query) -> View:
         known(follower), key=lambda each: (rank(each), -waiting(each), -len(each.transactions), each.table)
     )
     if sort in SORTS:
-        nothing = LossRow("", 0, 0.0)
-        shown.sort(key=lambda each: SORTS[sort](each, lost.get(each.table, nothing).conflicts))
+        conflicts = {uri: each.conflicts for uri, each in lost.items()}
+        shown.sort(key=lambda each: SORTS[sort](each, conflicts.get(each.table, 0)))
     shown, page = _page("/", shown, query, sort=sort)
     last_part = moment().wall_ms // 60_000 // PULSE_MINUTES
     rows = []
     for each in shown:
         loss = lost.get(each.table, LossRow(each.table, 0, 0.0))
-        pulse = _pulse(follower.history, each.table, last_part)
-        rows.append(TableRow(each, loss.conflicts, loss.seconds, pulse))
-    data = Tables(rows, (last_part + 1) * PULSE_MINUTES * 60, sort)
-    return View("tables", "Tables", command(follower.settings, "status"), data, page)
+        rows.append(
+            TableRow(each, loss.conflicts, loss.seconds, _pulse(follower.history, each.table, last_part))
+        )
+    pulse_end = (last_part + 1) * PULSE_MINUTES * 60
+    return _view(follower, "tables", "Tables", Tables(rows, pulse_end, sort), "status", page=page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def locks(follower: Follower, query: Query) -> View:
             found.append(LockRow(each.table, each.lock, granted))
     found.sort(key=lambda each: (not (each.lock is not None and each.lock.held), each.table))
     rows, page = _page("/locks", found, query)
-    return View("locks", "Locks and grants", command(follower.settings, "status"), Locks(rows), page)
+    return _view(follower, "locks", "Locks and grants", Locks(rows), "status", page=page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +204,11 @@ def waits(follower: Follower, query: Query) -> View:
                 continue
             first = head_of(each.transaction, behind)
             head = None if first == each.transaction else by_id[first]
-            key = view.table, first if head else ""
-            group = groups.setdefault(key, Held(view.table, head, each.waiting_on, view.condition, []))
-            group.waiting.append(each)
+            group = Held(view.table, head, each.waiting_on, view.condition, [])
+            groups.setdefault((view.table, first if head else ""), group).waiting.append(each)
     found = sorted(groups.values(), key=lambda each: (each.waiting[0].waiting_since or "", each.table))
     rows, page = _page("/waits", found, query)
-    return View("waits", "Who holds up whom", command(follower.settings, "status"), Waits(rows), page)
+    return _view(follower, "waits", "Who holds up whom", Waits(rows), "status", page=page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +229,14 @@ def writer(follower: Follower, query: Query) -> View:
     name, batch = query.get("name", "")[:MAX_FILTER], query.get("batch", "")
     if batch and not batch.lstrip("-").isdecimal():
         raise BadRequestError("batch is not a number; leave it out for all batches")
-    timelines = follower.history.timelines
-    found = timelines.find(name, int(batch) if batch else None, _table_of(query))
+    number = int(batch) if batch else None
+    found = follower.history.timelines.find(name, number, _table_of(query))
     rows, page = _page("/writer", found, {**query, "q": ""}, name=name, batch=batch)
     committed = [each for each in found if each.end is End.COMMITTED]
-    lost = sum(each.end in LOST for each in found)
-    data = Writer(name, batch, rows, len(committed), lost, next(iter(committed), None))
+    lost, last_one = sum(each.end in LOST for each in found), next(iter(committed), None)
+    data = Writer(name, batch, rows, len(committed), lost, last_one)
     words = ("ledger", "show", *filter(None, [name]))
-    return View("writer", writer_name(name) or "Writers", command(follower.settings, *words), data, page)
+    return _view(follower, "writer", writer_name(name) or "Writers", data, *words, page=page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,15 +255,15 @@ def table(follower: Follower, query: Query) -> View:
     if uri is None:
         raise BadRequestError("the table is missing; add ?uri=…")
     minutes = _number(query, "minutes", DEFAULT_MINUTES, HOURS * 60)
-    status, past = follower.status, follower.history
-    end = moment().wall_ms / 1000
-    view = TableView(uri, None, ()) if status is None else status.view(uri)
-    lives = past.timelines.tables.get(uri, {}).values()
-    drawn = drawing(lives, end - minutes * 60, end)
-    ends = past.timelines.ends.get(uri, Ends())
-    judged = with_condition(view, end, follower.members, ends)
-    data = Table(judged, minutes, drawn, past.losses.report(uri))
-    return View("table", short_table(uri), command(follower.settings, "status", "--table", uri), data)
+    past, end = follower.history, moment().wall_ms / 1000
+    view = follower.status.view(uri) if follower.status else TableView(uri, None, ())
+    data = Table(
+        with_condition(view, end, follower.members, past.timelines.ends.get(uri, Ends())),
+        minutes,
+        drawing(past.timelines.tables.get(uri, {}).values(), end - minutes * 60, end),
+        past.losses.report(uri),
+    )
+    return _view(follower, "table", short_table(uri), data, "status", "--table", uri)
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
@@ -272,9 +272,8 @@ def table(follower: Follower, query: Query) -> View:
 def losses(follower: Follower, query: Query) -> View:
     """What conflicts have cost in the last hours."""
     uri = _table_of(query)
-    words = ("losses", "--hours", str(HOURS), *_of_table(uri))
-    title = f"Lost to conflicts in {last(HOURS, 'hour')}"
-    return View("losses", title, command(follower.settings, *words), follower.history.losses.report(uri))
+    title, found = f"Lost to conflicts in {last(HOURS, 'hour')}", follower.history.losses.report(uri)
+    return _view(follower, "losses", title, found, "losses", "--hours", str(HOURS), *_of_table(uri))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +290,7 @@ def question(asked: Question, follower: Follower, query: Query) -> View:
     """The answer to a question about what is past."""
     rows, page = _page(f"/{asked.name}", asked.answer(follower.history.timelines), query)
     data = Answer(asked.name, asked.text, asked.none, rows)
-    return View("rows", asked.title, command(follower.settings, asked.name), data, page)
+    return _view(follower, "rows", asked.title, data, asked.name, page=page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,14 +303,13 @@ class Refused:
 def refused(follower: Follower, query: Query) -> View:
     """The events that agents refused, the latest first."""
     rows, page = _page("/refused", list(reversed(follower.history.refused)), query)
-    return View("refused", "Refused events", command(follower.settings, "refused"), Refused(rows), page)
+    return _view(follower, "refused", "Refused events", Refused(rows), "refused", page=page)
 
 
 async def agents(follower: Follower, query: Query) -> View:
     """The agents, and which of them has which partition."""
     del query
-    found: AgentsView = await read_agents(follower.settings)
-    return View("agents", "Agents", command(follower.settings, "agents"), found, live=False)
+    return _view(follower, "agents", "Agents", await read_agents(follower.settings), "agents", live=False)
 
 
 # -- parts of them -----------------------------------------------------------------------------------------------------
@@ -323,8 +321,10 @@ def known(follower: Follower) -> list[TableView]:
         return []
     as_of = follower.changes.revision, moment().wall_ms // 1000
     if follower.judged[0] != as_of:
-        ends = follower.history.timelines.ends
-        follower.judged = as_of, with_conditions(follower.status.views(), ends, follower.members)
+        follower.judged = (
+            as_of,
+            with_conditions(follower.status.views(), follower.history.timelines.ends, follower.members),
+        )
     return follower.judged[1]
 
 
@@ -365,8 +365,8 @@ class Story:
 async def transaction(follower: Follower, query: Query) -> View:
     """One transaction's story. Without an id: a form that asks for one."""
     prefix, uri = query.get("id", ""), _table_of(query)
-    same = command(follower.settings, "explain", prefix or "TRANSACTION", *_of_table(uri))
-    form = View("transaction", "One transaction", same, Candidates([]), live=False)
+    words = ("explain", prefix or "TRANSACTION", *_of_table(uri))
+    form = _view(follower, "transaction", "One transaction", Candidates([]), *words, live=False)
     if not prefix:
         return form
     try:
@@ -381,6 +381,19 @@ async def transaction(follower: Follower, query: Query) -> View:
 
 
 # -- pages and parameters ----------------------------------------------------------------------------------------------
+
+
+def _view(
+    follower: Follower,
+    name: str,
+    title: str,
+    data: object,
+    *words: str,
+    page: Page | None = None,
+    live: bool = True,
+) -> View:
+    """A view. `words`: the command that prints the same."""
+    return View(name, title, command(follower.settings, *words), data, page, live)
 
 
 def _page(path: str, found: list[_Listed], query: Query, **more: str) -> tuple[list[_Listed], Page]:
