@@ -4,13 +4,16 @@
 | --- | --- |
 | `engine.py` | explores the states of a model breadth first, prints the shortest story of a violation, looks for starvation |
 | `lock.py` | one lock object: what agents, Hudi's provider and the store can do next, and what may never happen |
-| `table.py`, `table_form.py` | one table: what writers and agents can do next; when two worlds are one state |
+| `table_world.py` | one table: what there is |
+| `table.py`, `table_turn.py` | what can happen next, and what each step does |
+| `table_judge.py` | what may never happen |
+| `table_form.py` | when two worlds are one state |
 | `scopes.py` | the worlds, and which command explores them |
 | `planted.py` | bugs that must be found |
 | `test_exhaustive.py` | no scope breaks a promise, each bug is found, and worlds that are one state go on alike |
 
 `make explore MINUTES=10` prints how far each scope gets. A scope that is cut proves nothing beyond the states that it has seen.
 
-What no scope covers: hints, clocks that jump, more than two faults, lost records, forged events, the memory budget, a rebalance
+What no scope covers: clocks that jump, more than two faults, lost records, forged events, the memory budget, a rebalance
 of Kafka's group, a look-up that finds a commit which lands later, and whether each contender gets the lock in the end.
 """

@@ -17,21 +17,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from enum import Enum
-from functools import cache
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from random import Random
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 W = TypeVar("W")
 Form: TypeAlias = Any
 """Nested tuples and lists of int, str, bool and None."""
-Steps: TypeAlias = Iterable[tuple[str, Callable[[], W]]]
-"""Each next step: its name, the same for equal worlds, and what makes the world after it. The world before it stays as it is."""
-
-
 Act: TypeAlias = tuple[str, str, Any]
 """A kind of fault, or nothing; the name of a step; and what it does."""
+Steps: TypeAlias = Iterable[tuple[str, Callable[[], W]]]
+"""Each next step: its name, the same for equal worlds, and what makes the world after it. The world before it stays as it is."""
 
 
 class BrokenError(Exception):
@@ -71,88 +68,6 @@ class After(Generic[W]):
         return getattr(self.model, name)
 
 
-@dataclass(slots=True)
-class Exploration(Generic[W]):
-    """What an exploration has seen."""
-
-    states: int = 0
-    steps: int = 0
-    depth: int = 0
-    seconds: float = 0.0
-    """Of CPU."""
-    waiting: int = 0
-    """States that were found and not explored on, because the run was cut."""
-    story: list[str] | None = None
-    """The steps to the first violation, and the violation."""
-    graph: list[Node] = field(default_factory=list)
-    parents: list[tuple[int, str]] = field(default_factory=list)
-    """Of each state: the state before it, and the step from there."""
-
-    @property
-    def end(self) -> Literal["complete", "cut", "broken"]:
-        """Complete: every state was explored, and nothing was broken."""
-        if self.story is not None:
-            return "broken"
-        return "cut" if self.waiting else "complete"
-
-    @property
-    def complete(self) -> bool:
-        return self.end == "complete"
-
-    def __str__(self) -> str:
-        more = f" after {len(self.story) - 1} steps" if self.story is not None else ""
-        if self.end == "cut":
-            more = f", {self.waiting:,} states waiting"
-        return f"{self.states:,} states, depth {self.depth}, {self.seconds:.1f} s of CPU: {self.end}{more}"
-
-
-@dataclass(slots=True)
-class Node:
-    """A state in the graph."""
-
-    wants: dict[str, bool]
-    steps: list[tuple[str, int]] = field(default_factory=list)
-    """Each step, and the number of the state after it."""
-
-
-class Former:
-    """Writes a world as its form. A model's own says what counts of its names and times."""
-
-    left_out: frozenset[str] = frozenset()
-    """Fields that don't count."""
-
-    def value(self, value: Any) -> Form:
-        """A part of a world. What its kind says nothing special of is its fields."""
-        match value:
-            case None | bool() | int():
-                return value
-            case str():
-                return self.name(value)
-            case float():
-                return self.time(value)
-            case Enum():
-                return value.name
-            case set() | frozenset():
-                return sorted((self.value(each) for each in value), key=repr)
-            case list() | tuple():
-                return [self.value(each) for each in value]
-            case Mapping():
-                items = [(self.value(key), self.value(each)) for key, each in value.items()]
-                return sorted(items, key=repr)
-            case _:
-                kept = [each for each in field_names(value.__class__) if each not in self.left_out]
-                return [type(value).__name__, *(self.field(each, getattr(value, each)) for each in kept)]
-
-    def field(self, name: str, value: Any) -> Form:
-        return self.value(value)
-
-    def name(self, name: str) -> Form:
-        return name
-
-    def time(self, at: float) -> Form:
-        raise NotImplementedError
-
-
 def affordable(acts: Iterable[Act], world: Any, kinds: frozenset[str]) -> Iterator[tuple[str, Any, Any]]:
     """The names and deeds of what can happen, each with the world that has paid: a fault of these kinds costs one of `faults`."""
     for kind, name, act in acts:
@@ -162,10 +77,55 @@ def affordable(acts: Iterable[Act], world: Any, kinds: frozenset[str]) -> Iterat
             yield name, act, replace(world, faults=world.faults - 1)
 
 
-@cache
-def field_names(kind: Any) -> tuple[str, ...]:
-    """The names of a dataclass's fields."""
-    return tuple(each.name for each in fields(kind))
+@dataclass(slots=True)
+class Node:
+    """A state in the graph."""
+
+    wants: Mapping[str, bool]
+    steps: list[tuple[str, int]] = field(default_factory=list)
+    """Each step, and the number of the state after it."""
+
+
+@dataclass(slots=True)
+class Exploration:
+    """What an exploration has seen. As text: how far it got, and the story of what is broken."""
+
+    states: int = 0
+    steps: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    """Of CPU."""
+    waiting: int = 0
+    """States that were found and not explored on, because the run was cut."""
+    story: list[str] = field(default_factory=list)
+    """The steps to the first violation, and the violation."""
+    graph: list[Node] = field(default_factory=list)
+    parents: list[tuple[int, str]] = field(default_factory=list)
+    """Of each state: the state before it, and the step from there."""
+
+    @property
+    def end(self) -> Literal["complete", "cut", "broken"]:
+        """Complete: every state was explored, and nothing was broken."""
+        if self.story:
+            return "broken"
+        return "cut" if self.waiting else "complete"
+
+    def __str__(self) -> str:
+        end: str = self.end
+        if end == "broken":
+            end += f" after {len(self.story) - 1} steps"
+        if end == "cut":
+            end += f", {self.waiting:,} states waiting"
+        far = f"{self.states:,} states, depth {self.depth}, {self.seconds:.1f} s of CPU: {end}"
+        return "\n    ".join([far, *self.story])
+
+    def break_at(self, state: int, last: str, broken: str) -> None:
+        """The story: the steps to a state, the last one from there, and what is broken then."""
+        names = [broken, last]
+        while state > 0:
+            state, name = self.parents[state]
+            names.append(name)
+        self.story = names[::-1]
 
 
 def key_of(form: Form) -> bytes:
@@ -173,13 +133,13 @@ def key_of(form: Form) -> bytes:
 
 
 def explore(
-    model: Model[W], *, most: int | None = None, seconds: float | None = None, graph: bool = False
-) -> Exploration[W]:
-    """Explore at most so many states, or for so many seconds. With neither limit: all."""
-    began, until = time.process_time(), time.monotonic() + (seconds or 0.0)
+    model: Model[W], *, most: int | None = None, late: Callable[[], bool] = bool, graph: bool = False
+) -> Exploration:
+    """Explore at most so many states, or until it is late. With neither limit: all."""
+    began = time.process_time()
     first = model.begin()
     numbers = {key_of(model.form(first)): 0}
-    found: Exploration[W] = Exploration(parents=[(-1, "the beginning")])
+    found = Exploration(parents=[(-1, "the beginning")])
     level = [(0, first)]
     story = found.parents[0]
     try:
@@ -187,13 +147,12 @@ def explore(
         while level:
             following: list[tuple[int, W]] = []
             for place, (number, world) in enumerate(level):
-                late = seconds is not None and found.states % 64 == 0 and time.monotonic() >= until
-                if late or found.states == most:
+                if found.states == most or (found.states % 64 == 0 and late()):
                     found.waiting = len(level) - place + len(following)
                     return found
                 found.states += 1
                 story = found.parents[number]
-                node = Node(model.wants(world)) if graph else None
+                node = Node(model.wants(world) if graph else {})
                 for name, run in model.steps(world):
                     found.steps += 1
                     story = (number, name)
@@ -205,26 +164,27 @@ def explore(
                         found.parents.append(story)
                         model.judge(after)
                         following.append((known, after))
-                    if node is not None:
-                        node.steps.append((name, known))
-                if node is not None:
+                    node.steps.append((name, known))
+                if graph:
                     found.graph.append(node)
             level = following
             found.depth += bool(level)
     except Exception as broken:  # noqa: BLE001 - whatever the production code raises is a finding
-        found.story = [*story_of(found.parents, *story), f"{type(broken).__name__}: {broken}"]
+        found.break_at(*story, f"{type(broken).__name__}: {broken}")
     finally:
         found.seconds = time.process_time() - began
     return found
 
 
-def story_of(parents: list[tuple[int, str]], number: int, last: str) -> list[str]:
-    """The names of the steps to a state, and the last one from there."""
-    names = [last]
-    while number > 0:
-        number, name = parents[number]
-        names.append(name)
-    return names[::-1]
+def walk(model: Model[W], random: Random, steps: int) -> W:
+    """The world after at most so many random steps."""
+    world = model.begin()
+    for _ in range(steps):
+        possible = list(model.steps(world))
+        if not possible:
+            break
+        world = random.choice(possible)[1]()
+    return world
 
 
 def compare_merged(model: Model[W], *, most: int) -> tuple[int, list[str]]:
@@ -267,21 +227,29 @@ def starved(graph: list[Node], who: str, serves: str) -> list[str]:
 
     A cycle is fair to `who` if it takes steps in it, or can take none in one of its states.
     """
-    known = len(graph)
-    """States that were not explored are in no cycle."""
+    own = f"{who} "
+    # States that were not explored are in no cycle.
     without = [
-        [(name, target) for name, target in node.steps if name != f"{who} {serves}" and target < known]
+        [(name, target) for name, target in node.steps if name != own + serves and target < len(graph)]
         for node in graph
     ]
-    for component in _components([[target for _, target in steps] for steps in without]):
-        inside = set(component)
-        names = {name for at in component for name, target in without[at] if target in inside}
-        others = any(name.endswith(serves) for name in names)
-        moves = any(name.startswith(f"{who} ") for name in names)
-        waiting = (graph[at] for at in component if who in graph[at].wants)
-        waits = any(not any(name.startswith(f"{who} ") for name, _ in node.steps) for node in waiting)
-        if others and (moves or waits):
-            return sorted(names)
+    after = [[target for _, target in steps] for steps in without]
+    before = _backwards(after)
+    examined: set[int] = set()
+    for state, steps in enumerate(without):
+        for name, target in steps:
+            if state in examined or not name.endswith(serves):
+                continue
+            ahead = _reach(after, [target])
+            if state not in ahead:
+                continue
+            cycle = ahead & _reach(before, [state])
+            examined |= cycle
+            names = {name for each in cycle for name, target in without[each] if target in cycle}
+            moves = any(name.startswith(own) for name in names)
+            waiting = (graph[each] for each in cycle if who in graph[each].wants)
+            if moves or any(not any(name.startswith(own) for name, _ in node.steps) for node in waiting):
+                return sorted(names)
     return []
 
 
@@ -290,60 +258,37 @@ def overdue(graph: list[Node], who: str, idle: str, passes: str, most: int) -> i
 
     All other choices are made in favour of `who`. So it is a finding if they don't help.
     """
-    before: list[list[tuple[int, int]]] = [[] for _ in graph]
-    for number, node in enumerate(graph):
-        for name, target in node.steps:
-            gives_up = who not in graph[target].wants
-            if not gives_up and not name.startswith(f"{idle} "):
-                before[target].append((number, int(name == passes)))
-    level = [number for number, node in enumerate(graph) if node.wants.get(who)]
-    reached: set[int] = set()
-    for _ in range(most + 1):
-        level = [number for number in dict.fromkeys(level) if number not in reached]
-        reached.update(level)
-        later = []
-        for at in level:
-            for number, cost in before[at]:
-                if cost:
-                    later.append(number)
-                elif number not in reached:
-                    reached.add(number)
-                    level.append(number)
-        level = later
+    allowed = [
+        [
+            (name, target)
+            for name, target in node.steps
+            if who in graph[target].wants and not name.startswith(f"{idle} ")
+        ]
+        for node in graph
+    ]
+    now = _backwards([[target for name, target in steps if name != passes] for steps in allowed])
+    later = _backwards([[target for name, target in steps if name == passes] for steps in allowed])
+    served = _reach(now, (number for number, node in enumerate(graph) if node.wants.get(who)))
+    for _ in range(most):
+        served = _reach(now, [*served, *(number for each in served for number in later[each])])
     waiting = (number for number, node in enumerate(graph) if node.wants.get(who) is False)
-    return next((number for number in waiting if number not in reached), None)
+    return next((number for number in waiting if number not in served), None)
 
 
-def _components(targets: list[list[int]]) -> Iterator[list[int]]:
-    """The strongly connected components (Tarjan's algorithm, without recursion)."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    for root in range(len(targets)):
-        if root in index:
-            continue
-        work = [(root, iter(targets[root]))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            at, rest = work[-1]
-            following = next(rest, None)
-            if following is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[at])
-                if low[at] == index[at]:
-                    component: list[int] = []
-                    while not component or component[-1] != at:
-                        component.append(stack.pop())
-                        on_stack.discard(component[-1])
-                    yield component
-            elif following not in index:
-                index[following] = low[following] = len(index)
-                stack.append(following)
-                on_stack.add(following)
-                work.append((following, iter(targets[following])))
-            elif following in on_stack:
-                low[at] = min(low[at], index[following])
+def _backwards(targets: list[list[int]]) -> list[list[int]]:
+    before: list[list[int]] = [[] for _ in targets]
+    for number, after in enumerate(targets):
+        for target in after:
+            before[target].append(number)
+    return before
+
+
+def _reach(targets: list[list[int]], start: Iterable[int]) -> set[int]:
+    """These states, and all that follow."""
+    queue = list(dict.fromkeys(start))
+    reached = set(queue)
+    for number in queue:
+        later = set(targets[number]) - reached
+        reached |= later
+        queue += later
+    return reached

@@ -32,14 +32,14 @@ What may never happen:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, TypeAlias
 
 from lakewarden.handlers.lease import conditional as store, machine, types as lease
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
-from tests.exhaustive.engine import Act, BrokenError, Form, Former, Steps, affordable
+from tests.exhaustive.engine import Act, BrokenError, Form, Steps, affordable
 
 EPOCH_MS = 1_800_000_000_000
 FAR = 20
@@ -47,6 +47,8 @@ FAR = 20
 PASSES = "a second passes"
 MANY = 10
 """Other contenders of a hint's queue."""
+MOST_COUNTED = 3
+"""Tries and other numbers: beyond it, each is as the next."""
 ODD = b"{}"
 """An object that is no lock record."""
 SCALED = lease.LeaseSettings(
@@ -202,7 +204,7 @@ class Lock:
             yield "hint", f"{hint} released, and others are first", partial(step, lease.ReleaseHint(at, MANY))
             lasting = lease.AcquisitionHint(at, at.wall_ms + 1000 * FAR)
             yield "hint", f"{hint} acquired for long", partial(step, lasting)
-        due = machine.deadline(state, self._settings(number))
+        due = machine.deadline(state, self._settings[number])
         if due is not None and due <= at.now:
             yield "", f"the timer of {number} runs", partial(step, lease.Timer(at))
         if not isinstance(state, lease.Idle):
@@ -219,9 +221,18 @@ class Lock:
     def _lose_answer(self, number: int, request: Request, world: World) -> World:
         return self._answer(number, store.Unknown("lost"), _with_stray(world, number, request))
 
-    def _settings(self, number: int) -> lease.LeaseSettings:
-        contender = self.contenders[number]
-        return replace(self.settings, owner_prefix=contender.term, fenced=contender.fences)
+    @cached_property
+    def _lapsed(self) -> int:
+        """Wall clocks relative to true time, in units of 50 ms: what ended by then has lapsed for all."""
+        slowest = min(each.wall for each in self.contenders)
+        return (round(slowest * 1000) - self.settings.drift_ms) // 50
+
+    @cached_property
+    def _settings(self) -> list[lease.LeaseSettings]:
+        """Those of each contender."""
+        return [
+            replace(self.settings, owner_prefix=each.term, fenced=each.fences) for each in self.contenders
+        ]
 
     def _moment(self, world: World, number: int) -> lease.Moment:
         contender, process = self.contenders[number], world.processes[number]
@@ -251,7 +262,7 @@ class Lock:
     def _step(self, number: int, given: lease.Input, world: World) -> World:
         process = world.processes[number]
         assert not isinstance(process.state, Hudi)
-        state, effects = machine.step(process.state, given, self._settings(number))
+        state, effects = machine.step(process.state, given, self._settings[number])
         world = _with(world, number, state=state, owners=process.owners + 1)
         for effect in effects:
             match effect:
@@ -424,99 +435,132 @@ class Lock:
 
     def form(self, world: World) -> Form:
         """Times relative to now, owners and versions by order of occurrence; without what no process can find any more."""
-        return _Former(self, world).form()
+        return _Form(self, world).form()
 
 
-class _Former(Former):
-    """Writes one world as its form."""
-
-    left_out = frozenset({"cost", "at"})
+class _Form:
+    """Fills the outlines of one world's values."""
 
     def __init__(self, model: Lock, world: World) -> None:
-        self._model, self._world = model, world
+        self._model, self._world, self._settings = model, world, model.settings
         self._owners: dict[str, str] = {}
-        self._versions: dict[str, int] = {str(world.version): 0}
-        self._rate, self._settings = 1.0, model.settings
-        # Each hint delays a read that is overdue, by at most the `poll_seconds` of 1 after it was due.
-        hints = world.faults if "hint" in model.kinds else 0
-        self._overdue = -(hints + 1) if hints else 0
+        self._versions = {str(world.version): 0}
+        self._rate = 1.0
 
     def form(self) -> Form:
         world = self._world
-        parts: list[Form] = [world.faults, self.value(world.body)]
-        for number, process in enumerate(world.processes):
-            self._rate = self._model.contenders[number].rate
-            self._settings = self._model._settings(number)
-            relies = self._ticks(process.relies_until * self._rate)
-            state, request = self.value(process.state), self.value(process.request)
-            parts.append((state, request, process.wanted, relies, process.fenced))
-        parts.extend((number, self.value(put)) for number, put in world.strays)
+        parts: list[Form] = [world.faults, *self._filled(world.body)]
+        for contender, process in zip(self._model.contenders, world.processes, strict=True):
+            self._rate = contender.rate
+            parts += self._filled(process.state)
+            parts += self._filled(process.request)
+            relies = self.ticks(process.relies_until * self._rate)
+            parts += [process.wanted, relies, process.fenced]
+        for number, put in world.strays:
+            parts += [number, *self._filled(put)]
         return parts
 
-    def time(self, at: float) -> Form:
-        return self._ticks(at, self._overdue)
+    def _filled(self, value: Any) -> Form:
+        return [each if fill is None else fill(self, each) for fill, each in _outline_of(value)]
 
-    def _ticks(self, at: float, least: float = 0) -> int:
+    def ticks(self, at: float, least: float = 0) -> int:
         """Ticks until this time of a monotonic clock is reached: it is compared at ticks only."""
         left = at / self._rate - self._world.now
         return FAR if left > FAR else max(math.floor(least), math.ceil(left - 1e-6))
 
-    def value(self, value: Any) -> Form:
-        settings = self._settings
-        match value:
-            case int():
-                return min(value, 3)
-            case bytes():
-                return "odd" if value == ODD else self.value(_parsed(value))
-            case store.Unknown() | store.Lost() | store.Throttled() | store.Refused():
-                return type(value).__name__
-            case LockRecord(expired=True, owner=owner):
-                return ("released", self._owner(owner))
-            case LockRecord(valid_until=valid_until, owner=owner):
-                return (self._wall(valid_until), self._owner(owner))
-            case lease.Lease(expires_at=expires_at):
-                return (super().value(value), self._ticks(expires_at - settings.margin))
-            case lease.SeenVersion() if not settings.strict:
-                return None
-            case lease.Refusal(since=since, requests=requests):
-                oldest = -settings.refusal_seconds / self._rate
-                return (self._ticks(since, oldest), min(requests, settings.min_refusals))
-            case _:
-                return super().value(value)
+    def overdue(self, at: float) -> int:
+        """Each hint delays a read that is overdue, by at most the `poll_seconds` of 1 after it was due."""
+        hints = self._world.faults if "hint" in self._model.kinds else 0
+        return self.ticks(at, -(hints + 1) if hints else 0)
 
-    def field(self, name: str, value: Any) -> Form:
-        settings = self._settings
-        match name:
-            case "own_id" | "adopt" | "owner":
-                return self._owner(value)
-            case "version":
-                return self._versions.setdefault(value, len(self._versions))
-            case "expires_at" | "renew_at" | "quiet_until":
-                return self._ticks(value)
-            case "sent_at":
-                useless = settings.validity - settings.drift - settings.margin
-                return self._ticks(value, -useless / self._rate)
-            case "since":
-                return self._ticks(value, -(settings.validity + settings.drift) / self._rate - 1)
-            case _:
-                return self.value(value)
+    def in_doubt(self, expires_at: float) -> int:
+        return self.ticks(expires_at - self._settings.margin)
 
-    def _wall(self, valid_until: int) -> int:
-        """To 50 ms, so that the millisecond by which repeated writes differ doesn't count. What has lapsed for all has lapsed."""
-        left = valid_until - EPOCH_MS - self._world.now * 1000
-        slowest = min(each.wall for each in self._model.contenders)
-        lapsed = round(slowest * 1000) - self._model.settings.drift_ms
-        return max(left // 50, lapsed // 50 - 1)
+    def sent(self, at: float) -> int:
+        useless = self._settings.validity - self._settings.drift - self._settings.margin
+        return self.ticks(at, -useless / self._rate)
 
-    def _owner(self, owner: str | None) -> str | None:
-        if owner is None:
+    def observed(self, seen: lease.SeenVersion | None) -> Form:
+        """Only `strict` agents ask since when a version is there."""
+        if seen is None or not self._settings.strict:
             return None
+        respected = self._settings.validity + self._settings.drift
+        return self.version(seen.version), self.ticks(seen.since, -respected / self._rate - 1)
+
+    def refused(self, since: float) -> int:
+        return self.ticks(since, -self._settings.refusal_seconds / self._rate)
+
+    def wall(self, valid_until: int) -> int:
+        """To 50 ms, so that the millisecond by which repeated writes differ doesn't count."""
+        left = valid_until - EPOCH_MS - self._world.now * 1000
+        return max(left // 50, self._model._lapsed - 1)
+
+    def owner(self, owner: str | None) -> str | None:
+        if owner is None or owner in self._owners:
+            return self._owners.get(owner or "")
         terms = (each.term for each in self._model.contenders if each.term)
         term = next((each for each in terms if owner.startswith(each)), "")
         return self._owners.setdefault(owner, f"{term}{len(self._owners)}")
 
+    def version(self, version: str) -> int:
+        return self._versions.setdefault(version, len(self._versions))
 
-_parsed = lru_cache(10_000)(parse)
+
+Outline: TypeAlias = list[tuple[Callable[[_Form, Any], Form] | None, Any]]
+"""Parts of a value. What the world decides has the method that fills it in."""
+ROLES: dict[str, Callable[[_Form, Any], Form]] = {
+    "own_id": _Form.owner,
+    "adopt": _Form.owner,
+    "owner": _Form.owner,
+    "version": _Form.version,
+    "observed": _Form.observed,
+    "valid_until": _Form.wall,
+    "renew_at": _Form.ticks,
+    "quiet_until": _Form.ticks,
+    "sent_at": _Form.sent,
+}
+"""How a field counts, by its name. Another time counts from when it is overdue."""
+LEFT_OUT = frozenset({"cost", "at", "expired", "why"})
+
+
+@lru_cache(100_000)
+def _outline_of(value: Any) -> Outline:
+    """What the form of a value is in every world. A value is the same in many worlds, and never changes."""
+    return _outline(value)
+
+
+def _outline(value: Any) -> Outline:
+    # Not from the cache: 0, 0.0 and False are equal.
+    match value:
+        case bool() | None | str():
+            return [(None, value)]
+        case int():
+            return [(None, min(value, MOST_COUNTED))]
+        case float():
+            return [(_Form.overdue, value)]
+        case bytes() if value == ODD:
+            return [(None, "odd")]
+        case bytes():
+            return _outline(parse(value))
+        case LockRecord(expired=True, owner=owner):
+            return [(None, "released"), (_Form.owner, owner)]
+        case lease.Refusal(since=since, requests=requests):
+            return [(_Form.refused, since), (None, min(requests, SCALED.min_refusals))]
+        case _:
+            return _outline_of_fields(value)
+
+
+def _outline_of_fields(value: Any) -> Outline:
+    outline: Outline = [(None, type(value).__name__)]
+    for each in fields(value):
+        part = getattr(value, each.name)
+        if each.name == "expires_at":
+            outline += [(_Form.ticks, part), (_Form.in_doubt, part)]
+        elif each.name in ROLES:
+            outline.append((ROLES[each.name], part))
+        elif each.name not in LEFT_OUT:
+            outline += _outline(part)
+    return outline
 
 
 def _read(world: World) -> store.ReadOutcome:

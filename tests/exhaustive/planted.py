@@ -1,7 +1,6 @@
 """Bugs that prove the exploration: each breaks one rule of the core, and its scope must show it.
 
-Those of the simulations (`tests/simulation/planted.py`, `whole/planted.py`) are planted here too, if they break the core. A name
-begins with the module whose rule is broken. What has no bug here, and why:
+`PLANTED` is the table. A name begins with the module whose rule is broken. What has no bug here, and why:
 
 | module | rule | why it has no bug here |
 | --- | --- | --- |
@@ -20,168 +19,62 @@ The simulation of the whole has a bug for most of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from lakewarden.events import Abort, CommitGranted, PartitionTaken, TransactionAbandoned
+from lakewarden.events import Abort, PartitionTaken, TransactionAbandoned
 from lakewarden.handlers.lease import machine as lease
-from lakewarden.handlers.lease.types import Idle, Waiting
-from lakewarden.handlers.table import admission, conflicts, facts, grants, machine
+from lakewarden.handlers.lease.lock_object import LockRecord
+from lakewarden.handlers.lease.types import Idle
+from lakewarden.handlers.table import admission, conflicts, grants, machine
+from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.replay import PublishedDecisions
-from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.spark_jobs.gate.grant import SendTimes
+from lakewarden.spark_jobs.gate.progress import GateProgress
 from tests.simulation.batch import Patch, around
-from tests.simulation.planted import BUGS as OF_THE_LOCK
+from tests.simulation.planted import BUGS as OF_THE_LOCK, with_settings
 from tests.simulation.whole.planted import BUGS as OF_THE_WHOLE
 
-
-class Planted(NamedTuple):
-    """A bug, the scope that must show it, and the promise that is broken there."""
-
-    scope: str
-    promise: str
-    patches: tuple[Patch, ...]
-
-
-PLANTED: dict[str, Planted] = {}
-
-
-def _plant(name: str, scope: str, promise: str, *patch: Any) -> None:
-    """The bug that this patch plants; without one, that of a simulation with this name."""
-    module, _, known = name.partition(": ")
-    bugs: Any = OF_THE_LOCK if module == "lease" else OF_THE_WHOLE
-    PLANTED[name] = Planted(scope, promise, (patch,) if patch else tuple(bugs[known].patches))
-
-
-def _skip(name: str, scope: str, promise: str, where: Any, what: str, *, result: Any = None) -> None:
-    """The bug that this function only returns this."""
-    _plant(name, scope, promise, where, what, lambda *_, **__: result)
-
-
 Instead = Callable[..., Any]
+"""A function of the core. What a bug passes on to it unseen is its `rest`."""
 
 
-def _around(name: str, scope: str, promise: str, where: Any, what: str) -> Callable[[Instead], Instead]:
-    """The bug that the decorated function runs around this one."""
-
-    def add(instead: Instead) -> Instead:
-        _plant(name, scope, promise, *around(where, what, instead))
-        return instead
-
-    return add
+def _known(name: str) -> list[Patch]:
+    """The bug of a simulation that is planted here, too."""
+    return list((OF_THE_LOCK if name in OF_THE_LOCK else OF_THE_WHOLE)[name].patches)
 
 
-# -- scopes and promises
-
-AGENTS = "lock: 2 agents"
-LONE = "lock: 1 agent, 1 fault"
-REFUSED = "lock: 1 agent, 2 refusals"
-QUEUE = "lock: an agent after a dead holder, a hint"
-PAIR = "table: 2 writers, 1 file group"
-FOR_EVER = "table: 2 writers for ever"
-CROWD = "table: a low priority behind a crowd"
-OBSERVED = "table: an observed writer"
-PRIORITIES = "table: 3 priorities"
-GRANTED = "table: with time, one granted"
-BEATING = "table: with time and heartbeats, one granted"
-TAKEN = "take-over: 1 writer"
-RATES = "lock: 2 agents, clocks and rates apart"
-HUDI = "lock: an agent beside Hudi's provider"
-STRICT = "lock: 2 agents, clocks 50 s apart, strict"
-ADOPTS = "lock: the second agent adopts"
-FENCED = "lock: adopted, and its owner fenced"
-THREE_ORDERED = "table: 3 ordered"
-ORDERED = "table: ordered, two priorities"
-AT_ONCE = "table: 2 writers for ever, retried at once"
-COMPACTION = "table: appends beside a compaction"
-LIMIT = "table: a priority above the limit"
-AGAIN = "table: a batch is run again"
-QUEUED = "table: 3 writers, two queued"
-ONE = "table: one open at most"
-DIES = "table: a writer dies"
-DIES_AT_ONCE = "table: a writer dies, retried at once"
-APART = "table: with time, 2 writers apart, both requested"
-DETECTION = "table: late detection"
-TIMED = "table: with time"
-PER_COMMIT = "table: the lock per commit"
-UNFENCED = "take-over: 1 writer, unfenced, with time"
-LOST_LOCK = "table: late delivery and a lost lock, both requested"
-LAG = "table: late delivery, with time"
-SILENT = "table: a silent writer"
-TWICE = "take-over: 1 writer, taken over twice"
-KILL = "table: with time and a kill, one granted"
-MANY = "table: operators, duplicates, failures, a lost lock"
-STEALING = "no stealing"
-WAIT = "bounded wait"
-OVERLAP = "no overlap"
-GRANT = "one grant"
-RESTART = "restart changes nothing"
-LIMITS = "limits"
-VICTIM = "right victim"
-
-# -- lease
-
-_plant("lease: lease counted from the response", AGENTS, STEALING)
-_plant("lease: challenger's drift flipped", AGENTS, STEALING)
-_plant("lease: any owner fenced", AGENTS, STEALING)
-_plant("lease: holder's drift flipped", HUDI, STEALING)
-_plant("lease: strict rule ignored", STRICT, STEALING)
-_plant("lease: unknown treated as won", LONE, "confirmed is real")
-_plant("lease: own record not recognised", LONE, "no self-block")
-_skip("lease: a write in doubt is forgotten", LONE, "no self-block", lease, "_idle", result=Idle())
-_plant("lease: never polls again", QUEUE, WAIT)
-_plant("lease: queue delays without bound", QUEUE, WAIT)
-_plant("lease: malformed object overwritten", REFUSED, "odd objects stay")
-_plant("lease: malformed object crashes", REFUSED, "KeyError")
-_plant("lease: quiet time ignored", ADOPTS, "one holder")
-_plant("lease: adopted lock shows a term", FENCED, "one holder")
+def _skip(where: Any, what: str, result: Any = None) -> Patch:
+    """A function that only returns this."""
+    return where, what, lambda *_, **__: result
 
 
-@_around("lease: the holder stops no drift early", RATES, STEALING, lease, "_confirm_lease")
-def _without_drift(confirm: Instead, *arguments: Any) -> Any:
-    """Both halves of the drift are needed if clocks run at different rates, too."""
-    *others, settings = arguments
-    return confirm(*others, replace(settings, drift=0.0))
+def _adopted_lock_shows_a_term(write: Instead, work: Any, at: Any, *rest: Any) -> Any:
+    prefix = rest[0].owner_prefix
+    shown = replace(at, new_owner_id=prefix + at.new_owner_id[len(prefix) :])
+    return write(work, shown, *rest)
 
 
-@_around("lease: a release relies on", AGENTS, STEALING, lease, "_mark_released")
 def _relies_on(mark: Instead, work: Any, at: Any) -> Any:
     return replace(mark(work, at), lease=work.lease)
 
 
-@_around("lease: a release forgets a write", LONE, "no idle holder", lease, "_on_write_done")
 def _confirmed_although_released(wrote: Instead, state: Any, *rest: Any) -> Any:
     return wrote(replace(state, work=replace(state.work, needed=True)), *rest)
 
 
-@_around("lease: hints delay without bound", QUEUE, WAIT, lease, "_on_acquisition_hint")
-def _delayed_for_long(observed: Instead, state: Any, at: Any, *rest: Any) -> Any:
-    after, effects = observed(state, at, *rest)
-    return (replace(after, until=at.now + 20.0) if isinstance(after, Waiting) else after), effects
-
-
-# -- conflicts: which ones are conflicts, and which one loses
-
-_plant("conflicts: landed commits ignored", PAIR, OVERLAP)
-_plant("conflicts: both aborted", PAIR, "one victim")
-_plant("conflicts: granted may be a victim", PAIR, "one victim")
-_plant("conflicts: observed ones ignored", OBSERVED, OVERLAP)
-_plant("conflicts: turns ignored", THREE_ORDERED, RESTART)
-_plant("conflicts: a low priority starves", CROWD, WAIT)
-_skip("conflicts: losers never protected", FOR_EVER, WAIT, conflicts, "is_protected", result=False)
-_skip("conflicts: any order", ORDERED, OVERLAP, conflicts, "out_of_order", result=False)
-
-
-@_around("conflicts: a queued one reserves nothing", CROWD, WAIT, conflicts, "conflict_kind")
-def _reserves_nothing(kind: Instead, mine: Any, other: Any) -> Any:
-    return None if other.phase is Phase.QUEUED else kind(mine, other)
-
-
-@_around("conflicts: priorities ignored", PRIORITIES, VICTIM, conflicts, "rank")
 def _without_priority(rank: Instead, one: Any, *, protected: bool) -> Any:
     return (*rank(one, protected=protected)[:3], 0, -one.sequence)
+
+
+def _later_wins(rank: Instead, one: Any, *, protected: bool) -> Any:
+    return (*rank(one, protected=protected)[:4], one.sequence)
+
+
+def _rank_by_priority(rank: Instead, one: Any, *, protected: bool) -> Any:
+    return (*rank(one, protected=protected)[:3], one.priority, -one.sequence)
 
 
 def _place_by_priority(position: Instead, state: Any, one: Any) -> Any:
@@ -189,49 +82,19 @@ def _place_by_priority(position: Instead, state: Any, one: Any) -> Any:
     return protected, -one.priority, sequence
 
 
-def _rank_by_priority(rank: Instead, one: Any, *, protected: bool) -> Any:
-    return (*rank(one, protected=protected)[:3], one.priority, -one.sequence)
-
-
-# The place in the queue alone, or the rank alone, keeps the promise.
-PLANTED["conflicts: priorities among protected ones"] = Planted(
-    AT_ONCE,
-    VICTIM,
-    (
-        around(admission, "_queue_position", _place_by_priority),
-        around(conflicts, "rank", _rank_by_priority),
-    ),
-)
-
-
-@_around("conflicts: the later intent wins", PAIR, VICTIM, conflicts, "rank")
-def _later_wins(rank: Instead, one: Any, *, protected: bool) -> Any:
-    return (*rank(one, protected=protected)[:4], one.sequence)
-
-
-@_around("conflicts: the weaker rule of two", COMPACTION, OVERLAP, conflicts, "operations_conflict")
 def _weaker_rule(_: Instead, rule: str, mine: str, other: str) -> bool:
     return rule == "file-group" or (mine == "delete" and other == "delete")
 
 
-# -- admission: who may start
-
-_plant("admission: any priority accepted", LIMIT, LIMITS)
-_plant("admission: ledger ignored", AGAIN, "once")
-_plant("admission: queue never moves", QUEUED, WAIT)
-_skip("admission: waiters not looked at", QUEUED, RESTART, TableState, "note_change")
-_skip("admission: any number is open", ONE, LIMITS, admission, "_refuse_over_limit")
-_skip("admission: nothing reserved", AT_ONCE, WAIT, admission, "_markers_to_reserve", result=())
-_skip("admission: a restart ends nothing", DIES, LIMITS, admission, "_supersede")
+def _queue_never_moves(_: Instead, __: Any, one: Any, **_more: bool) -> Iterator[Any]:
+    return iter([one] if one.admission == "queued" else [])
 
 
-@_around("admission: all looked at in each check", QUEUED, "linear checks", machine, "admit_ready")
 def _all_looked_at(admit: Instead, context: Any) -> Any:
     context.state.recheck_all()
     return admit(context)
 
 
-@_around("admission: beside its writer's grant", DIES_AT_ONCE, LIMITS, machine, "admit_ready")
 def _beside_its_own_grant(admit: Instead, context: Any) -> Any:
     running = context.state.running()
     if running is None:
@@ -242,39 +105,23 @@ def _beside_its_own_grant(admit: Instead, context: Any) -> Any:
     return admitted
 
 
-# -- grants: who may commit, and for how long
-
-_skip("grants: two at once", FOR_EVER, "Error", TableState, "running")
-_plant("grants: grant without lock", PAIR, GRANT)
-_plant("grants: deadline not checked", APART, GRANT)
-_plant(
-    "grants: an id without term", TAKEN, GRANT, TableState, "term", property(lambda _: "", lambda *_: None)
-)
-_plant(
-    "grants: a lapsed one doesn't count", BEATING, OVERLAP, conflicts, "LANDED", frozenset({Phase.COMMITTED})
-)
-_plant("grants: a short one", APART, LIMITS, grants, "MIN_LEASE_SHARE", 0.0)
-_skip("grants: the check before it left out", DETECTION, OVERLAP, grants, "validate_for_grant", result=True)
-_skip("grants: the lock is kept", PAIR, LIMITS, grants, "_release_lock")
-_skip("grants: the lock's owner is not named", TAKEN, RESTART, grants, "_publish_lock_owner")
+def _without_lock(grant: Instead, context: Any) -> None:
+    context.state.lock = context.state.lock or LockView("no-owner", context.now + 60.0, 0.0)
+    grant(context)
 
 
-@_around("grants: extended beyond the lock", BEATING, GRANT, grants, "_available_lease")
 def _beyond_the_lock(_: Instead, context: Any) -> Any:
     return context.state.settings.grant_lease + 2.0
 
 
-@_around("grants: counted from the receipt", TIMED, GRANT, SendTimes, "deadline")
 def _from_the_receipt(deadline: Instead, *about: Any) -> Any:
     return deadline(*about) + 1.0
 
 
-@_around("grants: the last request first", PER_COMMIT, LIMITS, grants, "grant_queue")
 def _last_first(queue: Instead, state: Any) -> Any:
     return reversed(list(queue(state)))
 
 
-@_around("grants: in the quiet time", UNFENCED, GRANT, machine, "grant_next")
 def _in_the_quiet_time(grant: Instead, context: Any) -> None:
     lock = context.state.lock
     context.state.lock = lock and replace(lock, quiet_until=0.0)
@@ -282,19 +129,11 @@ def _in_the_quiet_time(grant: Instead, context: Any) -> None:
     context.state.lock = lock
 
 
-@_around("grants: a revoked one ends at once", LOST_LOCK, "InvariantBrokenError", TableState, "running")
 def _ends_at_once(running: Instead, state: Any) -> Any:
     found = running(state)
     return None if found and found.grant and found.grant.revoked else found
 
 
-# -- liveness
-
-_plant("liveness: expiry while lagging", LAG, "lag is no silence")
-_skip("liveness: silence ends nothing", SILENT, WAIT, machine, "abort_silent_writers")
-
-
-@_around("liveness: a granted one is silent", GRANTED, "one victim", machine, "abort_silent_writers")
 def _granted_is_silent(abort: Instead, context: Any, caught_up: Any) -> None:
     running = context.state.running()
     if running is not None and caught_up is not None and caught_up.until - running.last_event_at > 2.4:
@@ -302,12 +141,6 @@ def _granted_is_silent(abort: Instead, context: Any, caught_up: Any) -> None:
     abort(context, caught_up)
 
 
-# -- replay
-
-_skip("replay: decisions at the end", PAIR, RESTART, PublishedDecisions, "_due", result=1000)
-
-
-@_around("replay: terms ignored", TAKEN, WAIT, PublishedDecisions, "add")
 def _any_term_counts(add: Instead, self: PublishedDecisions, offset: int, record: Any) -> None:
     term = self.term
     self.term = record.term
@@ -316,52 +149,198 @@ def _any_term_counts(add: Instead, self: PublishedDecisions, offset: int, record
         self.term = term
 
 
-@_around("replay: decisions in another order", MANY, RESTART, PublishedDecisions, "pop_due")
-def _in_another_order(pop: Instead, *arguments: Any) -> Any:
-    return pop(*arguments)[::-1]
-
-
-@_around("replay: the first take-over counts", TWICE, WAIT, PublishedDecisions, "add")
-def _first_term_counts(add: Instead, self: PublishedDecisions, *record: Any) -> None:
-    term = self.term
-    add(self, *record)
-    self.term = term or self.term
-
-
-# -- facts: the same live and in a replay
-
-_plant("facts: index leaks", PAIR, "InvariantBrokenError")
-_skip(
-    "facts: an observed commit doesn't count", OBSERVED, OVERLAP, facts, "_apply_observed_commit", result=[]
-)
-_skip("facts: a checkpoint holds no open intent", PAIR, RESTART, TableState, "oldest_needed")
-
-
-@_around("facts: a replay skips abandonments", MANY, RESTART, machine, "replay_event")
 def _skips_abandonments(replay: Instead, state: Any, event: Any, *rest: Any) -> Any:
     return None if isinstance(event, TransactionAbandoned) else replay(state, event, *rest)
 
 
-@_around("facts: a replay forgets grants", PAIR, RESTART, machine, "replay_decision")
-def _forgets_grants(replay: Instead, state: Any, decision: Any, now: float) -> None:
-    if not isinstance(decision, CommitGranted):
-        replay(state, decision, now)
-
-
-@_around("facts: a replay counts no losses", PAIR, RESTART, machine, "replay_decision")
 def _counts_no_losses(replay: Instead, state: Any, decision: Any, now: float) -> None:
     replay(state, decision, now)
     if isinstance(decision, Abort):
         state.losses.pop(decision.writer, None)
 
 
-@_around("facts: a replayed grant ends early", KILL, GRANT, machine, "replay_decision")
 def _ends_early(replay: Instead, state: Any, decision: Any, now: float) -> None:
     replay(state, decision, now - 2.0)
 
 
-@_around("facts: evidence dropped too early", PAIR, OVERLAP, facts, "drop_old_evidence")
-def _dropped_too_early(_: Instead, state: Any) -> None:
-    for each in state.landed():
-        state.footprints.remove(each)
-        state.remove(each)
+RESTART = "restart changes nothing"
+HELD_EARLY = around(
+    LockRecord, "held_at", lambda held_at, self, wall_ms, drift_ms: held_at(self, wall_ms, -drift_ms)
+)
+RESPECTED_EARLY = with_settings("_seconds_to_respect", drift=-1.2)
+NO_TERM = property(lambda _: "", lambda *_: None)
+
+# Of each scope, its bugs. A row: the promise that is broken, and the patches that plant the bug.
+PLANTED: dict[str, dict[str, tuple[str, Sequence[Patch]]]] = {
+    "lock: 2 agents": {
+        "lease: counted from the response": ("no stealing", _known("lease counted from the response")),
+        "lease: challenger's drift flipped": ("no stealing", [HELD_EARLY, RESPECTED_EARLY]),
+        "lease: any owner fenced": ("no stealing", [with_settings("_found_while_needed", fenced=("",))]),
+        "lease: a release relies on": ("no stealing", [around(lease, "_mark_released", _relies_on)]),
+    },
+    "lock: 2 agents, clocks and rates apart": {
+        # With clocks of different rates, and beside Hudi's provider, the holder's half of the drift is needed, too.
+        "lease: no drift of a holder": ("no stealing", [with_settings("_confirm_lease", drift=0.0)]),
+    },
+    "lock: 2 agents, clocks 50 s apart, strict": {
+        "lease: strict rule ignored": ("no stealing", [with_settings("_seconds_to_respect", strict=False)]),
+    },
+    "lock: 1 agent, 1 fault": {
+        "lease: unknown treated as won": ("confirmed is real", _known("unknown treated as won")),
+        "lease: a write in doubt is forgotten": ("no self-block", [_skip(lease, "_idle", Idle())]),
+        "lease: a release forgets a write": (
+            "no idle holder",
+            [around(lease, "_on_write_done", _confirmed_although_released)],
+        ),
+    },
+    "lock: 1 agent, 2 refusals": {
+        "lease: malformed object overwritten": ("odd objects stay", _known("malformed object overwritten")),
+    },
+    "lock: an agent after a dead holder, a hint": {
+        "lease: never polls again": ("bounded wait", _known("never polls again")),
+    },
+    "lock: the second agent adopts": {
+        "lease: quiet time ignored": ("one holder", _known("quiet time ignored")),
+    },
+    "lock: adopted, and its owner fenced": {
+        "lease: adopted lock shows a term": (
+            "one holder",
+            [around(lease, "_write_hold", _adopted_lock_shows_a_term)],
+        ),
+    },
+    "table: 2 writers, 1 file group": {
+        "conflicts: landed ones ignored": ("no overlap", [(conflicts, "LANDED", frozenset())]),
+        "conflicts: both aborted": ("one victim", _known("both aborted")),
+        "conflicts: granted may be a victim": ("one victim", _known("granted may be a victim")),
+        "conflicts: the later intent wins": ("right victim", [around(conflicts, "rank", _later_wins)]),
+        "grants: without lock": ("one grant", [around(machine, "grant_next", _without_lock)]),
+        "grants: the lock is kept": ("limits", [_skip(grants, "_release_lock")]),
+        "replay: decisions at the end": (RESTART, [_skip(PublishedDecisions, "_due", 1000)]),
+        "facts: index leaks": ("InvariantBrokenError", _known("index leaks")),
+        "facts: a checkpoint holds no open intent": (RESTART, [_skip(TableState, "oldest_needed")]),
+        "facts: a replay counts no losses": (
+            RESTART,
+            [around(machine, "replay_decision", _counts_no_losses)],
+        ),
+    },
+    "table: an observed writer": {
+        "conflicts: observed ones ignored": ("no overlap", _known("observed ones ignored")),
+    },
+    "table: 3 ordered": {"conflicts: turns ignored": (RESTART, _known("turns ignored"))},
+    "table: ordered, two priorities": {
+        "conflicts: any order": ("no overlap", [_skip(conflicts, "out_of_order", result=False)]),
+    },
+    "table: 3 priorities": {
+        "conflicts: priorities ignored": ("right victim", [around(conflicts, "rank", _without_priority)]),
+    },
+    "table: appends beside a compaction": {
+        "conflicts: the weaker rule of two": (
+            "no overlap",
+            [around(conflicts, "operations_conflict", _weaker_rule)],
+        ),
+    },
+    "table: a low priority behind a crowd": {
+        "conflicts: a low priority starves": ("bounded wait", _known("a low priority starves")),
+    },
+    "table: 2 writers for ever": {
+        "conflicts: losers never protected": (
+            "bounded wait",
+            [_skip(conflicts, "is_protected", result=False)],
+        ),
+        "grants: two at once": ("Error", [_skip(TableState, "running")]),
+    },
+    "table: 2 writers for ever, retried at once": {
+        "admission: nothing reserved": ("bounded wait", [_skip(admission, "_markers_to_reserve", ())]),
+        # The place in the queue alone, or the rank alone, keeps the promise.
+        "conflicts: priorities among protected ones": (
+            "right victim",
+            [
+                around(admission, "_queue_position", _place_by_priority),
+                around(conflicts, "rank", _rank_by_priority),
+            ],
+        ),
+    },
+    "table: 3 writers, two queued": {
+        "admission: queue never moves": ("bounded wait", [around(admission, "blockers", _queue_never_moves)]),
+        "admission: waiters not looked at": (RESTART, [_skip(TableState, "note_change")]),
+        "admission: all looked at in each check": (
+            "linear checks",
+            [around(machine, "admit_ready", _all_looked_at)],
+        ),
+    },
+    "table: a priority above the limit": {
+        "admission: any priority accepted": ("limits", _known("any priority accepted")),
+    },
+    "table: one open at most": {
+        "admission: any number is open": ("limits", [_skip(admission, "_refuse_over_limit")]),
+    },
+    "table: a batch is run again": {
+        "admission: ledger ignored": ("once", [_skip(CommittedBatch, "covers", result=False)]),
+    },
+    "table: a writer dies, killed anywhere": {
+        "admission: a restart ends nothing": ("limits", [_skip(admission, "_supersede")]),
+    },
+    "table: a writer dies, retried at once": {
+        "admission: beside its writer's grant": (
+            "limits",
+            [around(machine, "admit_ready", _beside_its_own_grant)],
+        ),
+    },
+    "table: late detection": {
+        "grants: the check before it left out": (
+            "no overlap",
+            [_skip(grants, "validate_for_grant", result=True)],
+        ),
+    },
+    "table: the lock per commit": {
+        "grants: the last request first": ("limits", [around(grants, "grant_queue", _last_first)]),
+    },
+    "table: operators, duplicates, failures, a lost lock": {
+        "facts: a replay skips abandonments": (
+            RESTART,
+            [around(machine, "replay_event", _skips_abandonments)],
+        ),
+    },
+    "table: with time": {
+        "grants: counted from the receipt": ("one grant", [around(SendTimes, "deadline", _from_the_receipt)]),
+    },
+    "table: with time, one granted": {
+        "liveness: a granted one is silent": (
+            "one victim",
+            [around(machine, "abort_silent_writers", _granted_is_silent)],
+        ),
+    },
+    "table: with time, 2 writers apart, both requested": {
+        "grants: deadline not checked": ("one grant", [_skip(GateProgress, "_expired")]),
+        "grants: a short one": ("limits", [(grants, "MIN_LEASE_SHARE", 0.0)]),
+    },
+    "table: with time and heartbeats, one granted": {
+        "grants: beyond the lock": ("one grant", [around(grants, "_available_lease", _beyond_the_lock)]),
+    },
+    "table: with time and a kill, one granted": {
+        "facts: a replayed grant ends early": (
+            "one grant",
+            [around(machine, "replay_decision", _ends_early)],
+        ),
+    },
+    "table: late delivery and a lost lock, both requested": {
+        "grants: a revoked one ends at once": (
+            "InvariantBrokenError",
+            [around(TableState, "running", _ends_at_once)],
+        ),
+    },
+    "table: late delivery, with time": {
+        "liveness: expiry while lagging": ("lag is no silence", _known("expiry while lagging")),
+    },
+    "table: a silent writer": {
+        "liveness: silence ends nothing": ("bounded wait", [_skip(machine, "abort_silent_writers")]),
+    },
+    "take-over: 1 writer": {
+        "grants: an id without term": ("one grant", [(TableState, "term", NO_TERM)]),
+        "grants: the lock's owner is not named": (RESTART, [_skip(grants, "_publish_lock_owner")]),
+        "replay: terms ignored": ("bounded wait", [around(PublishedDecisions, "add", _any_term_counts)]),
+    },
+    "take-over: 1 writer, unfenced, with time": {
+        "grants: in the quiet time": ("one grant", [around(machine, "grant_next", _in_the_quiet_time)]),
+    },
+}

@@ -10,25 +10,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lakewarden.events import DecisionEvent, Marker
-from lakewarden.handlers.table.transactions import LANDED, Touch, Transaction
+from lakewarden import events
+from lakewarden.events import DecisionEvent
+from lakewarden.handlers.table.footprints import Footprints
+from lakewarden.handlers.table.ledger import CommittedBatches
+from lakewarden.handlers.table.transactions import LANDED, Phase, Touch, Transaction
 from lakewarden.spark_jobs.gate.progress import GateProgress
-from tests.exhaustive.engine import Form, Former
+from tests.exhaustive.engine import Form
+from tests.exhaustive.table_world import EVER, Owner, World, Writer
 
 if TYPE_CHECKING:
-    from tests.exhaustive.table import Owner, Table, World, Writer
+    from tests.exhaustive.table import Table
 
-EVER = 1_000_000
-"""Batches of a writer that never ends."""
 PAST, FAR = -4, 6
 """Ticks."""
 MOMENTS = ("began", "ended", "requested", "aged")
-DEADLINES = frozenset({"deadline", "expires_at", "quiet_until", "until"})
-"""Times that are compared with now alone: whether they are past is all that counts."""
-DERIVED = frozenset(
+DERIVED = (
     {
         "uri",
         "settings",
@@ -38,23 +40,11 @@ DERIVED = frozenset(
         "footprints",
         "moment",
         "changed",
-        "next_entry_to_check",
         "touches",
         "bytes",
-        "freed",
-        "grant_ended",
     }
-    | {
-        "closed",
-        "instants",
-        "detail",
-        "intent_id",
-        "requested_id",
-        "opened_at",
-        "since",
-        "seq",
-        "heartbeat_seconds",
-    }
+    | {"closed", "instants", "detail", "intent_id", "requested_id", "opened_at", "since", "seq", "freed"}
+    | {"next_entry_to_check", "grant_ended", "heartbeat_seconds", "offsets"}
 )
 
 
@@ -63,8 +53,8 @@ def form_of(model: Table, world: World, order: tuple[int, ...]) -> Form:
     return _Former(model, world, order).form()
 
 
-class _Former(Former):
-    left_out = DERIVED
+class _Former:
+    """Writes one world as its form. How a value is written depends on its field (`FIELDS`), or else on its type (`TYPES`)."""
 
     def __init__(self, model: Table, world: World, order: tuple[int, ...]) -> None:
         self._model, self._world, self._order = model, world, order
@@ -149,7 +139,7 @@ class _Former(Former):
 
         It decides with whom a queued one is registered.
         """
-        footprints = owner.state.footprints
+        footprints: Footprints = owner.state.footprints
         met = [
             ((mine.transaction.id, mine.operation), self._live(others))
             for mine, others in footprints.pairs.items()
@@ -219,13 +209,14 @@ class _Former(Former):
     def _grant(self, grant: str) -> int:
         return self._grants.setdefault(grant, len(self._grants))
 
-    def time(self, at: float) -> Form:
-        return self._time(at)
-
     def _time(self, at: float, least: int = PAST) -> int:
         if not self._model.seconds:
             return 0
         return min(max(least, math.ceil(at - self._world.now - 1e-6)), FAR)
+
+    def deadline(self, at: float) -> int:
+        """A time that is compared with now alone: whether it is past is all that counts."""
+        return self._time(at, 0)
 
     def name(self, name: str) -> str:
         """A transaction or a writer, by its place among those that are alike."""
@@ -245,11 +236,31 @@ class _Former(Former):
         return batch - self._world.writers[number].batch if self._model.ever else batch
 
     def value(self, value: Any) -> Form:
-        if isinstance(value, Marker):
-            return (value.partition, value.file_group, value.operation)
-        if isinstance(value, Transaction):
-            return [self._sent(value), super().value(value)]
-        return super().value(value)
+        """A part of a world. What its type says nothing special of is its fields."""
+        return TYPES.get(type(value), _Former.fields_of)(self, value)
+
+    def fields_of(self, value: Any) -> Form:
+        kind: Any = type(value)
+        parts = [write(self, getattr(value, name)) for name, write in _kept_fields(kind)]
+        return [kind.__name__, *parts]
+
+    def same(self, value: Form) -> Form:
+        return value
+
+    def each(self, values: Iterable[Any]) -> Form:
+        return [self.value(each) for each in values]
+
+    def any_order(self, values: Iterable[Any]) -> Form:
+        return sorted(self.each(values), key=repr)
+
+    def mapping(self, values: Mapping[Any, Any]) -> Form:
+        return self.any_order(values.items())
+
+    def marker(self, marker: events.Marker) -> Form:
+        return marker.partition, marker.file_group, marker.operation
+
+    def transaction(self, transaction: Transaction) -> Form:
+        return [self._sent(transaction), self.fields_of(transaction)]
 
     def _sent(self, transaction: Transaction) -> Form:
         """When the last `seq` was sent that the agent has read: the number itself rises for ever."""
@@ -259,30 +270,71 @@ class _Former(Former):
                 return self._time(sent[transaction.seq]) if transaction.seq in sent else None
         return None
 
-    def field(self, name: str, value: Any) -> Form:
-        if name == "moment" or name in MOMENTS:
-            return self._moments.get(value, -1)
-        if name == "sequence":
-            return self._offsets.get(value, -1)
-        if name in DEADLINES:
-            return self._time(value, 0)
-        if name in ("id", "granted") and isinstance(value, str) and value[:1].isdigit():
-            return self._grant(value)
-        if name == "batch_id" and isinstance(value, int):
-            return 0 if self._model.ever else value
-        if name == "ledger":
-            batches = [(writer, each.batch_id) for writer, each in value.items()]
-            return sorted(
-                (self.name(writer), self._batch(int(writer[1:]), batch)) for writer, batch in batches
-            )
-        if name == "transactions":
-            return [self.value(each) for each in self._kept.values()]
-        if name == "recheck" and value is not None:
-            value = {each for each in value if each in self._kept}
-        if name == "waiters":
-            value = {each: waiting for each, waiting in value.items() if each in self._kept}
-        if name == "losses":
-            value = {writer: min(lost, self._model.settings.max_losses) for writer, lost in value.items()}
-        if name == "overtaken":
-            return min(value, self._model.settings.max_losses)
-        return self.value(value)
+    def grant_or_name(self, name: str | None) -> Form:
+        """The id of a grant begins with a number."""
+        return self._grant(name) if name and name[0].isdigit() else self.value(name)
+
+    def batch_id(self, batch: int | None) -> Form:
+        return 0 if self._model.ever and batch is not None else batch
+
+    def ledger(self, ledger: CommittedBatches) -> Form:
+        batches = [(writer, each.batch_id) for writer, each in ledger.items()]
+        known = ((writer, batch) for writer, batch in batches if batch is not None)
+        return sorted((self.name(writer), self._batch(int(writer[1:]), batch)) for writer, batch in known)
+
+    def transactions(self, _: Mapping[str, Transaction]) -> Form:
+        return self.each(self._kept.values())
+
+    def recheck(self, names: set[str] | None) -> Form:
+        return None if names is None else self.any_order(names & self._kept.keys())
+
+    def waiters(self, waiters: Mapping[str, set[str]]) -> Form:
+        return self.mapping({each: waiting for each, waiting in waiters.items() if each in self._kept})
+
+    def losses(self, losses: Mapping[str, int]) -> Form:
+        return self.mapping({writer: self.overtaken(lost) for writer, lost in losses.items()})
+
+    def overtaken(self, times: int) -> int:
+        return min(times, self._model.settings.max_losses)
+
+    def moment(self, moment: int) -> int:
+        return self._moments.get(moment, -1)
+
+    def sequence(self, offset: int) -> int:
+        return self._offsets.get(offset, -1)
+
+
+Write: TypeAlias = Callable[[_Former, Any], Form]
+TYPES: dict[type, Write] = {
+    type(None): _Former.same,
+    bool: _Former.same,
+    int: _Former.same,
+    str: _Former.name,
+    float: _Former._time,
+    Phase: lambda _, phase: phase.name,
+    set: _Former.any_order,
+    list: _Former.each,
+    tuple: _Former.each,
+    dict: _Former.mapping,
+    events.Marker: _Former.marker,
+    Transaction: _Former.transaction,
+}
+FIELDS: dict[str, Write] = {
+    **dict.fromkeys(("moment", *MOMENTS), _Former.moment),
+    **dict.fromkeys(("deadline", "expires_at", "quiet_until", "until"), _Former.deadline),
+    **dict.fromkeys(("id", "granted"), _Former.grant_or_name),
+    "sequence": _Former.sequence,
+    "batch_id": _Former.batch_id,
+    "ledger": _Former.ledger,
+    "transactions": _Former.transactions,
+    "recheck": _Former.recheck,
+    "waiters": _Former.waiters,
+    "losses": _Former.losses,
+    "overtaken": _Former.overtaken,
+}
+
+
+@cache
+def _kept_fields(kind: Any) -> list[tuple[str, Write]]:
+    names = [each.name for each in fields(kind)]
+    return [(name, FIELDS.get(name, _Former.value)) for name in names if name not in DERIVED]

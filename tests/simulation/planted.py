@@ -29,24 +29,25 @@ Original: TypeAlias = Callable[..., Step]
 """A function of the lease. What a bug passes on to it unseen is its `rest`."""
 
 
-def _with(what: str, changes: Callable[[LeaseSettings], dict[str, Any]]) -> Patch:
-    """A function of the lease that runs with other settings."""
+def with_settings(what: str, **changes: Any) -> Patch:
+    """A function of the lease that runs with other settings. A change may depend on the given ones."""
 
     def changed(original: Callable[..., Any], *arguments: Any) -> Any:
-        return original(
-            *(
-                replace(each, **changes(each)) if isinstance(each, LeaseSettings) else each
-                for each in arguments
-            )
-        )
+        return original(*(_changed(each, changes) for each in arguments))
 
     return around(lease, what, changed)
+
+
+def _changed(given: Any, changes: dict[str, Any]) -> Any:
+    if not isinstance(given, LeaseSettings):
+        return given
+    return replace(given, **{name: to(given) if callable(to) else to for name, to in changes.items()})
 
 
 def _margin_of(share: Callable[[LeaseSettings], float]) -> tuple[Patch, ...]:
     """The rules of an unconfirmed lease with another margin."""
     rules = "_end_unconfirmed_lease", "deadline"
-    return tuple(_with(what, lambda given: {"margin": share(given)}) for what in rules)
+    return tuple(with_settings(what, margin=share) for what in rules)
 
 
 _sent: dict[str, float] = {}
@@ -74,22 +75,6 @@ BUGS.add(
     around(lease, "_write_hold", _hold_noted),
     around(lease, "_found_while_needed", _found_trusted),
 )
-# A challenger waits the drift longer: its clock may be ahead.
-BUGS.add(
-    "challenger's drift flipped",
-    "no lock stealing",
-    around(LockRecord, "held_at", lambda held_at, self, wall_ms, drift_ms: held_at(self, wall_ms, -drift_ms)),
-    _with("_seconds_to_respect", lambda given: {"drift": -given.drift}),
-)
-# A holder stops the drift earlier: the challenger's clock may be ahead.
-LATE = _with("_confirm_lease", lambda given: {"drift": -given.drift})
-BUGS.add("holder's drift flipped", "no belief beyond expiry", LATE)
-# With clocks apart, a version must have stayed the same for a whole lease.
-LOOSE = _with("_seconds_to_respect", lambda _: {"strict": False})
-BUGS.add("strict rule ignored", "no lock stealing", LOOSE)
-# Only a former owner of the table's partition, by its owner id, is replaced at once.
-GREEDY = _with("_found_while_needed", lambda _: {"fenced": ("",)})
-BUGS.add("any owner fenced", "no lock stealing", GREEDY)
 # An unconfirmed lease is ended early enough before its expiry to report it.
 BUGS.add("margin ignored", "expiry reported in time", *_margin_of(lambda _: -0.001))
 # A lease is renewed before it is in doubt.
@@ -120,12 +105,6 @@ def _conflict_treated_as_lost(
 ) -> store_answers.Row:
     """After 409 the outcome is unknown; until it is settled, all writes have one owner."""
     return row_of(replace(answer, status=412) if answer.status == 409 else answer, *rest)
-
-
-@BUGS.plant("own record not recognised", "no self-block", lease, "_found_while_needed")
-def _own_record_not_recognised(found: Original, work: Work, *rest: Any) -> Step:
-    """An own lock whose response was lost is acquired again (Hudi waits for its end)."""
-    return found(work if work.lease else replace(work, own_id=None), *rest)
 
 
 @BUGS.plant("own renewal treated as a loss", "no false loss", lease, "_found_while_needed")
@@ -181,14 +160,6 @@ def _valid_until_repeated(put_hold: Original, work: Work, at: Moment, *rest: Any
     owner = work.own_id or at.new_owner_id
     same = replace(at, wall_ms=at.wall_ms // lease_ms * lease_ms, new_owner_id=owner)
     return put_hold(work, same, settings, condition, None)
-
-
-@BUGS.plant("adopted lock shows a term", "one holder", lease, "_write_hold")
-def _adopted_lock_shows_a_term(put_hold: Original, work: Work, at: Moment, *rest: Any) -> Step:
-    """The next owner must wait, too, for an adopted owner that is not fenced."""
-    prefix = rest[0].owner_prefix
-    shown = replace(at, new_owner_id=prefix + at.new_owner_id[len(prefix) :])
-    return put_hold(work, shown, *rest)
 
 
 @BUGS.plant("malformed object overwritten", "foreign objects untouched", lease, "_on_read_done")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Literal
 from unittest.mock import ANY
@@ -49,9 +49,9 @@ from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import LastRecord
 from lakewarden.handlers.table.machine import EventRead, Input, step
 from lakewarden.handlers.table.replay import Position, Subject
-from lakewarden.handlers.table.state import LockView, TableState
+from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Closed, Phase, Touch, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, Closed, Phase, Touch, Transaction
 from lakewarden.spark_jobs.gate.grant import SendTimes
 from lakewarden.spark_jobs.gate.progress import GateProgress
 from tests.simulation.batch import Bugs, Patch, around
@@ -72,10 +72,6 @@ def _conflicting_if(conflict: Callable[[Touch, Touch], bool]) -> list[Patch]:
 def _of_the_gate(mine: Touch, other: Touch) -> bool:
     observed = mine.transaction.observed or other.transaction.observed
     return not observed and touches_conflict(mine, other)
-
-
-def _not_landed(mine: Touch, other: Touch) -> bool:
-    return other.transaction.phase not in LANDED and touches_conflict(mine, other)
 
 
 def _any_decision(_: DecisionEvent, __: str | None) -> bool:
@@ -100,14 +96,6 @@ BUGS.add(
     (LakeTable, "unchanged", lambda *_: True),
     kind="suspended before publish",
 )
-# A writer checks its lease right before it publishes.
-BUGS.add(
-    "deadline not checked",
-    "no commit without grant",
-    (GateProgress, "_expired", staticmethod(lambda *_: None)),
-)
-# A commit that landed since a transaction began conflicts with it.
-BUGS.add("landed commits ignored", "no overlap", *_conflicting_if(_not_landed))
 # A published decision is a fact for later owners.
 BUGS.skip("published decisions ignored", "consistent decisions", replay_module, "decisions_in", ())
 # An owner whose partition was taken over later restarts its session.
@@ -117,8 +105,6 @@ BUGS.add(
     (PartitionOwner, "replaced", False),
     kind="take-overs reordered",
 )
-# A batch in the ledger is skipped.
-BUGS.skip("ledger ignored", "committed batch skipped", CommittedBatch, "covers", result=False)
 # An `ordered` transaction waits for those with earlier turns.
 BUGS.skip("turns ignored", "granted in turn", grants, "earlier_turns", iter(()), addition="ordered")
 # One that was overtaken too often wins against those that are admitted later, while it still waits.
@@ -302,22 +288,6 @@ def _lapse_too_early(lapse: Callable[..., None], context: StepContext, caught_up
     lapse(context, caught_up)
     if running is not None and running.grant is not None:
         running.grant.deadline += 4.0
-
-
-@BUGS.plant("grant without lock", "no foreign holder", table, "grant_next")
-def _grant_without_lock(grant: Callable[..., None], context: StepContext) -> None:
-    """A grant needs the lock."""
-    state = context.state
-    state.lock = state.lock or LockView("no-owner", context.now + 60.0, 0.0)
-    grant(context)
-
-
-@BUGS.plant("queue never moves", "every batch commits", admission, "blockers")
-def _queue_never_moves(
-    _: object, __: TableState, transaction: Transaction, **_more: bool
-) -> Iterator[Transaction]:
-    """A queued transaction is admitted when nothing ahead overlaps it."""
-    return iter([transaction] if transaction.admission == "queued" else [])
 
 
 @BUGS.plant("index leaks", "no crash", Footprints, "remove")

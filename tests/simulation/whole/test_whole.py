@@ -27,10 +27,8 @@ class TestWhole(SimulationTests):
     seeds_a_test = 40
     seeds_a_bug = 300
     rarely_revealed: ClassVar = {
-        "deadline not checked": [93],
         "decisions of other tables believed": [375],
         "grants extended for ever": [190],
-        "landed commits ignored": [49],
         "offsets of a deleted topic believed": [1678],
         "requests in a replay not answered": [139],
         "the named lock obeyed": [481],

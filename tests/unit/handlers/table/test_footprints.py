@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gc
+import random
+from dataclasses import replace
 from typing import Any, get_args
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, strategies as st
 
 from lakewarden.events import Marker, Operation
 from lakewarden.handlers.table import detection, machine
-from lakewarden.handlers.table.conflicts import touches_conflict
+from lakewarden.handlers.table.conflicts import may_conflict, touches_conflict
 from lakewarden.handlers.table.effects import AcquireLock
 from lakewarden.handlers.table.footprints import MAX_FOUND, MAX_KEPT, Footprints
 from lakewarden.handlers.table.transactions import MAX_SEARCHED, Touch, Transaction
 from tests.unit.handlers.table.test_conflicts import a_transaction
-from tests.unit.handlers.table.world import World, m, place_of, places_meet, world
+from tests.unit.handlers.table.world import World, facts, m, place_of, places_meet, world
 
 OPERATIONS = get_args(Operation)
 TRANSACTIONS = 4
@@ -263,3 +266,34 @@ def test_a_long_footprint_is_searched_at_its_end_only() -> None:
         footprints.add(this, [m(f"p/{offset}-{number}") for number in range(MAX_SEARCHED)], offset)
 
     assert (this.touched_at("p", "1-0"), this.touched_at("p", "2-0")) == (None, 2)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_check_after_a_replay_visits_few_pairs_and_decides_as_if_it_visited_all(seed: int) -> None:
+    """The log is of an agent that looked for no conflicts."""
+
+    def all_that_may_conflict(alike: list[Touch], others: list[Touch]) -> list[Touch]:
+        return others if may_conflict(alike[0], others[0]) else []
+
+    rng = random.Random(seed)
+    live = world(early_detection=False)
+    for number in range(8):
+        rule = rng.choice(["ordered", "ordered", "ordered", "file-group", "deleted-file"])
+        live.intent(f"t{number}", conflict_rule=rule, priority=rng.choice([0, 0, seed % 2]))
+    live.lock()
+    for _ in range(20):
+        name = f"t{rng.randrange(8)}"
+        running = live.state.running()
+        if rng.random() < 0.7:
+            live.touch(name, m(f"p/{rng.randrange(6)}", rng.choice(["append", "append", "append", "delete"])))
+        elif running is not None and rng.random() < 0.5:
+            live.complete(running.id)
+        elif name in live.state.transactions:
+            live.request(name)
+    live.settings = replace(live.settings, early_detection=True)
+    quick, plain = live.rebuilt().replayed(), live.rebuilt()
+    with patch.object(detection, "_rivals", all_that_may_conflict):
+        plain.replayed()
+
+    assert quick.effects == plain.effects
+    assert facts(quick.state) == facts(plain.state)

@@ -281,6 +281,17 @@ def test_the_answers_are_those_of_an_agent_that_did_not_crash(writers: str) -> N
     assert len(opened(live)) <= 3
 
 
+def test_a_reservation_that_a_crash_left_as_the_last_decision_is_part_of_the_footprint() -> None:
+    """The agent publishes the admission of a protected writer, and is killed before it publishes the abort that follows."""
+    w = world(max_losses=1).intent("A").touch("A", m("p/1")).intent("B", writer="b").touch("B", m("p/1"))
+    assert w.aborted == {"B": "conflict"}
+    w.intent("B2", writer="b")
+    *published, _ = w.log
+
+    assert getattr(published[-1], "reserved", ()) != ()
+    assert w.rebuilt(published).replayed().aborted == {"A": "conflict"}
+
+
 def test_transactions_admitted_before_the_crash_stay_open_with_a_smaller_max_open() -> None:
     """The operator restarts the agent with another configuration."""
     live = world(max_open=4)
