@@ -50,6 +50,8 @@ OWN_PROCESSES = {
     "test_paimon_processes_example.py",
 }
 """The files of tests/spark whose tests use no Spark, or start it in processes of their own, most of it."""
+BESIDE_THE_CONTRACT = "test_iceberg_sink.py"
+"""In `make test-all`, where the rows have a session of their own."""
 NOT_RUN = {"wide": "make test-all", "matrix": "make test-matrix"}
 """The command that runs the tests with this mark. A test with both marks belongs to the last one."""
 PORT_SHARES = 64
@@ -138,7 +140,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return file
             if folders[2] == "connect" or (folders[2] == "rows" and long):
                 return folders[2]
-            contract = folders[-1] == "test_contract.py" or folders[2] == "rows"
+            contract = (
+                folders[-1] in {"test_contract.py", BESIDE_THE_CONTRACT if long else ""}
+                or folders[2] == "rows"
+            )
             return "contract and rows" if contract else "gate, jobs, sinks and queries"
 
     return BySession(config, log) if config.getoption("dist") == "loadfile" else None

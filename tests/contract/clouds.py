@@ -1,10 +1,11 @@
-"""The answers of Google and Azure, and stores that connect to a test server instead."""
+"""The answers of Google, Azure and S3, and stores that connect to a test server instead."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from lakewarden.agent.stores.cloud import CloudStore
+from lakewarden.agent.stores.s3 import S3Options, S3Store
 from lakewarden.handlers.lease.conditional import IfAbsent
 from tests.servers.faulty_http import FaultyServer, Reply
 
@@ -12,7 +13,7 @@ Outcome = TypeVar("Outcome")
 
 SECRET = "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
 MODIFIED = ("Last-Modified", "Sat, 21 Nov 2026 15:00:00 GMT")
-BROKEN = ["reset-unread", "reset", "silence", "half-head"]
+BROKEN = ["reset-unread", "reset", "close", "silence", "half-head"]
 UNANSWERED = {"silence", "hang"}
 """Faults that only the client's timeout ends."""
 ABSENT = IfAbsent()
@@ -54,7 +55,9 @@ class Cloud:
         tags = (("ETag", '"any"'), ("x-goog-generation", version)) if self is GOOGLE else (("ETag", version),)
         return Reply(200, (*tags, MODIFIED), body, fault)  # type: ignore[arg-type]
 
-    def store(self, server: FaultyServer, seconds: float = PATIENT_SECONDS) -> CloudStore:
+    def store(self, server: FaultyServer, seconds: float = PATIENT_SECONDS) -> CloudStore | S3Store:
+        if self is S3:
+            return S3Store(S3Options(endpoint_url=server.endpoint), request_timeout_seconds=seconds)
         return CloudStore(self.uri, request_timeout_seconds=seconds, endpoint=self.endpoint(server.endpoint))
 
     def endpoint(self, server: str) -> str:
@@ -76,6 +79,15 @@ AZURE = Cloud(
     "BlobNotFound",
     "ContainerNotFound",
     "ServerBusy",
+)
+
+S3 = Cloud(
+    "s3://bucket/locks/t.json",
+    '"0cc175b9c0f1b6a831c399e269772661"',
+    '"9dd4e461268c8034f5c8564e155c67a6"',
+    "NoSuchKey",
+    "NoSuchBucket",
+    "SlowDown",
 )
 
 

@@ -1,4 +1,4 @@
-"""Connections to Google and Azure that break or hang: the outcome is unknown, and the request is never resent."""
+"""Connections to Google, Azure and S3 that break or hang: the outcome is unknown, and the request is never resent."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -33,18 +33,18 @@ pytestmark = pytest.mark.usefixtures("cloud_credentials")
 @pytest.mark.parametrize("fault", BROKEN)
 @pytest.mark.parametrize("connection", ["new", "pooled"])
 async def test_a_write_without_an_answer_is_unknown_and_never_resent(
-    cloud: Cloud, fault: str, connection: str
+    any_cloud: Cloud, fault: str, connection: str
 ) -> None:
     """The store acted and the answer was lost. A resent write would get a 412 for its own first attempt."""
     broken = Reply(fault=fault)  # type: ignore[arg-type]
     seconds = SHORT_SECONDS if fault in UNANSWERED else PATIENT_SECONDS
-    async with faulty_server([cloud.done()]) as server, cloud.store(server, seconds) as store:
+    async with faulty_server([any_cloud.done()]) as server, any_cloud.store(server, seconds) as store:
         if connection == "pooled":
-            while not isinstance(await store.write(cloud.uri, b"first", ABSENT), Won):
+            while not isinstance(await store.write(any_cloud.uri, b"first", ABSENT), Won):
                 pass
         server.script[:] = [broken] if fault in UNANSWERED else [broken, error(412)]
         outcomes, received = await call_until_received(
-            server, lambda: store.write(cloud.uri, b"body", IfMatch(cloud.before))
+            server, lambda: store.write(any_cloud.uri, b"body", IfMatch(any_cloud.before))
         )
 
     assert all(isinstance(outcome, Unknown) for outcome in outcomes), outcomes
@@ -54,39 +54,39 @@ async def test_a_write_without_an_answer_is_unknown_and_never_resent(
 
 
 @pytest.mark.parametrize("fault", [*BROKEN, "cut", "hang"])
-async def test_a_read_without_a_complete_answer_is_unknown(cloud: Cloud, fault: str) -> None:
+async def test_a_read_without_a_complete_answer_is_unknown(any_cloud: Cloud, fault: str) -> None:
     seconds = SHORT_SECONDS if fault in UNANSWERED else PATIENT_SECONDS
-    broken = cloud.done(body=b"half", fault=fault)
-    script = [broken] if fault in UNANSWERED else [broken, cloud.done()]
-    async with faulty_server(script) as server, cloud.store(server, seconds) as store:
-        outcomes, received = await call_until_received(server, lambda: store.read(cloud.uri))
+    broken = any_cloud.done(body=b"half", fault=fault)
+    script = [broken] if fault in UNANSWERED else [broken, any_cloud.done()]
+    async with faulty_server(script) as server, any_cloud.store(server, seconds) as store:
+        outcomes, received = await call_until_received(server, lambda: store.read(any_cloud.uri))
 
     assert all(isinstance(outcome, Unknown) for outcome in outcomes), outcomes
     assert received <= len(outcomes)
 
 
-async def test_a_truncated_error_is_unknown(cloud: Cloud) -> None:
+async def test_a_truncated_error_is_unknown(any_cloud: Cloud) -> None:
     """Half a code of a 404 does not show whether the object or the bucket is missing."""
     reply = Reply(404, (), b"<Error><Code>NoSu", fault="cut")
-    async with faulty_server([reply, cloud.done()]) as server, cloud.store(server) as store:
-        assert isinstance(await store.write(cloud.uri, b"body", IfMatch(cloud.before)), Unknown)
-    async with faulty_server([reply, cloud.done()]) as server, cloud.store(server) as store:
-        assert isinstance(await store.read(cloud.uri), Unknown)
+    async with faulty_server([reply, any_cloud.done()]) as server, any_cloud.store(server) as store:
+        assert isinstance(await store.write(any_cloud.uri, b"body", IfMatch(any_cloud.before)), Unknown)
+    async with faulty_server([reply, any_cloud.done()]) as server, any_cloud.store(server) as store:
+        assert isinstance(await store.read(any_cloud.uri), Unknown)
 
 
-async def test_a_refused_connection_is_unknown(cloud: Cloud) -> None:
-    async with faulty_server([cloud.done()]) as server:
+async def test_a_refused_connection_is_unknown(any_cloud: Cloud) -> None:
+    async with faulty_server([any_cloud.done()]) as server:
         gone = server
-    async with cloud.store(gone, seconds=2.0) as store:
-        assert isinstance(await store.write(cloud.uri, b"body", ABSENT), Unknown)
-        assert isinstance(await store.read(cloud.uri), Unknown)
+    async with any_cloud.store(gone, seconds=2.0) as store:
+        assert isinstance(await store.write(any_cloud.uri, b"body", ABSENT), Unknown)
+        assert isinstance(await store.read(any_cloud.uri), Unknown)
 
 
-async def test_cancellation_passes_through_a_request(cloud: Cloud) -> None:
-    async with faulty_server([Reply(fault="silence")]) as server, cloud.store(server) as store:
+async def test_cancellation_passes_through_a_request(any_cloud: Cloud) -> None:
+    async with faulty_server([Reply(fault="silence")]) as server, any_cloud.store(server) as store:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(store.write, cloud.uri, b"body", ABSENT)
+                tasks.start_soon(store.write, any_cloud.uri, b"body", ABSENT)
                 while not server.received:
                     await anyio.sleep(0.01)
                 scope.cancel()

@@ -12,7 +12,7 @@ import pytest
 from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import LocationError, Stores, open_store
+from lakewarden.agent.stores import ConditionalStore, LocationError, Stores, open_store
 from lakewarden.agent.stores.cloud import CloudStore
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
 from lakewarden.handlers.lease.conditional import (
@@ -271,7 +271,9 @@ async def test_an_error_means_one_thing_and_the_request_is_sent_once(
     assert all("\n" not in getattr(outcome, "why", "") for outcome in outcomes)
 
 
-async def send(store: CloudStore, cloud: Cloud, condition: Condition | None) -> ReadOutcome | WriteOutcome:
+async def send(
+    store: ConditionalStore, cloud: Cloud, condition: Condition | None
+) -> ReadOutcome | WriteOutcome:
     """A read, or a write under the condition."""
     if condition is None:
         return await store.read(cloud.uri)

@@ -1,4 +1,4 @@
-"""Connections between the S3 store and its server that break, hang or are reused.
+"""Connections between the S3 store and its server that break, hang or are reused, beyond what `test_cloud_connection.py` has.
 
 Each request must reach the server **once**. botocore and aiohttp resend by default, and a resent write would get a 412 for
 its own first attempt.
@@ -8,7 +8,6 @@ import contextlib
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from typing import Literal
 
 import anyio
 import anyio.lowlevel
@@ -25,8 +24,6 @@ ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
 WON = Reply(200, (("ETag", ETAG),))
 FAILED = Reply(412)
 
-Broken = Literal["reset-unread", "reset", "close", "half-head", "silence"]
-
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,24 +36,6 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def store_at(server: FaultyServer, seconds: float = 60.0) -> S3Store:
     options = S3Options(endpoint_url=server.endpoint)
     return S3Store(options, request_timeout_seconds=seconds)
-
-
-@pytest.mark.parametrize("fault", ["reset-unread", "reset", "close", "half-head", "silence"])
-async def test_a_write_that_breaks_on_a_reused_connection_is_unknown_and_never_resent(fault: Broken) -> None:
-    """The store acted and the answer was lost. aiohttp alone would resend the PUT and return the 412."""
-    script = [WON, Reply(fault=fault), FAILED]
-    async with faulty_server(script) as server, store_at(server) as store:
-        first = await store.write(URI, b"first", IfAbsent())
-        if fault == "silence":
-            # A short timeout for the write without an answer only: the first one must have the time it needs.
-            store._timeout = 2.0
-        second = await store.write(URI, b"second", IfMatch(BEFORE))
-
-    assert first == Won(ETAG)
-    assert isinstance(second, Unknown), second
-    # On a busy machine the short timeout may end before the second write was sent.
-    assert len(server.received) == 2 or (fault == "silence" and len(server.received) == 1)
-    assert server.connections == 1
 
 
 async def test_a_connection_that_breaks_while_the_body_is_sent_is_unknown() -> None:
@@ -95,14 +74,6 @@ async def test_a_surplus_answer_is_not_used_for_the_next_request() -> None:
     assert first == Won(ETAG)
     assert not isinstance(second, Won)
     assert len(server.received) <= 2
-
-
-async def test_a_refused_connection_is_unknown() -> None:
-    async with faulty_server([WON]) as server:
-        gone = server
-    async with store_at(gone) as store:
-        assert isinstance(await store.write(URI, b"body", IfAbsent()), Unknown)
-        assert isinstance(await store.read(URI), Unknown)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable
 from email.message import Message
 from io import BytesIO
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pyarrow as pa
 import pytest
@@ -118,29 +117,6 @@ def test_lost_rows_are_named_and_so_is_their_cause(monkeypatch: pytest.MonkeyPat
     assert lucky.endswith("Without an agent this is chance.")
     assert "conflicts" not in "".join(lines)
     assert "; 4 rows lost or damaged" in draw([clean, damaged])
-
-
-def test_each_time_line_of_the_picture_shows_its_own_contest(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimistic, _ = contest(monkeypatch, "optimistic", [FIRST, ABORTED, WAITED])
-    auto, _ = contest(monkeypatch, "auto", [FIRST])
-
-    drawn = ET.fromstring(draw([optimistic, auto]))  # noqa: S314 - it is our own
-
-    found = defaultdict(set)
-    for each in drawn.iter("{http://www.w3.org/2000/svg}rect"):
-        if each.get("height") == "50.0":
-            found[float(each.get("x", 0)) > 780].add(each.get("fill"))
-    assert found == {False: {GREEN, GREY, RED}, True: {GREEN, GREY}}
-    texts = {each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {
-        "Two streaming queries, one table: 1 conflict with optimistic admission, no conflicts with auto; no row lost",
-        "optimistic: 1 conflict, 3.0 s of compute wasted, 2 batches in 15 s",
-        *("departures", "10 s", "0"),
-    } <= texts
-
-
-def test_a_contest_without_transactions_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "0 batches in 0 s" in draw([contest(monkeypatch, "auto", [])[0]])
 
 
 # -- the comparison of the table ---------------------------------------------------------------------------------------
