@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.agent.bound_child import bound
-from lakewarden.events import ConflictRule
-from lakewarden.spark_jobs import TABLE_SERVICE_PRIORITY, CommitAborted, CommitGate, GateEvent, PaimonSink
+from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import KafkaServer
 from tests.processes import running_agent
@@ -102,29 +100,6 @@ class Query:
         assert self._query.awaitTermination(int(PATIENCE_SECONDS))
 
 
-@pytest.mark.wide
-def test_disjoint_scopes_run_side_by_side(
-    scene: Scene, spark: SparkSession, make_table: MakeTable, tmp_path: Path
-) -> None:
-    """Each body waits for the other one to start. If they ran one after the other, neither would end."""
-    table = make_table()
-    sink = PaimonSink(table)
-    both = threading.Barrier(2)
-
-    def write(batch: DataFrame, txn: Transaction) -> None:
-        both.wait(PATIENCE_SECONDS)
-        sink(batch, txn)
-
-    queries = [Query(spark, scene, tmp_path, name) for name in ("east", "west")]
-    for day, query in enumerate(queries, 1):
-        query.start(write, sink.table, (1, day, day))
-    for query in queries:
-        query.join()
-
-    assert [row["flight"] for row in rows_of(table)] == [1, 2]
-    assert "abort" not in [step.what for step in scene.steps]
-
-
 def test_overlapping_scopes_run_one_after_the_other(
     scene: Scene, spark: SparkSession, make_table: MakeTable, tmp_path: Path
 ) -> None:
@@ -159,32 +134,6 @@ def test_overlapping_scopes_run_one_after_the_other(
 
 
 @pytest.mark.wide
-def test_a_marker_beyond_the_scope_is_checked_like_any_other(scene: Scene) -> None:
-    """A queued transaction may touch more than its scope. There the usual rules decide which transaction loses."""
-    table = "file:///lake/beyond"
-    with scene.gate.transaction(table=table, writer="older") as older:
-        older.touch("p=2", "*", "merge")
-
-        def another_job() -> bool:
-            with (
-                pytest.raises(CommitAborted, match="partition p=2 also written by writer 'older'") as caught,
-                scene.gate.transaction(
-                    table=table, writer="younger", admission="queued", scope=["p=1"]
-                ) as younger,
-            ):
-                younger.touch("p=1", "*", "merge")
-                younger.touch("p=3", "*", "merge")
-                younger.check()
-                younger.touch("p=2", "*", "merge")
-                wait_until(lambda: younger.aborted)
-            return bool(caught.value.retriable)
-
-        assert Context().run(another_job)
-        with older.commit() as grant:
-            grant.version = "1"
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "suspended"])
 def test_a_silent_writer_at_the_head_blocks_the_queue_only_until_it_is_lost(
     scene: Scene, agent: tuple[KafkaServer, str], how: signal.Signals
@@ -214,61 +163,3 @@ with gate.transaction(table={table!r}, writer="head", admission="queued", scope=
         head.kill()
         head.communicate()
     assert scene.of("next") == ["intent", "admitted", "requested", "granted", "completed"]
-
-
-@pytest.mark.wide
-def test_compaction_loses_to_ingestion_even_if_it_started_first(scene: Scene) -> None:
-    table = "file:///lake/compacted"
-    rule: ConflictRule = "deleted-file"
-    with (
-        pytest.raises(
-            CommitAborted, match=r"month=1/day=1/bucket-0/data-7\.parquet also written by writer 'deletes'"
-        ) as caught,
-        scene.gate.transaction(
-            table=table, writer="compaction", priority=TABLE_SERVICE_PRIORITY, conflict_rule=rule
-        ) as older,
-    ):
-        older.touch("month=1/day=1", "bucket-0/data-7.parquet", "delete")
-        with scene.gate.transaction(table=table, writer="deletes", conflict_rule=rule) as younger:
-            younger.touch("month=1/day=1", "bucket-0/data-7.parquet", "delete")
-            younger.touch("month=1/day=1", "bucket-0/data-8.parquet", "create")
-            wait_until(lambda: older.aborted)
-            with younger.commit() as grant:
-                grant.version = "1"
-
-    (entry,) = caught.value.conflicts
-    assert (entry.partition, entry.file_group, entry.other_writer) == (
-        *("month=1/day=1", "bucket-0/data-7.parquet"),
-        "deletes",
-    )
-
-
-@pytest.mark.wide
-def test_append_writers_of_one_partition_never_conflict(
-    scene: Scene, spark: SparkSession, make_table: MakeTable
-) -> None:
-    """Two writers append batch after batch to one bucket at the same time: no abort, and no row is lost."""
-    table = make_table()
-    sink, batches = PaimonSink(table), 4
-    rounds = threading.Barrier(2)
-
-    def append(name: str, first: int) -> None:
-        def write(batch: DataFrame, txn: Transaction) -> None:
-            rounds.wait(PATIENCE_SECONDS)  # both are admitted before either writes
-            sink(batch, txn)
-
-        gated = scene.gate.foreach_batch(
-            write, table=sink.table, writer=name, conflict_rule=sink.conflict_rule
-        )
-        for number in range(batches):
-            gated(spark.createDataFrame([(1, 1, first + number)], "month int, day int, flight long"), number)
-
-    threads = [threading.Thread(target=append, args=each) for each in (("a", 0), ("b", 100))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS * 2)
-
-    assert sorted(row["flight"] for row in rows_of(table)) == [*range(batches), *range(100, 100 + batches)]
-    assert len(snapshots_of(table)) == 2 * batches
-    assert {"abort", "failed", "abandoned"}.isdisjoint(step.what for step in scene.steps)
