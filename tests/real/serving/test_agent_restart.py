@@ -5,14 +5,12 @@ import signal
 import time
 import uuid
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import anyio
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.events import (
     Abort,
     Admitted,
@@ -22,15 +20,11 @@ from lakewarden.events import (
     LockAcquired,
     LockRefused,
     LockReleased,
-    PartitionTaken,
     encode,
-    partition_name,
 )
 from lakewarden.events.access import partition_of
 from lakewarden.handlers.lease.lock_object import LockRecord, render
-from tests.all_states import all_states
 from tests.real.promises import check
-from tests.real.replays import facts
 from tests.real.writers import World, Writer
 from tests.servers.s3 import S3Server
 from tests.waiting import PATIENCE_SECONDS
@@ -142,66 +136,6 @@ async def test_a_grant_survives_two_restarts(scene: World) -> None:
     assert len(scene.events(Admitted, granted_one.mine)) == 1
     assert len(scene.events(CommitGranted, granted_one.mine)) == 1
     assert scene.events(Abort, open_one.mine) == []
-
-
-async def test_the_replayed_state_equals_the_state_before(
-    scene: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sessions: list[KafkaSession] = []
-    opened = KafkaSession.open
-
-    async def recording(self: KafkaSession, tasks: Any) -> None:
-        sessions.append(self)
-        await opened(self, tasks)
-
-    monkeypatch.setattr(KafkaSession, "open", recording)
-    quiet = {"heartbeat_seconds": 100}
-    async with scene.agent():
-        names = ("committed", "overlapping", "aborted", "queued", "waiting", "granted")
-        done, over, lost, queued, waiting, granted = (scene.writer(name) for name in names)
-        for each in (over, done, lost, waiting, granted):
-            await each.begin(**quiet, batch_id=4)
-        await over.touch("a", "b")
-        await done.touch("c", "d")
-        await lost.touch("a")
-        await lost.wait_for(Abort)
-        await done.complete((await done.obtain_grant()).grant, "5")
-        await waiting.touch("e")
-        await granted.obtain_grant()
-        await waiting.request_commit()
-        await queued.send_intent(**quiet, admission="queued", scope=over.event(CommitIntent).scope)
-        await granted.heartbeat()
-        await scene.settle()
-        before = _state_of(sessions[-1])
-        live = sessions[-1]
-        for owner in live._owners.values():  # as in a crash: no lock is released
-            owner.tables.locks._keepers.clear()
-
-    async with scene.agent():
-        after = _state_of(sessions[-1])
-
-    assert len(sessions) == 2
-    assert after == before
-
-
-@pytest.mark.wide
-async def test_the_checkpoint_is_at_the_oldest_intent_that_a_replay_needs(scene: World) -> None:
-    async with scene.agent(log_level="info"):
-        gone, held = scene.writer("gone"), scene.writer("held")
-        await gone.begin()
-        await gone.complete((await gone.obtain_grant()).grant)
-        sequence = await held.send_intent(heartbeat_seconds=100)
-        await held.wait_for(Admitted)
-        for _ in range(20):
-            await held.heartbeat()
-        partition = await _committed_to(scene, held)
-
-    offset, metadata = (await scene.committed())[partition]
-    [admitted] = [
-        each for each in scene.received if isinstance(each.event, Admitted) and held.mine(each.event)
-    ]
-    assert offset == sequence
-    assert 0 < metadata["decisions"] <= admitted.offset
 
 
 @pytest.mark.wide
@@ -338,36 +272,6 @@ async def test_a_suspended_agent_that_resumes_in_an_empty_group_moves_no_checkpo
     check(await scene.transactions())
 
 
-@pytest.mark.wide
-async def test_a_late_take_over_record_of_a_former_owner_makes_the_owner_take_over_again(
-    scene: World,
-) -> None:
-    """Found by the simulation: the record arrived after the rebalance. From there on the owner's decisions don't count."""
-    async with scene.running(**BRISK) as process:
-        before = scene.writer("before")
-        await before.begin(heartbeat_seconds=100)
-        partition = next(each.partition for each in scene.received if isinstance(each.event, Admitted))
-        taken = PartitionTaken(
-            event_id=uuid.uuid4().hex,
-            table=partition_name(partition),
-            at=datetime.now(UTC),
-            agent="ghost",
-            term="ghost",
-        )
-        await scene.producer.send_and_wait(
-            scene.settings().topics.decisions, encode(taken), key=taken.table.encode(), partition=partition
-        )
-        waiting = await process.logged("kafka.waiting")
-        await before.touch("x")
-        grant = await before.obtain_grant()
-        await before.complete(grant.grant)
-
-    assert "took partition" in waiting["problem"]
-    found = await scene.transactions()
-    assert found[before.table, before.transaction].decisions("commit-granted"), "the grant counts"
-    check(found)
-
-
 @dataclass
 class WriterJobs:
     """Writers that follow the protocol."""
@@ -430,11 +334,3 @@ def _table_in_the_other_partition(scene: World) -> str:
     count = scene.settings().partitions
     others = (f"{scene.table}-later-{number}" for number in range(100))
     return next(table for table in others if partition_of(table, count) != partition_of(scene.table, count))
-
-
-def _state_of(session: KafkaSession) -> list[tuple[Any, Any]]:
-    """The states of the session's tables without times, and with moments as an order."""
-    return [
-        (facts(owner, ()), {uri: state.closed for uri, state in all_states(owner).items()})
-        for _, owner in sorted(session._owners.items())
-    ]
