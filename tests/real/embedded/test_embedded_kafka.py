@@ -121,7 +121,9 @@ def test_the_error_of_a_failed_download_says_what_to_do(
     assert "\n" not in str(caught.value)
 
 
-def test_the_broker_listens_on_this_machine_only_and_has_its_own_posix_session(tmp_path: Path) -> None:
+def test_the_broker_listens_on_this_machine_only_and_has_a_posix_session_and_its_folder_to_itself(
+    tmp_path: Path,
+) -> None:
     """Ctrl-C reaches the terminal's foreground group, but the broker must run until the agent has stopped."""
     with EmbeddedKafka(tmp_path) as kafka:
         assert kafka.pid is not None
@@ -131,6 +133,10 @@ def test_the_broker_listens_on_this_machine_only_and_has_its_own_posix_session(t
 
         assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
         assert os.getsid(kafka.pid) == kafka.pid
+        in_use = f"in use by the embedded Kafka of process {os.getpid()}: stop that"
+        with pytest.raises(KafkaStartError, match=in_use):
+            EmbeddedKafka(tmp_path).start()
+    assert kafka.pid is None
 
 
 def test_the_broker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
@@ -149,17 +155,6 @@ def test_the_broker_stops_in_an_orderly_way_when_its_parent_is_interrupted(tmp_p
 
         assert not broker.is_running()
         assert "shut down completed" in (tmp_path / "broker.log").read_text()
-
-
-def test_the_error_for_a_data_folder_in_use_names_the_process(tmp_path: Path) -> None:
-    with (
-        EmbeddedKafka(tmp_path) as kafka,
-        pytest.raises(
-            KafkaStartError, match=f"in use by the embedded Kafka of process {os.getpid()}: stop that"
-        ),
-    ):
-        EmbeddedKafka(tmp_path).start()
-    assert kafka.pid is None
 
 
 def test_the_error_for_a_port_in_use_names_the_port(tmp_path: Path) -> None:
@@ -181,7 +176,14 @@ def test_the_free_port_is_the_one_that_was_chosen_longest_ago(monkeypatch: pytes
     assert [kafka_module.free_port() for _ in ports] == chosen
 
 
-@pytest.mark.parametrize("which", ["broker", "controller", "controller beside a requested port"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param("broker", marks=pytest.mark.matrix),
+        pytest.param("controller", marks=pytest.mark.matrix),
+        "controller beside a requested port",
+    ],
+)
 def test_a_port_that_another_process_takes_before_the_broker_binds_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
