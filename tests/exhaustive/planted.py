@@ -31,6 +31,7 @@ from lakewarden.handlers.table import admission, conflicts, grants, machine
 from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.replay import PublishedDecisions
 from lakewarden.handlers.table.state import LockView, TableState
+from lakewarden.handlers.table.transactions import Phase
 from lakewarden.spark_jobs.gate.grant import SendTimes
 from lakewarden.spark_jobs.gate.progress import GateProgress
 from tests.simulation.batch import Patch, around
@@ -80,6 +81,10 @@ def _rank_by_priority(rank: Instead, one: Any, *, protected: bool) -> Any:
 def _place_by_priority(position: Instead, state: Any, one: Any) -> Any:
     protected, _, sequence = position(state, one)
     return protected, -one.priority, sequence
+
+
+def _not_in_queue(protected: Instead, one: Any, *rest: Any) -> bool:
+    return one.phase is not Phase.QUEUED and protected(one, *rest)
 
 
 def _weaker_rule(_: Instead, rule: str, mine: str, other: str) -> bool:
@@ -240,7 +245,10 @@ PLANTED: dict[str, dict[str, tuple[str, Sequence[Patch]]]] = {
         ),
     },
     "table: a low priority behind a crowd": {
-        "conflicts: a low priority starves": ("bounded wait", _known("a low priority starves")),
+        "conflicts: a low priority starves": (
+            "bounded wait",
+            [around(conflicts, "is_protected", _not_in_queue)],
+        ),
     },
     "table: 2 writers for ever": {
         "conflicts: losers never protected": (

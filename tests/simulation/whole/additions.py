@@ -198,31 +198,6 @@ def _add_ordered(stream: Stream, scenario: Scenario) -> Scenario:
     return replace(scenario, tables=tuple(tables), additions=Additions(ordered=True))
 
 
-def _add_crowded(stream: Stream, scenario: Scenario) -> Scenario:
-    """Let a writer of a low priority queue for the places of optimistic ones, whose batches leave no gap."""
-    random = stream("crowded")
-    tables = []
-    for number, table in enumerate(scenario.tables):
-        (machine, workload), *_ = table.writers
-        workload = replace(
-            workload,
-            think=0.02,
-            compute=random.choice((0.3, 1.0)),
-            rule="file-group",
-            operation="merge",
-            most=1,
-        )
-        waits = replace(workload, queued=True, priority=TABLE_SERVICE_PRIORITY, places=(("d=0", "*"),))
-        others = tuple(
-            replace(workload, queued=False, priority=random.choice((0, 0, 1)), places=(("d=0", f"f{each}"),))
-            for each in range(1, 5)
-        )
-        machines = tuple(replace(machine, name=f"w{number}{each + 1}") for each in range(5))
-        writers = tuple(zip(machines, (waits, *others), strict=True))
-        tables.append(replace(table, lock=None, hudi=None, writers=writers))
-    return replace(scenario, tables=tuple(tables), additions=Additions(crowded=True))
-
-
 def _add_watched(stream: Stream, scenario: Scenario) -> Scenario:
     """Let each table have a writer that doesn't use the gate. Only the tables' own check protects it, so all have one."""
     random = stream("watched")
@@ -253,7 +228,6 @@ ADDITIONS: tuple[tuple[int, int, Callable[[Stream, Scenario], Scenario]], ...] =
     (20, 8, _add_watched),
     (40, 38, _add_deletion),
     (40, 18, _add_editions),
-    (40, 33, _add_crowded),
     (40, 6, _add_suspensions),
     (20, 1, _add_requests),
     (20, 4, _add_ledger_faults),

@@ -69,7 +69,6 @@ class DecisionOracles:
                 self._check_seq(event, history)
                 self._check_grant(event, history)
                 self._check_turn(event, history)
-                self._check_overtaken(event, history)
                 self._check_beside_observed(event, history)
                 history.granted = history.granted or event
             case Abort():
@@ -128,23 +127,6 @@ class DecisionOracles:
                     "committed batch skipped",
                     f"{name} is granted batch {history.batch}; {batch} is committed",
                 )
-
-    def _check_overtaken(self, event: CommitGranted, history: History) -> None:
-        """One that was overtaken often enough, and still waits, is overtaken by none with an intent after that."""
-        small = self._settings.memory_mb < 1  # an agent may forget what a transaction touches
-        if small or self._knowledge.partition_of(history.table) in self._knowledge.lost_at:
-            return
-        for name, other in self._knowledge.histories.items():
-            waits = other.queued and not other.admitted and other.is_open() and not other.observed
-            if (
-                waits
-                and other.table == history.table
-                and other.order < history.order
-                and (history.strict or other.strict)
-                and history.meets(other, event.cause_offset)
-                and self._knowledge.overtaken_before(other, history) >= self._settings.max_losses
-            ):
-                self._violated("waits are bounded", f"{event.transaction} is granted; {name} still waits")
 
     def _check_turn(self, event: CommitGranted, history: History) -> None:
         """Each open transaction with an earlier turn must end first, unless this one's priority is larger."""

@@ -37,8 +37,6 @@ class History:
     """The end of `writers` when it was admitted: a commit from there on is missing in its base."""
     ordered: bool = False
     """Whether its rule is `ordered`."""
-    queued: bool = False
-    """Whether it asks for `queued` admission."""
     other_lock: bool = False
     """Whether it names another lock than its table's."""
     abort_requested: int | None = None

@@ -84,7 +84,6 @@ class LogKnowledge:
                     observed=event.observed,
                     strict=event.conflict_rule == "file-group",
                     ordered=event.conflict_rule == "ordered",
-                    queued=event.admission == "queued",
                     other_lock=event.lock not in (None, self._tables[event.table].lock),
                 ),
             ).touch(event.scope, record.offset)
@@ -236,21 +235,6 @@ class LogKnowledge:
             and not (history.admitted and other.admitted_at > history.admitted_at)
             and history.meets(other, 2**62)
             for other in self.histories.values()
-        )
-
-    def overtaken_before(self, history: History, other: History) -> int:
-        """How many later transactions have certainly computed on its places and ended before the intent of another one.
-
-        What `note_end` in `handlers/table/facts.py` counts, of rule `file-group` only.
-        """
-        return sum(
-            each.table == history.table
-            and each.order > history.order
-            and each.admitted
-            and (each.completed is not None and each.granted is not None and each.completed < other.sequence)
-            and (history.strict or each.strict)
-            and history.meets(each, each.completed)
-            for each in self.histories.values()
         )
 
     def losses_of(self, history: History) -> int:

@@ -12,7 +12,6 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | one victim | two transactions lose the same conflict, each against the other (G3) |
 | right victim | the loser is not the one by the rules: protected writer, then priority, then order of the intents (G3) |
 | granted never aborted | a granted transaction is aborted for a conflict (G3) |
-| waits are bounded | one is granted that began after a queued one on its place had been overtaken `max_losses` times |
 | granted in turn | an `ordered` transaction is granted while one that was admitted before it and touches its place is open |
 | no commit without grant | a commit lands whose transaction has no grant that counts, or never requested it (G4) |
 | once | a table has a batch twice in one edition, and records batches or its outcome was reported, except in the window (G6) |

@@ -41,7 +41,7 @@ from lakewarden.handlers.lease.conditional import Refused
 from lakewarden.handlers.lease.machine import LeaseSettings, LockDenied, Moment, Work
 from lakewarden.handlers.lease.placement import LockLocation
 from lakewarden.handlers.lease.types import Step
-from lakewarden.handlers.table import admission, conflicts, detection, facts, grants, machine as table, memory
+from lakewarden.handlers.table import admission, detection, facts, grants, machine as table, memory
 from lakewarden.handlers.table.conflicts import conflicting, touches_conflict
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
@@ -107,17 +107,6 @@ BUGS.add(
 )
 # An `ordered` transaction waits for those with earlier turns.
 BUGS.skip("turns ignored", "granted in turn", grants, "earlier_turns", iter(()), addition="ordered")
-# One that was overtaken too often wins against those that are admitted later, while it still waits.
-BUGS.add(
-    "a low priority starves",
-    "waits are bounded",
-    around(
-        conflicts,
-        "is_protected",
-        lambda rule, mine, *rest: mine.phase is not Phase.QUEUED and rule(mine, *rest),
-    ),
-    addition="crowded",
-)
 # A batch that the table contains is not written again.
 BUGS.skip("table not queried", "once", LakeTable, "look_up_batch")
 # A decision counts only for its own table and writer.

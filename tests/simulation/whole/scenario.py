@@ -38,7 +38,6 @@ The additions are drawn in `additions.py`, each from a random stream of its own,
 | 40th | 38 | deletion | `writers`, perhaps with `decisions`, is deleted while agents run, and with it the group's positions |
 | | | corrections | an operator corrects the ledger to what it has (`operators.py`) |
 | | | checkpoints restored | as above |
-| 40th | 33 | crowded | a writer of a low priority queues for all places of writers that begin at once and stop last |
 | 40th | 18 | editions | operators lower the last batch of a writer, which begins with that batch again |
 | 40th | 6 | suspensions | agents join and leave; some that keep their partitions are suspended then, mostly beyond the session |
 
@@ -58,7 +57,7 @@ from tests.simulation import scenario as lock
 from tests.simulation.faults import FaultPeriod, FaultProfile
 from tests.simulation.whole.connection import Lag
 
-VERSION = 15
+VERSION = 16
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -204,8 +203,6 @@ class Additions:
     """Probability that an operator corrects a writer's entry after it was recorded."""
     editions: float = 0.0
     """Probability that an operator lowers a writer's entry after it was recorded, so that the batch is written again."""
-    crowded: bool = False
-    """A queued writer of a low priority among optimistic ones, which go on until all have committed. This is no fault."""
     watched: float = 0.0
     """Mean time between the beginnings of two writes without the gate on a table; 0: there are none. This is no fault."""
 

@@ -87,11 +87,10 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
 
     losses = [loss for each in drawn.values() for loss in each.losses]
 
-    assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == set(range(10))
+    assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == set(range(10)) - {3}
     assert len({(loss.topic, loss.what) for loss in losses}) == 9
     assert any(each.checkpoints_restored for each in drawn.values())
     assert any(each.ordered for each in drawn.values())
-    assert any(each.crowded for each in drawn.values())
     assert {loss.restart is None for loss in losses} == {False, True}
     for addition, values in {
         "watched": {0.0, 2.0, 6.0},

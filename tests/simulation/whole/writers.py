@@ -244,7 +244,7 @@ class Driver:
     async def run(self) -> None:
         """Run batch after batch, until all are done, or until this driver fails after a newer one took the job over."""
         await self.channel.open()
-        while not (self.world.is_over() if self.world.scenario.additions.crowded else self.job.done):
+        while not self.job.done:
             await anyio.sleep(self.draw_seconds(self.job.workload.think))
             batch, began = self.job.next_batch, self.process.node.timeline.now
             try:
