@@ -382,22 +382,20 @@ class SharedProducer:
     ) -> Awaitable[int]:
         """Pass a record to the producer. Await the result for its offset. `partition` is asked when there is a producer.
 
-        After some errors (`is_sent_again`), the record is sent once more, by a new producer. The broker may have kept an earlier
+        After some errors, the record is sent once more, by a new producer. The broker may have kept an earlier
         try whose answer was lost: then the log has the record twice.
         """
         try:
             sent = await self._send(topic, key, value, partition)
         except KafkaError as error:
-            if not is_sent_again(error):
-                raise
+            require_sent_again(error)
             sent = await self._send(topic, key, value, partition)
 
         async def offset() -> int:
             try:
                 return await sent
             except KafkaError as error:
-                if not is_sent_again(error):
-                    raise
+                require_sent_again(error)
                 return await (await self._send(topic, key, value, partition))
 
         return offset()
@@ -435,9 +433,12 @@ class SharedProducer:
             await access.stop_client(producer)
 
 
-def is_sent_again(error: KafkaError) -> bool:
-    """Whether a new producer sends the record once more. aiokafka repeats no request for a producer's id."""
-    return isinstance(error, _SENT_AGAIN) or (isinstance(error, BrokerResponseError) and error.retriable)
+def require_sent_again(error: KafkaError) -> None:
+    """Raise the error, unless a new producer sends the record once more. aiokafka repeats no request for a producer's id."""
+    if not isinstance(error, _SENT_AGAIN) and not (
+        isinstance(error, BrokerResponseError) and error.retriable
+    ):
+        raise error
 
 
 async def _stop_producer(producer: Any, pending: set[asyncio.Future[Any]]) -> None:
