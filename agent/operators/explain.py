@@ -77,9 +77,9 @@ class Search:
             self._keep(record, event)
 
     def _keep(self, record: ConsumerRecord, event: events.EventBase) -> None:
-        key, intent = (event.transaction, event.table), isinstance(event, events.CommitIntent)
-        if intent or key not in self.found:
-            batch_id = event.batch_id if isinstance(event, events.CommitIntent) else None
+        key = event.transaction, event.table
+        if isinstance(event, events.CommitIntent) or key not in self.found:
+            batch_id = getattr(event, "batch_id", None)
             self.found[key] = Candidate(*key, event.writer, batch_id, record.partition, event.at)
 
     def candidates(self, table: str | None) -> list[Candidate]:
@@ -97,9 +97,9 @@ class AmbiguousError(AgentError):
     """Several transactions match. Give more of the id, or the table."""
 
     def __init__(self, prefix: str, candidates: list[Candidate]) -> None:
-        several = len({each.transaction for each in candidates}) > 1
-        advice = "give more of the id" if several else "choose the table with --table"
-        what = "transactions have an id that" if several else "tables have a transaction whose id"
+        what, advice = "tables have a transaction whose id", "choose the table with --table"
+        if len({each.transaction for each in candidates}) > 1:
+            what, advice = "transactions have an id that", "give more of the id"
         super().__init__(f"{len(candidates)} {what} begins with {prefix!r}; {advice}")
         self.candidates = candidates
 
@@ -176,8 +176,8 @@ async def _explanation(log: Log, candidate: Candidate, max_losses: int) -> Expla
 
     # `decisions` is read first, to its end. A decision that an agent publishes after that is missing here; a later call has it.
     await log.read_into({TopicPartition(topics.decisions, candidate.partition): None}, note_decision)
-    transaction = TransactionRef(candidate.transaction, candidate.writer, candidate.batch_id)
-    explainer = Explainer(transaction, table, decisions, max_losses=max_losses)
+    named = TransactionRef(candidate.transaction, candidate.writer, candidate.batch_id)
+    explainer = Explainer(named, table, decisions, max_losses=max_losses)
     await log.read_into({TopicPartition(topics.writers, candidate.partition): None}, add_event)
     if began_ms:
         spans = await log.offsets_at(await log.partitions(topics.audit), began_ms[0])

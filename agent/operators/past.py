@@ -307,7 +307,7 @@ async def read_timelines(log: Log) -> Timelines:
 async def readers_of(timelines: Timelines, log: Log, since_ms: int | None = None) -> Readers:
     """How the log is read into these timelines: as `read_timelines` reads it."""
     topics = log.topics
-    since = round((utc_now() - HISTORY).timestamp() * 1000) if since_ms is None else since_ms
+    since = since_ms or round((utc_now() - HISTORY).timestamp() * 1000)
     starts = await log.starts_at(await log.partitions(topics.writers, topics.decisions), since)
     ends = await log.ends(starts)
     add = {topics.writers: timelines.add_event, topics.decisions: timelines.add_decision}

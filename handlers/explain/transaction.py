@@ -134,15 +134,10 @@ class Explainer:
         if not ignored:
             self._outcomes.note(record, event)
         if own and ignored:
-            self._append(
-                timeline.Step.of(
-                    record, event, timeline.Because(phase_before=phase_before, without_effect=True)
-                )
-            )
+            because = timeline.Because(phase_before=phase_before, without_effect=True)
+            self._append(timeline.Step.of(record, event, because))
         elif own:
-            new = max(0, self._marker_count() - markers_before)
-            self._markers += new
-            self._add_event(record, event, phase_before, new)
+            self._add_event(record, event, phase_before, max(0, self._marker_count() - markers_before))
         self._apply_due(record.offset, event.event_id)
 
     def explanation(
@@ -196,6 +191,7 @@ class Explainer:
             self._repeated += 1
             return
         self._seen.add(event.event_id)
+        self._markers += new
         because = timeline.Because(phase_before=phase_before)
         match event:
             case events.CommitIntent() if phase_before is None:
@@ -264,10 +260,9 @@ class Explainer:
         if decision.transaction != self._id:
             if isinstance(decision, events.Abort) and decision.transaction in self._state.transactions:
                 entries = [each for each in decision.conflicts if each.other_transaction == self._id]
-                for lost_conflict in self._lost_conflicts(decision, entries):
+                for each in self._lost_conflicts(decision, entries):
                     self._outcomes.refer_to(decision.transaction, decision.writer)
-                    because = replace(because, lost_conflicts=(lost_conflict,))
-                    self._append(timeline.Step.of(record, decision, because))
+                    self._append(timeline.Step.of(record, decision, replace(because, lost_conflicts=(each,))))
             return
         match decision:
             case events.Admitted():
@@ -300,14 +295,17 @@ class Explainer:
         victim = self._state.transactions.get(abort.transaction)
         for winner_id, first in firsts.items():
             winner = self._state.transactions.get(winner_id)
+            older = conflict_rule = None
+            if victim is not None and winner is not None:
+                older, conflict_rule = victim.sequence - winner.sequence, rule_for(victim, winner)
             yield timeline.LostConflict(
-                winner=self._outcomes.refer_to(winner_id, first.other_writer),
-                winner_phase=phase_of(self._state, winner_id),
-                victim_event=self._named.get(first.touched_at),
-                winner_event=self._named.get(first.other_touched_at),
-                victim_rule=first.rule,
-                offsets_older=victim.sequence - winner.sequence if victim and winner else None,
-                conflict_rule=rule_for(victim, winner) if victim and winner else None,
+                self._outcomes.refer_to(winner_id, first.other_writer),
+                phase_of(self._state, winner_id),
+                self._named.get(first.touched_at),
+                self._named.get(first.other_touched_at),
+                first.rule,
+                older,
+                conflict_rule,
             )
 
 
@@ -427,9 +425,8 @@ class Outcomes:
         if this.sequence is None:
             return
         same = [each.ref for each in self._remembered.values() if each.ref.writer == this.writer]
-        if this.batch_id is None:
-            later = [each for each in same if (each.sequence or 0) > this.sequence]
-            same = [each for each in same if each == this] + later[:1]
-        else:
+        if this.batch_id is not None:
             same = [each for each in same if each.batch_id == this.batch_id]
+        else:
+            same = [this, *(each for each in same if (each.sequence or 0) > this.sequence)][:2]
         yield from (self.related(each.id) for each in same)
