@@ -32,7 +32,7 @@ LISTED_AT_ONCE = 16
 """Pages of 1,000 files, of about 1 MB each."""
 LATE_SECONDS = 10.0
 """A data file that is so much younger than its commit's file was copied: it was there before, and the store's clock is one."""
-DATA_FILES = (".parquet", ".orc", ".avro")
+DATA_FILES = (".parquet", ".orc", ".avro", ".lance", ".blob", ".vortex")
 OWN_FOLDERS = re.compile(
     r"[._][^=]*|branch|changelog|consumer|index|manifest|metadata|schema|service|snapshot|statistics|tag"
 )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import fastavro
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from hudi import HudiTableBuilder
 from hypothesis import given, settings, strategies as st
 from pyiceberg.catalog import load_catalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -21,7 +28,9 @@ from pyiceberg.types import LongType, NestedField, StringType
 from lakewarden.agent.watching.past import past
 from lakewarden.handlers.assessment import Figure, TableHistory, assess
 from tests.tuned import tuned
+from tests.unit.agent.watching.written_tables import BEGAN, instant
 
+ORACLES = ("delta", "iceberg", "paimon", "hudi layout 1", "hudi layout 2")
 STEPS = ("append", "replace a", "delete b", "compact", "nothing")
 HISTORIES = st.lists(st.sampled_from(STEPS), min_size=1, max_size=6)
 Said = list[tuple[str, str, int, int]]
@@ -128,12 +137,101 @@ def paimon(folder: Path, steps: Sequence[str]) -> tuple[TableHistory, Said]:
     return read(f"file://{folder}/air.db/t"), said
 
 
+TEXT = ["null", "string"]
+STATS: dict[str, Any] = {
+    "type": "array",
+    "items": {
+        "type": "record",
+        "name": "HoodieWriteStat",
+        "fields": [{"name": name, "type": TEXT} for name in ("fileId", "path", "prevCommit")],
+    },
+}
+COMMIT_METADATA = {
+    "type": "record",
+    "name": "HoodieCommitMetadata",
+    "fields": [
+        {"name": "partitionToWriteStats", "type": ["null", {"type": "map", "values": STATS}]},
+        {"name": "operationType", "type": TEXT},
+    ],
+}
+HUDI_STEPS = {
+    "append": ("commit", "INSERT", "ac"),
+    "replace a": ("replacecommit", "INSERT_OVERWRITE", "a"),
+    "delete b": ("deltacommit", "DELETE", "b"),
+    "compact": ("compaction", "COMPACT", "a"),
+    "nothing": ("commit", "", ""),
+}
+"""Action, operation and partitions of each step. One without an operation stays pending."""
+
+
+def hudi(folder: Path, steps: Sequence[str], layout: int) -> tuple[TableHistory, Said]:
+    """Timelines as Hudi names them, and metadata as it writes it. `Said` has when an instant was requested."""
+    version, timeline = {1: (6, folder / ".hoodie"), 2: (8, folder / ".hoodie/timeline")}[layout]
+    timeline.mkdir(parents=True)
+    properties = {
+        "table.name": "t", "table.type": "MERGE_ON_READ", "table.version": version, "timeline.layout.version": layout,
+        "table.timeline.timezone": "UTC",
+    }  # fmt: skip
+    text = "\n".join(f"hoodie.{name}={value}" for name, value in properties.items())
+    (folder / ".hoodie/hoodie.properties").write_text(text)
+
+    def put(name: str, at: float, body: bytes = b"") -> None:
+        (timeline / name).write_bytes(body)
+        os.utime(timeline / name, (at, at))
+
+    for number, step in enumerate(("append", *steps)):
+        (action, operation, partitions), at = HUDI_STEPS[step], BEGAN + 60 * number
+        began, ended = instant(at), instant(at + 30)
+        put(f"{began}.{action}.requested", at)
+        if not operation:
+            continue
+        put(
+            f"{began}.inflight" if action == "commit" and layout == 1 else f"{began}.{action}.inflight",
+            at + 1,
+        )
+        stat = {"fileId": "f", "path": f"f_0-1-2_{began}.parquet", "prevCommit": "null"}
+        record = {
+            "partitionToWriteStats": {f"p={each}": [stat] for each in partitions},
+            "operationType": operation,
+        }
+        body = io.BytesIO()
+        if layout == 2:
+            fastavro.writer(body, COMMIT_METADATA, [record])
+        else:
+            body.write(json.dumps(record).encode())
+        completed = action.replace("compaction", "commit")
+        put(
+            f"{began}_{ended}.{completed}" if layout == 2 else f"{began}.{completed}",
+            at + 30,
+            body.getvalue(),
+        )
+
+    theirs = HudiTableBuilder.from_base_uri(str(folder)).build().get_timeline()
+    groups = (
+        theirs.get_completed_commits,
+        theirs.get_completed_deltacommits,
+        theirs.get_completed_replacecommits,
+    )
+    found = read(f"file://{folder}")
+    ours = {each.version: each for each in found.commits}
+    said: Said = []
+    for each in sorted((one for group in groups for one in group()), key=lambda one: str(one.timestamp)):
+        metadata = json.loads(theirs.get_instant_metadata_in_json(each))
+        assert ours[each.timestamp].partitions == {*metadata["partitionToWriteStats"]}
+        said.append((each.timestamp, metadata["operationType"], each.epoch_mills, 0))
+    assert {each.seconds for each in found.commits} <= {30, 29}, "a compaction's from its execution on"
+    requested = [replace(each, ended=each.ended - 30) for each in found.commits]
+    return replace(found, commits=requested), said
+
+
 Make = Callable[[Path, Sequence[str]], tuple[TableHistory, Said]]
 
 
 @pytest.mark.filterwarnings("ignore:Delete operation did not match")
 @pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.wide)])
-@pytest.mark.parametrize("make", [delta, iceberg, paimon])
+@pytest.mark.parametrize(
+    "make", [delta, iceberg, paimon, partial(hudi, layout=1), partial(hudi, layout=2)], ids=ORACLES
+)
 def test_a_history_is_that_which_the_formats_own_library_reads(make: Make, examples: int) -> None:
     @settings(max_examples=examples)
     @given(HISTORIES)
