@@ -324,18 +324,18 @@ class Footprints:
     def _meet_partition(self, found: list[_Met], partition: str, mine: Touch) -> None:
         """Enter that a `*` shares its partition with every touch there."""
 
-        def met() -> Iterator[tuple[Place, Touch]]:
+        def met() -> Iterator[tuple[tuple[str, str], Touch]]:
             groups = self.index[partition]
             most = max(1, MAX_FOUND // len(self.first))
             for other, firsts in self.first.items():
                 first = firsts.get(partition)
                 if first is None or other.transaction is mine.transaction:
                     continue
-                places = other.transaction.footprint[partition][:most]
+                places = other.transaction.footprint[partition][:most] if most > 1 else [first]
                 if len(other.transaction.touches) > 1:  # some of the places may be another touch's
                     places = [each for each in places if other in groups[each]] or [first]
                 for place in places:
-                    yield Place(partition, ALL_FILE_GROUPS, place), other
+                    yield (partition, place), other
 
         self._enter_runs(found, mine, met())
 
@@ -343,17 +343,19 @@ class Footprints:
         """Enter that the whole table shares its places with every touch."""
         most = max(1, MAX_FOUND // len(self.first))
         met = (
-            (Place(partition, ALL_FILE_GROUPS, place), other)
+            (place, other)
             for other, firsts in self.first.items()
             if other.transaction is not mine.transaction
-            for partition, place in islice(firsts.items(), most)
+            for place in islice(firsts.items(), most)
         )
         self._enter_runs(found, mine, met)
 
-    def _enter_runs(self, found: list[_Met], mine: Touch, met: Iterable[tuple[Place, Touch]]) -> None:
+    def _enter_runs(
+        self, found: list[_Met], mine: Touch, met: Iterable[tuple[tuple[str, str], Touch]]
+    ) -> None:
         """Enter touches that follow each other at one place, such as those of a crowd of `*`, together."""
-        for place, run in groupby(met, key=itemgetter(0)):
-            self._enter(found, place, mine, [other for _, other in run])
+        for (partition, place), run in groupby(met, key=itemgetter(0)):
+            self._enter(found, Place(partition, ALL_FILE_GROUPS, place), mine, [other for _, other in run])
 
     def _enter(self, found: list[_Met], place: Place, mine: Touch, others: list[Touch]) -> None:
         """Report that `mine` shares a place with others, and keep it with each pair that has not enough places."""
