@@ -86,6 +86,7 @@ from lakewarden.events.topics import (
     ledger_key as ledger_key,
 )
 from lakewarden.events.writer import (
+    CORRECTION as CORRECTION,
     DEFAULT_HEARTBEAT_SECONDS as DEFAULT_HEARTBEAT_SECONDS,
     IN_TURN as IN_TURN,
     TABLE_SERVICE_PRIORITY as TABLE_SERVICE_PRIORITY,

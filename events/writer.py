@@ -158,6 +158,10 @@ class AbortRequested(WriterEvent):
     """Human-readable reason. The abort repeats it."""
 
 
+CORRECTION = "ledger-corrected-"
+"""How the id of a `ledger-corrected` begins. A ledger's entry has the id until the writer's next commit."""
+
+
 class LedgerCorrected(WriterEvent):
     """An operator states the last committed batch of a writer, from here on. It replaces what the ledger says."""
 

@@ -164,7 +164,7 @@ async def correct_all(
         wire.LedgerCorrected(
             event_id=fresh_id(),
             table=uri,
-            transaction=f"ledger-corrected-{fresh_id()}",
+            transaction=f"{wire.CORRECTION}{fresh_id()}",
             writer=writer,
             at=utc_now(),
             batch_id=batch_id,

@@ -63,14 +63,16 @@ class CommitAborted(GateError):
         return type(self), (self.abort,)
 
 
+def correction(table: str, writer: str, last: int | None) -> str:
+    """The command that states a writer's last batch."""
+    names = f"--table {shlex.quote(table)} --writer {shlex.quote(writer)}"
+    return f"`lakewarden ledger correct {names} --batch-id {'none' if last is None else last} --reason …`"
+
+
 def repetition(table: str, writer: str, batch_id: int | None) -> str:
     """How to write a batch again, although the ledger or the table has it: the batch before is stated to be the last one."""
-    last = batch_id - 1 if batch_id else "none"
-    names = f"--table {shlex.quote(table)} --writer {shlex.quote(writer)}"
-    return (
-        f"stop the query, run `lakewarden ledger correct {names} --batch-id {last} --reason …`, and repeat the batch; later "
-        "batches are also written again"
-    )
+    before = batch_id - 1 if batch_id else None
+    return f"stop the query, run {correction(table, writer, before)}, and repeat the batch; later batches are also written again"
 
 
 class AlreadyCommitted(GateError):
@@ -80,10 +82,20 @@ class AlreadyCommitted(GateError):
     """
 
     def __init__(
-        self, *, table: str, writer: str, batch_id: int | None, transaction: str | None, version: str | None
+        self,
+        *,
+        table: str,
+        writer: str,
+        batch_id: int | None,
+        transaction: str | None,
+        version: str | None,
+        last_batch: int | None = None,
     ) -> None:
-        """`transaction` is the one that committed the batch, or None if the batch was found in the table."""
-        self.table, self.writer, self.batch_id = table, writer, batch_id
+        """`transaction` is the one that committed the batch, or None if the batch was found in the table.
+
+        `last_batch`: the writer's last one in the agent's ledger.
+        """
+        self.table, self.writer, self.batch_id, self.last_batch = table, writer, batch_id, last_batch
         self.committed_transaction, self.version = transaction, version
         source = "" if transaction is None else f" committed_transaction={transaction}"
         found = ", found in the table" if transaction is None else ""

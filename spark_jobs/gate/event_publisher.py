@@ -112,7 +112,9 @@ class Intent:
         """The same, at the end of an error's text."""
         return " ".join(f"{name}={value}" for name, value in self.names.items())
 
-    def already_committed(self, transaction: str | None, version: str | None) -> AlreadyCommitted:
+    def already_committed(
+        self, transaction: str | None, version: str | None, last: int | None = None
+    ) -> AlreadyCommitted:
         """Return the error for a batch that is in the table, by that transaction or version."""
         return AlreadyCommitted(
             table=self.table,
@@ -120,6 +122,7 @@ class Intent:
             batch_id=self.batch_id,
             transaction=transaction,
             version=version,
+            last_batch=last,
         )
 
 

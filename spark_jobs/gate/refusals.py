@@ -11,10 +11,13 @@ from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import (
     MAX_NAMED,
     AgentUnreachable,
+    AlreadyCommitted,
     GateError,
     GrantTimeout,
     LeaseLost,
     OutcomeUnknown,
+    correction,
+    repetition,
 )
 from lakewarden.spark_jobs.gate.progress import ExpiredLease
 
@@ -69,6 +72,18 @@ def new_query(batch: int, others: Sequence[str], facts: str) -> GateError:
         f"same: nothing was written; if the checkpoint has lost its file `metadata`, {metadata}; if it was copied, give "
         "this query one of its own; if the batches are others, pass new_writer=True to `foreach_batch` until one is committed; "
         f"then start the query again (docs/recovery.md#who-a-writer-is); {facts}"
+    )
+
+
+def older_checkpoint(found: AlreadyCommitted, last: int) -> GateError:
+    """The first batch of a query's run is committed, and so is a later one."""
+    source = "the table" if found.committed_transaction is None else "the agent's ledger"
+    return GateError(
+        f"this query begins with batch {found.batch_id}, and {source} has its batch {last}: its checkpoint is of an older day, "
+        "or another query has its id; nothing was written, because Spark may cut the batches otherwise, and rows would be "
+        f"missing; to skip what is committed, run {correction(found.table, found.writer, last)}; to write it again, roll the "
+        f"table back, unless the sink upserts, then {repetition(found.table, found.writer, found.batch_id)} "
+        f"(docs/recovery.md#who-a-writer-is); table={found.table} writer={found.writer}"
     )
 
 

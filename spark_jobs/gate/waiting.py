@@ -155,7 +155,9 @@ class Waits:
             raise CommitAborted(abort)
         if committed is not None:
             self._steps.notify("already-committed", version=committed.version)
-            raise self.intent.already_committed(committed.committed_transaction, committed.version)
+            raise self.intent.already_committed(
+                committed.committed_transaction, committed.version, committed.committed_batch_id
+            )
         if phase is not GatePhase.OPENING:
             turn = {} if self.turn is None else {"turn": self.turn}
             self._steps.notify("admitted", **turn)

@@ -6,6 +6,10 @@
 - *Lost query id.* A query that begins behind batch 0, and that neither ledger nor table knows, is refused if they have its job
   under another query id, or its query id under another job: its batches may be those of that writer. Two names of one query in
   one driver are two writes of its body. `new_writer` accepts it.
+- *Older checkpoint.* A run of a query begins with its last committed batch (the driver died before Spark noted it), or a later
+  one. If it begins with an earlier one, its checkpoint is of an older day, or a copy. Spark may cut the batches otherwise then,
+  so to skip them may lose rows: it is refused. An operator who has stated the last batch (`ledger correct`) wants the skip. Later
+  batches of a run are skipped: another driver runs the same query.
 - *Abort.* All Spark jobs of the body carry a tag of the attempt. An abort cancels them at once, those of other threads
   included, and keeps cancelling until the body has ended (`Engine.operations`).
 - *Admission.* With "auto" the batch's first transaction is queued or optimistic by the rule in `admission.py`, from the
@@ -41,7 +45,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
 
-from lakewarden.events import Admission, ConflictRule, Marker, canonical_table
+from lakewarden.events import CORRECTION, Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import namesakes, without_query
 from lakewarden.spark_jobs.engine.engine import Engine, Query
 from lakewarden.spark_jobs.engine.java import java_text
@@ -296,6 +300,7 @@ class BatchWriter:
             ) from error
 
     def _write_with_retries(self, micro_batch: _Batch) -> None:
+        begins = micro_batch.query is not None and not self._has_begun(micro_batch)
         choice = self._choose(micro_batch)
         attempt = _Attempt(1, choice.admission, choice.scope, choice.reason)
         while True:
@@ -303,6 +308,9 @@ class BatchWriter:
                 self._run_attempt(micro_batch, attempt)
                 break
             except errors.AlreadyCommitted as skipped:
+                last = self._later_batch(micro_batch, skipped) if begins else None
+                if last is not None:
+                    raise refusals.older_checkpoint(skipped, last) from None
                 self._history.begun[micro_batch.writer] = micro_batch.run
                 _report_skipped(micro_batch, skipped)
                 return
@@ -370,6 +378,25 @@ class BatchWriter:
             if doubtful and txn.writer not in in_table:
                 raise refusals.new_query(batch.number, doubtful, txn.facts)
         begun[batch.writer] = batch.run
+
+    def _has_begun(self, batch: _Batch) -> bool:
+        """Whether this run of the query has written or skipped a batch before."""
+        return self._history.begun.get(batch.writer) == batch.run
+
+    def _later_batch(self, batch: _Batch, found: errors.AlreadyCommitted) -> int | None:
+        """Return a later committed batch than the one that was found, unless an operator has stated it."""
+        if found.committed_transaction is not None:
+            stated = found.committed_transaction.startswith(CORRECTION)
+            later = found.last_batch is not None and found.last_batch > batch.number
+            return found.last_batch if later and not stated else None
+        assert self._committed is not None, "the table was asked"
+        assert batch.prepared is not None, "by a transaction"
+        following = batch.number + 1
+        try:
+            in_table = self._committed(batch.prepared.writer, following) is not None
+        except errors.GateError:  # the table has none with this number, but a later one
+            in_table = True
+        return following if in_table else None
 
     def _plan(self, batch: _Batch, tries: int = MAX_PLAN_TRIES) -> None:
         """Plan the batch. The rows that the sink plans stay as they are until the batch has ended."""

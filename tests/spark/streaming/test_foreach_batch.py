@@ -18,6 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import (
+    CORRECTION,
     Admitted,
     CommitIntent,
     CommitRequested,
@@ -530,6 +531,56 @@ def test_committed_batches_are_skipped_with_a_warning_and_the_query_continues(
     run_query(query, files=0)
 
     assert written == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("last", "transaction", "written"),
+    [
+        pytest.param(0, "earlier", [1], id="its driver died before Spark noted the batch"),
+        pytest.param(1, "earlier", None, id="an older day"),
+        pytest.param(1, f"{CORRECTION}7", [], id="an operator has stated the last batch"),
+        pytest.param(0, None, [1], id="in the table alone"),
+        pytest.param(1, None, None, id="an older day, in the table alone"),
+        pytest.param(2, None, None, id="an older day, and batch 1 had no rows"),
+    ],
+)
+def test_a_run_begins_with_its_last_committed_batch_or_a_later_one(
+    harness: Harness, run_query: RunQuery, last: int, transaction: str | None, written: list[int] | None
+) -> None:
+    """A checkpoint of an older day is refused, unless an operator says that its batches are to be skipped."""
+    done: list[int | None] = []
+
+    def ledger(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        batch = event.batch_id if isinstance(event, CommitIntent) else None
+        if transaction is None or batch is None or batch > last:
+            return grant_everything(event, offset)
+        known = {"committed_transaction": transaction, "batch_id": batch, "committed_batch_id": last}
+        return [already_committed(event).model_copy(update=known)]
+
+    class Table(Sink):
+        table = TABLE
+
+        def __call__(self, _batch: DataFrame, txn: Transaction, /) -> None:
+            with txn.commit():
+                done.append(txn.batch_id)
+
+        def committed(self, _writer: str, batch_id: int, /) -> str | None:
+            if transaction is None and batch_id == 1 and last == 2:
+                raise GateError("the table has batch 2 of this writer, and not batch 1")
+            return "7" if transaction is None and batch_id <= last else None
+
+    harness.agent(ledger)
+    write = harness.gate().foreach_batch(Table(), writer="w")
+    if written is not None:
+        run_query(write, files=2)
+        assert done == written
+        return
+    with pytest.raises(
+        StreamingQueryException,
+        match=r"begins with batch 0, and .* its batch 1:.*--batch-id 1 .*--batch-id none",
+    ):
+        run_query(write, files=2)
+    assert done == []
 
 
 def test_a_batch_that_follows_one_of_its_own_is_looked_up_under_the_grant_only(
