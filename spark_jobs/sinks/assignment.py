@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 DEFAULT = "CURRENT_DEFAULT"
 """Key in a column's metadata: the SQL of the value that a write without the column stores."""
 
+UUID = "lakewarden.uuid"
+"""Key in a column's metadata, with this type: Spark has the texts of Iceberg's UUIDs, and Iceberg stores them in lower case."""
+
+LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
+"""Key in a column's metadata, with its type `char(n)` or `varchar(n)`. Where there is none, the column is of the type itself."""
+
 _ROW = "_lakewarden_row"
 
 NOT_STORED = "a value of the batch can't be stored"

@@ -128,6 +128,11 @@ def in_sql(kind: str) -> str:
     return "timestamp_ltz" if kind == "timestamp" else kind
 
 
+def in_hex(text: str, kind: str = "string") -> str:
+    """Return a text as SQL that needs no escapes."""
+    return f"CAST(X'{text.encode().hex()}' AS {kind})"
+
+
 def type_in_sql(kind: DataType) -> str:
     """Return a type for SQL, as `in_sql`, with its fields' names quoted: `simpleString()` writes them as they are."""
     from pyspark.sql.types import ArrayType, MapType, StructType

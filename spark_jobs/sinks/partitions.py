@@ -37,7 +37,7 @@ from lakewarden.handlers.partition_spelling import moment
 from lakewarden.spark_jobs.engine.engine import causes, quoted
 from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.errors import GateError, RowsLost
-from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected
+from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, collected, in_hex
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -126,7 +126,7 @@ def literal(value: Any, kind: str) -> str:
         case bool():
             return str(value).upper()
         case str():
-            return f"CAST(X'{value.encode().hex()}' AS {kind})"
+            return in_hex(value, kind)
         case int():
             return f"CAST({value} AS {kind})"
         case Decimal() | date():
@@ -276,8 +276,11 @@ def content_of(
     *,
     persisted: bool,
     stored: Mapping[str, str] = MappingProxyType({}),
+    checked: Mapping[str, str] = MappingProxyType({}),
 ) -> BatchContent:
     """Return the content of the rows. Without `keys` it doesn't find whether they repeat. `stored`: as for `computed_in`.
+
+    `checked`: SQL for keys, in place of their columns.
 
     Values are as `collected`. Both zeros are there if one of them is: Spark takes them for equal, and the formats don't.
 
@@ -288,9 +291,10 @@ def content_of(
     if not fields and not keys:
         return BatchContent(((),) if rows.selectExpr("1").head(1) else ())
     engine = engine_of(rows)
+    columns = {key: checked.get(key, quoted(key)) for key in keys}
     hint = "/*+ COALESCE(1) */ " if persisted and engine.fit_one_task(rows, ONE_TASK_ROWS) else ""
     with engine.as_view(rows, f"lakewarden_{uuid4().hex}") as view:
-        found = rows.sparkSession.sql(_content_query(view, hint, fields, keys, stored))
+        found = rows.sparkSession.sql(_content_query(view, hint, fields, columns, stored))
         rows_found = found.collect()
     if len(rows_found) > MAX_PARTITIONS:
         raise ValueError(
@@ -313,18 +317,22 @@ def settle(rows: DataFrame) -> None:
 
 
 def _content_query(
-    view: str, hint: str, fields: Sequence[Field], keys: Sequence[str], stored: Mapping[str, str]
+    view: str,
+    hint: str,
+    fields: Sequence[Field],
+    keys: Mapping[str, str],
+    stored: Mapping[str, str],
 ) -> str:
     """Return the query for the partitions and, if there are keys, as `most` how many rows of one have the same, at most.
 
-    One text: each step of a DataFrame is a call into the JVM, and an analysis of all that is before it.
+    `keys`: with SQL of each. One text: each step of a DataFrame is a call into the JVM, and an analysis of all that is before it.
     """
     named = {
         f"field{number}": collected(field.value_type, computed_in(field, stored))
         for number, field in enumerate(fields)
     }
     same = {field.column for field in fields if is_key(field, keys, stored)}
-    others = {f"key{number}": quoted(key) for number, key in enumerate(keys) if key not in same}
+    others = {f"key{number}": value for number, (key, value) in enumerate(keys.items()) if key not in same}
     computed = ", ".join(f"{value} AS {name}" for name, value in {**named, **others}.items())
     # Not GROUP BY ALL: it is a syntax error where ANSI's keywords are reserved.
     grouped = ", ".join([*named, *others])

@@ -35,7 +35,14 @@ from lakewarden.spark_jobs.sinks.partitions import (
     covered,
     is_computed_once,
 )
-from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_comparable, unused
+from lakewarden.spark_jobs.sinks.upsert import (
+    Mode,
+    Upsert,
+    converted_keys,
+    lossless,
+    require_comparable,
+    unused,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,11 +82,19 @@ class Prepared(Generic[L]):
     """The same with the columns `stored`."""
     stored: dict[str, str]
     """By partition column: the column that has its values as the table stores them."""
+    converted: dict[str, str]
+    """As of `converted_keys`."""
     content: BatchContent
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
         return self.content.partitions
+
+    def one_row_per_key(self, table: str) -> DataFrame:
+        """Return the rows as a MERGE needs them."""
+        if not self.content.keys_repeat and not self.converted:
+            return self.rows
+        return self.upsert.one_row_per_key(self.rows, self.layout.fields, table, self.stored, self.converted)
 
 
 class SparkSink(Sink, Generic[L]):
@@ -127,6 +142,7 @@ class SparkSink(Sink, Generic[L]):
     def _prepared(self, batch: DataFrame, layout: L, spark: SparkSession) -> Prepared[L]:
         upsert = self._upsert.of_columns(layout.columns.names, spark, self.table)
         named = self._rows(batch, layout, upsert)
+        converted = converted_keys(upsert.keys, named.schema, layout.columns)
         with naming_values(batch, layout.columns, self.table):
             rows, stored = self._with_stored(named, layout, upsert)
             content = content_of(
@@ -136,8 +152,9 @@ class SparkSink(Sink, Generic[L]):
                 self.table,
                 persisted=is_computed_once(batch),
                 stored=stored,
+                checked=lossless(converted, named.schema, layout.columns),
             )
-        return Prepared(layout, upsert, named, rows, stored, content)
+        return Prepared(layout, upsert, named, rows, stored, converted, content)
 
     def _plan(self, batch: DataFrame, layout: L, spark: SparkSession) -> Plan:
         prepared = self._prepared(batch, layout, spark)

@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from lakewarden.spark_jobs.engine.engine import quoted
-from lakewarden.spark_jobs.sinks.assignment import folding
-from lakewarden.spark_jobs.sinks.partition_paths import type_in_sql
+from lakewarden.spark_jobs.sinks.assignment import LENGTH, NOT_STORED, UUID, folding
+from lakewarden.spark_jobs.sinks.partition_paths import in_hex, type_in_sql
 from lakewarden.spark_jobs.sinks.partitions import (
     Field,
     Partition,
@@ -32,7 +32,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 
 Mode: TypeAlias = Literal["append", "upsert", "overwrite"]
@@ -103,17 +103,14 @@ class Upsert:
     ) -> DataFrame:
         """Return one row for each key in each partition, as a MERGE needs them. `stored`: as for `computed_in`.
 
-        `converted` has the types, as SQL, of the keys that the table stores in another type than the batch's. They are one key if
-        they are stored as one. A value that doesn't fit is a key of its own, which the MERGE refuses.
+        `converted`: as of `converted_keys`. They are one key if they are stored as one.
         """
         same = {field.column for field in fields if is_key(field, self.keys, stored)}
         identity = [key for key in self.keys if key not in same and key not in converted]
         taken = rows.columns
         computed: dict[str, str] = {}
-        for key, kind in converted.items():
-            value = f"try_cast({quoted(key)} AS {kind})"
-            for part in (value, f"CASE WHEN {value} IS NULL THEN {quoted(key)} END"):
-                computed[unused("_lakewarden_key", [*taken, *computed])] = part
+        for value in converted.values():
+            computed[unused("_lakewarden_key", [*taken, *computed])] = value
         for field in fields:
             value = computed_in(field, stored)
             if value == quoted(field.column):
@@ -198,9 +195,37 @@ def inexact_keys(
 
 
 def converted_keys(keys: Sequence[str], given: StructType, columns: StructType) -> dict[str, str]:
-    """Return the keys that the table stores in another type than the batch's, with these types as SQL."""
-    kinds = {key: columns[key].dataType for key in keys if given[key].dataType != columns[key].dataType}
-    return {key: type_in_sql(kind) for key, kind in kinds.items()}
+    """Return SQL of what the table stores, for the keys that it may store otherwise than the batch has them."""
+    found = {key: _stored(quoted(key), given[key].dataType, columns[key]) for key in keys}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _stored(name: str, given: DataType, column: StructField) -> str | None:
+    padded = re.fullmatch(r"char\((\d+)\)", column.metadata.get(LENGTH, ""))
+    if padded:
+        return f"rpad({name}, {padded[1]}, ' ')"
+    if column.metadata.get(UUID):
+        return f"lower({name})"
+    return None if given == column.dataType else f"try_cast({name} AS {type_in_sql(column.dataType)})"
+
+
+def lossless(converted: Mapping[str, str], given: StructType, columns: StructType) -> dict[str, str]:
+    """Return SQL of these keys that fails for a value which loses something when it is stored.
+
+    A MERGE compares the batch's own value. It wouldn't find such a row again, and would insert it with each batch. A value that
+    doesn't fit is an error, or NULL: NaN in a decimal.
+    """
+    checked = {}
+    for key, value in converted.items():
+        name, column = quoted(key), columns[key]
+        kind = column.metadata.get(LENGTH) or column.metadata.get(UUID) or column.dataType.simpleString()
+        text = (
+            f"{NOT_STORED}: the key {key!r} has type {given[key].dataType.simpleString()} in the batch, and {kind} in the table, "
+            "which stores another value or none, so that no batch would find the row again: cast it in the batch: "
+        )
+        failure = f"raise_error(concat({in_hex(text)}, CAST({name} AS string)))"
+        checked[key] = f"CASE WHEN {value} <=> {name} THEN {name} ELSE {failure} END"
+    return checked
 
 
 def require_order(rows: DataFrame, order_by: str, table: str) -> None:

@@ -41,11 +41,11 @@ from lakewarden.spark_jobs.sinks.delta.statement import (
     Write,
     transaction_label,
 )
-from lakewarden.spark_jobs.sinks.partition_paths import in_sql
+from lakewarden.spark_jobs.sinks.partition_paths import in_hex, in_sql
 from lakewarden.spark_jobs.sinks.partitions import Partition, computed_once
 from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
-from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
+from lakewarden.spark_jobs.sinks.upsert import Upsert, inexact_keys, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -257,10 +257,7 @@ class DeltaSink(SparkSink[Metadata]):
             *inexact_keys(upsert.keys, fields, rows.schema, metadata.columns, self.table),
             *metadata.filled_in,
         ]
-        converted = converted_keys(upsert.keys, rows.schema, metadata.columns)
-        merged = rows
-        if prepared.content.keys_repeat or converted:
-            merged = upsert.one_row_per_key(rows, fields, self.table, stored, converted)
+        merged = prepared.one_row_per_key(self.table)
         with engine_of(merged).as_view(merged, f"lakewarden_{txn.id}") as source:
             known = metadata.columns.names
             statement = upsert.statement(
@@ -345,6 +342,14 @@ class DeltaSink(SparkSink[Metadata]):
                     f"batch changes: add it to the batch with the same expression; table={self.table}"
                 )
         require_columns(rows.columns, needed, self.table)
+        given, policy = rows.schema, rows.sparkSession.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
+        others = [name for name in needed if given[name].dataType != layout.columns[name].dataType]
+        if others and self._mode == "upsert" and str(policy).upper() == "LEGACY":
+            raise ValueError(
+                f"the keys and partition columns {others} have other types in the batch than in the table: with "
+                "spark.sql.storeAssignmentPolicy=LEGACY Delta stores NULL for what doesn't fit; cast it in the batch, or set "
+                f"ANSI; table={self.table}"
+            )
         return rows
 
     def _cast(self, rows: DataFrame, layout: Metadata, stored: Mapping[str, str]) -> DataFrame:
@@ -363,15 +368,9 @@ class DeltaSink(SparkSink[Metadata]):
 
         name, kind = min(kinds.items())
         both = f"the partition column {name!r} has type {kind}, and in the batch {rows.schema[name].dataType.simpleString()}"
-        policy = rows.sparkSession.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")
         if self._mode != "upsert":
             raise ValueError(
                 f"{both}: this sink converts no partition columns of an {self._mode}; cast it in the batch; table={self.table}"
-            )
-        if str(policy).upper() == "LEGACY":
-            raise ValueError(
-                f"{both}: with spark.sql.storeAssignmentPolicy=LEGACY Delta stores NULL for what doesn't fit; cast it in the "
-                f"batch, or set ANSI; table={self.table}"
             )
         try:
             rows.selectExpr(
@@ -388,7 +387,7 @@ def _ansi_cast(column: str, given: str, kind: str) -> str:
     """Return the SQL of a cast that fails for a value that doesn't fit, also if the session's casts don't."""
     name = quoted(column)
     text = f"{NOT_STORED}: column {column!r} has type {given} in the batch, and {kind} in the table: "
-    failure = f"raise_error(concat(CAST(X'{text.encode().hex()}' AS string), CAST({name} AS string)))"
+    failure = f"raise_error(concat({in_hex(text)}, CAST({name} AS string)))"
     return f"CASE WHEN {name} IS NOT NULL THEN coalesce(try_cast({name} AS {in_sql(kind)}), {failure}) END"
 
 

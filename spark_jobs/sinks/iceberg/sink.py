@@ -46,7 +46,7 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     spec_text,
 )
 from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
-from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, inexact_keys, require_columns
+from lakewarden.spark_jobs.sinks.upsert import Upsert, inexact_keys, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -93,10 +93,7 @@ class IcebergSink(SparkSink[OpenTable]):
         table, upsert, rows = prepared.layout, prepared.upsert, prepared.named
         inexact = inexact_keys(upsert.keys, table.fields, rows.schema, table.columns, self.table)
         if self._mode == "upsert":
-            converted = converted_keys(upsert.keys, rows.schema, table.columns)
-            rows = prepared.rows
-            if prepared.content.keys_repeat or converted:
-                rows = upsert.one_row_per_key(rows, table.fields, self.table, prepared.stored, converted)
+            rows = prepared.one_row_per_key(self.table)
         # Only after the markers: from here on the agent checks every commit to these partitions against them.
         batch_write = BatchWrite(
             rows,

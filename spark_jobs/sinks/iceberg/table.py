@@ -27,7 +27,7 @@ from lakewarden.spark_jobs.engine.java import (
     java_type,
 )
 from lakewarden.spark_jobs.gate.outcome import EXPIRED, find_batch
-from lakewarden.spark_jobs.sinks.assignment import DEFAULT
+from lakewarden.spark_jobs.sinks.assignment import DEFAULT, UUID
 from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
@@ -174,6 +174,9 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
             f"write the table by another engine without the gate; table={name} schema={schema.asStruct().toString()}"
         ) from error
     columns = StructType.fromJson(json.loads(converted))
+    for column, own in zip(columns.fields, elements(schema.columns()), strict=True):
+        if str(own.type().toString()) == "uuid":
+            column.metadata[UUID] = "uuid"
     types = {field.name: field.dataType.simpleString() for field in columns.fields}
     fields = tuple(_partition_fields(name, table, types, catalog))
     if any(field.transform != "identity" for field in fields) and not has_extensions(spark):

@@ -950,6 +950,12 @@ def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
         harness.gate().foreach_batch(table.sink(), writer="w")(
             changes(spark, (1, 1, "no"), columns="day int, id long, device string"), 0
         )
+    sink = IcebergSink(table.name, mode="upsert", keys=["device"])
+    device = "0F8FAD5B-D9CB-469F-A165-70867728950E"
+    columns = "day int, id long, device string"
+    assert sink.scope(changes(spark, (1, 1, device.lower()), columns=columns)) is not None
+    with pytest.raises(ValueError, match=f"and uuid in the table, which stores another .*: {device}"):
+        sink.scope(changes(spark, (1, 1, device), columns=columns))
     java.updateSpec().addField("device").commit()
     with pytest.raises(ValueError, match="the partition field device is identity of device, a uuid"):
         IcebergSink(table.name)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import date
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import SparkSession, functions, types
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession, functions, types
 
 from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.engine.java import elements
-from lakewarden.spark_jobs.sinks.assignment import spelled_as
+from lakewarden.spark_jobs.sinks.assignment import assigned, spelled_as
 from lakewarden.spark_jobs.sinks.delta.sink import _ansi_cast
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
@@ -20,8 +23,11 @@ from lakewarden.spark_jobs.sinks.paimon.frames import _collected
 from lakewarden.spark_jobs.sinks.partition_paths import collected, in_sql, type_in_sql
 from lakewarden.spark_jobs.sinks.partitions import PartitionColumn, content_of
 from lakewarden.spark_jobs.sinks.table_locations import quoted_name
-from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, latest, merge, require_order
+from lakewarden.spark_jobs.sinks.upsert import Upsert, converted_keys, latest, lossless, merge, require_order
 from tests.spark.formats import session_settings
+from tests.spark.rows.comparison import SMALL
+from tests.spark.rows.memory_gate import MemoryGate
+from tests.spark.rows.tables import FORMATS, Situation
 
 pytestmark = [pytest.mark.real]
 
@@ -235,7 +241,7 @@ def test_every_text_of_sql_names_the_columns_that_it_should(
         )
         found = content_of(rows, [columns], [key], "t", persisted=False)
         assert (found.partitions, found.keys_repeat) == (((None,),), False)
-        one = upsert.one_row_per_key(rows, [columns], "t", converted={key: "binary"})
+        one = upsert.one_row_per_key(rows, [columns], "t", converted={key: f"CAST({quoted(key)} AS binary)"})
         assert [tuple(row) for row in one.collect()] == [("k", None, 2)]
         assert one.columns == rows.columns
         assert [tuple(row) for row in rows.selectExpr(*_collected(rows, rows.columns)).collect()] == [
@@ -270,6 +276,95 @@ def test_keys_whose_fields_have_any_names_are_compared_in_the_tables_type(
         converted = converted_keys(["k"], rows.schema, table)
         one = Upsert(("k",)).one_row_per_key(rows, [], "t", converted=converted)
         assert [row.v for row in one.collect()] == [2, 2]
+
+
+STORED = {
+    "tinyint": types.ByteType(),
+    "int": types.IntegerType(),
+    "bigint": types.LongType(),
+    "float": types.FloatType(),
+    "double": types.DoubleType(),
+    "decimal": types.DecimalType(5, 2),
+    "string": types.StringType(),
+    "date": types.DateType(),
+    "timestamp": types.TimestampType(),
+    "timestamp_ntz": types.TimestampNTZType(),
+    "struct": types.StructType([types.StructField("a", types.IntegerType())]),
+    "array": types.ArrayType(types.DateType()),
+}
+OF_BATCHES = (
+    *("1Y", "1", "300", "16777217", "1L", "3000000000L", "9007199254740993L", "NULL", "true", "X'31'"),
+    *("1.0D", "1.9D", "0.1D", "1e300D", "-0.0D", "double('NaN')", "0.1F", "1.5F", "16777216F"),
+    *("1.00BD", "1.005BD", "1.50BD", "'1'", "'01'", "' 1'", "'1.005'", "'2026-1-1'", "'2026-01-01 00:00:01'"),
+    *("date'2026-01-01'", "timestamp'2026-01-01 00:00:00'", "timestamp'2026-01-01 05:00:00'"),
+    *("timestamp'2026-10-25 00:30:00 UTC'", "timestamp'2026-10-25 01:30:00 UTC'"),
+    *("timestamp_ntz'2026-01-01 00:00:00'", "timestamp_ntz'2026-01-01 05:00:00'"),
+    *("timestamp_ntz'2026-03-29 02:30:00'", "timestamp_ntz'2026-10-25 02:30:00'"),
+    *("named_struct('a', 1L)", "named_struct('a', 1.9D)", "named_struct('a', CAST(NULL AS double))"),
+    *(
+        "array(timestamp'2026-01-01 00:00:00')",
+        "array(timestamp'2026-01-01 05:00:00')",
+        "array(date'2026-01-01')",
+    ),
+)
+
+
+def _stored(batch: DataFrame, table: types.StructType) -> DataFrame:
+    """Return what Spark's store assignment stores, or the cast of Delta's MERGE, which takes texts, too."""
+    try:
+        return assigned(batch, table, "t")
+    except ValueError:
+        return batch.selectExpr(f"CAST(k AS {type_in_sql(table['k'].dataType)}) AS k")
+
+
+@pytest.mark.parametrize(
+    "name", [each if each == "date" else pytest.param(each, marks=pytest.mark.wide) for each in STORED]
+)
+def test_a_key_is_refused_exactly_if_a_merge_would_not_find_what_is_stored(
+    spark: SparkSession, name: str
+) -> None:
+    table = types.StructType([types.StructField("k", STORED[name])])
+    found = {}
+    with session_settings(spark, {"spark.sql.session.timeZone": "Europe/Berlin"}):
+        for value in OF_BATCHES:
+            batch = spark.sql(f"SELECT {value} AS k")
+            converted = converted_keys(["k"], batch.schema, table)
+            if not converted:
+                continue
+            try:
+                stored = _stored(batch, table)
+                again = stored.crossJoin(batch.toDF("given")).selectExpr("k <=> given").head()
+            except (Py4JJavaError, PySparkException):
+                continue  # the write refuses the type, or the value
+            checked = lossless(converted, batch.schema, table)
+            refused = None
+            try:
+                content_of(batch, [], ["k"], "t", persisted=False, checked=checked)
+            except (Py4JJavaError, PySparkException) as error:
+                refused = str(error)
+            assert again is not None
+            found[value] = again[0]
+            assert found[value] == (refused is None), f"{value} in a column of type {name}: {refused}"
+            assert refused is None or "no batch would find the row again: cast it in the batch" in refused
+    assert len(found) > 2
+
+
+@pytest.mark.parametrize(
+    ("table_format", "mode"),
+    [(each, mode) for each, tables in FORMATS.items() for mode in ("upsert", "key") if mode in tables.modes],
+)
+def test_a_batch_whose_keys_lose_something_leaves_one_row_or_none(
+    spark: SparkSession, tmp_path: Path, table_format: str, mode: str
+) -> None:
+    batch = "SELECT timestamp_ntz'2026-01-01 05:00:00' id, 1.9D k, 1 n"
+    situation = Situation("id date, k int, n int", (batch,), keys=("id", "k"))
+    with session_settings(spark, SMALL):
+        tables = FORMATS[table_format](spark, tmp_path / "tables", situation, mode)
+        gate = MemoryGate(tables.folder)
+        for number in (0, 1):
+            with suppress(ValueError):
+                gate.write(tables.make_sink, spark.sql(batch), number, declared=True)
+        assert tables.rows("sink").total() <= 1
 
 
 VALUES_WITHOUT_AN_ORDER = {
