@@ -3,8 +3,9 @@
 What is classic's JVM in the driver is here a session that all queries of one client share. So nothing of it is set, and what a
 batch adds to it has a name of its own.
 
-- *Which query*: nothing says it of a batch. The process belongs to one query, so that is the session's query with the writer's
-  name, else its only one; else the batch is refused. A batch that the client itself writes, outside of a query, has none.
+- *Which query*: nothing says it of a batch. The process belongs to one query, so that is the client session's query with the
+  writer's name, else its only one; else the batch is refused. From Spark 4.3 on a batch has a clone of that session. A batch that
+  the client itself writes, outside of a query, has none.
 - *Cancelling*: operations of a thread carry its tags, and `interruptTag` ends them. Spark doesn't show whether their tasks have
   ended, so files of such tasks are left to a later sweep.
 - *A statement outlives its process*: the server runs it on. So no statement commits by itself here: a commit is a step of this
@@ -13,8 +14,9 @@ batch adds to it has a name of its own.
   server that was killed sends nothing, and Spark's client would try its statements again for minutes: `_watch_server` sees that
   this process has another parent, and sends the signal.
 - *SIGTERM ends the transaction*, in the thread of the batch's function, by `ProcessEnds`, which no `except Exception` catches.
-  So the transaction is abandoned at once, and its grant doesn't lapse. While a publish runs (`may_end`), the signal is only
-  noted: its outcome would be unknown. Then the batch is reported as it ended, and nothing is begun any more.
+  So the transaction is abandoned at once, and its grant doesn't lapse. A batch that the function writes in a thread of its own
+  ends by its statement, which is interrupted. While a publish runs (`may_end`), the signal is only noted: its outcome would be
+  unknown. Then the batch is reported as it ended, and nothing is begun any more.
 - *Rows that all jobs see alike* are a local checkpoint: computed at once, and without lineage. The session's `clearCache` leaves
   them as they are, and the server drops them with the DataFrame.
 """
@@ -65,32 +67,50 @@ class _Worker:
 
     def __init__(self) -> None:
         self.stopped: str | None = None
-        self.may_end: Callable[[], bool] | None = None
-        """What the batch that runs in the main thread was begun with."""
+        self.may_end: dict[int, Callable[[], bool]] = {}
+        """Whether each thread's batch may end now."""
+        self.operations: dict[int, TaggedOperations] = {}
+        """The statements of each thread's batch."""
+        self.session: Any = None
+        """The client's."""
+        self._main = threading.main_thread().ident or 0
         self._server: int | None = None
 
     def watch(self) -> None:
-        """Watch for the end of the query and of the server, from the first batch on."""
+        """Watch for the end of the query and of the server."""
         if self._server is None and WORKER_VARIABLE in os.environ:
+            from pyspark.sql.connect.session import SparkSession
+
             self._server = os.getppid()
-            with suppress(ValueError):  # a thread of the body: only the main thread handles signals
+            self.session = SparkSession.getActiveSession()
+            with suppress(
+                ValueError
+            ):  # a gate that a thread of the body has made: only the main thread handles signals
                 signal.signal(signal.SIGTERM, self._end)
             threading.Thread(target=self._watch_server, name="lakewarden-server-watch", daemon=True).start()
 
     def _end(self, *_: object) -> None:
         self.stopped = "the query" if os.getppid() == self._server else "Spark"
-        if self.may_end is None or self.may_end():
-            self.may_end = bool  # once: what ends the transaction isn't interrupted
+        self._interrupt_others()
+        may_end = self.may_end.get(self._main)
+        if may_end is None or may_end():
+            self.may_end[self._main] = bool  # once: what ends the transaction isn't interrupted
             raise ProcessEnds(f"{self.stopped} was stopped")
+
+    def _interrupt_others(self) -> None:
+        """Interrupt what batches compute that other threads write. They see then that the query was stopped."""
+        for thread, operations in [*self.operations.items()]:
+            may_end = self.may_end.get(thread)
+            if thread != self._main and may_end is not None and may_end():
+                threading.Thread(target=operations.cancel_until_ended, daemon=True).start()
 
     def _watch_server(self) -> None:
         while os.getppid() == self._server:
             time.sleep(SERVER_POLL_SECONDS)
-        main = threading.main_thread().ident
-        if self.may_end is not None and main is not None:
-            signal.pthread_kill(main, signal.SIGTERM)
+        if self.may_end:
+            signal.pthread_kill(self._main, signal.SIGTERM)
         deadline = time.monotonic() + ENDING_SECONDS
-        while self.may_end is not None and time.monotonic() < deadline:
+        while self.may_end and time.monotonic() < deadline:
             time.sleep(0.01)
         os._exit(1)  # Spark's client would wait for the server
 
@@ -117,22 +137,31 @@ class Connect(Engine):
                     "function that makes it there",
                 ) from error
 
+    def watch(self) -> None:
+        _WORKER.watch()
+
     @contextmanager
     def running(self, may_end: Callable[[], bool]) -> Iterator[None]:
         _WORKER.watch()
         if _WORKER.stopped is not None:
             raise ProcessEnds(f"{_WORKER.stopped} was stopped")
-        in_main = threading.current_thread() is threading.main_thread()
-        _WORKER.may_end = may_end if in_main else None
+        thread = threading.get_ident()
+        around = _WORKER.may_end.get(thread)
+        _WORKER.may_end[thread] = may_end
         try:
             yield
         finally:
-            _WORKER.may_end = None
+            del _WORKER.may_end[thread]
+            if around is not None:
+                _WORKER.may_end[thread] = around
 
     def query_of(self, batch: DataFrame, writer: str, last: Query | None = None) -> Query | None:
         if last is not None or WORKER_VARIABLE not in os.environ:
             return last
-        active = batch.sparkSession.streams.active
+        session: Any = batch.sparkSession
+        if _WORKER.session is not None and session.session_id == type(session).active().session_id:
+            session = _WORKER.session
+        active = session.streams.active
         found = [query for query in active if query.name == writer] or active
         if len(found) != 1:
             why = "no query runs in the session of this DataFrame: pass the batch, or a DataFrame derived from it"
@@ -238,8 +267,10 @@ class TaggedOperations(Tagged):
 
     def _set_tag(self) -> None:
         self._session.addTag(self.tag)
+        _WORKER.operations[threading.get_ident()] = self
 
     def _remove_tag(self) -> None:
+        _WORKER.operations.pop(threading.get_ident(), None)
         self._session.removeTag(self.tag)
 
     def _cancel_all(self) -> None:

@@ -65,6 +65,9 @@ class Engine(ABC):
     def require_portable(self, parts: Mapping[str, object]) -> None:  # noqa: B027 - a driver calls what it made
         """Raise `InvalidArgument` if a batch's function can't run where Spark calls it. `parts`: what it has, by name."""
 
+    def watch(self) -> None:  # noqa: B027 - a driver ends by itself
+        """Watch for the end of the query and of Spark. In the main thread of a process that received a batch's function."""
+
     def running(self, may_end: Callable[[], bool]) -> AbstractContextManager[None]:
         """Return the block in which a batch is written. Its end may be that of its process, where `may_end` allows it."""
         return nullcontext()

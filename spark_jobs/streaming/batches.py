@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
 
 from lakewarden.events import CORRECTION, Admission, ConflictRule, Marker, canonical_table
 from lakewarden.handlers.writers_log import namesakes, without_query
@@ -201,6 +201,11 @@ class _Batch:
         self.same = None
 
 
+def _made_again(gate: TransactionGate, write: Sink | Write, target: Target, **options: Any) -> BatchWriter:
+    require_spark("foreach_batch").watch()
+    return BatchWriter(gate, write, target, **options)
+
+
 @dataclass(frozen=True, slots=True)
 class _Attempt:
     """One try to write the micro-batch: its number from 1, and how its transaction is admitted."""
@@ -253,7 +258,7 @@ class BatchWriter:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Spark Connect pickles it, and calls it in a process of its own."""
-        make = partial(type(self), writer=self._writer, max_attempts=self._max_attempts, scope=self._scope)
+        make = partial(_made_again, writer=self._writer, max_attempts=self._max_attempts, scope=self._scope)
         return make, (self._gate, self._write, self._target)
 
     def _write_batch(self, micro_batch: _Batch) -> None:

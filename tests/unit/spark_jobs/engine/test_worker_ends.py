@@ -6,12 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from lakewarden.spark_jobs.engine.connect import WORKER_VARIABLE, ProcessEnds, _Worker
+from lakewarden.spark_jobs.engine import connect
+from lakewarden.spark_jobs.engine.connect import (
+    WORKER_VARIABLE,
+    Connect,
+    ProcessEnds,
+    TaggedOperations,
+    _Worker,
+)
 from tests.waiting import wait_until
 
 WORKER = """
@@ -66,10 +75,41 @@ def test_a_worker_ends_at_once_unless_it_publishes(cause: str, step: str, tmp_pa
     assert (tmp_path / "ended").read_text() == expected
 
 
+@pytest.mark.parametrize("step", ["computing", "publishing"])
+def test_a_batch_of_another_thread_is_interrupted_unless_it_publishes(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main thread's batch is publishing, and isn't ended by what another thread begins and ends."""
+    worker = _Worker()
+    worker._server = os.getppid()
+    monkeypatch.setattr(connect, "_WORKER", worker)
+    interrupted = threading.Event()
+    session = SimpleNamespace(
+        addTag=lambda _: None, removeTag=lambda _: None, interruptTag=lambda _: interrupted.set()
+    )
+    begun, stopped = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with Connect().running(lambda: step == "computing"), TaggedOperations(session, "tag"):
+            begun.set()
+            (interrupted if step == "computing" else stopped).wait()
+
+    with Connect().running(lambda: False), Connect().running(lambda: False):
+        thread = threading.Thread(target=other)
+        thread.start()
+        begun.wait()
+        worker._end()
+        stopped.set()
+        thread.join()
+        assert interrupted.is_set() == (step == "computing")
+        assert worker.may_end.keys() == {threading.get_ident()}
+    assert worker.may_end == {}
+
+
 def test_what_ends_a_transaction_is_not_interrupted_by_a_second_signal() -> None:
     worker = _Worker()
     worker._server = os.getppid()
-    worker.may_end = lambda: True
+    worker.may_end[threading.get_ident()] = lambda: True
 
     with pytest.raises(ProcessEnds):
         worker._end()

@@ -34,6 +34,7 @@ SAFE = {
         "addTag(": BY_ID,
         "removeTag(": BY_ID,
         "interruptTag(": BY_ID,
+        "getActiveSession(": "in the main thread of a process that no batch has used: it is the client's",
     },
     "engine/engine.py": {"createOrReplaceTempView(": BY_ID},
     "sinks/assignment.py": {"conf.get(": READ},
