@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.printed import as_shown
 from tests.processes import run_command, running_agent
 from tests.spark.conftest import MakeTable, rows_of
+from tests.spark.connect.server import connect_server
 from tests.spark.fake_agent import grant_everything
 from tests.spark.formats import HAS_HUDI, JARS, iceberg_name
 from tests.spark.harness import Harness
@@ -108,7 +111,10 @@ def test_every_block_runs_in_the_order_of_the_page(
 
 
 @pytest.mark.wide
-def test_the_first_jobs_of_the_page_commit(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_connect", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_the_first_jobs_of_the_page_commit(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_connect: bool
+) -> None:
     """The script runs as it is on the page, in an environment that has what the page's `pip install` installs."""
     [code] = blocks((DOCS / "first-jobs.md").read_text())
     server = f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"'
@@ -135,8 +141,12 @@ def test_the_first_jobs_of_the_page_commit(harness: Harness, tmp_path: Path) -> 
         ]
         return {json.loads(line)["txn"]["appId"].partition(":")[0] for line in lines if '"txn"' in line}
 
-    with running_agent(harness.kafka, harness.prefix, tmp_path):
-        job = subprocess.Popen([plain_environment(tmp_path / "own", "spark"), script], cwd=tmp_path)
+    with ExitStack() as servers:
+        servers.enter_context(running_agent(harness.kafka, harness.prefix, tmp_path))
+        if by_connect:
+            monkeypatch.setenv("SPARK_REMOTE", servers.enter_context(connect_server(tmp_path)).url)
+        python = sys.executable if by_connect else plain_environment(tmp_path / "own", "spark")
+        job = subprocess.Popen([python, script], cwd=tmp_path)
         try:
             wait_until(lambda: committed() == {"shop", "crm"} and " lost " in answer("conflicts"), 500)
             as_shown("docs/first-jobs.md", "lakewarden conflicts", answer("conflicts"), places)

@@ -43,11 +43,18 @@ def wait_for(query: Any) -> None:
 
 
 def start(spark: Any, gate: CommitGate, query: dict[str, Any]) -> Any:
-    """Start a query over files of JSON, one a batch."""
+    """Start a query over files of JSON, one a batch, or that of a block of docs/recipes.md."""
+    rows = spark.readStream.schema(query["schema"]).option("maxFilesPerTrigger", 1).json(query["source"])
+    if "block" in query:
+        spark.conf.set("spark.sql.streaming.checkpointLocation", query["checkpoint"])
+        names = {"gate": gate, "flights": rows}
+        exec(query["block"], names)  # noqa: S102 - a page of this repository
+        return names["query"]
     write = getattr(bodies, query["body"])(**query.get("arguments", {}))
     options = {"admission": "optimistic"} | query.get("options", {})
     function = gate.foreach_batch(write, writer=query["writer"], **options)
-    rows = spark.readStream.schema(query["schema"]).option("maxFilesPerTrigger", 1).json(query["source"])
+    if query.get("in_thread"):
+        function = bodies.in_a_thread(function)
     writer = rows.writeStream.foreachBatch(function).option("checkpointLocation", query["checkpoint"])
     if "name" in query:
         writer = writer.queryName(query["name"])

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql.connect.session import SparkSession
 
+from lakewarden.spark_jobs.sinks.connect.procedures import Procedures, as_facts
 from tests.spark.connect.conftest import Clients
-from tests.spark.connect.server import ConnectServer
+from tests.spark.connect.server import ROOT, ConnectServer
 from tests.spark.fake_agent import FakeAgent
-from tests.spark.formats import HAS_DELTA
+from tests.spark.formats import HAS_DELTA, iceberg_name
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -30,6 +31,8 @@ class Lake:
     def __init__(self, url: str, folder: Path) -> None:
         self.table = str(folder / "flights")
         self.spark: Any = SparkSession.builder.remote(url).create()
+        self.url = f"{url}/;session_id={self.spark.session_id}"
+        """Of clients in the same session, as the classes of a jar that was added belong to one session."""
         self.spark.sql(f"CREATE TABLE delta.`{self.table}` ({SCHEMA}) USING delta PARTITIONED BY (day)")
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -163,13 +166,41 @@ def test_an_abort_interrupts_the_statement_and_the_batch_is_written_once(
 def test_a_stopped_query_abandons_its_transaction_and_its_statement_commits_nothing(
     clients: Clients, agent: FakeAgent, query: Any, lake: Lake, tmp_path: Path
 ) -> None:
-    client = clients.start(slow(query, lake))
+    """The server's statement has ended then, so nothing can commit later."""
+    client = clients.start({**slow(query, lake), "url": lake.url})
     client.line()
     wait_until((tmp_path / "computing").exists)
 
     client.stop()
 
-    assert "stopped" in agent.wait_for("transaction-abandoned")[0].reason
+    abandoned = agent.wait_for("transaction-abandoned")[0]
     (tmp_path / "fast").touch()
+    ended = as_facts(Procedures(lake.spark, "delta")("ended", abandoned.transaction, 240_000))
+    assert "stopped" in abandoned.reason
+    assert (ended["ended"], ended["begun"]) == (["true"], ["false"])
     assert "commit-requested" not in agent.types()
     assert lake.batches() == []
+
+
+@pytest.mark.wide
+def test_the_recipe_of_whole_statements_writes_a_table_of_each_format(
+    clients: Clients, agent: FakeAgent, query: Any, lake: Lake, tmp_path: Path
+) -> None:
+    """For servers that can't have the procedures."""
+    iceberg = iceberg_name(lake.spark, tmp_path / "warehouse" / "air" / "latest")
+    lake.spark.sql(
+        f"CREATE TABLE latest (month INT, arrival STRING) USING delta LOCATION '{tmp_path / 'latest'}'"
+    )
+    lake.spark.sql(f"CREATE TABLE {iceberg} (month INT, arrival STRING) USING iceberg")
+    recipe = (ROOT / "docs/recipes.md").read_text().partition("## A MERGE of your own")[2]
+    block = recipe.partition("```python")[2].partition("```")[0].replace("lake.air.latest", iceberg)
+    batches = [[{"month": 1, "arrival": "08:00"}, {"month": 1, "arrival": "07:00"}]]
+    client = clients.start(
+        query("latest", "", batches, "month int, arrival string", name="latest", block=block, url=lake.url)
+    )
+    try:
+        agent.wait_for("commit-completed", 2)
+        client.stop()
+        assert [lake.spark.table(name).collect() for name in ("latest", iceberg)] == [[(1, "08:00")]] * 2
+    finally:
+        lake.spark.sql("DROP TABLE latest")
