@@ -12,6 +12,9 @@ the program that started it reads the numbers of requests.
 - *longest wait*: the longest time in which a writer that had batches left committed none.
 - *CPU*: of this process and its JVM, while the writers write.
 - *grant held*: from the grant until the writer published that its commit is in the table.
+
+On Spark Connect the driver is a client, and each query's function runs in a process of the server. There the gate's steps are
+written to a file.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -40,8 +43,9 @@ from lakewarden.spark_jobs.streaming.admission import AdmissionMode
 from tests.bench.figures import cpu_seconds
 from tests.bench.peers.tables import SINKS, Store, Table, settings_of, table_of
 from tests.bench.peers.workload import FIRST_ROWS, SCHEMA, Workload
+from tests.spark.connect.server import connect_server
 
-WARM_UP_BATCHES = {"delta": 24, "iceberg": 24, "hudi": 4}
+WARM_UP_BATCHES = {"delta": 24, "delta-connect": 6, "iceberg": 24, "hudi": 4}
 """The JVM compiles for long, and the gate's ways have more to compile. After 12 batches of Delta it still compiled."""
 
 STEPS = ("began", "ended")
@@ -77,11 +81,14 @@ class Record:
     """Times of the commits of each writer."""
     grants_held: list[float] = field(default_factory=list)
     """Seconds of each grant."""
+    stops: list[float] = field(default_factory=list)
+    """Seconds from each abort until what the attempt let Spark do had ended."""
     batches: list[float] = field(default_factory=list)
     """Seconds of each call of the batch function, as Spark reports them."""
     phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds in each of `PHASES`, and the number of `CALLS`."""
     _granted: dict[str, float] = field(default_factory=dict)
+    _aborted: dict[str, float] = field(default_factory=dict)
     _running_since: dict[str, float] = field(default_factory=dict)
 
     def clear(self) -> None:
@@ -90,6 +97,7 @@ class Record:
         self.vain.clear()
         self.commits.clear()
         self.grants_held.clear()
+        self.stops.clear()
         self.batches.clear()
         self.phases.clear()
         self.deaths = 0
@@ -123,40 +131,62 @@ class Record:
 
         def run(batch: DataFrame, _batch_id: int) -> None:
             attempt = uuid.uuid4().hex
-            self._begin(attempt)
+            self._begin(attempt, time.time())
+            committed_by = None
             try:
                 write(batch, attempt)
-            except BaseException:
-                self._end(attempt, None)
-                raise
-            self._end(attempt, writer)
+                committed_by = writer
+            finally:
+                self._end(attempt, committed_by, time.time())
 
         return run
 
     def observe(self, event: GateEvent) -> None:
         """Record the same of a transaction of the gate."""
         if event.what == "admitted":
-            self._begin(event.transaction)
+            self._begin(event.transaction, event.at)
         elif event.what == "granted":
-            self._granted[event.transaction] = time.monotonic()
+            self._granted[event.transaction] = event.at
+        elif event.what == "abort":
+            self._aborted[event.transaction] = event.at
         elif event.what == "completed":
             if (granted := self._granted.pop(event.transaction, None)) is not None:
-                self.grants_held.append(time.monotonic() - granted)
-            self._end(event.transaction, int(event.writer.partition(":")[0]))
+                self.grants_held.append(event.at - granted)
+            self._end(event.transaction, int(event.writer.partition(":")[0]), event.at)
         elif event.what in ("jobs-stopped", "abandoned", "failed"):
-            self._end(event.transaction, None)
+            if event.what == "jobs-stopped":
+                self.stops.append(event.at - self._aborted.pop(event.transaction, event.at))
+            self._end(event.transaction, None, event.at)
 
-    def _begin(self, attempt: str) -> None:
-        self._running_since[attempt] = time.monotonic()
+    def _begin(self, attempt: str, at: float) -> None:
+        self._running_since[attempt] = at
 
-    def _end(self, attempt: str, committed_by: int | None) -> None:
-        now = time.monotonic()
+    def _end(self, attempt: str, committed_by: int | None, at: float) -> None:
         began = self._running_since.pop(attempt, None)
         if began is not None:
             ran = self.vain if committed_by is None else self.useful
-            ran.append(now - began)
+            ran.append(at - began)
         if committed_by is not None:
-            self.commits[committed_by].append(now)
+            self.commits[committed_by].append(at)
+
+
+@dataclass(frozen=True, slots=True)
+class StepsFile:
+    """The gate's steps in processes of a server of Spark Connect."""
+
+    path: Path
+
+    def __call__(self, event: GateEvent) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{json.dumps(astuple(event))}\n")
+
+    def read(self) -> list[GateEvent]:
+        """Return the steps since the last call."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text().splitlines()
+        self.path.unlink()
+        return [GateEvent(*json.loads(line)) for line in lines]
 
 
 def main() -> None:
@@ -173,11 +203,18 @@ def main() -> None:
     options = parser.parse_args()
     workload = Workload(**json.loads(options.workload))
     store = None if options.store is None else Store(**json.loads(options.store))
-    spark = spark_session(
-        "lakewarden-peers", master="local[2,4]", memory="2g", **settings_of(options.table_format, store)
-    )
     with ExitStack() as stack:
         record = Record()
+        steps = None
+        if options.table_format.endswith("-connect"):
+            steps = StepsFile(options.folder / "steps")
+            more: dict[str, Any] = {"spark.driver.memory": "2g", "spark.sql.codegen.cache.maxEntries": "1000"}
+            server = stack.enter_context(connect_server(options.folder, **more))
+            spark = stack.enter_context(SparkSession.builder.remote(server.url).create())
+        else:
+            settings = settings_of(options.table_format, store)
+            spark = spark_session("lakewarden-peers", master="local[2,4]", memory="2g", **settings)
+            stack.callback(spark.stop)
         record.count_calls()
         for phase, method in PHASES.items():
             owner = Transaction if hasattr(Transaction, method) else SINKS[options.table_format]
@@ -191,14 +228,14 @@ def main() -> None:
                     topic_prefix=options.topic_prefix,
                     admission_timeout_seconds=900.0,
                     grant_timeout_seconds=900.0,
-                    observer=record.observe,
+                    observer=steps or record.observe,
                 )
             )
 
         def measured(way: str, name: str, sizes: Workload, announce: Callable[[str], None]) -> dict[str, Any]:
             record.clear()
             through = None if way.startswith("native") else gate
-            run = _Run(spark, options.table_format, way, options.folder, through, store)
+            run = _Run(spark, options.table_format, way, options.folder, through, store, steps)
             return run.measure(f"{name}_{way}", sizes, record, announce)
 
         batches = min(WARM_UP_BATCHES[options.table_format], 6 * workload.batches)
@@ -209,7 +246,6 @@ def main() -> None:
             for number in range(options.repeat)
             for way in ways
         ]
-    spark.stop()
     print(json.dumps(figures), flush=True)
 
 
@@ -226,6 +262,8 @@ class _Run:
     folder: Path
     gate: CommitGate | None
     store: Store | None
+    steps: StepsFile | None
+    """On Spark Connect."""
 
     def measure(
         self, name: str, workload: Workload, record: Record, announce: Callable[[str], None]
@@ -237,8 +275,11 @@ class _Run:
         table.create(self.spark.read.parquet(str(source / FIRST_ROWS)))
         announce(STEPS[0])
         cpu = cpu_seconds()
-        wall, waits = self._write(table, workload, source, record)
+        began = time.time()
+        wall = self._write(table, workload, source, record)
         cpu = cpu_seconds() - cpu
+        for event in self.steps.read() if self.steps else ():
+            record.observe(event)
         announce(STEPS[1])
         found = Counter(
             {
@@ -247,6 +288,11 @@ class _Run:
             }
         )
         expected = workload.expected()
+        waits = [
+            later - earlier
+            for times in record.commits.values()
+            for earlier, later in zip([began, *times], times, strict=False)
+        ]
         return {
             "way": self.way,
             "wall_seconds": round(wall, 1),
@@ -256,15 +302,14 @@ class _Run:
             "grants_held_seconds": [round(each, 3) for each in record.grants_held],
             "deaths": record.deaths,
             "useful_seconds": [round(each, 2) for each in record.useful],
+            "abort_to_stop_seconds": [round(each, 3) for each in record.stops],
             "vain_seconds": [round(each, 2) for each in record.vain],
-            "longest_wait_seconds": round(max(waits), 1),
+            "longest_wait_seconds": round(max(waits, default=0.0), 1),
             "rows_wrong": sum(((expected - found) + (found - expected)).values()),
         }
 
-    def _write(
-        self, table: Table, workload: Workload, source: Path, record: Record
-    ) -> tuple[float, list[float]]:
-        """Let the writers write. Return the wall time, and the times between the commits of each writer."""
+    def _write(self, table: Table, workload: Workload, source: Path, record: Record) -> float:
+        """Let the writers write. Return the wall time."""
         raised: list[BaseException] = []
 
         def work(writer: int) -> None:
@@ -273,7 +318,10 @@ class _Run:
             except BaseException as error:  # noqa: BLE001 - raised again below
                 raised.append(error)
 
-        threads = [InheritableThread(target=work, args=(each,)) for each in range(workload.writers)]
+        threads = [
+            InheritableThread(target=work, args=(each,), session=self.spark)
+            for each in range(workload.writers)
+        ]
         began = time.monotonic()
         for thread in threads:
             thread.start()
@@ -282,12 +330,7 @@ class _Run:
         wall = time.monotonic() - began
         if raised:
             raise raised[0]
-        waits = [
-            later - earlier
-            for times in record.commits.values()
-            for earlier, later in zip([began, *times], times, strict=False)
-        ]
-        return wall, waits
+        return wall
 
     def _batch_function(self, table: Table, writer: int, record: Record) -> BatchFunction:
         if self.gate is None:

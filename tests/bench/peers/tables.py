@@ -18,7 +18,12 @@ from tests.spark.hudi_s3 import filesystem_on_s3, settings_on_s3
 NativeWrite: TypeAlias = Callable[[DataFrame, str], None]
 """Writes a batch. The second argument is the attempt's name."""
 
-SINKS: Mapping[str, type[Sink]] = {"delta": DeltaSink, "iceberg": IcebergSink, "hudi": HudiSink}
+SINKS: Mapping[str, type[Sink]] = {
+    "delta": DeltaSink,
+    "delta-connect": DeltaSink,
+    "iceberg": IcebergSink,
+    "hudi": HudiSink,
+}
 
 _COLUMNS = SCHEMA.replace("id long", "id long NOT NULL")
 """Of the tables of Delta and Iceberg, as docs/delta.md advises for keys."""
@@ -117,7 +122,7 @@ def table_of(
     """Return the table, which needs not exist yet. Hudi's is in the store, the others are in the folder."""
     if store is not None:
         return _hudi(spark, store, name, append=append)
-    kinds = {"delta": _delta, "iceberg": _iceberg}
+    kinds = {"delta": _delta, "delta-connect": _delta, "iceberg": _iceberg}
     table = kinds[table_format](spark, folder / "warehouse" / "bench" / name)
     return table.appended() if append else table
 
