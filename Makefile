@@ -15,6 +15,8 @@ SIDE_BY_SIDE = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --dur
 
 # The contract's main cases that `test-matrix` runs on a cluster of Spark's own files, one sink of each format.
 ON_CLUSTER := cluster or (declares or replayed_batch or while_tasks or foreign_commit) and (hudi or paimon-append or -upsert) and not paimon-upsert
+# Likewise those of a client of Spark Connect, whose server runs the statements.
+ON_CONNECT := (parquet or paimon-append or paimon-upsert or delta-upsert) and not (late or lease and parquet)
 CLUSTER_TESTS := pytest -n 0 -m "not wide" tests/spark/test_cluster.py tests/spark/sinks/test_contract.py -k
 
 UV_VERSION := 0.13.8
@@ -118,6 +120,9 @@ test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 	$(BIN)/pytest -n 2 -m "matrix" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks tests/demo/test_demo_end_to_end.py")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_CLUSTER=1 $(BIN)/$(CLUSTER_TESTS) "$(ON_CLUSTER)")
+	@$(if $(ARGS),,$(MAKE) --no-print-directory build/venv-thin/.set-up)
+	@$(if $(ARGS),,LAKEWARDEN_TEST_CLIENT=build/venv-thin/bin/python $(BIN)/pytest -n 0 -m "not wide" tests/spark/connect)
+	@$(if $(ARGS),,LAKEWARDEN_TEST_CONNECT=1 $(BIN)/pytest -n 0 -m "not wide" tests/spark/sinks/test_contract.py -k "$(ON_CONNECT)")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_CLUSTER=1 $(SPARK35_BIN)/$(CLUSTER_TESTS) "hudi and ($(ON_CLUSTER))")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_ICEBERG_FORMAT=3 $(BIN)/pytest -n 2 -m real -k iceberg tests/spark/sinks/test_iceberg_sink.py tests/spark/sinks/test_contract.py)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m 'wide and not (hudi or matrix)'")
@@ -245,6 +250,12 @@ build/venv-spark%/.set-up: tests/spark/pyspark.txt $(STAMP)
 		$(UV) pip install --quiet --python $(@D)/bin/python --requirement build/requirements-spark$*.txt; \
 	fi
 	$(UV) pip install --quiet --python $(@D)/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# A client of Spark Connect without a JVM. The newest `pyspark-client` of the locked minor release.
+build/venv-thin/.set-up: $(STAMP)
+	.venv/bin/python -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet 'pyspark-client==$(LOCKED).*' --editable '.[paimon]'
 	@touch $@
 
 # In a folder of its own: uv removes from .venv what isn't locked, itself included.

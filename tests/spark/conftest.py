@@ -28,6 +28,7 @@ from tests.servers.iceberg_catalogs import (
 )
 from tests.servers.s3 import S3Server, started_server
 from tests.spark.cluster import ON_CLUSTER, running_cluster
+from tests.spark.connect.server import ON_CONNECT, connect_server
 from tests.spark.fake_agent import PATIENCE_SECONDS, FakeAgent, grant_everything
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_CATALOG, OBJECTS, format_settings
 from tests.spark.harness import Harness
@@ -80,8 +81,16 @@ def session_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
 
 
 @pytest.fixture(scope="session")
-def spark(request: pytest.FixtureRequest, session_master: dict[str, str]) -> Iterator[SparkSession]:
+def spark(
+    request: pytest.FixtureRequest, session_master: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
     """Two cores, and `conf/spark-defaults.conf`; with Hudi, or Delta and Iceberg, if this PySpark has one."""
+    if ON_CONNECT:
+        with connect_server(tmp_path_factory.mktemp("connect")) as server:
+            session = SparkSession.builder.remote(server.url).create()
+            yield session
+            session.stop()
+        return
     s3 = any("nessie" in item.nodeid for item in request.session.items)
     settings: dict[str, Any] = session_master | format_settings(s3=s3)
     session = spark_session("lakewarden-tests", memory="1g", **settings)

@@ -3,6 +3,9 @@
 The step is `none`, or `<step>:<batch>`. The driver writes rows through a sink, one source file per batch, until its source is
 used up. It appends every step of its gate to a file. With `STOP` in its environment, a thread calls `query.stop()` or
 `spark.stop()` when a process of the driver has created that file.
+
+With `--remote` it is a client of Spark Connect. Then the process of the query's function ends, by itself or with its query, or
+the server does (`spark`). A client ends with them.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from lakewarden.spark_jobs import CommitGate, GateEvent
+from lakewarden.spark_jobs.engine.connect import WORKER_VARIABLE
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.sinks.delta.connect import ServerStatement
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
@@ -44,6 +49,7 @@ WAYS = ("kill", "query", "spark")
 STOP = "LAKEWARDEN_TEST_STOP"
 """An environment variable: the file by which a process of the driver demands the stop. With `BEGUN`, the stop has begun."""
 BEGUN = ".begun"
+WAY = "LAKEWARDEN_TEST_WAY"
 
 
 def die() -> None:
@@ -53,6 +59,10 @@ def die() -> None:
     another one end. They are suspended first, and killed by a child: were the JVM to end before this process, a thread of it
     would see that, and the driver would end with an error of its own.
     """
+    if os.environ.get(WAY) == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get(WAY) == "spark":
+        os.kill(os.getppid(), signal.SIGKILL)
     if stop := os.environ.get(STOP):
         Path(stop).touch()
         while not Path(stop + BEGUN).exists():
@@ -111,7 +121,8 @@ def die_once_published(table_format: str, sink: Any, batch: int) -> None:
 
             around(HudiWrite, "answer", is_completed, die, before=True)
         case "delta":  # the version is in Delta's log, and Delta calls the observer
-            around(CommitObserver, "_report", lambda of, *_: of._txn.batch_id == batch, die, before=True)
+            statement = ServerStatement if on_server() else CommitObserver
+            around(statement, "_report", lambda of, *_: of._txn.batch_id == batch, die, before=True)
         case "iceberg":  # the catalog has the new metadata, and Iceberg's own commit has not returned
 
             def is_of_batch(_operations: Any, _base: Any, metadata: Any) -> bool:
@@ -137,6 +148,9 @@ def die_while_staging(table_format: str, sink: Any, batch: int, table: Path) -> 
             die_soon = partial(die_at_a_new_file, table)
             step = "_execute" if table_format == "delta" else "_stage"
             around(type(sink), step, lambda *given: given[2].batch_id == batch, die_soon, before=True)
+        case "parquet" if on_server():
+            die_soon = partial(die_at_a_new_file, table)
+            around(type(sink), "__call__", lambda *given: given[2].batch_id == batch, die_soon, before=True)
         case "parquet":
             kind: Any = type(sink)
             write = kind.__call__
@@ -145,6 +159,10 @@ def die_while_staging(table_format: str, sink: Any, batch: int, table: Path) -> 
                 write(self, die_half_staged(rows, table) if txn.batch_id == batch else rows, txn)
 
             kind.__call__ = write_half
+        case _ if on_server():  # whose tasks can't end this process
+            ways = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.ways")
+            die_soon = partial(die_at_a_new_file, table)
+            around(ways, "stage_files", lambda _, staging: staging.identifier == batch, die_soon, before=True)
         case _:  # an upsert stages what its merge returned, not the rows of the batch
             paimon: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.ways")
             stage = paimon.stage_files
@@ -182,15 +200,64 @@ def die_half_staged(rows: DataFrame, table: Path) -> DataFrame:
     return rows.repartition(2, "day").mapInArrow(waiting, rows.schema)
 
 
-def stop_on_demand(way: str, spark: SparkSession, query: StreamingQuery) -> None:
+def on_server() -> bool:
+    """Whether this is a process that Spark's server has started for the function of a query."""
+    return WORKER_VARIABLE in os.environ
+
+
+class Ending:
+    """Writes batches, and ends the process at a step of one of them. A driver and a server's process arrange that themselves."""
+
+    def __init__(self, options: argparse.Namespace, gate: CommitGate, sink: Any) -> None:
+        self._options, self._sink = options, sink
+        self._stop = os.environ.get(STOP)
+        self._write = gate.foreach_batch(sink, writer="mortal")
+        self._arranged = False
+
+    def __call__(self, rows: DataFrame, number: int) -> None:
+        if not self._arranged:
+            self._arranged = True
+            self._arrange()
+        self._write(rows, number)
+
+    def _arrange(self) -> None:
+        if on_server():
+            os.environ[WAY] = self._options.way
+            os.environ[STOP] = self._stop or ""
+        step, _, number = self._options.die_at.partition(":")
+        table_format = self._options.sink.partition("-")[0]
+        if step == "published":
+            die_once_published(table_format, self._sink, int(number))
+        elif step == "staging":
+            die_while_staging(table_format, self._sink, int(number), Path(path_of(self._sink.table)))
+
+
+def stop_on_demand(options: argparse.Namespace, spark: SparkSession, query: StreamingQuery) -> None:
     """Stop the query or Spark, and say when that has begun: it ends only when the batch has ended."""
-    context: Any = spark.sparkContext._jsc.sc()
-    while not Path(os.environ[STOP]).exists():
+    stop, by_server = Path(os.environ[STOP]), bool(options.remote)
+    while not stop.exists():
         time.sleep(0.01)
-    threading.Thread(target=query.stop if way == "query" else spark.stop, daemon=True).start()
-    while not context.isStopped() if way == "spark" else query.isActive:
+    if by_server and options.way == "spark":  # it was killed
+        Path(f"{stop}{BEGUN}").touch()
+        os._exit(0)
+    context: Any = None if by_server else spark.sparkContext._jsc.sc()
+    threading.Thread(target=query.stop if options.way == "query" else spark.stop, daemon=True).start()
+    while not context.isStopped() if options.way == "spark" else query.isActive:
         time.sleep(0.001)
-    Path(os.environ[STOP] + BEGUN).touch()
+    Path(f"{stop}{BEGUN}").touch()
+
+
+def session_for(options: argparse.Namespace) -> SparkSession:
+    if options.remote:
+        session: SparkSession = SparkSession.builder.remote(options.remote).create()
+        return session
+    paimon_or_example = options.sink.startswith(("paimon", "parquet"))
+    return spark_session(
+        "mortal",
+        master=os.environ.get(MASTER, "local[2,4]"),
+        memory="512m" if paimon_or_example else "1g",
+        **({} if paimon_or_example else format_settings()),
+    )
 
 
 def main() -> None:
@@ -199,46 +266,38 @@ def main() -> None:
     for name in names:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--way", choices=WAYS, required=True)
+    parser.add_argument("--remote", default="")
     options = parser.parse_args()
     step, _, number = options.die_at.partition(":")
-    batch = int(number or -1)
-    table_format = options.sink.partition("-")[0]
-    paimon_or_example = table_format in {"paimon", "parquet"}
-    spark = spark_session(
-        "mortal",
-        master=os.environ.get(MASTER, "local[2,4]"),
-        memory="512m" if paimon_or_example else "1g",
-        **({} if paimon_or_example else format_settings()),
-    )
-    sink = make_sink(options.sink, options.table)
-    table = Path(path_of(sink.table))
-    if step == "published":
-        die_once_published(table_format, sink, batch)
-    elif step == "staging":
-        die_while_staging(table_format, sink, batch, table)
+    spark = session_for(options)
     gate = CommitGate(
         options.bootstrap_servers,
         topic_prefix=options.topic_prefix,
         heartbeat_seconds=2.0,
         admission_timeout_seconds=120.0,
-        observer=record_and_die(Path(options.events), step, batch),
+        observer=record_and_die(Path(options.events), step, int(number or -1)),
     )
 
     stream = spark.readStream.schema("month int, day int, flight long").option("maxFilesPerTrigger", 1)
     query = (
         stream.parquet(options.source)
-        .writeStream.foreachBatch(gate.foreach_batch(sink, writer="mortal"))
+        .writeStream.foreachBatch(Ending(options, gate, make_sink(options.sink, options.table)))
         .option("checkpointLocation", options.checkpoint)
         .trigger(availableNow=True)
         .start()
     )
-    if STOP not in os.environ:
-        query.awaitTermination()
+    if STOP in os.environ:
+        threading.Thread(target=stop_on_demand, args=(options, spark, query), daemon=True).start()
+        with contextlib.suppress(Exception):  # on a stopped context, of any kind
+            query.awaitTermination()
+        assert Path(os.environ[STOP] + BEGUN).exists(), "it ended before its step"
         return
-    threading.Thread(target=stop_on_demand, args=(options.way, spark, query), daemon=True).start()
-    with contextlib.suppress(Exception):  # on a stopped context, of any kind
+    try:
         query.awaitTermination()
-    assert Path(os.environ[STOP] + BEGUN).exists(), "it ended before its step"
+    except Exception as error:
+        if not options.remote or "crashed" not in str(error):
+            raise
+        os.kill(os.getpid(), signal.SIGKILL)  # as its query's process
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,16 @@ def _slow(folder: str, seconds: float) -> Callable[[int], int]:
         return number
 
     return slow
+
+
+def in_a_thread(function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """A body that lets a thread of its own write the batch."""
+
+    def write(batch: Any, batch_id: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(function, batch, batch_id).result()
+
+    return write
 
 
 def appending(folder: str, seconds: float = 0.0) -> Callable[[Any, Transaction], None]:

@@ -18,6 +18,9 @@ from tests.spark.connect.server import ROOT, ConnectServer, connect_server
 from tests.spark.fake_agent import FakeAgent, aborted, grant_everything
 from tests.spark.harness import Harness
 
+PYTHON = os.environ.get("LAKEWARDEN_TEST_CLIENT") or sys.executable
+"""Of the clients. `make test-matrix` has an environment with `pyspark-client`, which has neither a JVM nor py4j."""
+
 
 class Client:
     """A running `client.py`."""
@@ -45,17 +48,18 @@ class Clients(ExitStack):
     def __init__(self, server: ConnectServer, kafka: KafkaServer, prefix: str) -> None:
         super().__init__()
         self.server = server
-        self._given = {"url": server.url, "kafka": kafka.bootstrap_servers, "prefix": prefix}
+        self._given = {"kafka": kafka.bootstrap_servers, "prefix": prefix}
 
     def start(self, *queries: dict[str, Any], in_turn: bool = False, **gate: Any) -> Client:
         given: dict[str, Any] = {
             **self._given,
+            "url": queries[0].get("url", self.server.url),
             "queries": queries,
             "in_turn": in_turn,
             "gate": {"heartbeat_seconds": 0.2} | gate,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.connect.client", json.dumps(given)],
+            [PYTHON, "-m", "tests.spark.connect.client", json.dumps(given)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -21,6 +21,9 @@ from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 
+ON_CONNECT = os.environ.get("LAKEWARDEN_TEST_CONNECT") == "1"
+"""Whether the tests' Spark session is that of a client of such a server, for the contract of the sinks (`make test-matrix`)."""
+
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.log.level": "WARN",
@@ -59,8 +62,6 @@ def connect_server(folder: Path, port: int | None = None, **more: str) -> Iterat
             "PYSPARK_PYTHON": str(python),
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
-            "SPARK_CONF_DIR": str(ROOT / "tests/spark/conf"),
-            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
         },
         log,
     )

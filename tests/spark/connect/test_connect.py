@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -98,22 +99,25 @@ def slow(query: Any, tmp_path: Path) -> dict[str, Any]:
 def assert_abandoned(agent: FakeAgent, folder: Path, reason: str) -> None:
     """The transaction ended without a request, and its process, too."""
     abandoned = agent.wait_for("transaction-abandoned")[0]
-    assert abandoned.reason == reason
+    assert re.search(reason, abandoned.reason)
     assert "commit-requested" not in agent.types()
     wait_until(lambda: not psutil.pid_exists(int((folder / "worker-0").read_text())))
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("in_thread", [False, True])
 def test_a_stopped_query_abandons_its_transaction_at_once(
-    clients: Clients, agent: FakeAgent, slow: dict[str, Any], tmp_path: Path
+    clients: Clients, agent: FakeAgent, slow: dict[str, Any], tmp_path: Path, in_thread: bool
 ) -> None:
-    client = clients.start(slow)
+    """Also one of a body's own thread, whose statement is interrupted."""
+    client = clients.start({**slow, "in_thread": in_thread})
     client.line()
     wait_until((tmp_path / "computing").exists)
 
     client.stop()
 
-    assert_abandoned(agent, tmp_path, "ProcessEnds: the query was stopped")
+    expected = "OPERATION_CANCELED" if in_thread else "^ProcessEnds: the query was stopped$"
+    assert_abandoned(agent, tmp_path, expected)
 
 
 @pytest.mark.wide
@@ -129,7 +133,7 @@ def test_a_worker_of_a_server_that_was_killed_abandons_its_transaction_and_ends(
 
         server.process.kill()
 
-        assert_abandoned(agent, tmp_path, "ProcessEnds: Spark was stopped")
+        assert_abandoned(agent, tmp_path, "^ProcessEnds: Spark was stopped$")
 
 
 @pytest.mark.wide

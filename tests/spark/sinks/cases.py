@@ -36,6 +36,7 @@ from lakewarden.spark_jobs import (
     Sink,
 )
 from lakewarden.spark_jobs.engine.java import java_type
+from lakewarden.spark_jobs.sinks.delta.connect import ServerStatement
 from lakewarden.spark_jobs.sinks.delta.log import DELTA_LOG
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
@@ -46,6 +47,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import address
 from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema
 from tests.spark.cluster import ON_CLUSTER
 from tests.spark.conftest import MakeTable, data_files_of, index_files_of, snapshots_of
+from tests.spark.connect.server import ON_CONNECT
 from tests.spark.formats import (
     HAS_DELTA,
     HAS_HUDI,
@@ -482,6 +484,9 @@ def timeline_of(table: Path) -> Path:
     return layout_2 if HUDI_TABLE_VERSION > 6 else layout_2.parent
 
 
+DELTA_STATEMENT = ServerStatement if ON_CONNECT else CommitObserver
+
+
 class DeltaCase(SinkCase):
     """It reads the table without Spark: the log is JSON, and these tables have no checkpoint and no deletion vectors."""
 
@@ -591,11 +596,14 @@ class DeltaCase(SinkCase):
 
     @property
     def last_check(self) -> tuple[Any, str]:
-        return CommitObserver, "_last_check"
+        return DELTA_STATEMENT, "_last_check"
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+        if ON_CONNECT and not durable:
+            once(monkeypatch, ServerStatement, "_allow", _unanswered)
+            return
         step = "_report" if durable else "_last_check"
-        once(monkeypatch, CommitObserver, step, partial(publish_or_not, False))  # noqa: FBT003 - it isn't called
+        once(monkeypatch, DELTA_STATEMENT, step, partial(publish_or_not, False))  # noqa: FBT003 - it isn't called
 
     def _log(self) -> list[list[tuple[str, Any]]]:
         """Return the actions of every commit, the oldest first."""
@@ -604,6 +612,14 @@ class DeltaCase(SinkCase):
             [item for line in file.read_text().splitlines() for item in json.loads(line).items()]
             for file in files
         ]
+
+
+def _unanswered(_allow: Callable[..., object], statement: Any) -> None:
+    """The call that allows the commit is lost, and so is what the server answers later."""
+    settle = statement._settle
+    statement._settle = lambda _answer, error, beside: settle({}, error or statement._error, beside)
+    statement._allowed = True
+    raise OSError("connection reset")
 
 
 class IcebergCase(SinkCase):

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,7 +26,8 @@ from tests.posix_session import signal_posix_session
 from tests.processes import running_agent
 from tests.spark import mortal_driver
 from tests.spark.conftest import MakeTable
-from tests.spark.formats import catalog_options, lists_newest_only, path_of
+from tests.spark.connect.server import ConnectServer, connect_server
+from tests.spark.formats import HAS_DELTA, catalog_options, lists_newest_only, path_of
 from tests.spark.mortal_driver import STEPS, STOP, WAYS
 from tests.spark.sinks.cases import CATALOGS, SCHEMA, SINKS, IcebergCase, make_case
 
@@ -70,8 +72,45 @@ DEATHS = [
     }[name]
 ]
 
+CONNECT = "connect"
 
-@pytest.mark.parametrize(("sink", "steps", "way"), DEATHS)
+DEATHS_ON_CONNECT = [
+    pytest.param(
+        f"{sink}@{CONNECT}", steps, way, id=f"{sink}-connect-{steps[0]}-{way}", marks=pytest.mark.matrix
+    )
+    for steps in (STEPS[:4], STEPS[4:])
+    for sink in ("parquet", "paimon-append", *(["delta-append"] if HAS_DELTA else []))
+    for way in WAYS
+]
+"""Appends show a batch that is there twice. The example's sink is a function in Python, as it publishes by itself."""
+
+
+class Servers(ExitStack):
+    """A server of Spark Connect, and another one when it was killed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._server: ConnectServer | None = None
+
+    def options(self, catalog: str) -> list[str]:
+        """Return the driver's options for what is named in place of a catalog."""
+        if catalog != CONNECT:
+            return []
+        if self._server is None or self._server.process.poll() is not None:
+            self._folder /= "server"
+            self._folder.mkdir()
+            self._server = self.enter_context(connect_server(self._folder))
+        return ["--remote", self._server.url]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    with Servers(tmp_path) as servers:
+        yield servers
+
+
+@pytest.mark.parametrize(("sink", "steps", "way"), [*DEATHS, *DEATHS_ON_CONNECT])
 def test_a_driver_that_ends_at_any_step_leaves_each_batch_once(
     *,
     kafka: KafkaServer,
@@ -80,6 +119,7 @@ def test_a_driver_that_ends_at_any_step_leaves_each_batch_once(
     tmp_path: Path,
     spark: SparkSession,
     in_catalog: Callable[[str], None],
+    servers: Servers,
     sink: str,
     steps: tuple[str, ...],
     way: str,
@@ -87,9 +127,10 @@ def test_a_driver_that_ends_at_any_step_leaves_each_batch_once(
     """Each driver but the last recovers the batch that its predecessor ended in, and ends in the next one.
 
     A batch that is stopped may still commit, and only then is its driver's end known to the agent: the table alone counts.
+    On Spark Connect the process of the query's function is the driver, and to end Spark is to kill the server.
     """
     sink, _, catalog = sink.partition("@")
-    in_catalog(catalog)
+    in_catalog(catalog.removesuffix(CONNECT))
     case = make_case(sink, make_table, tmp_path, spark)
     source, events = tmp_path / "source", tmp_path / "events"
     source.mkdir()
@@ -104,7 +145,7 @@ def test_a_driver_that_ends_at_any_step_leaves_each_batch_once(
         program = [sys.executable, str(mortal_driver.__file__), "--sink", sink, "--table", table]
         program += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
         program += ["--source", str(source), "--checkpoint", str(tmp_path / "checkpoint")]
-        program += ["--events", str(events), "--die-at", die_at, "--way", way]
+        program += ["--events", str(events), "--die-at", die_at, "--way", way, *servers.options(catalog)]
         stop = tmp_path / f"stop-{die_at}"
         stopping = {STOP: str(stop)} if way != "kill" and die_at != "none" else {}
         driver = subprocess.Popen(
