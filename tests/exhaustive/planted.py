@@ -19,7 +19,7 @@ The simulation of the whole has a bug for most of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +52,7 @@ def _skip(where: Any, what: str, result: Any = None) -> Patch:
     return where, what, lambda *_, **__: result
 
 
-def _adopted_lock_shows_a_term(write: Instead, work: Any, at: Any, *rest: Any) -> Any:
+def _shows_a_term(write: Instead, work: Any, at: Any, *rest: Any) -> Any:
     prefix = rest[0].owner_prefix
     shown = replace(at, new_owner_id=prefix + at.new_owner_id[len(prefix) :])
     return write(work, shown, *rest)
@@ -62,7 +62,7 @@ def _relies_on(mark: Instead, work: Any, at: Any) -> Any:
     return replace(mark(work, at), lease=work.lease)
 
 
-def _confirmed_although_released(wrote: Instead, state: Any, *rest: Any) -> Any:
+def _confirms(wrote: Instead, state: Any, *rest: Any) -> Any:
     return wrote(replace(state, work=replace(state.work, needed=True)), *rest)
 
 
@@ -176,179 +176,159 @@ RESPECTED_EARLY = with_settings("_seconds_to_respect", drift=-1.2)
 NO_TERM = property(lambda _: "", lambda *_: None)
 
 # Of each scope, its bugs. A row: the promise that is broken, and the patches that plant the bug.
-PLANTED: dict[str, dict[str, tuple[str, Sequence[Patch]]]] = {
+PLANTED: dict[str, dict[str, tuple[str, *tuple[Patch, ...]]]] = {
     "lock: 2 agents": {
-        "lease: counted from the response": ("no stealing", _known("lease counted from the response")),
-        "lease: challenger's drift flipped": ("no stealing", [HELD_EARLY, RESPECTED_EARLY]),
-        "lease: any owner fenced": ("no stealing", [with_settings("_found_while_needed", fenced=("",))]),
-        "lease: a release relies on": ("no stealing", [around(lease, "_mark_released", _relies_on)]),
+        "lease: counted from the response": ("no stealing", *_known("lease counted from the response")),
+        "lease: challenger's drift flipped": ("no stealing", HELD_EARLY, RESPECTED_EARLY),
+        "lease: any owner fenced": ("no stealing", with_settings("_found_while_needed", fenced=("",))),
+        "lease: a release relies on": ("no stealing", around(lease, "_mark_released", _relies_on)),
     },
     "lock: 2 agents, clocks and rates apart": {
         # With clocks of different rates, and beside Hudi's provider, the holder's half of the drift is needed, too.
-        "lease: no drift of a holder": ("no stealing", [with_settings("_confirm_lease", drift=0.0)]),
+        "lease: no drift of a holder": ("no stealing", with_settings("_confirm_lease", drift=0.0))
     },
     "lock: 2 agents, clocks 50 s apart, strict": {
-        "lease: strict rule ignored": ("no stealing", [with_settings("_seconds_to_respect", strict=False)]),
+        "lease: strict rule ignored": ("no stealing", with_settings("_seconds_to_respect", strict=False))
     },
     "lock: 1 agent, 1 fault": {
-        "lease: unknown treated as won": ("confirmed is real", _known("unknown treated as won")),
-        "lease: a write in doubt is forgotten": ("no self-block", [_skip(lease, "_idle", Idle())]),
-        "lease: a release forgets a write": (
-            "no idle holder",
-            [around(lease, "_on_write_done", _confirmed_although_released)],
-        ),
+        "lease: unknown treated as won": ("confirmed is real", *_known("unknown treated as won")),
+        "lease: a write in doubt is forgotten": ("no self-block", _skip(lease, "_idle", Idle())),
+        "lease: a release forgets a write": ("no idle holder", around(lease, "_on_write_done", _confirms)),
     },
     "lock: 1 agent, 2 refusals": {
-        "lease: malformed object overwritten": ("odd objects stay", _known("malformed object overwritten")),
+        "lease: malformed object overwritten": ("odd objects stay", *_known("malformed object overwritten"))
     },
     "lock: an agent after a dead holder, a hint": {
-        "lease: never polls again": ("bounded wait", _known("never polls again")),
+        "lease: never polls again": ("bounded wait", *_known("never polls again"))
     },
     "lock: the second agent adopts": {
-        "lease: quiet time ignored": ("one holder", _known("quiet time ignored")),
+        "lease: quiet time ignored": ("one holder", *_known("quiet time ignored"))
     },
     "lock: adopted, and its owner fenced": {
-        "lease: adopted lock shows a term": (
-            "one holder",
-            [around(lease, "_write_hold", _adopted_lock_shows_a_term)],
-        ),
+        "lease: adopted lock shows a term": ("one holder", around(lease, "_write_hold", _shows_a_term))
     },
     "table: 2 writers, 1 file group": {
-        "conflicts: landed ones ignored": ("no overlap", [(conflicts, "LANDED", frozenset())]),
-        "conflicts: both aborted": ("one victim", _known("both aborted")),
-        "conflicts: granted may be a victim": ("one victim", _known("granted may be a victim")),
-        "conflicts: the later intent wins": ("right victim", [around(conflicts, "rank", _later_wins)]),
-        "grants: without lock": ("one grant", [around(machine, "grant_next", _without_lock)]),
-        "grants: the lock is kept": ("limits", [_skip(grants, "_release_lock")]),
-        "replay: decisions at the end": (RESTART, [_skip(PublishedDecisions, "_due", 1000)]),
-        "facts: index leaks": ("InvariantBrokenError", _known("index leaks")),
-        "facts: a checkpoint holds no open intent": (RESTART, [_skip(TableState, "oldest_needed")]),
-        "facts: a replay counts no losses": (
-            RESTART,
-            [around(machine, "replay_decision", _counts_no_losses)],
-        ),
+        "conflicts: landed ones ignored": ("no overlap", (conflicts, "LANDED", frozenset())),
+        "conflicts: both aborted": ("one victim", *_known("both aborted")),
+        "conflicts: granted may be a victim": ("one victim", *_known("granted may be a victim")),
+        "conflicts: the later intent wins": ("right victim", around(conflicts, "rank", _later_wins)),
+        "grants: without lock": ("one grant", around(machine, "grant_next", _without_lock)),
+        "grants: the lock is kept": ("limits", _skip(grants, "_release_lock")),
+        "replay: decisions at the end": (RESTART, _skip(PublishedDecisions, "_due", 1000)),
+        "facts: index leaks": ("InvariantBrokenError", *_known("index leaks")),
+        "facts: a checkpoint holds no open intent": (RESTART, _skip(TableState, "oldest_needed")),
+        "facts: a replay counts no losses": (RESTART, around(machine, "replay_decision", _counts_no_losses)),
     },
     "table: an observed writer": {
-        "conflicts: observed ones ignored": ("no overlap", _known("observed ones ignored")),
+        "conflicts: observed ones ignored": ("no overlap", *_known("observed ones ignored"))
     },
-    "table: 3 ordered": {"conflicts: turns ignored": (RESTART, _known("turns ignored"))},
+    "table: 3 ordered": {"conflicts: turns ignored": (RESTART, *_known("turns ignored"))},
     "table: ordered, two priorities": {
-        "conflicts: any order": ("no overlap", [_skip(conflicts, "out_of_order", result=False)]),
+        "conflicts: any order": ("no overlap", _skip(conflicts, "out_of_order", result=False))
     },
     "table: 3 priorities": {
-        "conflicts: priorities ignored": ("right victim", [around(conflicts, "rank", _without_priority)]),
+        "conflicts: priorities ignored": ("right victim", around(conflicts, "rank", _without_priority))
     },
     "table: appends beside a compaction": {
         "conflicts: the weaker rule of two": (
             "no overlap",
-            [around(conflicts, "operations_conflict", _weaker_rule)],
-        ),
+            around(conflicts, "operations_conflict", _weaker_rule),
+        )
     },
     "table: a low priority behind a crowd": {
         "conflicts: a low priority starves": (
             "bounded wait",
-            [around(conflicts, "is_protected", _not_in_queue)],
-        ),
+            around(conflicts, "is_protected", _not_in_queue),
+        )
     },
     "table: 2 writers for ever": {
-        "conflicts: losers never protected": (
-            "bounded wait",
-            [_skip(conflicts, "is_protected", result=False)],
-        ),
-        "grants: two at once": ("Error", [_skip(TableState, "running")]),
+        "conflicts: losers never protected": ("bounded wait", _skip(conflicts, "is_protected", result=False)),
+        "grants: two at once": ("Error", _skip(TableState, "running")),
     },
     "table: 2 writers for ever, retried at once": {
-        "admission: nothing reserved": ("bounded wait", [_skip(admission, "_markers_to_reserve", ())]),
+        "admission: nothing reserved": ("bounded wait", _skip(admission, "_markers_to_reserve", ())),
         # The place in the queue alone, or the rank alone, keeps the promise.
         "conflicts: priorities among protected ones": (
             "right victim",
-            [
-                around(admission, "_queue_position", _place_by_priority),
-                around(conflicts, "rank", _rank_by_priority),
-            ],
+            around(admission, "_queue_position", _place_by_priority),
+            around(conflicts, "rank", _rank_by_priority),
         ),
     },
     "table: 3 writers, two queued": {
-        "admission: queue never moves": ("bounded wait", [around(admission, "blockers", _queue_never_moves)]),
-        "admission: waiters not looked at": (RESTART, [_skip(TableState, "note_change")]),
+        "admission: queue never moves": ("bounded wait", around(admission, "blockers", _queue_never_moves)),
+        "admission: waiters not looked at": ("bounded wait", _skip(TableState, "note_change")),
         "admission: all looked at in each check": (
             "linear checks",
-            [around(machine, "admit_ready", _all_looked_at)],
+            around(machine, "admit_ready", _all_looked_at),
         ),
     },
     "table: a priority above the limit": {
-        "admission: any priority accepted": ("limits", _known("any priority accepted")),
+        "admission: any priority accepted": ("limits", *_known("any priority accepted"))
     },
     "table: one open at most": {
-        "admission: any number is open": ("limits", [_skip(admission, "_refuse_over_limit")]),
+        "admission: any number is open": ("limits", _skip(admission, "_refuse_over_limit"))
     },
     "table: a batch is run again": {
-        "admission: ledger ignored": ("once", [_skip(CommittedBatch, "covers", result=False)]),
+        "admission: ledger ignored": ("once", _skip(CommittedBatch, "covers", result=False))
     },
     "table: a writer dies, killed anywhere": {
-        "admission: a restart ends nothing": ("limits", [_skip(admission, "_supersede")]),
+        "admission: a restart ends nothing": ("limits", _skip(admission, "_supersede"))
     },
     "table: a writer dies, retried at once": {
         "admission: beside its writer's grant": (
             "limits",
-            [around(machine, "admit_ready", _beside_its_own_grant)],
-        ),
+            around(machine, "admit_ready", _beside_its_own_grant),
+        )
     },
     "table: late detection": {
         "grants: the check before it left out": (
             "no overlap",
-            [_skip(grants, "validate_for_grant", result=True)],
-        ),
+            _skip(grants, "validate_for_grant", result=True),
+        )
     },
     "table: the lock per commit": {
-        "grants: the last request first": ("limits", [around(grants, "grant_queue", _last_first)]),
+        "grants: the last request first": ("limits", around(grants, "grant_queue", _last_first))
     },
     "table: operators, duplicates, failures, a lost lock": {
-        "facts: a replay skips abandonments": (
-            RESTART,
-            [around(machine, "replay_event", _skips_abandonments)],
-        ),
+        "facts: a replay skips abandonments": (RESTART, around(machine, "replay_event", _skips_abandonments))
     },
     "table: with time": {
-        "grants: counted from the receipt": ("one grant", [around(SendTimes, "deadline", _from_the_receipt)]),
+        "grants: counted from the receipt": ("one grant", around(SendTimes, "deadline", _from_the_receipt))
     },
     "table: with time, one granted": {
         "liveness: a granted one is silent": (
             "one victim",
-            [around(machine, "abort_silent_writers", _granted_is_silent)],
-        ),
+            around(machine, "abort_silent_writers", _granted_is_silent),
+        )
     },
     "table: with time, 2 writers apart, both requested": {
-        "grants: deadline not checked": ("one grant", [_skip(GateProgress, "_expired")]),
-        "grants: a short one": ("limits", [(grants, "MIN_LEASE_SHARE", 0.0)]),
+        "grants: deadline not checked": ("one grant", _skip(GateProgress, "_expired")),
+        "grants: a short one": ("limits", (grants, "MIN_LEASE_SHARE", 0.0)),
     },
     "table: with time and heartbeats, one granted": {
-        "grants: beyond the lock": ("one grant", [around(grants, "_available_lease", _beyond_the_lock)]),
+        "grants: beyond the lock": ("one grant", around(grants, "_available_lease", _beyond_the_lock))
     },
     "table: with time and a kill, one granted": {
-        "facts: a replayed grant ends early": (
-            "one grant",
-            [around(machine, "replay_decision", _ends_early)],
-        ),
+        "facts: a replayed grant ends early": ("one grant", around(machine, "replay_decision", _ends_early))
     },
     "table: late delivery and a lost lock, both requested": {
         "grants: a revoked one ends at once": (
             "InvariantBrokenError",
-            [around(TableState, "running", _ends_at_once)],
-        ),
+            around(TableState, "running", _ends_at_once),
+        )
     },
     "table: late delivery, with time": {
-        "liveness: expiry while lagging": ("lag is no silence", _known("expiry while lagging")),
+        "liveness: expiry while lagging": ("lag is no silence", *_known("expiry while lagging"))
     },
     "table: a silent writer": {
-        "liveness: silence ends nothing": ("bounded wait", [_skip(machine, "abort_silent_writers")]),
+        "liveness: silence ends nothing": ("bounded wait", _skip(machine, "abort_silent_writers"))
     },
     "take-over: 1 writer": {
-        "grants: an id without term": ("one grant", [(TableState, "term", NO_TERM)]),
-        "grants: the lock's owner is not named": (RESTART, [_skip(grants, "_publish_lock_owner")]),
-        "replay: terms ignored": ("bounded wait", [around(PublishedDecisions, "add", _any_term_counts)]),
+        "grants: an id without term": ("one grant", (TableState, "term", NO_TERM)),
+        "grants: the lock's owner is not named": (RESTART, _skip(grants, "_publish_lock_owner")),
+        "replay: terms ignored": ("bounded wait", around(PublishedDecisions, "add", _any_term_counts)),
     },
     "take-over: 1 writer, unfenced, with time": {
-        "grants: in the quiet time": ("one grant", [around(machine, "grant_next", _in_the_quiet_time)]),
+        "grants: in the quiet time": ("one grant", around(machine, "grant_next", _in_the_quiet_time))
     },
 }

@@ -48,7 +48,7 @@ def test_no_order_breaks_a_promise(name: str) -> None:
 def test_a_planted_bug_is_found(world: str, bug: str) -> None:
     """An exploration that can't find a bug proves nothing, nor does one that finds it without the bug."""
     scope = SCOPES[world]
-    promise, patches = PLANTED[world][bug]
+    promise, *patches = PLANTED[world][bug]
     with ExitStack() as stack:
         for where, what, instead in patches:
             stack.enter_context(patch.object(where, what, instead))
