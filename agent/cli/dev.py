@@ -124,8 +124,8 @@ async def _serve(
 
         def on_ready() -> None:
             if output == "json":
-                ready = {"ready": True, "bootstrap_servers": kafka, "lock_root": settings.lock_root}
-                options.print_json({**ready, "web": address})
+                known = {"bootstrap_servers": kafka, "lock_root": settings.lock_root, "web": address}
+                options.print_json({"ready": True, **known})
             else:
                 options.print_lines(_introduction(data, settings, address, others))
 

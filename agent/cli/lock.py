@@ -90,8 +90,9 @@ def show_command(
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint)
 
     async def show() -> lock_commands.LockContents:
-        found = await lock_commands.locate(settings, table, lock, hudi=hudi)
-        return await lock_commands.show(settings, found)
+        return await lock_commands.show(
+            settings, await lock_commands.locate(settings, table, lock, hudi=hudi)
+        )
 
     options.show(output, "lock", _run(show))
 

@@ -261,8 +261,14 @@ def doctor_command(
 
     Exit codes: 0 no problem; 1 at least one problem; 2 usage error.
     """
-    flags = {"bootstrap_servers": bootstrap_servers, "lock_root": lock_root, "s3_endpoint": s3_endpoint}
-    settings = options.settings_of(Settings, config, logs="error", **flags)
+    settings = options.settings_of(
+        Settings,
+        config,
+        logs="error",
+        bootstrap_servers=bootstrap_servers,
+        lock_root=lock_root,
+        s3_endpoint=s3_endpoint,
+    )
     findings = options.run(lambda: diagnose(settings, tables or []))
     options.show(output, "findings", findings)
     raise typer.Exit(options.EXIT_FAILED if has_problem(findings) else 0)

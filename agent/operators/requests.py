@@ -176,8 +176,8 @@ async def correct_all(
     ]
     async with Log(settings) as log:
         spans = await log.ends(await log.partitions(log.topics.ledger))
-        offsets = await _publish(settings, requests, None)
-        missing = {each.event_id: (each, offset) for each, offset in zip(requests, offsets, strict=True)}
+        published = zip(requests, await _publish(settings, requests, None), strict=True)
+        missing = {each.event_id: (each, offset) for each, offset in published}
         async with aclosing(log.follow(spans)) as batches:
             while missing:
                 with anyio.move_on_after(requester.timeout_seconds) as waiting:
@@ -210,10 +210,10 @@ def _open_transaction(
     replay: LogReplay, prefix: str, table: str | None
 ) -> tuple[TableState, Transaction] | None:
     """The open transaction with this id, else the only one whose id begins with it. None if there is none."""
-    states = [each for uri, each in replay.tables.items() if table in (None, uri)]
     every = [
         (state, each)
-        for state in states
+        for uri, state in replay.tables.items()
+        if table in (None, uri)
         for each in state.transactions.values()
         if each.id.startswith(prefix) and each.phase in OPEN
     ]

@@ -66,8 +66,8 @@ class Pages:
 
     def render(self, view: View, **around: Any) -> str:
         """A view as a page. `around`: what `AROUND` has, as far as it is known."""
-        template = self._environment.get_template(f"{view.name}.html")
-        return template.render(AROUND | around, view=view, data=view.data)
+        around = {**AROUND, **around, "view": view, "data": view.data}
+        return self._environment.get_template(f"{view.name}.html").render(around)
 
     def error(self, status: int, message: str) -> str:
         title = "Not found" if status == 404 else "Error"

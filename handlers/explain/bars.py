@@ -100,5 +100,5 @@ def _ticks(begin: float, end: float) -> list[float]:
 
 
 def _bar(life: Life, begin: float, end: float) -> Bar:
-    shown = [each for each in segments(life, end) if each.end >= begin]
+    shown = (each for each in segments(life, end) if each.end >= begin)
     return Bar(life, [replace(each, begin=max(each.begin, begin)) for each in shown])

@@ -245,8 +245,16 @@ def _publish_hangs(facts: Facts, waiting: list[Open]) -> Condition | None:
         remedy, command = "wait for the end of its lease", ()
     if held_up:
         cause += f"; {_count(held_up)} for it"
-    who = granted.writer, granted.transaction
-    return Condition("publish-hangs", "publish hangs", granted.seconds, *who, cause, remedy, command)
+    return Condition(
+        "publish-hangs",
+        "publish hangs",
+        granted.seconds,
+        granted.writer,
+        granted.transaction,
+        cause,
+        remedy,
+        command,
+    )
 
 
 def _bypassed(facts: Facts, _: list[Open]) -> Condition | None:
@@ -258,11 +266,10 @@ def _bypassed(facts: Facts, _: list[Open]) -> Condition | None:
     if not found:
         return None
     writer, worst = max(found, key=lambda each: each[1].last)
-    seconds = max(0.0, facts.now - worst.first)
     return Condition(
         "bypassed",
         "loses to unknown commits" if worst.to == UNNAMED_COMMIT else "loses to a writer without the gate",
-        seconds,
+        max(0.0, facts.now - worst.first),
         writer,
         worst.transaction,
         f"{writer_name(writer)} has lost {worst.times} times in {age(worst.last - worst.first)} to {worst.to}",

@@ -214,8 +214,9 @@ class Explainer:
 
     def _blockers(self, this: Transaction) -> Iterator[timeline.Blocker]:
         for each in waits(self._state, this):
-            other = self._outcomes.refer_to(each.other.id, each.other.writer)
-            yield timeline.Blocker(other, each.reason, _shared(each.overlaps))
+            yield timeline.Blocker(
+                self._outcomes.refer_to(each.other.id, each.other.writer), each.reason, _shared(each.overlaps)
+            )
 
     def _add_wait(self) -> None:
         this = self._state.transactions.get(self._id)

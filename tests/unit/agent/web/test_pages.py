@@ -6,23 +6,29 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from html import unescape
 from importlib.resources import files
 
 import pytest
 
 from lakewarden.agent.operators.agents import AgentsView, PartitionView
 from lakewarden.agent.operators.explain import Candidate
+from lakewarden.agent.operators.shell_command import command
 from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView
+from lakewarden.agent.operators.text import lines
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.web import views
 from lakewarden.agent.web.follower import Follower
 from lakewarden.agent.web.pages import Pages, bars, clock, duration, iso
 from lakewarden.agent.web.views import View
 from lakewarden.events import CommitCompleted, encode
+from lakewarden.handlers.explain.condition import Facts, condition
 from lakewarden.handlers.setup import Member
 from tests.unit.agent.serving.owner_in_memory import consumed
 from tests.unit.agent.web.test_server import AT, State, history, table
 from tests.unit.events.building import made
+from tests.unit.handlers.explain.test_condition import INCIDENTS
 
 REFUSED = LockHolder(
     held=False, lock="l", agent="a", owner="o", valid_until=AT, last_step="lock-refused", detail="why"
@@ -142,6 +148,27 @@ def test_the_head_says_in_one_sentence_how_things_are(
 
     headline = re.sub(r"<[^>]*>", "", " ".join(re.findall(r'<p class="headline.*?</p>', html, re.DOTALL)))
     assert said in " ".join(headline.split())
+
+
+@pytest.mark.parametrize(("known", "text", "words"), INCIDENTS)
+def test_each_incident_of_a_night_has_its_cause_and_a_complete_command_on_the_first_page_and_in_status(
+    known: Facts, text: str, words: str
+) -> None:
+    """One step to the cause, and one to what to do, in a shell without settings."""
+    del words
+    settings = Settings(bootstrap_servers="kafka:9092", topic_prefix="night")
+    judged = condition(known)
+    view = TableView(known.table, None, (), condition=judged)
+    rows = views.Tables([views.TableRow(view, 0, 0.0, [])], 0, "")
+    shown = View("tables", "Tables", "", rows, views.Page(1, 1, "", {}))
+    page = Pages(settings).render(shown, known=[view], members=(), as_of=AT)
+    printed = "\n".join(lines("status", [view], table=None, command=partial(command, settings)))
+
+    expected = [text, judged.cause or "", judged.remedy or ""]
+    if judged.command:
+        expected.append(command(settings, *judged.command))
+    for found in (unescape(re.sub(r"<[^>]*>", "", page)), printed):
+        assert [each for each in expected if each not in found] == []
 
 
 def test_a_table_has_its_commits_of_the_last_hour_as_far_as_they_are_known() -> None:
