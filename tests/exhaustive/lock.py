@@ -172,14 +172,14 @@ class Lock:
             else:
                 yield from self._of_agent(world, number, process, process.state)
         for place, (number, _) in enumerate(world.strays):
-            yield "", f"{place}: a lost write of {number} acts", partial(self._act_lost, place)
+            yield "", f"{place}: a lost write of {self._name(number)} acts", partial(self._act_lost, place)
         if world.body != ODD:
             yield "odd", "another program overwrites the object", self._overwrite
         yield "", PASSES, lambda world: replace(world, now=world.now + 1)
 
     def _of_request(self, number: int, request: Request) -> Acts:
         answer = partial(self._answer, number)
-        what = f"the {type(request.effect).__name__.lower()} of {number}"
+        what = f"the {type(request.effect).__name__.lower()} of {self._name(number)}"
         if request.outcome is not None:
             yield "", f"{what} is answered", partial(answer, request.outcome)
         elif isinstance(request.effect, lease.Put):
@@ -193,22 +193,23 @@ class Lock:
 
     def _of_agent(self, world: World, number: int, process: Process, state: lease.State) -> Acts:
         at, step = self._moment(world, number), partial(self._step, number)
+        name = self._name(number)
         if process.wanted:
-            yield "", f"{number} doesn't need the lock any more", partial(self._release, number)
+            yield "", f"{name} doesn't need the lock any more", partial(self._release, number)
         else:
-            yield "", f"{number} needs the lock", partial(self._acquire, number, 0)
-            yield "hint", f"{number} needs the lock, as many seem to", partial(self._acquire, number, MANY)
+            yield "", f"{name} needs the lock", partial(self._acquire, number, 0)
+            yield "hint", f"{name} needs the lock, as many seem to", partial(self._acquire, number, MANY)
         if isinstance(state, lease.Reading | lease.Waiting):
-            hint = f"{number} gets the hint that the lock is"
+            hint = f"{name} gets the hint that the lock is"
             yield "hint", f"{hint} released", partial(step, lease.ReleaseHint(at, 0))
             yield "hint", f"{hint} released, and others are first", partial(step, lease.ReleaseHint(at, MANY))
             lasting = lease.AcquisitionHint(at, at.wall_ms + 1000 * FAR)
             yield "hint", f"{hint} acquired for long", partial(step, lasting)
         due = machine.deadline(state, self._settings[number])
         if due is not None and due <= at.now:
-            yield "", f"the timer of {number} runs", partial(step, lease.Timer(at))
+            yield "", f"the timer of {name} runs", partial(step, lease.Timer(at))
         if not isinstance(state, lease.Idle):
-            yield "kill", f"{number} is killed", partial(self._kill, number)
+            yield "kill", f"{name} is killed", partial(self._kill, number)
 
     def _overwrite(self, world: World) -> World:
         return replace(world, body=ODD, version=world.version + 1)
@@ -220,6 +221,9 @@ class Lock:
 
     def _lose_answer(self, number: int, request: Request, world: World) -> World:
         return self._answer(number, store.Unknown("lost"), _with_stray(world, number, request))
+
+    def _name(self, number: int) -> str:
+        return "Hudi's provider" if self.contenders[number].hudi else f"agent {number}"
 
     @cached_property
     def _lapsed(self) -> int:
@@ -273,11 +277,15 @@ class Lock:
                     world = _with(world, number, request=Request(effect))
                 case lease.Confirmed(lease=confirmed):
                     if not confirmed.version.isdigit() or int(confirmed.version) > world.version:
-                        raise BrokenError(f"confirmed is real: {number} relies on a version that never was")
+                        raise BrokenError(
+                            f"confirmed is real: {self._name(number)} relies on a version that never was"
+                        )
                 case lease.LeaseEnded(holder=str(holder)) | lease.LockDenied(holder=str(holder)) if (
                     len(world.processes) == 1 and not self.held
                 ):
-                    raise BrokenError(f"no self-block: its own {holder} is another owner to {number}")
+                    raise BrokenError(
+                        f"no self-block: its own {holder} is another owner to {self._name(number)}"
+                    )
                 case _:
                     pass
         return world
@@ -285,16 +293,17 @@ class Lock:
     # -- Hudi's provider
 
     def _of_hudi(self, world: World, number: int, hudi: Hudi) -> Acts:
+        name = self._name(number)
         if hudi.doing == "idle":
-            yield "", f"{number} tries to lock", partial(self._hudi_read, number)
+            yield "", f"{name} tries to lock", partial(self._hudi_read, number)
         if hudi.doing != "holding" or hudi.local is None:
             return
         record, wall = hudi.local.record, self._moment(world, number).wall_ms
         if record.valid_until - wall <= 0.75 * self._validity_ms:
             renewed = replace(record, valid_until=wall + self._validity_ms)
-            yield "", f"{number} renews", partial(self._hudi_put, number, "renewing", renewed, hudi.local)
+            yield "", f"{name} renews", partial(self._hudi_put, number, "renewing", renewed, hudi.local)
         released = replace(record, expired=True)
-        yield "", f"{number} releases", partial(self._hudi_put, number, "releasing", released, hudi.local)
+        yield "", f"{name} releases", partial(self._hudi_put, number, "releasing", released, hudi.local)
 
     def _hudi_read(self, number: int, world: World) -> World:
         owners = world.processes[number].owners + 1
@@ -354,7 +363,7 @@ class Lock:
         if version != current:
             return world
         if world.body == ODD:
-            raise BrokenError(f"odd objects stay: {number} overwrites an object that is no lock")
+            raise BrokenError(f"odd objects stay: {self._name(number)} overwrites an object that is no lock")
         before = None if world.body is None else parse(world.body)
         after = replace(world, body=put.body, version=world.version + 1)
         if not isinstance(before, LockRecord):
@@ -366,7 +375,9 @@ class Lock:
             if other == number or process.fenced or self._relied_on(world, other) <= world.now:
                 continue
             if not self.contenders[number].adopts:
-                raise BrokenError(f"no stealing: {number} replaces the record of {other}, which relies on it")
+                raise BrokenError(
+                    f"no stealing: {self._name(number)} replaces the record of {self._name(other)}, which relies on it"
+                )
         return after
 
     def _fence(self, world: World, number: int, owner: str) -> World:
@@ -416,7 +427,7 @@ class Lock:
             held = None if isinstance(process.state, Hudi) else machine.lease_of(process.state)
             quiet = held is not None and world.now * self.contenders[number].rate < held.quiet_until
             if not quiet or process.relies_until > world.now:
-                found.append(str(number))
+                found.append(self._name(number))
         return found
 
     def judge(self, world: World) -> None:
@@ -425,11 +436,11 @@ class Lock:
             raise BrokenError(f"one holder: {' and '.join(relying)} rely on the lock")
         for number, process in enumerate(world.processes):
             if isinstance(process.state, lease.Held) and not process.wanted:
-                raise BrokenError(f"no idle holder: {number} keeps a lock that it doesn't need")
+                raise BrokenError(f"no idle holder: {self._name(number)} keeps a lock that it doesn't need")
 
     def wants(self, world: World) -> dict[str, bool]:
         wanting = (number for number, each in enumerate(world.processes) if each.wanted)
-        return {str(number): self._relied_on(world, number) > world.now for number in wanting}
+        return {self._name(number): self._relied_on(world, number) > world.now for number in wanting}
 
     # -- the form
 

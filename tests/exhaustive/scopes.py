@@ -27,7 +27,7 @@ class Scope:
     live: tuple[str, ...] = ()
     """Who must be served for ever (`engine.py`, Liveness)."""
     timely: tuple[tuple[str, str, int], ...] = ()
-    """Who must be served, while who does nothing, in how many seconds from each state."""
+    """Who must be served, beside an idle one if it is named, in how many seconds from each state."""
 
     def explore(self, *, most: int | None = None, late: Callable[[], bool] = bool) -> Exploration:
         """What an exploration finds. The first violation of bounded wait becomes its story."""
@@ -40,7 +40,9 @@ class Scope:
         for who, idle, limit in self.timely if found.end == "complete" else ():
             state = overdue(found.graph, who, idle, lock.PASSES, limit)
             if state is not None:
-                broken = f"bounded wait: {who} needs more than {limit} s while {idle} does nothing"
+                broken = f"bounded wait: {who} needs more than {limit} s"
+                if idle:
+                    broken += f" while {idle} does nothing"
                 found.break_at(*found.parents[state], broken)
         return found
 
@@ -51,7 +53,7 @@ def _scope(
     *kinds: str,
     count: int = 1,
     after: tuple[str, ...] = (),
-    live: str = "",
+    live: tuple[str, ...] = (),
     timely: tuple[tuple[str, str, int], ...] = (),
     **changes: Any,
 ) -> Scope:
@@ -59,7 +61,7 @@ def _scope(
     if kinds:
         changes |= {"faults": count, "kinds": frozenset(kinds)}
     changed = replace(model, **changes)
-    return Scope(After(changed, after) if after else changed, run, tuple(live), timely)
+    return Scope(After(changed, after) if after else changed, run, live, timely)
 
 
 def _table(*jobs: Job, **settings: Any) -> Table:
@@ -76,7 +78,10 @@ BOTH = Lock((FIRST, AHEAD), SHORT)
 ADOPTS = Lock((FIRST, Contender(adopts=True)), SHORT)
 OWNERS = Lock((Contender(term="a-"), Contender(term="b-", fences=("a-",)), FIRST), SHORT)
 ADOPTED = Lock((FIRST, Contender(term="b-", adopts=True), Contender(term="c-", fences=("b-",))), SHORT)
-HOLDS = ("0 needs the lock", "the get of 0 is answered", "the put of 0 acts", "the put of 0 is answered")
+HOLDS = (
+    "agent 0 needs the lock",
+    *("the get of agent 0 is answered", "the put of agent 0 acts", "the put of agent 0 is answered"),
+)
 ANSWERS = ("lost", "false 412", "503")
 ANY = (*ANSWERS, "403", "kill", "odd")
 
@@ -96,16 +101,22 @@ TIMED_APART = replace(_table(ONCE, ELSEWHERE), seconds=True)
 LATE, LATE_APART = replace(_table(ONCE, ONCE), late=True), replace(_table(ONCE, ELSEWHERE), late=True)
 TAKEN = replace(_table(Job()), late=True)
 ALIKE, FIRST_ALIKE, ANY_ORDER = ((1, 0),), ((1, 0, 2),), tuple(permutations(range(3)))[1:]
-ONE_REQUESTS = ("0 opens", "0 touches", "1 opens", "0 requests its grant")
-ONE_GRANTED = (*ONE_REQUESTS, "A has its lock confirmed")
-IN_CROWD = ("0 opens", "0 touches", "2 opens", "1 opens", "1 touches", *ONE_GRANTED[-2:])
+BOTH_WRITERS = ("w0", "w1")
+ONE_REQUESTS = ("w0 opens", "w0 touches", "w1 opens", "w0 requests its grant")
+ONE_GRANTED = (*ONE_REQUESTS, "agent A has its lock confirmed")
+IN_CROWD = ("w0 opens", "w0 touches", "w2 opens", "w1 opens", "w1 touches", *ONE_GRANTED[-2:])
 
 
 def _requests_late(writer: int) -> tuple[str, ...]:
     """The steps to the request of a writer, each event and decision read at once."""
-    admitted = (f"{writer} opens", "A reads an event", "A publishes a decision", f"{writer} reads decisions")
-    touched = (f"{writer} touches", "A reads an event")
-    return (*admitted, *touched, f"{writer} requests its grant", "A reads an event")
+    admitted = (
+        f"w{writer} opens",
+        "agent A reads an event",
+        "agent A publishes a decision",
+        f"w{writer} reads decisions",
+    )
+    touched = (f"w{writer} touches", "agent A reads an event")
+    return (*admitted, *touched, f"w{writer} requests its grant", "agent A reads an event")
 
 
 BOTH_REQUESTED = (*_requests_late(0), *_requests_late(1))
@@ -120,7 +131,7 @@ SCOPES: dict[str, Scope] = {
         "all", Lock((Contender(rate=0.9375), AHEAD), replace(SHORT, validity=2.85))
     ),
     "lock: an agent after a dead holder, a hint": _scope(
-        "unit", LONE, "hint", held=True, timely=(("0", "-", 6),)
+        "unit", LONE, "hint", held=True, timely=(("agent 0", "", 6),)
     ),
     "lock: 2 agents, a hint": _scope("explore", BOTH, "hint"),
     "lock: 2 agents, clocks 50 s apart, strict": _scope(
@@ -151,7 +162,7 @@ SCOPES: dict[str, Scope] = {
     "table: appends beside a compaction": _scope(
         "explore",
         _table(Job(("p/f:append",), "deleted-file"), COMPACTION, Job(("p/f:merge",), "deleted-file")),
-        after=("1 opens", "1 touches", "1 requests its grant"),
+        after=("w1 opens", "w1 touches", "w1 requests its grant"),
     ),
     "table: a whole partition, the whole table": _scope(
         "all", _table(Job(("p/*",)), ONCE, Job(("*/*",), attempts=1))
@@ -163,37 +174,37 @@ SCOPES: dict[str, Scope] = {
     "table: late detection": _scope("unit", _table(Job(), Job(), early_detection=False)),
     "table: the lock per commit": _scope("all", _table(Job(), Job(("q/f",)), hold="per-commit"), "lost lock"),
     "table: one open at most": _scope("unit", _table(Job(), Job(("q/f",)), max_open=1), "kill"),
-    "table: 2 writers for ever": _scope("unit", _table(EVER, EVER, max_losses=1), live="01"),
+    "table: 2 writers for ever": _scope("unit", _table(EVER, EVER, max_losses=1), live=BOTH_WRITERS),
     "table: 2 writers for ever, one queued behind": _scope(
-        "unit", _table(EVER, BEHIND, max_losses=1), live="01"
+        "unit", _table(EVER, BEHIND, max_losses=1), live=BOTH_WRITERS
     ),
     "table: 2 writers for ever, two priorities": _scope(
-        "all", _table(replace(EVER, priority=1), EVER, max_losses=1), live="01"
+        "all", _table(replace(EVER, priority=1), EVER, max_losses=1), live=BOTH_WRITERS
     ),
     "table: 2 writers for ever, retried at once": _scope(
-        "all", _table(replace(AT_ONCE, priority=1), AT_ONCE, max_losses=1), live="01"
+        "all", _table(replace(AT_ONCE, priority=1), AT_ONCE, max_losses=1), live=BOTH_WRITERS
     ),
     "table: a low priority behind a crowd": _scope(
         "all",
         _table(APPENDS, APPENDS, Job(("p/*:delete",), admission="queued", priority=-1), max_losses=1),
         alike=FIRST_ALIKE,
         after=IN_CROWD,
-        live="2",
+        live=("w2",),
     ),
     "table: ordered for ever, one queued behind": _scope(
         "explore",
         _table(replace(EVER, rule="ordered"), replace(BEHIND, rule="ordered"), max_losses=1),
-        live="01",
+        live=BOTH_WRITERS,
     ),
     "table: 3 writers for ever, one queued behind": _scope(
-        "explore", _table(EVER, EVER, BEHIND, max_losses=1), alike=FIRST_ALIKE, live="2"
+        "explore", _table(EVER, EVER, BEHIND, max_losses=1), alike=FIRST_ALIKE, live=("w2",)
     ),
     "table: with time": _scope("explore", TIMED, alike=ALIKE),
     "table: with time, one granted": _scope("unit", TIMED, after=ONE_GRANTED),
     "table: with time and heartbeats, one granted": _scope("explore", TIMED, beats=True, after=ONE_GRANTED),
     "table: with time and a kill, one granted": _scope("all", TIMED, "kill", after=ONE_GRANTED),
     "table: with time, 2 writers apart, both requested": _scope(
-        "all", TIMED_APART, after=(*ONE_REQUESTS, "1 touches", "1 requests its grant")
+        "all", TIMED_APART, after=(*ONE_REQUESTS, "w1 touches", "w1 requests its grant")
     ),
     "table: with time and a kill": _scope("explore", TIMED, "kill"),
     "table: a batch is run again": _scope("unit", _table(Job(recorded=False), ONCE), "repeated batch"),
@@ -211,7 +222,7 @@ SCOPES: dict[str, Scope] = {
         seconds=True,
         beats=True,
         after=ONE_REQUESTS[:3],
-        timely=(("1", "0", 9),),
+        timely=(("w1", "w0", 9),),
     ),
     "table: heartbeats and a lost lock, with time": _scope("explore", TIMED, "lost lock", beats=True),
     # -- take-over

@@ -107,10 +107,10 @@ class Table:
     def _acts(self, world: World) -> Acts:
         for number, writer in enumerate(world.writers):
             for kind, name, act in self._of_writer(world, number, writer):
-                yield kind, f"{number} {name}", partial(act, number=number)
+                yield kind, f"w{number} {name}", partial(act, number=number)
         for number, owner in enumerate(world.owners):
             for kind, name, act in self._of_owner(world, number, owner):
-                yield kind, f"{owner.term} {name}", partial(act, number=number)
+                yield kind, f"agent {owner.term} {name}", partial(act, number=number)
         if self.seconds:
             yield "", PASSES, Turn.wait
         if len(world.owners) < 3:
@@ -203,7 +203,7 @@ class Table:
         for number, writer in enumerate(world.writers):
             progress = writer.progress
             if progress is not None and progress.abort is None and progress.late_abort is None:
-                found[str(number)] = writer.landed
+                found[f"w{number}"] = writer.landed
         return found
 
     def form(self, world: World) -> Form:

@@ -106,7 +106,7 @@ def _judge_grants(model: Table, world: World) -> None:
         for number, writer in enumerate(world.writers)
         if writer.progress is not None and may_publish(writer.progress, world.now)
     }
-    _require("one grant", len(allowed) <= 1, f"{sorted(allowed)} may publish now")
+    _require("one grant", len(allowed) <= 1, f"the writers {sorted(allowed)} may publish now")
     for number, lease in allowed.items():
         running = [owner.state.running() for owner in world.owners]
         deadlines = [
@@ -117,7 +117,7 @@ def _judge_grants(model: Table, world: World) -> None:
         assert lease is not None
         assert lease.deadline is not None
         covered = model.late or max(deadlines, default=-1.0) >= lease.deadline
-        _require("one grant", covered, f"{number} relies on its grant for longer than the agent does")
+        _require("one grant", covered, f"w{number} relies on its grant for longer than the agent does")
 
 
 def may_publish(progress: GateProgress, now: float) -> bool:
@@ -279,13 +279,13 @@ def judge_grant_id(world: World, granted: events.CommitGranted) -> None:
 def judge_landing(model: Table, world: World, number: int, progress: GateProgress) -> None:
     """The gate allows this writer to publish now."""
     writer = world.writers[number]
-    _require("one grant", may_publish(progress, world.now), f"{number} lands after its lease")
+    _require("one grant", may_publish(progress, world.now), f"w{number} lands after its lease")
     locked = world.lock is not None and world.lock[1] > world.now
-    _require("one grant", locked, f"{number} lands without the lock")
-    _require("once", not world.in_table(number), f"batch {writer.batch} of {number} lands twice")
+    _require("one grant", locked, f"w{number} lands without the lock")
+    _require("once", not world.in_table(number), f"batch {writer.batch} of w{number} lands twice")
     for other in world.commits[writer.base :]:
         built_on = not _excludes(model, number, writer.order, other)
-        _require("no overlap", built_on, f"{number} lands without {other.transaction} in its base")
+        _require("no overlap", built_on, f"w{number} lands without {other.transaction} in its base")
 
 
 def _excludes(model: Table, number: int, order: int, other: Commit) -> bool:

@@ -92,14 +92,6 @@ class SimulationTests:
         assert numbers is not None
         assert tuple(map(int, numbers.groups())) == (len(oracles), len(self.simulation.bugs))
 
-    def test_planted_bugs_are_removed_afterwards(self) -> None:
-        before = digest(self.simulation.run(1).trace)
-        for bug in self.simulation.bugs:
-            with self.simulation.planted(bug):
-                pass
-
-        assert digest(self.simulation.run(1).trace) == before
-
     @pytest.mark.wide
     def test_a_seed_gives_the_same_run_in_another_process(self) -> None:
         """Also with other hash seeds, so that the order of no set decides anything."""
@@ -126,6 +118,6 @@ class SimulationTests:
             check=True,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         return completed.stdout.splitlines()[: self.reproduced]
