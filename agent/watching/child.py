@@ -5,6 +5,8 @@ ends it.
 """
 
 import asyncio
+import os
+import stat
 import sys
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
@@ -47,11 +49,17 @@ async def watch_assigned(
 
 
 async def _run() -> None:
+    mode = 0 if sys.stdin is None else os.fstat(sys.stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        raise AgentError("stdin is no pipe of an agent; a watcher of its own is `lakewarden watch`")
     lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer
     )
-    settings: Settings = decode(await lines.readline())
+    first = await lines.readline()
+    if not first:
+        return  # the agent has ended
+    settings: Settings = decode(first)
     configure_logging(settings.log_level)
     async with publishing(settings) as publish:
         await watch_assigned(settings, _assignments(lines), publish)

@@ -1,6 +1,7 @@
 """The agent's watcher as a child process: its start, its instructions, its failures and its end."""
 
 import math
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -340,3 +341,14 @@ def test_a_session_has_an_assignment_only_while_it_is_assigned() -> None:
     found.append(session.assignment())
 
     assert found == [None, None, Assignment(12, frozenset({4, 7})), None]
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [(subprocess.DEVNULL, 1), (subprocess.PIPE, 0)], ids=["no pipe", "ended"]
+)
+def test_a_watcher_without_an_agent_ends(given: int, code: int) -> None:
+    process = subprocess.Popen(supervisor.COMMAND, stdin=given, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate("" if code == 0 else None)
+    assert process.returncode == code
+    assert ("stdin is no pipe of an agent" in output) == bool(code)
+    assert "Traceback" not in output
