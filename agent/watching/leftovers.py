@@ -85,7 +85,9 @@ async def look_for_files(files: TableFiles, form: str, reading: Reading) -> list
     if found.copied:
         newest = reading.commits[-1].version
         reading.lacks(
-            f"commits after {newest}", "the table was copied, and a copy may lack them", Lack.BEYOND
+            f"commits after {newest}",
+            "the table was copied, or clocks differ; a copy may lack them",
+            Lack.BEYOND,
         )
     if found.why_useless:
         reading.lacks("files that no commit names", found.why_useless, Lack.NAMES)

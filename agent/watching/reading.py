@@ -8,9 +8,9 @@ The rules of reading:
    reading only if its file is from before, too, by the store's clock; else if `CONFIRMING` commits in a row are, and the history
    isn't called whole then. A time that is later than its file's, or doesn't fit into the order of the others, is replaced by a
    neighbour's, and reported. A commit has not begun before the one that it has read.
-4. **Copies.** If most commits are a minute older than their files, the table was copied, or its writers' clocks aren't the
-   store's. Then files' times say nothing: no data file is looked for. And a copy may lack the newest commits, so the end of its
-   history is not known.
+4. **Copies.** If most commits, or the first one, are a minute older than their files, the table was copied, or its writers'
+   clocks aren't the store's. Then files' times say nothing: no data file is looked for. And a copy may lack the newest commits,
+   so the end of its history is not known.
 5. **The end.** A newer commit than all that are there may be named by another file: a hint, a checksum, a checkpoint. Then the
    newest ones are missing.
 """
@@ -183,10 +183,11 @@ class Reading:
 
     @property
     def is_copied(self) -> bool:
-        copied = [
+        late = [
             each.stored is not None and each.stored - each.ended > COPIED_SECONDS for each in self.commits
         ]
-        return sum(copied) > len(copied) / 2
+        # A copied table may have been written to since: then its first commit is late.
+        return any(late[:1]) or sum(late) > len(late) / 2
 
     def _is_plausible(self, commit: PastCommit) -> bool:
         """A commit isn't from the future, and not younger than its file."""
