@@ -104,7 +104,8 @@ def _conflict_treated_as_lost(
     row_of: Callable[..., store_answers.Row], answer: Answer, *rest: Any
 ) -> store_answers.Row:
     """After 409 the outcome is unknown; until it is settled, all writes have one owner."""
-    return row_of(replace(answer, status=412) if answer.status == 409 else answer, *rest)
+    lost = replace(answer, status=412, code="PreconditionFailed")
+    return row_of(lost if answer.status == 409 else answer, *rest)
 
 
 @BUGS.plant("own renewal treated as a loss", "no false loss", lease, "_found_while_needed")
