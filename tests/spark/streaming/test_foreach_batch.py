@@ -583,6 +583,18 @@ def test_a_run_begins_with_its_last_committed_batch_or_a_later_one(
     assert done == []
 
 
+def test_a_function_that_looks_its_batches_up_itself_skips_them(
+    harness: Harness, run_query: RunQuery, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(_batch: DataFrame, txn: Transaction) -> None:
+        txn.recognise(lambda _writer, _batch_id: "7")
+
+    harness.agent(grant_everything)
+    run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
+
+    assert "batch.skipped" in caplog.text
+
+
 def test_a_batch_that_follows_one_of_its_own_is_looked_up_under_the_grant_only(
     harness: Harness, spark: SparkSession
 ) -> None:
