@@ -13,13 +13,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, canonical_table
 from lakewarden.spark_jobs.engine.connect import Connect
-from lakewarden.spark_jobs.engine.engine import quoted
+from lakewarden.spark_jobs.engine.engine import causes, quoted
+from lakewarden.spark_jobs.engine.java import java_text
 from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.outcome import find_batch
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.gate.transaction import Transaction
 
 AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
+
+REPARTITIONS = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
 
 UTC_PARTITIONS = "spark.databricks.delta.write.utcTimestampPartitionValues"
 UTC = {"UTC", "Etc/UTC", "GMT", "Z", "+00:00"}
@@ -270,7 +273,22 @@ class DeltaSink(SparkSink[Metadata]):
                 stored=stored,
                 inexact=inexact,
             )
-            self._execute(Write("sql", rows, statement), txn, metadata)
+            with self._naming_setting(metadata):
+                self._execute(Write("sql", rows, statement), txn, metadata)
+
+    @contextmanager
+    def _naming_setting(self, metadata: Metadata) -> Iterator[None]:
+        """Name the setting that a MERGE of this table needs, if Delta takes the name of a partition column for syntax."""
+        try:
+            yield
+        except Exception as error:
+            odd = [field.column for field in metadata.fields if not {".", "`"}.isdisjoint(field.column)]
+            if not odd or not any(cause.is_analysis for cause in causes(error)):
+                raise
+            raise ValueError(
+                f"Delta's MERGE takes dots and backquotes in the names of the partition columns {odd} for syntax: set "
+                f"{REPARTITIONS}=false, or rename them; {java_text(error)}; table={self.table}"
+            ) from error
 
     def _execute(
         self,

@@ -15,12 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, DeltaSink, GateError, UnsupportedSpark
+from lakewarden.spark_jobs.engine.engine import quoted
 from lakewarden.spark_jobs.engine.java import java_type
 from lakewarden.spark_jobs.sinks.delta import observer
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
+from lakewarden.spark_jobs.sinks.delta.sink import REPARTITIONS
 from lakewarden.spark_jobs.sinks.releases import DELTA
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.spark.fake_agent import At, FakeAgent, aborted, grant_everything
+from tests.spark.formats import session_settings
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import COLUMNS, DeltaCase, batch_of
 
@@ -345,6 +348,29 @@ def test_types_of_partition_columns_have_the_names_of_a_dataframe(
     fields = TableLog(spark, str(tmp_path)).metadata().fields
 
     assert [(field.column, field.value_type) for field in fields] == read(spark, tmp_path).dtypes[:-1]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["a`b", "a.b"])
+def test_the_setting_that_an_odd_name_of_a_partition_column_needs_is_named(
+    harness: Harness, spark: SparkSession, tmp_path: Path, agent: FakeAgent, name: str
+) -> None:
+    spark.sql(
+        f"CREATE TABLE delta.`{tmp_path}` (id long, {quoted(name)} string) USING delta PARTITIONED BY ({quoted(name)}) "
+        "TBLPROPERTIES ('delta.columnMapping.mode'='name')"
+    )
+    batch = spark.createDataFrame([(1, "x")], f"id long, {quoted(name)} string")
+    write = harness.gate().foreach_batch(DeltaSink(str(tmp_path), mode="upsert", keys=["id"]), writer="w")
+
+    with pytest.raises(
+        ValueError, match=r"for syntax: set spark\.\S+repartitionBeforeWrite.enabled=false, .*; table="
+    ):
+        write(batch, 0)
+    with session_settings(spark, {REPARTITIONS: "false"}):
+        write(batch, 0)
+
+    assert agent.types().count("commit-completed") == 1
+    assert [tuple(row) for row in read(spark, tmp_path).collect()] == [(1, "x")]
 
 
 @pytest.mark.wide
