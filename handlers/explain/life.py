@@ -212,7 +212,7 @@ Standing: TypeAlias = Literal["on time", "late", "silent", "finished", "unknown"
 | standing | the next commit is due, and |
 | --- | --- |
 | `late` | former runs began sooner |
-| `silent` | its job doesn't end by itself. The log doesn't say whether somebody has stopped it |
+| `silent` | its job doesn't end by itself. The log doesn't say whether it was stopped |
 | `finished` | the job has ended in order |
 | `unknown` | the log doesn't say whether the job has ended |
 """
