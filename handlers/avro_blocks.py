@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import fastavro
 
-from lakewarden.events.inflate import Codec, inflate_deflate, inflate_snappy, inflate_zstd
+from lakewarden.events.inflate import Codec, InflateError, inflate_deflate, inflate_snappy, inflate_zstd
 from lakewarden.handlers.unreadable import MAX_VALUES, Unreadable, json_of
 
 MAX_BYTES = 128 * 1024 * 1024
@@ -92,7 +92,10 @@ def uncompressed(body: bytes, wanted: Wanted | None = None) -> tuple[bytes, Any]
         records += count
         if count < 0 or records * max(1, schema.costs.free) > MAX_RECORDS:
             raise Unreadable(f"it has more than {MAX_RECORDS:,} records, or values without bytes")
-        content = block if inflate is None else inflate(block, left)
+        try:
+            content = block if inflate is None else inflate(block, left)
+        except InflateError as error:
+            raise Unreadable(f"a block is damaged, or the file has more than {MAX_BYTES:,} bytes") from error
         left -= len(content)
         if source.read(_SYNC) != sync:
             raise Unreadable("a block ends otherwise")
