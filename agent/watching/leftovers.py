@@ -171,13 +171,15 @@ class _FoundFiles:
     def leftovers(self) -> list[Leftover]:
         """Those of this table. A commit may name one of a folder beside by another path."""
         named = {path.rpartition("/")[2] for path in self.reading.files}
-        others = tuple(self.others)
         return [
             each
             for (name, _), (path, each) in self.unnamed.items()
-            if not path.startswith(others)
+            if not self._is_of_another(path)
             and (name not in named or path.rpartition("/")[0] in self.reading.folders)
         ]
+
+    def _is_of_another(self, path: str) -> bool:
+        return any(path[: slash.end()] in self.others for slash in re.finditer("/", path))
 
     @property
     def why_useless(self) -> str | None:
