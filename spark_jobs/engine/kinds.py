@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 5)
 
-TRIED_ON_CONNECT = ((4, 1), (4, 2))
+TRIED_ON_CONNECT = ((4, 0), (4, 1), (4, 2), (4, 3))
 
 
 def engine_of(frame_or_session: DataFrame | SparkSession) -> Engine:

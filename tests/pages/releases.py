@@ -47,6 +47,7 @@ _FABRIC: Final = "environment: the wheel as a custom library"
 _DATABRICKS: Final = "cluster library: the wheel; access mode dedicated, since others have Spark Connect"
 _DATAPROC: Final = "initialization action: `pip install <wheel>` on each node"
 _CONNECT: Final = "[no sink but `PaimonSink` and `DeltaSink`](writers.md#on-spark-connect)"
+_WHOLE: Final = "functions and `PaimonSink`; Delta by [whole statements](recipes.md#a-merge-of-your-own)"
 _ALIBABA: Final = "runtime environment, or `spark.archives` with a packed environment"
 PLATFORMS: Final = (
     Platform("AWS Glue 5.0", "3.5.4", "3.11", "17", "3.3.0", "1.7.1", "0.15.0", _GLUE),
@@ -58,6 +59,7 @@ PLATFORMS: Final = (
     Platform("Amazon EMR Spark 8.1", "4.1.1", "3.11, 3.13", "", "4.2.0", "1.11.0", "1.1.1", _EMR_8),
     Platform("Databricks 16.4 LTS", "3.5.2", "", "", "", "", "", _DATABRICKS),
     Platform("Databricks 17.3 LTS", "4.0.0", "", "", "", "", "", _DATABRICKS),
+    Platform("Databricks 17.3 LTS, standard access mode", "4.0.0", "", "", "", "", "", _WHOLE),
     Platform("Dataproc 2.3", "3.5.3", "", "", "3.2", "1.6.1", "0.15.0", _DATAPROC),
     Platform("Amazon EMR Spark 8.1, Spark Connect", "4.1.1", "3.11, 3.13", "", "", "", "", _CONNECT),
     Platform("Dataproc 3.0, Spark Connect", "4.1.2", "3.12", "21", "", "", "", _CONNECT),

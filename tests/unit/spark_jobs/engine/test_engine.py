@@ -92,7 +92,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("remote")
-@pytest.mark.parametrize("version", ["3.5.9", "4.0.5", "4.3.0"])
+@pytest.mark.parametrize("version", ["3.5.9", "4.4.0", "5.0.0"])
 def test_releases_that_were_not_tried_on_connect_are_refused(
     version: str, gate: CommitGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +100,7 @@ def test_releases_that_were_not_tried_on_connect_are_refused(
 
     with pytest.raises(
         UnsupportedSpark,
-        match=rf"Spark Connect of PySpark {version} .* tried with 4\.1, 4\.2 only",
+        match=rf"Spark Connect of PySpark {version} .* tried with 4\.0, 4\.1, 4\.2, 4\.3 only",
     ):
         gate.foreach_batch(write, writer="w", table="/lake/t")
 
