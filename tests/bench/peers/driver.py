@@ -210,11 +210,11 @@ def main() -> None:
             steps = StepsFile(options.folder / "steps")
             more: dict[str, Any] = {"spark.driver.memory": "2g", "spark.sql.codegen.cache.maxEntries": "1000"}
             server = stack.enter_context(connect_server(options.folder, **more))
-            spark = stack.enter_context(SparkSession.builder.remote(server.url).create())
+            spark = SparkSession.builder.remote(server.url).create()
         else:
             settings = settings_of(options.table_format, store)
             spark = spark_session("lakewarden-peers", master="local[2,4]", memory="2g", **settings)
-            stack.callback(spark.stop)
+        stack.callback(spark.stop)
         record.count_calls()
         for phase, method in PHASES.items():
             owner = Transaction if hasattr(Transaction, method) else SINKS[options.table_format]
