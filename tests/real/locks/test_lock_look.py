@@ -30,7 +30,7 @@ def test_the_probe_of_a_sound_store_reports_its_requests(on_s3: Place, tmp_path:
 
 
 async def test_the_probe_of_a_store_that_ignores_a_condition_names_the_condition(local: Place) -> None:
-    async with faulty_server([WRITTEN, ABSENT, WRITTEN]) as server:
+    async with faulty_server([ABSENT, WRITTEN, WRITTEN]) as server:
         done = await anyio.to_thread.run_sync(
             lambda: run(
                 "probe",

@@ -136,7 +136,7 @@ async def test_a_bucket_that_is_refused_is_a_problem_and_the_other_checks_go_on(
 
 
 async def test_a_store_that_ignores_conditions_is_a_problem(settings: Callable[..., Settings]) -> None:
-    async with faulty_server([ABSENT, WRITTEN, ABSENT, WRITTEN]) as server:
+    async with faulty_server([ABSENT, WRITTEN, WRITTEN]) as server:
         findings = await diagnose(settings(s3_endpoint=server.endpoint), [])
 
     [problem] = problems(findings)
