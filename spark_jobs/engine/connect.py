@@ -280,6 +280,6 @@ class TaggedOperations(Tagged):
 def no_jvm(what: str) -> UnsupportedSpark:
     """Return the refusal of something that needs the JVM of a driver."""
     return UnsupportedSpark(
-        f"{what} is not supported on Spark Connect: its commit needs the JVM of the driver; use DeltaSink, PaimonSink or a "
-        "function of your own, or start the session without `remote(…)` and without SPARK_REMOTE"
+        f"{what} is not supported on Spark Connect: its commit needs the JVM of the driver; use DeltaSink, IcebergSink, "
+        "PaimonSink or a function of your own, or start the session without `remote(…)` and without SPARK_REMOTE"
     )

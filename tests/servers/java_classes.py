@@ -2,8 +2,8 @@
 
     python -m tests.servers.java_classes
 
-They are Java 8 byte code without debug information, so that the same source gives the same bytes. What they are compiled against
-comes from Maven Central, and Hadoop and Spark from pyspark's jars.
+They are byte code of Java 8, or of Spark Connect's Java 17, without debug information, so that the same source gives the same
+bytes. What they are compiled against comes from Maven Central, and Hadoop and Spark from pyspark's jars.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _of_spark(form: TableFormat, *names: str) -> list[Path]:
 
 
 def _connect_path() -> list[Path]:
-    return _of_spark(DELTA, "spark-sql", "spark-core", "spark-unsafe", "spark-common-utils", "kryo-shaded")
+    delta = _of_spark(DELTA, "spark-sql", "spark-core", "spark-unsafe", "spark-common-utils", "kryo-shaded")
+    return [*dict.fromkeys([*delta, *_of_spark(ICEBERG)])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,20 @@ class JavaClasses:
     sources: Path
     classes: Path
     class_path: Callable[[], list[Path]]
+    java: str = "8"
+    beside: Path | None = None
+    """Sources of another sink that these use."""
 
     def compiled(self) -> dict[str, bytes]:
         """Compile the sources. Return the class files by name."""
         with tempfile.TemporaryDirectory() as folder:
+            others = [] if self.beside is None else sorted(self.beside.glob("*.java"))
             sources, jars = sorted(self.sources.glob("*.java")), sorted(self.class_path())
-            compile_java(sources, jars, Path(folder), "--release", "8", "-g:none", "-Xlint:-options")
-            return {path.name: path.read_bytes() for path in Path(folder).rglob("*.class")}
+            options = ("--release", self.java, "-g:none", "-Xlint:-options")
+            compile_java([*sources, *others], jars, Path(folder), *options)
+            foreign = {f"{path.stem}.class" for path in others}
+            found = {path.name: path.read_bytes() for path in Path(folder).rglob("*.class")}
+            return {name: content for name, content in found.items() if name not in foreign}
 
     def renew(self) -> None:
         """Replace the class files of the wheel."""
@@ -100,7 +108,7 @@ class JavaClasses:
 
 
 OF_SINKS: Final = {
-    "connect": JavaClasses(jar.SOURCES, jar.CLASSES, _connect_path),
+    "connect": JavaClasses(jar.SOURCES, jar.CLASSES, _connect_path, "17", release.SOURCES),
     "delta": JavaClasses(fence.SOURCES, fence.CLASSES, _delta_path),
     "hudi": JavaClasses(provider.SOURCES, provider.CLASSES, lambda: list(hudi_jars().glob("*.jar"))),
     "iceberg": JavaClasses(release.SOURCES, release.CLASSES, lambda: _of_spark(ICEBERG, "spark-unsafe")),

@@ -33,8 +33,8 @@ from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.delta.connect import ServerStatement
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
-from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
-from lakewarden.spark_jobs.sinks.iceberg.table import BATCH
+from lakewarden.spark_jobs.sinks.iceberg.driver import CheckedOperations
+from lakewarden.spark_jobs.sinks.iceberg.metadata import BATCH
 from tests.posix_session import posix_session_members
 from tests.spark.cluster import MASTER
 from tests.spark.formats import format_settings, path_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs import CommitGate, DeltaSink, IcebergSink
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
-from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
+from lakewarden.spark_jobs.sinks.iceberg.driver import CheckedOperations
 from tests.servers.iceberg_catalogs import POSTGRESQL
 from tests.spark.formats import HADOOP_AWS, ICEBERG_AWS, JARS, format_settings
 

@@ -1,6 +1,6 @@
 """The jar for a server of Spark Connect: `python -m lakewarden.spark_jobs.sinks.connect.jar FOLDER` prints the option for it.
 
-A session that may add artifacts needs none: `DeltaSink` adds it then (`procedures.py`).
+A session that may add artifacts needs none: the sink adds it then (`procedures.py`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import zipfile
 from pathlib import Path
 
 from lakewarden.spark_jobs.sinks.delta import fence
+from lakewarden.spark_jobs.sinks.iceberg import release
 
 SOURCES = Path(__file__).parent / "java"
 CLASSES = Path(__file__).parent / "classes"
 JAR = "lakewarden-connect.jar"
 
-PACKAGES = {"lakewarden": CLASSES, "io/delta/storage": fence.CLASSES}
+PACKAGES = {
+    "lakewarden": CLASSES,
+    "io/delta/storage": fence.CLASSES,
+    "lakewarden/iceberg": release.CLASSES,  # Java defines them in Iceberg's own packages
+}
 """The folders of class files, by their folders in the jar."""
 
 _ONCE = (1980, 1, 1, 0, 0, 0)

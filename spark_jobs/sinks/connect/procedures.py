@@ -23,7 +23,7 @@ CATALOG = "lakewarden"
 _SETTING = f"spark.sql.catalog.{CATALOG}"
 _CLASS = "lakewarden.Procedures"
 
-VERSION = 1
+VERSION = 2
 """Version of the calls between Python and Java."""
 
 RECIPE = (
@@ -70,6 +70,15 @@ class Procedures:
                 f"the server of Spark Connect doesn't run lakewarden's procedures for {self._namespace}: {java_text(error)} "
                 f"(before the jar was added as an artifact: {java_text(absent)}); {RECIPE}"
             ) from error
+
+
+class StatementFailed(Exception):
+    """What Java raised, as a procedure has answered it."""
+
+    def __init__(self, text: str, kinds: Iterable[str]) -> None:
+        super().__init__(text)
+        self.kinds = tuple(kinds)
+        """The classes of the exception and of its causes."""
 
 
 def as_facts(answer: Iterable[str]) -> dict[str, list[str]]:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.errors import LeaseLost, UnsupportedSpark
 from lakewarden.spark_jobs.gate.grant import PublishOutcome, monotonic_seconds
-from lakewarden.spark_jobs.sinks.connect.procedures import RECIPE, Procedures, as_facts
+from lakewarden.spark_jobs.sinks.connect.procedures import RECIPE, Procedures, StatementFailed, as_facts
 from lakewarden.spark_jobs.sinks.delta.fence import LOG_STORE, SCHEMES, setting_of
 from lakewarden.spark_jobs.sinks.delta.log import CommitFile, Metadata, TableLog, commit_files
 from lakewarden.spark_jobs.sinks.delta.statement import CONFLICT, GrantedStatement, Write, transaction_label
@@ -144,15 +144,6 @@ class ServerLog(TableLog):
 def _commit_files(rows: Iterable[str]) -> list[CommitFile]:
     named = (row.split("\t") for row in rows)
     return commit_files((name, length, modified) for name, modified, length in named)
-
-
-class StatementFailed(Exception):
-    """What Java raised after the statement wanted to commit."""
-
-    def __init__(self, text: str, kinds: Iterable[str]) -> None:
-        super().__init__(text)
-        self.kinds = tuple(kinds)
-        """The classes of the exception and of its causes."""
 
 
 class ServerStatement(GrantedStatement):

@@ -29,10 +29,8 @@ NEIGHBOURS = {STAGED_TABLE: "org.apache.iceberg.BaseTable", CATALOG: _TABLE_CACH
 """Iceberg's classes of the same packages."""
 SOURCES = Path(__file__).parent / "java"
 CLASSES = Path(__file__).parent / "classes"
-VERSION = 1
+VERSION = 2
 """Version of the calls between Python and the classes."""
-
-_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
 def require_release(spark: SparkSession, *, untried: bool) -> str | None:
@@ -75,12 +73,12 @@ def _has_class(spark: SparkSession, name: str) -> bool:
     return True
 
 
-def has_extensions(spark: SparkSession) -> bool:
-    """Return whether the session has Iceberg's extensions, which push transforms such as `days(ts)` down to the scan."""
-    return _EXTENSIONS in (spark.conf.get("spark.sql.extensions", "") or "")
+def know_staging_catalog(spark: SparkSession) -> None:
+    """Make the tables in Iceberg's `SparkTableCache` known to the session as those of `STAGING_CATALOG`."""
+    spark.conf.set(f"spark.sql.catalog.{STAGING_CATALOG}", CATALOG)
 
 
 def table_cache(spark: SparkSession) -> Any:
-    """Return Iceberg's `SparkTableCache`, and make its tables known to the session as those of `STAGING_CATALOG`."""
-    spark.conf.set(f"spark.sql.catalog.{STAGING_CATALOG}", CATALOG)
+    """Return Iceberg's `SparkTableCache`, with its tables known to the session."""
+    know_staging_catalog(spark)
     return java.call_static(spark, _TABLE_CACHE, "get")

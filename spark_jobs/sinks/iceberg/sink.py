@@ -17,34 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker, canonical_table
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.spark_jobs.engine.connect import Connect
 from lakewarden.spark_jobs.engine.engine import quoted
-from lakewarden.spark_jobs.engine.java import is_instance
-from lakewarden.spark_jobs.engine.kinds import require_jvm
+from lakewarden.spark_jobs.engine.kinds import engine_of
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark, base_changed
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.assignment import assigned, is_case_sensitive, spelled_as
-from lakewarden.spark_jobs.sinks.iceberg.batch_write import (
-    BatchWrite,
-    in_catalog,
-    is_conflict,
-    with_properties,
-)
-from lakewarden.spark_jobs.sinks.iceberg.release import require_release
-from lakewarden.spark_jobs.sinks.iceberg.staging import StagedTable
-from lakewarden.spark_jobs.sinks.iceberg.table import (
+from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
+from lakewarden.spark_jobs.sinks.iceberg.connect import ServerCatalog
+from lakewarden.spark_jobs.sinks.iceberg.driver import DriverCatalog, is_conflict, with_properties
+from lakewarden.spark_jobs.sinks.iceberg.metadata import (
     BATCH,
     WRITER,
     LastCommit,
-    OpenTable,
-    another_is_in_its_place,
+    Loaded,
     find_commit,
-    forget,
-    lists_newest_only,
-    load,
-    open_table,
-    show,
     spec_text,
 )
+from lakewarden.spark_jobs.sinks.iceberg.staging import Catalog
+from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable, open_table
 from lakewarden.spark_jobs.sinks.spark_sink import COST, Prepared, SparkSink, run_under_grant
 from lakewarden.spark_jobs.sinks.upsert import Upsert, inexact_keys, require_columns
 
@@ -52,8 +43,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lakewarden.spark_jobs.gate.transaction import Transaction
-
-REST = "org.apache.iceberg.rest.RESTTableOperations"
 
 ANY_SCHEMA = "write.spark.accept-any-schema"
 
@@ -72,28 +61,33 @@ class IcebergSink(SparkSink[OpenTable]):
     """Writes one Iceberg table. Create it after the Spark session, whose catalog has the table."""
 
     def _find(self, table: str) -> None:
-        require_jvm(type(self).__name__)
         self._name = table
-        self._spark = _session()
-        self._unhooked = require_release(self._spark, untried=self._untried_release)
-        self._last_opened = open_table(self._spark, table)
-        self._uri = canonical_table(str(self._last_opened.java.location()))
+        self._opened: Catalog | None = None
+        catalog = self._catalog()
+        self._last_opened = open_table(catalog)
+        self._uri = canonical_table(self._last_opened.metadata.location)
         self._last_alike: object = None
-        if self._unhooked is not None:
-            if is_instance(self._last_opened.java.operations(), REST):
-                raise UnsupportedSpark(
-                    f"{self._unhooked}, so Iceberg itself would commit each statement; where a REST catalog answers 409 "
-                    "to a request that it has carried out, Iceberg commits the rows again or removes their files; "
-                    f"use a release of Iceberg that was tried; table={self._uri}"
-                )
-            log.warning("iceberg.whole-statements", table=self._uri, reason=self._unhooked, cost=COST)
+        if catalog.unhooked is not None:
+            log.warning("iceberg.whole-statements", table=self._uri, reason=catalog.unhooked, cost=COST)
         self._told_of_history = self._mode == "append"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark Connect pickles the sink; a session can't be pickled, so the server's process finds its own."""
+        return self.__dict__ | {"_opened": None}
+
+    def _catalog(self) -> Catalog:
+        if self._opened is None:
+            spark = _session()
+            on_server = isinstance(engine_of(spark), Connect)
+            body = ServerCatalog if on_server else DriverCatalog
+            self._opened = body(spark, self._name, untried=self._untried_release)
+        return self._opened
 
     def _stage(self, prepared: Prepared[OpenTable], txn: Transaction) -> None:
         table, upsert, rows = prepared.layout, prepared.upsert, prepared.named
         inexact = inexact_keys(upsert.keys, table.fields, rows.schema, table.columns, self.table)
         if self._mode == "upsert":
-            rows = prepared.one_row_per_key(self.table)
+            rows = self._catalog().mergeable(prepared.one_row_per_key(self.table))
         # Only after the markers: from here on the agent checks every commit to these partitions against them.
         batch_write = BatchWrite(
             rows,
@@ -105,28 +99,32 @@ class IcebergSink(SparkSink[OpenTable]):
             prepared.stored,
             inexact,
         )
+        catalog = self._catalog()
         snapshot = None
-        if self._unhooked is None:
-            snapshot = self._commit_staged(batch_write, txn)
+        if catalog.unhooked is None:
+            snapshot = self._commit_staged(catalog, batch_write, txn)
         else:
-            run_under_grant(txn, lambda: self._commit_whole(batch_write), self.committed, is_conflict)
-        show(self._spark, self._name, snapshot)
+            run_under_grant(
+                txn, lambda: self._commit_whole(catalog, batch_write), self.committed, is_conflict
+            )
+        catalog.show(snapshot)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        return find_commit(load(self._spark, self._name), writer, batch_id)
+        table = self._catalog().load()
+        return find_commit(table.metadata, table.name, writer, batch_id)
 
     def writers(self) -> list[str]:
-        return LastCommit.writers(load(self._spark, self._name))
+        return LastCommit.writers(self._catalog().load().metadata)
 
     # staging and committing
 
-    def _commit_staged(self, write: BatchWrite, txn: Transaction) -> str | None:
+    def _commit_staged(self, catalog: Catalog, write: BatchWrite, txn: Transaction) -> str | None:
         """Return the snapshot. None if its publish failed, and the gate found it in the table."""
-        validated = self._mode != "append"
-        staged = StagedTable(self._spark, self._unchanged(write), write.properties, validated=validated)
+        staged = catalog.stage(write.properties, validated=self._mode != "append")
         txn.on_discard(staged.discard)
+        self._require_unchanged(write, staged.loaded)
         txn.check()
-        with in_catalog(write.rows.sparkSession, txn.id, staged) as target:
+        with staged.named() as target:
             write.run(target, staged.base)
         staged.staged()
         txn.check()
@@ -135,37 +133,37 @@ class IcebergSink(SparkSink[OpenTable]):
             grant.version = snapshot = staged.publish(grant)
         return snapshot
 
-    def _commit_whole(self, write: BatchWrite) -> None:
-        base = self._unchanged(write).currentSnapshot()
-        base_id = None if base is None else int(base.snapshotId())
-        with_properties(self._spark, write.properties, lambda: write.run(self._name, base_id))
+    def _commit_whole(self, catalog: Catalog, write: BatchWrite) -> None:
+        now = catalog.load()
+        self._require_unchanged(write, now)
+        base = now.metadata.newest
+        base_id = None if base is None else base.id
+        with_properties(catalog.spark, write.properties, lambda: write.run(self._name, base_id))
 
-    def _unchanged(self, write: BatchWrite) -> Any:
-        """Return the table at its newest version. Raise `BaseChanged` if the batch was prepared for another layout or table."""
-        now = load(self._spark, self._name)
+    def _require_unchanged(self, write: BatchWrite, now: Loaded) -> None:
+        """Raise `BaseChanged` if the batch was prepared for another layout or table."""
+        prepared = write.table.metadata
         what = None
-        if another_is_in_its_place(self._spark, now.operations()):
-            forget(self._spark, self._name)
+        if prepared.uuid != now.metadata.uuid:
             what = "the table was dropped and created again"
-        elif not write.table.same_layout(now):
+        elif not prepared.same_layout(now.metadata):
             what = "the table's columns or partition fields changed"
-        elif not self._told_of_history and lists_newest_only(now.operations().current()):
+        elif not self._told_of_history and now.metadata.lists_newest_only:
             self._told_of_history = True
             log.warning("iceberg.newest-snapshot-only", table=self.table, cost=NEWEST_ONLY_COST)
         if what is not None:
             facts = f"table={self.table} writer={write.properties[WRITER]}"
             raise base_changed(f"{what} while the batch was prepared", facts)
-        return now
 
     def _layout(self, spark: SparkSession) -> OpenTable:  # noqa: ARG002 - the catalog is that of the sink's session
-        table = self._last_opened = open_table(self._spark, self._name, self._last_opened)
-        location = canonical_table(str(table.java.location()))
+        table = self._last_opened = open_table(self._catalog(), self._last_opened)
+        location = canonical_table(table.metadata.location)
         if location != self._uri:
             raise ValueError(
                 f"the table {self._name!r} is now at {location}, and was at {self._uri} when the sink was created: create a new "
                 "sink, so that its writers take the lock of that table"
             )
-        if self._mode == "upsert" and str(table.java.properties().get(ANY_SCHEMA)).lower() == "true":
+        if self._mode == "upsert" and table.metadata.properties.get(ANY_SCHEMA, "").lower() == "true":
             raise ValueError(
                 f"the table has the property {ANY_SCHEMA}, with which Spark resolves no columns of a MERGE: unset it; "
                 f"table={self.table}"
@@ -178,7 +176,7 @@ class IcebergSink(SparkSink[OpenTable]):
         older = table.other_identity(self._upsert.keys) if self._mode == "upsert" else None
         if older is not None:
             raise ValueError(
-                f"the table has files of the partition spec {older}, and is partitioned by {spec_text(table.java.spec())} now; "
+                f"the table has files of the partition spec {older}, and is partitioned by {spec_text(table.spec)} now; "
                 f"keys {list(self._upsert.keys)} hold within a partition, so a row of those files could be written again; "
                 "rewrite them with rewrite_data_files and the option 'rewrite-all', from then on the keys hold within the new "
                 "partitions; or take the change back by ALTER TABLE … PARTITION FIELD; then start the query again; "

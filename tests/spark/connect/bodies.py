@@ -10,10 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lakewarden.spark_jobs import DeltaSink, PaimonSink
+from pyspark.sql import SparkSession
+
+from lakewarden.spark_jobs import DeltaSink, IcebergSink, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.connect.procedures import Procedures
 from lakewarden.spark_jobs.sinks.contract import Plan
+from lakewarden.spark_jobs.sinks.spark_sink import SparkSink
+from tests.spark.formats import iceberg_name
 
 
 def paimon(**arguments: Any) -> PaimonSink:
@@ -24,7 +28,16 @@ def delta(**arguments: Any) -> DeltaSink:
     return DeltaSink(**arguments)
 
 
-class MortalDelta(DeltaSink):
+def _named(folder: str) -> str:
+    """The table in this folder, and its catalog in the client's session."""
+    return iceberg_name(SparkSession.active(), Path(folder))
+
+
+def iceberg(folder: str, **arguments: Any) -> IcebergSink:
+    return IcebergSink(_named(folder), **arguments)
+
+
+class Mortal(SparkSink[Any]):
     """Its process is killed once, before or after a call of one of the server's procedures."""
 
     def __init__(self, *arguments: Any, when: str, call: str, flag: str, **options: Any) -> None:
@@ -53,11 +66,23 @@ class MortalDelta(DeltaSink):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class MortalDelta(Mortal, DeltaSink):
+    pass
+
+
+class MortalIceberg(Mortal, IcebergSink):
+    pass
+
+
 def mortal_delta(**arguments: Any) -> MortalDelta:
     return MortalDelta(**arguments)
 
 
-class SlowDelta(DeltaSink):
+def mortal_iceberg(folder: str, **arguments: Any) -> MortalIceberg:
+    return MortalIceberg(_named(folder), **arguments)
+
+
+class Slow(SparkSink[Any]):
     """Its statement computes for so long, unless the file `fast` is in the folder."""
 
     def __init__(self, *arguments: Any, folder: str, seconds: float, **options: Any) -> None:
@@ -71,8 +96,20 @@ class SlowDelta(DeltaSink):
         return super().plan(batch.withColumn("flight", slow("flight")))
 
 
+class SlowDelta(Slow, DeltaSink):
+    pass
+
+
+class SlowIceberg(Slow, IcebergSink):
+    pass
+
+
 def slow_delta(**arguments: Any) -> SlowDelta:
     return SlowDelta(**arguments)
+
+
+def slow_iceberg(table: str, **arguments: Any) -> SlowIceberg:
+    return SlowIceberg(_named(table), **arguments)
 
 
 def _slow(folder: str, seconds: float) -> Callable[[int], int]:

@@ -34,7 +34,7 @@ from lakewarden.handlers.iceberg.metadata import foreign_snapshot, manifests_of,
 from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, PaimonSink, Sink
 from lakewarden.spark_jobs.engine.java import elements, java_type
 from lakewarden.spark_jobs.sinks.assignment import DEFAULT
-from lakewarden.spark_jobs.sinks.iceberg.table import VOID
+from lakewarden.spark_jobs.sinks.iceberg.metadata import VOID
 from lakewarden.spark_jobs.sinks.upsert import has_order
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
 from tests.spark.java_paimon import java_reader

@@ -40,8 +40,8 @@ from lakewarden.spark_jobs.sinks.delta.connect import ServerStatement
 from lakewarden.spark_jobs.sinks.delta.log import DELTA_LOG
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
-from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
-from lakewarden.spark_jobs.sinks.iceberg.table import BATCH, WRITER, ancestors, load
+from lakewarden.spark_jobs.sinks.iceberg.driver import CheckedOperations, load, metadata_of
+from lakewarden.spark_jobs.sinks.iceberg.metadata import BATCH, WRITER
 from lakewarden.spark_jobs.sinks.paimon.commit import CommitRefused, FencedCommit
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from lakewarden.spark_jobs.sinks.paimon.values import arrow_schema
@@ -641,8 +641,9 @@ class IcebergCase(SinkCase):
         return sorted(row.flight for row in self._spark.table(self._name).collect())
 
     def commits(self) -> list[tuple[str, int, str]]:
-        summaries = [snapshot.summary() for snapshot in ancestors(load(self._spark, self._name))]
-        return [(one.get(WRITER), int(one.get(BATCH)), one.get(TRANSACTION)) for one in reversed(summaries)]
+        metadata = metadata_of(self._spark, load(self._spark, self._name).operations().current())
+        summaries = [snapshot.summary for snapshot in metadata.ancestors()]
+        return [(one[WRITER], int(one[BATCH]), one[TRANSACTION]) for one in reversed(summaries)]
 
     def orphans(self) -> set[str]:
         """Metadata counts, too, but not the manifest lists of snapshots that aren't listed."""

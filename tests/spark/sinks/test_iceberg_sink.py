@@ -24,8 +24,9 @@ from lakewarden.spark_jobs.engine.java import java_type
 from lakewarden.spark_jobs.gate.scope import ALONE
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
-from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations, StagedTable
-from lakewarden.spark_jobs.sinks.iceberg.table import LastCommit, ancestors, load
+from lakewarden.spark_jobs.sinks.iceberg.driver import CheckedOperations, load, metadata_of
+from lakewarden.spark_jobs.sinks.iceberg.metadata import LastCommit, Snapshot
+from lakewarden.spark_jobs.sinks.iceberg.staging import StagedTable
 from lakewarden.spark_jobs.sinks.releases import ICEBERG, release_of
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.servers.iceberg_catalogs import running_nessie
@@ -103,7 +104,12 @@ class Table:
         return sorted((tuple(row) for row in self.sql("SELECT * FROM TABLE_")), key=repr)
 
     def operations(self) -> list[str]:
-        return [str(snapshot.operation()) for snapshot in ancestors(load(self.spark, self.name))][::-1]
+        return [snapshot.summary["operation"] for snapshot in self.history()]
+
+    def history(self) -> list[Snapshot]:
+        """The snapshots of the main branch, the oldest first."""
+        metadata = metadata_of(self.spark, load(self.spark, self.name).operations().current())
+        return [*metadata.ancestors()][::-1]
 
     def leftovers(self) -> set[str]:
         """Files that no snapshot has. Clients up to 1.10 can't ask the tests' REST server for metadata tables by their names."""
@@ -427,7 +433,7 @@ def test_what_was_staged_for_a_table_that_changes_meanwhile_is_computed_again(
     """
     for rows in ([(1, 5, "old")], [(1, 1, "old"), (1, 2, "old")]):
         table.append(*rows)
-    first = str(list(ancestors(load(spark, table.name)))[-1].snapshotId())
+    first = str(table.history()[0].id)
 
     def change(_event: object) -> None:
         for statement in statements:
@@ -627,7 +633,7 @@ def test_last_commits_beyond_the_newest_are_removed_after_a_day_unless_their_wri
     harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writer `w` was silent for longest, and its batch is recognised when its snapshot has expired. `back` commits before it."""
-    monkeypatch.setattr("lakewarden.spark_jobs.sinks.iceberg.table.MAX_LAST_COMMITS", 2)
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.iceberg.metadata.MAX_LAST_COMMITS", 2)
     today = time.time_ns() // 1_000_000
     at = {"w": 1, "old": 2, "back": 3, "new": today, "newer": today, "newest": today}
     key = partial(LastCommit.key, numbered=True)

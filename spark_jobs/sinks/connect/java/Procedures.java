@@ -5,6 +5,7 @@ import java.lang.reflect.Method;
 import java.lang.reflect.Modifier;
 import java.util.Collections;
 import java.util.Iterator;
+import java.util.Map;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.connector.catalog.Identifier;
@@ -22,12 +23,14 @@ import org.apache.spark.unsafe.types.UTF8String;
 /**
  * A catalog of stored procedures for a client of Spark Connect, which has no other way to a format's Java.
  *
- * <p>{@code CALL lakewarden.delta.commits('/lake/flights', 3)} calls the public static method {@code commits} of {@link Delta}. Its
- * arguments are texts and numbers, and it returns texts: the rows of the answer.
+ * <p>{@code CALL lakewarden.delta.commits('/lake/flights', 3)} calls the public static method {@code commits} of {@link Delta}; those
+ * of {@link Iceberg} are in the namespace {@code iceberg}. The arguments are texts and numbers, and the answer's rows are texts.
  */
 public final class Procedures implements ProcedureCatalog {
   /** Changes with what is called from Python. */
-  public static final int VERSION = 1;
+  public static final int VERSION = 2;
+
+  private static final Map<String, Class<?>> FORMATS = Map.of("delta", Delta.class, "iceberg", Iceberg.class);
 
   private String name;
 
@@ -48,8 +51,9 @@ public final class Procedures implements ProcedureCatalog {
 
   @Override
   public UnboundProcedure loadProcedure(Identifier identifier) {
-    if (identifier.namespace().length == 1 && identifier.namespace()[0].equals("delta")) {
-      for (Method method : Delta.class.getDeclaredMethods()) {
+    Class<?> format = identifier.namespace().length == 1 ? FORMATS.get(identifier.namespace()[0]) : null;
+    if (format != null) {
+      for (Method method : format.getDeclaredMethods()) {
         boolean isPublic = Modifier.isPublic(method.getModifiers());
         if (isPublic && method.getName().equals(identifier.name())) {
           return new StaticMethod(method);

@@ -19,7 +19,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  */
 public final class LakewardenStagingCatalog implements TableCatalog, SupportsFunctions {
   /** Changes with what is called from Python. */
-  public static final int VERSION = 1;
+  public static final int VERSION = 2;
 
   private String name;
 

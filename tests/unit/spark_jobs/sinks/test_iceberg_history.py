@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lakewarden.spark_jobs.sinks.iceberg import staging
+from lakewarden.spark_jobs.sinks.iceberg.metadata import Metadata, Snapshot
 from lakewarden.spark_jobs.sinks.iceberg.staging import StagedTable
 
 
-def metadata(chain: list[int], *, others: tuple[int, ...] = (), cut: bool = False) -> Any:
+def metadata(chain: list[int], *, others: tuple[int, ...] = (), cut: bool = False) -> Metadata:
     """Metadata whose main branch has these snapshots, the oldest first. `cut`: older ones have expired."""
     parents = [0 if cut else None, *chain]
     listed = {
-        each: SimpleNamespace(
-            snapshotId=lambda each=each: each,
-            parentId=lambda parent=parent: parent,
-            sequenceNumber=lambda each=each: each,
-            operation=lambda: "append",
-        )
-        for each, parent in zip(chain, parents, strict=False)
-    } | dict.fromkeys(others, SimpleNamespace())
-    return SimpleNamespace(
-        currentSnapshot=lambda: listed[chain[-1]],
-        snapshot=listed.get,
-        metadataFileLocation=lambda: f"{chain}",
-        uuid=lambda: "u",
-        location=lambda: "s3://lake/t",
-        schema=lambda: SimpleNamespace(sameSchema=lambda _: True),
-        spec=lambda: SimpleNamespace(specId=lambda: 0),
-        lastSequenceNumber=lambda: chain[-1],
+        each: Snapshot(each, parent, each, {}) for each, parent in zip(chain, parents, strict=False)
+    } | {each: Snapshot(each, None, each, {}) for each in others}
+    return Metadata(
+        file=f"{chain}",
+        uuid="u",
+        location="s3://lake/t",
+        format_version=2,
+        updated_ms=1,
+        properties={},
+        schema={},
+        spec=0,
+        specs={0: ()},
+        newest=listed[chain[-1]],
+        snapshots=listed,
     )
 
 
@@ -53,16 +49,14 @@ GONE = "no longer in the table's history"
     ],
 )
 def test_an_append_needs_no_base_that_has_only_expired(
-    monkeypatch: pytest.MonkeyPatch, now: Any, append: str | None, upsert: str | None
+    monkeypatch: pytest.MonkeyPatch, now: Metadata, append: str | None, upsert: str | None
 ) -> None:
     """What was rolled back or replaced is another matter: it is computed again, as for an upsert."""
-    monkeypatch.setattr(staging, "another_is_in_its_place", lambda *_: False)
-    monkeypatch.setattr(staging, "lists_newest_only", lambda _: False)
+    monkeypatch.setattr(StagedTable, "__abstractmethods__", frozenset())
+    monkeypatch.setattr(StagedTable, "_is_recreated", lambda _: False)
     for validated, expected in ((False, append), (True, upsert)):
-        staged: Any = object.__new__(StagedTable)
-        staged._metadata, staged._base = metadata([1, 2]), SimpleNamespace(snapshotId=lambda: 2)
-        staged._validated, staged._spark = validated, None
-        staged._table = SimpleNamespace(operations=lambda: None)
+        staged: Any = object.__new__(StagedTable)  # type: ignore[type-abstract]
+        staged._metadata, staged._validated = metadata([1, 2]), validated
 
         reason = staged._replaced(now)
 

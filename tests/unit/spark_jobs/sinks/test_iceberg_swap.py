@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lakewarden.spark_jobs.gate.errors import LostToGate
-from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations, StagedTable
-from lakewarden.spark_jobs.sinks.iceberg.table import LastCommit
+from lakewarden.spark_jobs.sinks.iceberg.driver import CheckedOperations, DriverStagedTable
+from lakewarden.spark_jobs.sinks.iceberg.metadata import LastCommit
 
 
 class Jvm:
@@ -34,7 +34,7 @@ class Jvm:
 
 
 def operations(jvm: Any) -> CheckedOperations:
-    found = CheckedOperations(jvm, seen=lambda _: None, signed=lambda metadata: metadata)
+    found = CheckedOperations(jvm, seen=lambda _: None, signed=lambda _, metadata: metadata)
     found.check = lambda _: None
     return found
 
@@ -62,9 +62,9 @@ def test_a_swap_whose_answer_is_lost_with_the_jvm_is_unknown(monkeypatch: pytest
     checked = operations(jvm)
     monkeypatch.setattr(jvm, "commit", _ends(jvm))
     monkeypatch.setattr(
-        "lakewarden.spark_jobs.sinks.iceberg.staging.is_instance", lambda *_: jvm.call(found=True)
+        "lakewarden.spark_jobs.sinks.iceberg.driver.is_instance", lambda *_: jvm.call(found=True)
     )
-    monkeypatch.setattr("lakewarden.spark_jobs.sinks.iceberg.staging.java_exception", lambda _: jvm)
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.iceberg.driver.java_exception", lambda _: jvm)
 
     with pytest.raises(ConnectionResetError):
         checked.commit(None, SimpleNamespace(currentSnapshot=jvm.snapshot))
@@ -92,13 +92,14 @@ def test_a_publish_is_refused_by_a_later_commit_of_its_writer_and_not_by_the_rem
 ) -> None:
     """Another writer's commit removes the properties of those that were silent for longest, also while this one stages."""
     jvm = Jvm()
-    staged = object.__new__(StagedTable)
-    checked = staged._operations = operations(jvm)
+    staged = object.__new__(DriverStagedTable)
+    checked = staged._operations = staged._tries = operations(jvm)
     metadata = SimpleNamespace(currentSnapshot=jvm.snapshot)
     staged._transaction = SimpleNamespace(commitTransaction=lambda: checked.commit(None, metadata))
-    staged._table, staged._writer, staged._last = SimpleNamespace(name=lambda: "t"), "w", staged_on
-    monkeypatch.setattr(StagedTable, "_replaced", lambda *_: None)
-    monkeypatch.setattr(StagedTable, "_last_commit", lambda *_: now)
+    staged._name, staged._writer, staged._last = "t", "w", staged_on
+    monkeypatch.setattr(DriverStagedTable, "_metadata_of", lambda *_: None)
+    monkeypatch.setattr(DriverStagedTable, "_replaced", lambda *_: None)
+    monkeypatch.setattr(DriverStagedTable, "_last_commit", lambda *_: now)
     grant = SimpleNamespace(check=lambda: None, not_published=lambda: None)
 
     if is_refused:

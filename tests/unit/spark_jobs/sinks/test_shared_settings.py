@@ -42,10 +42,9 @@ SAFE = {
     "sinks/iceberg/sink.py": {"conf.get(": READ},
     "sinks/iceberg/table.py": {"conf.get(": READ},
     "sinks/iceberg/release.py": {
-        "conf.get(": READ,
         "conf.set(": "it is a constant: all batches set the same catalog to the same class",
     },
-    "sinks/iceberg/batch_write.py": {
+    "sinks/iceberg/driver.py": {
         "cache.add(": BY_ID,
         "cache.remove(": BY_ID,
         "withCommitProperties": PINNED,
