@@ -210,6 +210,8 @@ def batch_rows(runs: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
     for name, ways in _by_way(runs).items():
         for way, mine in ways.items():
             seconds = [each for run in mine for each in run["batch_seconds"]]
+            if not seconds:  # a client of Spark Connect may have no progress of its queries
+                continue
             native = [each for run in ways.get(NATIVE, ()) for each in run["batch_seconds"]]
             by_native = f"{median(seconds) / median(native):.2f}" if native else "–"
             phases = [sum(run["phases"][phase] for run in mine) / len(seconds) for phase in (CALLS, *PHASES)]
