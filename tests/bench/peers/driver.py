@@ -344,6 +344,7 @@ class _Run:
         for _ in range(MAX_DEATHS):
             query = (
                 stream.writeStream.foreachBatch(function)
+                .queryName(source.name)
                 .option("checkpointLocation", str(source) + "-checkpoint")
                 .trigger(availableNow=True)
                 .start()
