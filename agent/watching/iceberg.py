@@ -253,7 +253,7 @@ async def newest_metadata(files: TableFiles, reading: Reading) -> iceberg.TableM
     """Read the newest metadata of a table of a Hadoop catalog that can be read."""
     found = await _versions(files)
     with suppress(UnreadableTableError):
-        reading.expect(number(await files.read(iceberg.HINT), MAX_SIZE) or 0, found[0][0], "metadata file")
+        reading.expect(number(await files.read(iceberg.HINT), MAX_SIZE), found[0][0], "metadata file")
     failed: list[Exception] = []
     for version, ending in found:
         try:

@@ -110,7 +110,7 @@ async def read_past(files: TableFiles, reading: Reading) -> None:
     if not listed:
         raise UnreadableTableError(f"{snapshots.SNAPSHOT_FOLDER} has no snapshot")
     with suppress(UnreadableTableError):
-        named = number_of(await files.read(snapshots.LATEST), MAX_SIZE) or 0
+        named = number_of(await files.read(snapshots.LATEST), MAX_SIZE)
         reading.expect(named, max(listed), "snapshot")
     layouts: dict[int, snapshots.TableLayout] = {}
 

@@ -12,7 +12,7 @@ The rules of reading:
    clocks aren't the store's. Then files' times say nothing: no data file is looked for. And a copy may lack the newest commits,
    so the end of its history is not known.
 5. **The end.** A newer commit than all that are there may be named by another file: a hint, a checksum, a checkpoint. Then the
-   newest ones are missing.
+   newest ones are missing. If a hint names none, they may be.
 """
 
 from __future__ import annotations
@@ -131,9 +131,13 @@ class Reading:
             self.lacks(numbers, "older ones are there, so the table's log is damaged", Lack.COMMITS)
         self.reached = number
 
-    def expect(self, named: int, newest: int, what: str) -> None:
-        """Another file names this commit (rule 5)."""
-        if named > newest:
+    def expect(self, named: int | None, newest: int, what: str) -> None:
+        """Another file names this commit, or has lost its name (rule 5)."""
+        if named is None:
+            self.lacks(
+                f"{what}s after {newest}", "the hint that names the last of them has no number", Lack.BEYOND
+            )
+        elif named > newest:
             why = "another file of the table names the last of them, but they are gone"
             self.lacks(f"{what}s {newest + 1} to {named}", why, Lack.COMMITS)
 

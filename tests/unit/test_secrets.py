@@ -43,7 +43,6 @@ PACKAGES = (
 HEAVY = ("lakewarden.spark_jobs.jobs", "__main__")
 SUSPECT = re.compile(r"password$|secret$|credential|^kafka$|^objects$|^options$|_key$")
 HARMLESS = {
-    "lakewarden.agent.web.views.Health.kafka",  # whether it answers
     "lakewarden.agent.stores.cloud._Cloud.credentials",  # the names of variables, for an error's advice
     "lakewarden.agent.stores.s3.S3Options.kms_key",  # the id of a key, which isn't the key
     "lakewarden.handlers.paimon.primary_key.PrimaryKeyTable.primary_key",  # names of columns

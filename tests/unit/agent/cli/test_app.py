@@ -412,7 +412,7 @@ ENDS = {
     "failure": ("sys.argv = ['lakewarden', 'assess', TABLE + '/none']; entry.main()", 1, "no table of a known format"),
     "usage error": ("sys.argv = ['lakewarden', 'assess']; entry.main()", 2, "TABLE"),
     "interrupted": (INTERRUPT, 130, "before"),
-    "watcher's child": ("runpy.run_module('lakewarden.agent.watching.child', run_name='__main__')", 1, "watch.failed"),
+    "watcher's child": ("runpy.run_module('lakewarden.agent.watching.child', run_name='__main__')", 0, ""),
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -46,15 +47,15 @@ def histories() -> st.SearchStrategy[History]:
 
 def commits_of(files: Files, form: str) -> list[str]:
     """The files with a commit each, the oldest first."""
-    folder = {
-        "delta": "_delta_log/",
-        "paimon": "snapshot/snapshot-",
-        "iceberg": "metadata/snap-",
-        "hudi": ".hoodie/timeline/",
-    }[form]
-    return sorted(
-        each for each in files if each.startswith(folder) and not each.endswith((".requested", ".crc"))
-    )
+    return sorted(filter(COMMIT[form].fullmatch, files))
+
+
+COMMIT = {
+    "delta": re.compile(r"_delta_log/\d{20}\.json"),
+    "paimon": re.compile(r"snapshot/snapshot-\d+"),
+    "iceberg": re.compile(r"metadata/snap-\d+\.avro"),
+    "hudi": re.compile(r"\.hoodie/timeline/(\d{17})_(\d{17})\.commit"),
+}
 
 
 def drop_newest(files: Files, form: str, number: int) -> None:
@@ -282,15 +283,19 @@ def run_back(files: Files, form: str, number: int) -> None:
     """The clock of a writer of Hudi was behind for one instant, and its names are."""
     if form != "hudi":
         return
-    paths = commits_of(files, form)
-    path = paths[number % len(paths)]
-    began = path.rpartition("/")[2].partition("_")[0]
+    names = commits_of(files, form)
+    path = names[number % len(names)]
+    began, ended = COMMIT[form].fullmatch(path).groups()  # type: ignore[union-attr]
     behind = (120, 300, 1_200, 3_600)[number % 4]
-    at = files[f".hoodie/timeline/{began}.commit.requested"][1]
-    renamed = f".hoodie/timeline/{instant(at - behind)}"
+    renamed = f".hoodie/timeline/{earlier(began, behind)}"
     files[f"{renamed}.commit.requested"] = files.pop(f".hoodie/timeline/{began}.commit.requested")
-    body, end = files.pop(path)
-    files[f"{renamed}_{instant(end - behind)}.commit"] = body, end
+    files[f"{renamed}_{earlier(ended, behind)}.commit"] = files.pop(path)
+
+
+def earlier(name: str, seconds: int) -> str:
+    """The name of the instant that was so long before this one."""
+    at = datetime.strptime(name.removesuffix("000"), "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+    return instant(at.timestamp() - seconds)
 
 
 def checkpoint(files: Files, form: str, number: int) -> None:
@@ -393,7 +398,9 @@ def test_no_damages_make_a_known_figure_false_together(form: str, examples: int)
     @given(histories(), st.lists(damage, min_size=2, max_size=3))
     def run(history: History, damages: list[tuple[Damage, int]]) -> None:
         files = FORMATS[form](history)
-        for damage, number in sorted(damages, key=lambda each: each[0] is odd):  # the others read the files
+        for damage, number in sorted(
+            damages, key=lambda each: each[0] in (odd, empty)
+        ):  # the others read the files
             damage(files, form, number)
 
         found = assessed(files)
