@@ -118,6 +118,7 @@ test-pythons: jdk $(STAMP)
 # What doesn't fit into `make test-all`: every step of every sink at which a driver can die, and so on, then ten minutes of soak.
 test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 	$(BIN)/pytest -n 2 -m "matrix" $(ARGS)
+	@$(if $(ARGS),,LAKEWARDEN_TEST_RANDOM=1 $(BIN)/pytest -n 2 -m "not matrix" tests/unit)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks tests/demo/test_demo_end_to_end.py")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_CLUSTER=1 $(BIN)/$(CLUSTER_TESTS) "$(ON_CLUSTER)")
 	@$(if $(ARGS),,$(MAKE) --no-print-directory build/venv-thin/.set-up)

@@ -27,7 +27,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long a generated example takes says something about the machine's load, and nothing about the code.
-settings.register_profile("lakewarden", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# And one commit has one result: other examples than last time are drawn in `make test-matrix` only.
+settings.register_profile(
+    "lakewarden",
+    deadline=None,
+    derandomize="LAKEWARDEN_TEST_RANDOM" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("lakewarden")
 
 pytest_plugins = ["tests.kafka_fixture", "tests.store_fixtures"]
