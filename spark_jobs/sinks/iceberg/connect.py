@@ -94,7 +94,6 @@ class ServerCatalog(Catalog):
             raise RuntimeError(f"the catalog of {self.name!r} didn't load the table: {text}") from error
 
     def stage(self, properties: Mapping[str, str], *, validated: bool) -> ServerStagedTable:
-        know_staging_catalog(self.spark)
         about = (properties[TRANSACTION], self.name, properties[WRITER], properties.get(BATCH, ""))
         loaded = ServerTable(self.name, as_facts(self._call("stage", *about)))
         return ServerStagedTable(self._call, self.name, loaded, properties, validated=validated)
@@ -134,7 +133,8 @@ class ServerStagedTable(StagedTable):
             return as_facts(thread.submit(self._call, procedure, *arguments).result())
 
     @contextmanager
-    def named(self) -> Iterator[str]:
+    def named(self, spark: SparkSession) -> Iterator[str]:
+        know_staging_catalog(spark)
         yield f"{STAGING_CATALOG}.{quoted(self._gate_transaction)}"
 
     def _list(self) -> bool:

@@ -248,8 +248,8 @@ class DriverStagedTable(StagedTable):
         """`org.apache.iceberg.Table`, for the statement."""
 
     @contextmanager
-    def named(self) -> Iterator[str]:
-        cache = table_cache(self._spark)
+    def named(self, spark: SparkSession) -> Iterator[str]:
+        cache = table_cache(spark)
         cache.add(self._gate_transaction, self.java)
         try:
             yield f"{STAGING_CATALOG}.{quoted(self._gate_transaction)}"

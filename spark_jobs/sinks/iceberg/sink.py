@@ -124,7 +124,7 @@ class IcebergSink(SparkSink[OpenTable]):
         txn.on_discard(staged.discard)
         self._require_unchanged(write, staged.loaded)
         txn.check()
-        with staged.named() as target:
+        with staged.named(write.rows.sparkSession) as target:
             write.run(target, staged.base)
         staged.staged()
         txn.check()

@@ -108,8 +108,11 @@ class StagedTable(ABC):
         self._has_files = False
 
     @abstractmethod
-    def named(self) -> AbstractContextManager[str]:
-        """Give the table a name in the session's SQL for the block, and yield it."""
+    def named(self, spark: SparkSession) -> AbstractContextManager[str]:
+        """Give the table a name in the SQL of a session for the block, and yield it.
+
+        `spark`: the statement's. That of a streaming query's batch is a clone, which doesn't see later settings of another one.
+        """
 
     @abstractmethod
     def _list(self) -> bool:

@@ -63,7 +63,7 @@ def staged(spark: Any, table: str, name: str, sql: str, *, batch: int = 1) -> Se
         "lakewarden.batch": str(batch),
     }
     found = ServerCatalog(spark, table, untried=False).stage(properties, validated=sql.startswith("MERGE"))
-    with found.named() as target:
+    with found.named(spark) as target:
         spark.sql(sql.replace("TABLE_", target)).collect()
     found.staged()
     return found

@@ -229,6 +229,20 @@ def test_an_upsert_keeps_the_lineage_of_rows(
     assert [each.changed for each in found if each.id == 3 and each.row > 1] == [2]
 
 
+def test_a_session_that_was_cloned_before_the_first_batch_stages_it(
+    harness: Harness, spark: SparkSession, table: Table
+) -> None:
+    """A streaming query's batches have a clone of the session, made when the query starts."""
+    sink = table.sink()
+    spark.conf.unset(f"spark.sql.catalog.{release.STAGING_CATALOG}")
+    clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    harness.agent(grant_everything)
+
+    harness.gate().foreach_batch(sink, writer="w")(changes(clone, (1, 1, "new")), 0)
+
+    assert table.rows() == [(1, 1, "new")]
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("admission", ["optimistic", "queued"])
 def test_an_upsert_takes_a_batch_that_reads_a_table_and_has_random_values(
