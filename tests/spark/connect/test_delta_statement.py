@@ -115,7 +115,7 @@ def test_a_conflict_of_delta_is_a_changed_base(spark: Any, table: str) -> None:
     lost = Statement(spark, table, "c1", batch=2)
 
     def granted() -> Grant:
-        spark.sql(INSERT.replace("TABLE_", f"delta.`{table}`").replace("7", "8"))
+        spark.sql(INSERT.replace("7", "8").replace("TABLE_", f"delta.`{table}`"))
         return lost.grant
 
     lost.request = granted
