@@ -69,6 +69,18 @@ class Clients(ExitStack):
         self.callback(process.kill)
         return Client(process)
 
+    def restart_after_a_kill(self, query: dict[str, Any], flag: Path) -> None:
+        """Run a query whose process kills itself and leaves the flag, then run it again, to its end."""
+        killed = self.start(query)
+        started = killed.line()
+        assert killed.line()["error"] is not None
+        assert flag.exists()
+
+        again = self.start(query)
+
+        assert again.line() == started
+        assert again.line()["error"] is None
+
 
 @pytest.fixture(scope="session")
 def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
